@@ -1,0 +1,129 @@
+//! A mutex that sleeps in the kernel and needs no memory but its own word.
+//!
+//! Sits between the futex and the cold paths of every layer. std's mutex is promised neither to be free of allocation
+//! nor to exist without std; a lock over `lock_api` wants a constant of the lock's type, which loom's atomics cannot
+//! be, so the guard is our own. Not fair, not recursive, no poisoning (nothing here unwinds). Never held across a
+//! system call that can block.
+//!
+//! Source: U. Drepper, "Futexes Are Tricky", 2011, mutex 2.
+
+use crate::constructor;
+use crate::sync::{AtomicU32, Ordering, SPINS, UnsafeCell, spin, wait, wake};
+use core::ops::{Deref, DerefMut};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may sleep.
+const CONTENDED: u32 = 2;
+
+/// A value that one thread at a time may reach.
+#[derive(Debug)]
+pub struct Mutex<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the value to one thread at a time.
+unsafe impl<T: Send> Sync for Mutex<T> {}
+// SAFETY: moving the mutex moves the value.
+unsafe impl<T: Send> Send for Mutex<T> {}
+
+impl<T> Mutex<T> {
+    constructor! {
+        /// A free mutex around `value`.
+        pub fn new(value: T) -> Mutex<T> {
+            Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        }
+    }
+
+    /// Waits until the mutex is free and takes it.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        self.try_lock().unwrap_or_else(|| self.lock_contended())
+    }
+
+    /// Takes the mutex if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        // Acquire pairs with the Release in Guard::drop: what the last holder wrote is visible.
+        let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then(|| Guard { mutex: self })
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> Guard<'_, T> {
+        for _ in 0..SPINS {
+            spin();
+            if self.state.load(Ordering::Relaxed) == FREE
+                && let Some(guard) = self.try_lock()
+            {
+                return guard;
+            }
+        }
+        // Acquire pairs with the Release in Guard::drop. Taking the lock as CONTENDED though nobody may sleep costs one
+        // needless wake-up; taking it as HELD though somebody sleeps would lose theirs.
+        while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
+            wait(&self.state, CONTENDED);
+        }
+        Guard { mutex: self }
+    }
+}
+
+/// The right to reach the value; gives the mutex back when dropped.
+#[derive(Debug)]
+pub struct Guard<'a, T> {
+    mutex: &'a Mutex<T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard stands for the held lock, so nobody else reaches the value.
+        self.mutex.value.with_mut(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard itself is borrowed exclusively.
+        self.mutex.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the Acquire of the next holder in try_lock and lock_contended.
+        if self.mutex.state.swap(FREE, Ordering::Release) == CONTENDED {
+            wake(&self.mutex.state, 1);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_threads_count_without_losing_one() {
+        let mutex = Mutex::new(0_u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50_000).for_each(|_| *mutex.lock() += 1));
+            }
+        });
+        assert_eq!(*mutex.lock(), 200_000);
+    }
+
+    #[test]
+    fn a_held_mutex_is_not_taken_twice() {
+        let mutex = Mutex::new(());
+        let guard = mutex.lock();
+        assert!(mutex.try_lock().is_none());
+        drop(guard);
+        assert!(mutex.try_lock().is_some());
+    }
+}

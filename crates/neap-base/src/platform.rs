@@ -1,0 +1,252 @@
+//! What differs between a Linux process and a simulated machine.
+//!
+//! Sits between `neap-os` (or a virtual machine in a test) and every structure that acts: it is the `P` in `Zone<P>`,
+//! `Mm<P>` and their like. Policies never see it; they are functions of numbers. Memory is named by address because an
+//! arena computes addresses; the contracts of the unsafe functions are those of [`neap_os::memory`].
+
+use neap_os::memory::Range;
+pub use neap_os::{Errno, memory};
+
+/// The machine below an allocator.
+pub trait Platform: Sync {
+    /// Bytes of a page: a power of two, at least 4096.
+    fn page_size(&self) -> usize;
+
+    /// An address to aim a new arena of up to `span` bytes at; `attempt` counts from 0, `None` ends the attempts.
+    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize>;
+
+    /// Whether mapped but unused address space costs the program something (`RLIMIT_AS`, strict overcommit): then
+    /// address space is taken in small steps.
+    fn address_space_is_scarce(&self) -> bool;
+
+    /// Maps zeroes at exactly `address`, over nothing.
+    ///
+    /// # Errors
+    /// `EXIST` where something is mapped there; otherwise a limit.
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno>;
+
+    /// Maps zeroes anywhere.
+    ///
+    /// # Errors
+    /// A limit.
+    fn map(&self, length: usize) -> Result<usize, Errno>;
+
+    /// Takes a mapping away.
+    ///
+    /// # Safety
+    /// Nobody uses the range any more.
+    unsafe fn unmap(&self, address: usize, length: usize);
+
+    /// Gives memory back; the range reads as zeroes once this answered `Ok`.
+    ///
+    /// # Errors
+    /// The range is as it was.
+    ///
+    /// # Safety
+    /// Nobody needs the contents.
+    unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno>;
+
+    /// Gives up to [`memory::SCATTERED_RANGES`] ranges back at once and answers how many bytes from the start of the
+    /// list are done.
+    ///
+    /// # Errors
+    /// Where there is no such call; nothing is known about the ranges then.
+    ///
+    /// # Safety
+    /// Nobody needs the contents.
+    unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno>;
+
+    /// Puts memory behind a range.
+    ///
+    /// # Errors
+    /// Some of the range may be done.
+    fn populate(&self, address: usize, length: usize) -> Result<(), Errno>;
+
+    /// Whether huge pages may stand behind a range. Where there are none this does nothing.
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool);
+
+    /// Moves pages; the old range stays mapped and reads as zeroes.
+    ///
+    /// # Errors
+    /// Nothing has moved.
+    ///
+    /// # Safety
+    /// As for [`memory::move_pages`].
+    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno>;
+
+    /// Entries of a table with one per CPU.
+    fn cpus(&self) -> usize;
+
+    /// Whether `cpu` must never be fenced.
+    fn is_isolated(&self, cpu: usize) -> bool;
+
+    /// The CPU this thread is on; a hint, below [`Platform::cpus`].
+    fn cpu(&self) -> usize;
+
+    /// Where the thread's rseq area lies, where restartable sequences and fences work.
+    fn rseq_offset(&self) -> Option<u32>;
+
+    /// Aborts the sequences in progress on `cpu`.
+    ///
+    /// # Errors
+    /// Nothing is known; the caller has acquired nothing.
+    fn fence(&self, cpu: usize) -> Result<(), Errno>;
+
+    /// The same for every CPU.
+    ///
+    /// # Errors
+    /// Nothing is known.
+    fn fence_all(&self) -> Result<(), Errno>;
+
+    /// Nanoseconds, monotonic; may be coarse.
+    fn now(&self) -> u64;
+
+    /// Lets others run, in a bounded wait.
+    fn pause(&self);
+}
+
+/// A Linux process: everything answered by the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Linux {
+    page_size: usize,
+    topology: neap_os::topology::Topology,
+    scarce: bool,
+    rseq_offset: Option<u32>,
+}
+
+impl Linux {
+    /// Asks the kernel what there is: `/sys`, limits, and whether rseq and fences answer. Registers this process for fences.
+    pub fn probe() -> Linux {
+        let fences = neap_os::fence::register().is_ok();
+        // A thread that the C library could not register has no CPU id: then no other thread will have one either.
+        let registered = neap_os::rseq::registered_offset().filter(|_| neap_os::rseq::current_cpu().is_some());
+        Linux {
+            page_size: memory::page_size(),
+            topology: neap_os::topology::Topology::read(),
+            scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
+            rseq_offset: registered.filter(|_| fences).map(|offset| offset as u32),
+        }
+    }
+
+    /// A place to hold the result of [`Linux::probe`] before it is known.
+    pub const fn unprobed() -> Linux {
+        use neap_os::topology::{CpuSet, Topology};
+        Linux {
+            page_size: 4096,
+            topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
+            scarce: false,
+            rseq_offset: None,
+        }
+    }
+}
+
+impl Platform for Linux {
+    fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+        /// Far above where programs and small heaps lie, far below stacks and libraries, and low enough for valgrind.
+        const LOW: usize = 0x0800_0000_0000;
+        const STEP: usize = 1 << 30;
+        match attempt {
+            // Somewhere else in every process, so that no address can be guessed.
+            0..8 => Some(LOW + (random(attempt) as usize % (1 << 12)) * STEP),
+            // A machine with a small or crowded address space: wherever the kernel sees a gap.
+            8..24 => {
+                let span = span >> (attempt - 8);
+                let gap = memory::reserve(span.max(STEP)).ok()?;
+                // SAFETY: made a moment ago, used by nobody.
+                unsafe { self.unmap(gap, span.max(STEP)) };
+                Some(gap.next_multiple_of(STEP))
+            }
+            _ => None,
+        }
+    }
+
+    fn address_space_is_scarce(&self) -> bool {
+        self.scarce
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        memory::map_at(address, length)
+    }
+
+    fn map(&self, length: usize) -> Result<usize, Errno> {
+        memory::map(length)
+    }
+
+    unsafe fn unmap(&self, address: usize, length: usize) {
+        // SAFETY: as the caller promises. It fails only where it would have to split a mapping at the limit of them.
+        let _ = unsafe { memory::unmap(address, length) };
+    }
+
+    unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { memory::release(address, length) }
+    }
+
+    unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { memory::release_scattered(ranges) }
+    }
+
+    fn populate(&self, address: usize, length: usize) -> Result<(), Errno> {
+        memory::populate(address, length)
+    }
+
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+        let _ = memory::huge_pages(address, length, allowed);
+    }
+
+    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { memory::move_pages(from, to, length) }
+    }
+
+    fn cpus(&self) -> usize {
+        self.topology.table_length()
+    }
+
+    fn is_isolated(&self, cpu: usize) -> bool {
+        self.topology.isolated.contains(cpu)
+    }
+
+    #[inline]
+    fn cpu(&self) -> usize {
+        let cpu = match self.rseq_offset {
+            Some(offset) => neap_os::rseq::cpu_at(offset as usize).unwrap_or_else(neap_os::thread::kernel_cpu),
+            None => neap_os::thread::kernel_cpu(),
+        };
+        // A CPU that came online though it was not possible shares the last one's entry: it is a hint.
+        cpu.min(self.cpus() - 1)
+    }
+
+    fn rseq_offset(&self) -> Option<u32> {
+        self.rseq_offset
+    }
+
+    fn fence(&self, cpu: usize) -> Result<(), Errno> {
+        neap_os::fence::cpu(cpu)
+    }
+
+    fn fence_all(&self) -> Result<(), Errno> {
+        neap_os::fence::all()
+    }
+
+    fn now(&self) -> u64 {
+        neap_os::clock::coarse()
+    }
+
+    fn pause(&self) {
+        neap_os::thread::yield_now();
+    }
+}
+
+/// A number that is another one in every process: the kernel's random bytes for it, mixed.
+fn random(attempt: u32) -> u64 {
+    let seed = neap_os::environment::random_seed() ^ (u64::from(attempt) << 32);
+    // The finaliser of MurmurHash3 (public domain): every bit of the seed reaches every bit of the answer.
+    let mixed = (seed ^ (seed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mixed ^ (mixed >> 33)
+}

@@ -1,0 +1,96 @@
+//! The atomics and cells of everything that a model checker explores.
+//!
+//! Sits between `core` (or loom, under `--cfg loom`) and the mutex, the CPU lock and the gate. The only file of the
+//! workspace that asks for `cfg(loom)`. loom's atomics cannot be made in a constant, so constructors go through
+//! [`constructor!`](crate::constructor), and its threads do not sleep on a futex, so waiting goes through here as well.
+
+#[cfg(loom)]
+mod imp {
+    pub use loom::cell::UnsafeCell;
+    pub use loom::sync::atomic::{AtomicU32, Ordering};
+
+    /// loom takes SeqCst accesses for AcqRel ones, but knows SeqCst fences: this one stands where the accesses around it
+    /// need their order.
+    pub fn model_fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Lets the model run somebody else: a futex that always wakes for no reason.
+    pub fn wait(_word: &AtomicU32, _expected: u32) {
+        loom::thread::yield_now();
+    }
+
+    /// Nothing sleeps in the model.
+    pub fn wake(_word: &AtomicU32, _count: u32) {}
+
+    /// One turn of a short wait.
+    pub fn spin() {
+        loom::thread::yield_now();
+    }
+
+    /// Turns to spin before sleeping: none, each is a state to explore.
+    pub const SPINS: u32 = 0;
+}
+
+#[cfg(not(loom))]
+mod imp {
+    pub use core::sync::atomic::{AtomicU32, Ordering};
+    use neap_os::futex::{self, Scope};
+
+    /// Nothing: the SeqCst accesses around it do it.
+    #[inline(always)]
+    pub fn model_fence() {}
+
+    /// `core`'s cell with loom's way of reaching into it.
+    #[derive(Debug)]
+    #[repr(transparent)]
+    pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// A cell that holds `value`.
+        pub const fn new(value: T) -> UnsafeCell<T> {
+            UnsafeCell(core::cell::UnsafeCell::new(value))
+        }
+
+        /// Calls `f` with the cell's address.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+
+    /// Sleeps while `word` holds `expected`; may return for no reason.
+    pub fn wait(word: &AtomicU32, expected: u32) {
+        futex::wait(word, expected, None, Scope::Process);
+    }
+
+    /// Wakes up to `count` sleepers on `word`.
+    pub fn wake(word: &AtomicU32, count: u32) {
+        futex::wake(word, count, Scope::Process);
+    }
+
+    /// One turn of a short wait.
+    #[inline(always)]
+    pub fn spin() {
+        core::hint::spin_loop();
+    }
+
+    /// Turns to spin before sleeping: longer than the few hundred instructions that a mutex here is held for.
+    pub const SPINS: u32 = 100;
+}
+
+pub use imp::*;
+
+/// A `const fn` where atomics can be made in constants, a plain `fn` under loom.
+#[cfg(not(loom))]
+#[macro_export]
+macro_rules! constructor {
+    ($(#[$attribute:meta])* $visibility:vis fn $($rest:tt)*) => { $(#[$attribute])* $visibility const fn $($rest)* };
+}
+
+/// A `const fn` where atomics can be made in constants, a plain `fn` under loom.
+#[cfg(loom)]
+#[macro_export]
+macro_rules! constructor {
+    ($(#[$attribute:meta])* $visibility:vis fn $($rest:tt)*) => { $(#[$attribute])* $visibility fn $($rest)* };
+}

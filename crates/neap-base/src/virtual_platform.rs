@@ -1,0 +1,239 @@
+//! A machine that a test makes up: any page size, any number of CPUs, its own time, and calls that fail on demand.
+//!
+//! Sits where [`Linux`](crate::Linux) sits. Memory is real memory of this process, so that contents can be checked;
+//! everything else is a number that the test sets. Which virtual CPU a thread is on is a thread-local of the test's.
+//! Restartable sequences need a real CPU, so a virtual machine has Atomic slots only.
+
+use crate::platform::Platform;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use neap_os::memory::{self, Range};
+use neap_os::{Errno, fence};
+use std::thread_local;
+
+/// The calls that can be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Call {
+    /// [`Platform::map_at`].
+    MapAt,
+    /// [`Platform::map`].
+    Map,
+    /// [`Platform::release`].
+    Release,
+    /// [`Platform::release_scattered`].
+    ReleaseScattered,
+    /// [`Platform::populate`].
+    Populate,
+    /// [`Platform::move_pages`].
+    MovePages,
+    /// [`Platform::fence`].
+    Fence,
+}
+
+const CALLS: usize = 7;
+
+/// Every [`Call`], for tests that go through all.
+pub const ALL_CALLS: [Call; CALLS] =
+    [Call::MapAt, Call::Map, Call::Release, Call::ReleaseScattered, Call::Populate, Call::MovePages, Call::Fence];
+
+thread_local! {
+    static CPU: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A virtual machine.
+#[derive(Debug)]
+pub struct Virtual {
+    page_size: usize,
+    cpus: usize,
+    scarce: bool,
+    now: AtomicU64,
+    made: [AtomicUsize; CALLS],
+    /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
+    countdown: [AtomicUsize; CALLS],
+    failures: [AtomicUsize; CALLS],
+    released: AtomicU64,
+}
+
+impl Virtual {
+    /// A machine with pages of `page_size` bytes (a multiple of the real one, or tests of memory fail) and `cpus` CPUs.
+    pub fn new(page_size: usize, cpus: usize) -> Virtual {
+        assert!(page_size.is_power_of_two() && page_size % memory::page_size() == 0 && cpus > 0);
+        let zeros = || [const { AtomicUsize::new(0) }; CALLS];
+        Virtual {
+            page_size,
+            cpus,
+            scarce: false,
+            now: AtomicU64::new(1_000_000_000),
+            made: zeros(),
+            countdown: zeros(),
+            failures: zeros(),
+            released: AtomicU64::new(0),
+        }
+    }
+
+    /// The same machine where address space is scarce.
+    pub fn with_scarce_address_space(self) -> Virtual {
+        Virtual { scarce: true, ..self }
+    }
+
+    /// Puts the calling thread on a CPU: for this thread, whatever the machine.
+    pub fn run_on(cpu: usize) {
+        CPU.set(cpu);
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, nanoseconds: u64) {
+        self.now.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Lets `call` succeed `successes` more times, then fail `failures` times, then succeed again.
+    pub fn fail(&self, call: Call, successes: usize, failures: usize) {
+        self.countdown[call as usize].store(successes, Ordering::Relaxed);
+        self.failures[call as usize].store(failures, Ordering::Relaxed);
+    }
+
+    /// How often `call` was made.
+    pub fn made(&self, call: Call) -> usize {
+        self.made[call as usize].load(Ordering::Relaxed)
+    }
+
+    /// Bytes given back so far.
+    pub fn released_bytes(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+
+    fn attempt(&self, call: Call) -> Result<(), Errno> {
+        let call = call as usize;
+        self.made[call].fetch_add(1, Ordering::Relaxed);
+        let less =
+            |counter: &AtomicUsize| counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if self.failures[call].load(Ordering::Relaxed) == 0 || less(&self.countdown[call]).is_ok() {
+            return Ok(());
+        }
+        if less(&self.failures[call]).is_ok() { Err(Errno::NOMEM) } else { Ok(()) }
+    }
+}
+
+impl Platform for Virtual {
+    fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+        // Every machine of the process starts looking somewhere else.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let span = span.next_multiple_of(1 << 30);
+        (attempt < 16).then(|| 0x1800_0000_0000 + NEXT.fetch_add(1, Ordering::Relaxed) % 512 * span % (1 << 44))
+    }
+
+    fn address_space_is_scarce(&self) -> bool {
+        self.scarce
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.attempt(Call::MapAt)?;
+        memory::map_at(address, length)
+    }
+
+    fn map(&self, length: usize) -> Result<usize, Errno> {
+        self.attempt(Call::Map)?;
+        memory::map(length)
+    }
+
+    unsafe fn unmap(&self, address: usize, length: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { memory::unmap(address, length) }.expect("a mapping of the test's own goes away");
+    }
+
+    unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
+        assert!(address % self.page_size == 0 && length % self.page_size == 0, "release of a part of a page");
+        self.attempt(Call::Release)?;
+        // SAFETY: as the caller promises.
+        unsafe { memory::release(address, length)? };
+        self.released.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        assert!(ranges.len() <= memory::SCATTERED_RANGES, "more ranges than one call takes");
+        self.attempt(Call::ReleaseScattered)?;
+        for range in ranges {
+            assert!(range.start % self.page_size == 0 && range.length % self.page_size == 0, "a part of a page");
+            // SAFETY: as the caller promises.
+            unsafe { memory::release(range.start, range.length)? };
+        }
+        let bytes = ranges.iter().map(|range| range.length).sum();
+        self.released.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    fn populate(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.attempt(Call::Populate)?;
+        memory::populate(address, length)
+    }
+
+    fn huge_pages(&self, _address: usize, _length: usize, _allowed: bool) {}
+
+    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
+        self.attempt(Call::MovePages)?;
+        // SAFETY: as the caller promises.
+        unsafe { memory::move_pages(from, to, length) }
+    }
+
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn is_isolated(&self, _cpu: usize) -> bool {
+        false
+    }
+
+    fn cpu(&self) -> usize {
+        CPU.get() % self.cpus
+    }
+
+    fn rseq_offset(&self) -> Option<u32> {
+        None
+    }
+
+    fn fence(&self, _cpu: usize) -> Result<(), Errno> {
+        self.attempt(Call::Fence)?;
+        fence::all()
+    }
+
+    fn fence_all(&self) -> Result<(), Errno> {
+        self.attempt(Call::Fence)?;
+        fence::all()
+    }
+
+    fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    fn pause(&self) {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_fails_when_told_and_only_then() {
+        let machine = Virtual::new(65536, 64);
+        machine.fail(Call::Map, 1, 2);
+        let answers: std::vec::Vec<bool> = (0..4).map(|_| machine.map(65536).is_ok()).collect();
+        assert_eq!(answers, [true, false, false, true]);
+        assert_eq!(machine.made(Call::Map), 4);
+    }
+
+    #[test]
+    fn threads_are_where_they_were_put() {
+        let machine = Virtual::new(4096, 4);
+        Virtual::run_on(3);
+        assert_eq!(machine.cpu(), 3);
+        std::thread::scope(|scope| _ = scope.spawn(|| assert_eq!(machine.cpu(), 0)));
+    }
+}

@@ -1,0 +1,49 @@
+//! `neap bench cross`: blocks allocated on one thread and freed on another.
+//!
+//! Figure: `cross_ratio`, the larger of the ratios in the two workloads, each to the peer that is fastest in it.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::{Options, Session, Workload, default_peers};
+use crate::report::{cell, table};
+use crate::variant::{Choice, Variant};
+use crate::work::Outcome;
+
+pub(super) fn main(options: &Options) -> Result<ExitCode> {
+    let mut session = Session::new("cross", Choice::Speed, &options.against)?;
+    let rounds = options.rounds(20);
+    let generations = options.amount(100).to_string();
+    let batches = options.amount(4000).to_string();
+    session.measure_workloads(&[
+        Workload::timed("larson", rounds, &["larson", "--generations", &generations]),
+        Workload::timed("xmalloc", rounds, &["xmalloc", "--batches", &batches]),
+    ]);
+    let ratios = ["larson", "xmalloc"].map(|workload| session.ratio_to_fastest("neap", workload, None, default_peers));
+    if let [Some(larson), Some(xmalloc)] = ratios {
+        let larger = if larson.summary.median >= xmalloc.summary.median { larson.clone() } else { xmalloc.clone() };
+        session.figure_of_ratio("larson_ratio", Some(larson));
+        session.figure_of_ratio("xmalloc_ratio", Some(xmalloc));
+        session.figure_of_ratio("cross_ratio", Some(larger));
+    }
+    let tables = tables(&session);
+    session.finish(options.json, &tables)
+}
+
+fn tables(session: &Session) -> String {
+    let mib = |outcome: &Outcome| outcome.peak_rss_kib.unwrap_or(0) as f64 / 1024.0;
+    let row = |variant: &Variant| {
+        let mut row = vec![variant.name.to_string()];
+        for workload in ["larson", "xmalloc"] {
+            row.push(cell(session.summary(variant.name, workload), 1));
+            row.push(session.ratio_cell(variant, workload));
+            row.push(cell(session.summary_of(variant.name, workload, mib), 0));
+        }
+        row
+    };
+    let rows: Vec<Vec<String>> = session.found.variants.iter().map(row).collect();
+    let header =
+        ["freed elsewhere", "larson-like ns", "neap / it", "peak MiB", "xmalloc-like ns", "neap / it", "peak MiB"];
+    table(&header, &rows)
+}

@@ -1,0 +1,471 @@
+//! `neap bench`: the same workload under each allocator, round by round.
+//!
+//! Sits between the command line, the variants and the workloads; each benchmark's own file says what is run and which
+//! figures come of it. Every run is a process of its own. In a round all variants take their turn, and the order changes
+//! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
+
+mod cross;
+mod idle;
+mod page;
+mod pair;
+mod programs;
+mod start;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::library;
+use crate::machine::Machine;
+use crate::report::{Failure, Ratio, Report, Results, cell, rounded};
+use crate::statistics::{Measured, Summary, paired_ratios, summary};
+use crate::variant::{self, Choice, Found, Kind, Missing, Variant};
+use crate::work::{self, Outcome};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap bench pair                            malloc + free, one block at a time and 1000 at a time
+  neap bench idle --sizes 64                 memory kept after a burst of 64-byte blocks
+  neap bench page --pairs 40                 40 rounds instead of the default
+  neap bench cross --against mimalloc2,glibc compare with these only
+  neap bench start --quick                   a rough answer in seconds
+  neap bench programs --json                 one JSON object on standard output
+
+Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
+them). One that is missing is named and its figures are left out. Progress goes to standard error.
+Ratios are medians of the ratios of paired rounds: neap's result over the peer's, so below 1 neap
+is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
+jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
+tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.";
+
+/// Measure neap against other allocators.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// What to measure
+    #[arg(value_enum)]
+    which: Which,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Rounds, each one run of every allocator
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pairs: Option<u16>,
+    /// Fewer rounds and less work in each: a rough answer
+    #[arg(long)]
+    quick: bool,
+    /// Only these other allocators
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    against: Vec<String>,
+    /// Block sizes for `idle`
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_values_t = idle::SIZES)]
+    sizes: Vec<usize>,
+    /// Only these programs of `programs`
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    programs: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// Memory kept two seconds after a burst by 16 threads, and the time the burst took
+    Idle,
+    /// Cost of malloc and free of 64 bytes, singly and 1000 at a time
+    Pair,
+    /// Cost of 4 KiB blocks, 128 MiB up and down
+    Page,
+    /// Cost of blocks freed on another thread than the one that allocated them
+    Cross,
+    /// Time to start and end a program that does nothing
+    Start,
+    /// Real programs: same output, peak memory, memory kept, time
+    Programs,
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    match options.which {
+        Which::Idle => idle::main(options),
+        Which::Pair => pair::main(options),
+        Which::Page => page::main(options),
+        Which::Cross => cross::main(options),
+        Which::Start => start::main(options),
+        Which::Programs => programs::main(options),
+    }
+}
+
+/// One number of an outcome.
+pub(crate) type Reading = fn(&Outcome) -> f64;
+
+/// One thing that is measured under every variant.
+pub(crate) struct Workload {
+    pub(crate) name: String,
+    /// Arguments of `neap work`.
+    pub(crate) arguments: Vec<String>,
+    pub(crate) rounds: usize,
+    pub(crate) unit: &'static str,
+    /// What a ratio is made of.
+    pub(crate) metric: Reading,
+}
+
+impl Workload {
+    /// A workload of `neap work`, measured in nanoseconds of wall time per operation.
+    pub(crate) fn timed(name: &str, rounds: usize, arguments: &[&str]) -> Workload {
+        Workload {
+            name: name.to_string(),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            rounds,
+            unit: "ns",
+            metric: Outcome::ns_each,
+        }
+    }
+}
+
+/// A benchmark under way: what was found, and every result so far.
+pub(crate) struct Session {
+    pub(crate) executable: PathBuf,
+    pub(crate) found: Found,
+    machine: Machine,
+    bench: &'static str,
+    /// The command, for messages.
+    label: String,
+    series: Vec<Series>,
+    pub(crate) failed: Vec<Failure>,
+    pub(crate) figures: BTreeMap<String, f64>,
+    pub(crate) ratios: Vec<Ratio>,
+}
+
+/// The results of one variant in one workload.
+struct Series {
+    variant: &'static str,
+    workload: String,
+    unit: &'static str,
+    metric: Reading,
+    raw: Vec<Outcome>,
+}
+
+impl Session {
+    /// Finds and tries the variants, and names on standard error what is missing.
+    pub(crate) fn new(bench: &'static str, choice: Choice, against: &[String]) -> Result<Session> {
+        let executable = library::executable()?;
+        let machine = Machine::look();
+        let found = variant::find(&executable, choice, against)?;
+        let label = if bench == "demo" { "neap demo".to_string() } else { format!("neap bench {bench}") };
+        for Missing { name, reason } in &found.missing {
+            eprintln!("{label}: without {name}: {reason}");
+        }
+        for Failure { variant, reason, .. } in &found.failed {
+            eprintln!("{label}: {variant} does not work: {reason}");
+        }
+        let failed = found.failed.clone();
+        let mut session = Session {
+            executable,
+            found,
+            machine,
+            bench,
+            label,
+            series: Vec::new(),
+            failed,
+            figures: BTreeMap::new(),
+            ratios: Vec::new(),
+        };
+        session.found.versions.insert("glibc".to_string(), session.machine.glibc.clone());
+        Ok(session)
+    }
+
+    /// Runs workloads of `neap work`, interleaved.
+    pub(crate) fn measure_workloads(&mut self, workloads: &[Workload]) {
+        let executable = self.executable.clone();
+        self.measure(workloads, |variant, workload, _| {
+            let arguments: Vec<&str> = workload.arguments.iter().map(String::as_str).collect();
+            Some(work::measure(&executable, variant, &arguments))
+        });
+    }
+
+    /// Runs `run` for each round, workload and variant, in an order that changes with the round. `run` may leave a
+    /// variant out of a round. A failure ends the variant's part in that workload.
+    pub(crate) fn measure(
+        &mut self,
+        workloads: &[Workload],
+        mut run: impl FnMut(&Variant, &Workload, usize) -> Option<Result<Outcome>>,
+    ) {
+        let variants = self.found.variants.clone();
+        let rounds = workloads.iter().map(|workload| workload.rounds).max().unwrap_or(0);
+        for round in 0..rounds {
+            if rounds > 1 {
+                eprintln!("{}: round {} of {rounds}", self.label, round + 1);
+            }
+            for workload in workloads.iter().filter(|workload| round < workload.rounds) {
+                for variant in order(&variants, round) {
+                    if self.has_failed(variant.name, &workload.name) {
+                        continue;
+                    }
+                    match run(variant, workload, round) {
+                        None => {}
+                        Some(Ok(outcome)) => self.add(variant, workload, Outcome { round, ..outcome }),
+                        Some(Err(error)) => self.fail(variant, &workload.name, round, format!("{error:#}")),
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, variant: &Variant, workload: &Workload, outcome: Outcome) {
+        let known = |series: &&mut Series| series.variant == variant.name && series.workload == workload.name;
+        match self.series.iter_mut().find(known) {
+            Some(series) => series.raw.push(outcome),
+            None => self.series.push(Series {
+                variant: variant.name,
+                workload: workload.name.clone(),
+                unit: workload.unit,
+                metric: workload.metric,
+                raw: vec![outcome],
+            }),
+        }
+    }
+
+    fn fail(&mut self, variant: &Variant, workload: &str, round: usize, reason: String) {
+        eprintln!("{}: {}: {workload}: {reason}", self.label, variant.name);
+        self.series.retain(|series| series.variant != variant.name || series.workload != workload);
+        self.failed.push(Failure { variant: variant.name, workload: workload.to_string(), round, reason });
+    }
+
+    fn has_failed(&self, variant: &str, workload: &str) -> bool {
+        self.failed.iter().any(|failure| failure.variant == variant && failure.workload == workload)
+    }
+
+    /// All results of a variant in a workload; none if it was not measured.
+    pub(crate) fn outcomes(&self, variant: &str, workload: &str) -> &[Outcome] {
+        let found = self.series.iter().find(|series| series.variant == variant && series.workload == workload);
+        found.map_or(&[], |series| &series.raw)
+    }
+
+    /// What a workload measures, round by round, or another reading of it.
+    fn measured(&self, variant: &str, workload: &str, reading: Option<Reading>) -> Vec<Measured> {
+        let found = self.series.iter().find(|series| series.variant == variant && series.workload == workload);
+        let values = |series: &Series| {
+            let reading = reading.unwrap_or(series.metric);
+            series.raw.iter().map(|raw| (raw.round, reading(raw))).collect()
+        };
+        found.map_or(Vec::new(), values)
+    }
+
+    /// Median and spread of what the workload measures.
+    pub(crate) fn summary(&self, variant: &str, workload: &str) -> Option<Summary> {
+        summary(self.measured(variant, workload, None).into_iter().map(|(_, value)| value))
+    }
+
+    /// Median and spread of another reading.
+    pub(crate) fn summary_of(&self, variant: &str, workload: &str, reading: Reading) -> Option<Summary> {
+        summary(self.measured(variant, workload, Some(reading)).into_iter().map(|(_, value)| value))
+    }
+
+    /// The ratio of two variants in a workload, if both were measured.
+    pub(crate) fn ratio(&self, variant: &'static str, against: &'static str, workload: &str) -> Option<Ratio> {
+        self.ratio_of(variant, against, workload, None)
+    }
+
+    fn ratio_of(
+        &self,
+        variant: &'static str,
+        against: &'static str,
+        workload: &str,
+        reading: Option<Reading>,
+    ) -> Option<Ratio> {
+        let measured = |name| self.measured(name, workload, reading);
+        let ratios = paired_ratios(&measured(variant), &measured(against));
+        let pairs = ratios.len();
+        let summary = summary(ratios)?;
+        Some(Ratio { figure: None, workload: workload.to_string(), variant, against, summary, pairs })
+    }
+
+    /// The ratio to the fastest of `among`: the one with the smallest median.
+    pub(crate) fn ratio_to_fastest(
+        &self,
+        variant: &'static str,
+        workload: &str,
+        reading: Option<Reading>,
+        among: impl Fn(&Variant) -> bool,
+    ) -> Option<Ratio> {
+        let candidates = self.found.variants.iter().filter(|variant| among(variant)).map(|variant| variant.name);
+        let medians = candidates.filter_map(|name| {
+            let values = self.measured(name, workload, reading).into_iter().map(|(_, value)| value);
+            Some((summary(values)?.median, name))
+        });
+        let (_, fastest) = medians.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        self.ratio_of(variant, fastest, workload, reading)
+    }
+
+    /// Makes a ratio a figure; without a ratio there is no figure.
+    pub(crate) fn figure_of_ratio(&mut self, name: &str, ratio: Option<Ratio>) {
+        if let Some(ratio) = ratio {
+            self.figure(name, Some(ratio.summary.median));
+            self.ratios.push(Ratio { figure: Some(name.to_string()), ..ratio });
+        }
+    }
+
+    pub(crate) fn figure(&mut self, name: &str, value: Option<f64>) {
+        if let Some(value) = value {
+            self.figures.insert(name.to_string(), rounded(value));
+        }
+    }
+
+    /// The cell of neap's ratio to a variant: "-" for neap itself.
+    pub(crate) fn ratio_cell(&self, variant: &Variant, workload: &str) -> String {
+        if variant.kind == Kind::Neap {
+            return "-".to_string();
+        }
+        cell(self.ratio("neap", variant.name, workload).map(|ratio| ratio.summary), 2)
+    }
+
+    /// Prints the report. It fails if neap was there and did not get through.
+    pub(crate) fn finish(mut self, json: bool, tables: &str) -> Result<ExitCode> {
+        self.add_shown_ratios();
+        let neap_failed = self.failed.iter().any(|failure| failure.variant.starts_with("neap"));
+        let mut variants: BTreeMap<&'static str, BTreeMap<String, Results>> = BTreeMap::new();
+        for series in self.series {
+            let Some(summary) = summary(series.raw.iter().map(series.metric)) else { continue };
+            let results = Results { unit: series.unit, summary, raw: series.raw };
+            variants.entry(series.variant).or_default().insert(series.workload, results);
+        }
+        let report = Report {
+            bench: self.bench,
+            figures: self.figures,
+            ratios: self.ratios,
+            machine: self.machine,
+            versions: self.found.versions,
+            variants,
+            missing: self.found.missing.iter().map(|missing| missing.name.clone()).collect(),
+            failed: self.failed,
+        };
+        report.print(json, tables, &self.found.missing)?;
+        Ok(if neap_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// neap's ratio to every other variant in every workload, so that a reader can take another peer than the figures do.
+    fn add_shown_ratios(&mut self) {
+        let others = self.series.iter().filter(|series| series.variant != "neap");
+        let shown: Vec<Ratio> =
+            others.filter_map(|series| self.ratio("neap", series.variant, &series.workload)).collect();
+        let stated = |ratio: &Ratio| {
+            self.ratios.iter().any(|known| {
+                (known.variant, known.against, &known.workload) == (ratio.variant, ratio.against, &ratio.workload)
+            })
+        };
+        let new: Vec<Ratio> = shown.into_iter().filter(|ratio| !stated(ratio)).collect();
+        self.ratios.extend(new);
+    }
+}
+
+impl Options {
+    /// How many rounds: as asked, or two in a quick run, or the benchmark's own number.
+    fn rounds(&self, usual: usize) -> usize {
+        self.pairs.map_or(if self.quick { usual.min(2) } else { usual }, usize::from)
+    }
+
+    /// An amount of work: a tenth in a quick run.
+    fn amount(&self, usual: u64) -> u64 {
+        if self.quick { (usual / 10).max(1) } else { usual }
+    }
+}
+
+/// The peers in their defaults.
+fn default_peers(variant: &Variant) -> bool {
+    variant.kind == Kind::Peer
+}
+
+/// All variants, starting with another one each round and going backwards in every second one.
+fn order(variants: &[Variant], round: usize) -> Vec<&Variant> {
+    let mut turn: Vec<&Variant> = variants.iter().collect();
+    if !turn.is_empty() {
+        let first = (round / 2) % turn.len();
+        turn.rotate_left(first);
+    }
+    if round % 2 == 1 {
+        turn.reverse();
+    }
+    turn
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn variant(name: &'static str, kind: Kind) -> Variant {
+        Variant { name, kind, library: None, environment: Vec::new(), release_thread: false }
+    }
+
+    /// A session over these variants that has measured nothing.
+    pub(crate) fn session(variants: Vec<Variant>) -> Session {
+        Session {
+            executable: PathBuf::from("/nowhere"),
+            found: Found { variants, missing: Vec::new(), failed: Vec::new(), versions: BTreeMap::new() },
+            machine: Machine::look(),
+            bench: "pair",
+            label: "neap bench pair".to_string(),
+            series: Vec::new(),
+            failed: Vec::new(),
+            figures: BTreeMap::new(),
+            ratios: Vec::new(),
+        }
+    }
+
+    /// neap takes 3 ns, `slow` 6 and `fast` 2, in each of four rounds whose clock speeds differ.
+    fn measured() -> Session {
+        let variants = vec![variant("neap", Kind::Neap), variant("slow", Kind::Peer), variant("fast", Kind::Peer)];
+        let mut session = session(variants);
+        session.measure(&[Workload::timed("pair", 4, &[])], |variant, _, round| {
+            let cost = match variant.name {
+                "neap" => 3,
+                "slow" => 6,
+                _ => 2,
+            };
+            Some(Ok(Outcome { operations: 10, wall_ns: cost * 10 * (round as u64 + 1), ..Outcome::default() }))
+        });
+        session
+    }
+
+    #[test]
+    fn every_variant_is_first_and_last_in_turn() {
+        let variants = [variant("a", Kind::Neap), variant("b", Kind::Peer), variant("c", Kind::Peer)];
+        let rounds: Vec<String> =
+            (0..6).map(|round| order(&variants, round).iter().map(|variant| variant.name).collect()).collect();
+        assert_eq!(rounds, ["abc", "cba", "bca", "acb", "cab", "bac"]);
+        assert!(order(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn the_figure_is_the_paired_ratio_to_the_fastest_peer() {
+        let mut session = measured();
+        let ratio = session.ratio_to_fastest("neap", "pair", None, default_peers);
+        session.figure_of_ratio("pair_ratio", ratio);
+        assert_eq!(session.figures["pair_ratio"], 1.5);
+        assert_eq!((session.ratios[0].against, session.ratios[0].pairs), ("fast", 4));
+    }
+
+    #[test]
+    fn without_a_peer_there_is_no_figure() {
+        let mut session = measured();
+        let ratio = session.ratio_to_fastest("neap", "pair", None, |variant| variant.name == "absent");
+        session.figure_of_ratio("pair_ratio", ratio);
+        assert!(session.figures.is_empty() && session.ratios.is_empty());
+    }
+
+    #[test]
+    fn a_failing_variant_loses_its_figures_and_is_not_run_again() {
+        let mut session = session(vec![variant("neap", Kind::Neap), variant("broken", Kind::Peer)]);
+        let mut runs = 0;
+        session.measure(&[Workload::timed("pair", 3, &[])], |variant, _, round| {
+            if variant.name == "neap" {
+                return Some(Ok(Outcome { operations: 1, wall_ns: 1, ..Outcome::default() }));
+            }
+            runs += 1;
+            Some(if round == 1 { Err(anyhow::anyhow!("signal 11")) } else { Ok(Outcome::default()) })
+        });
+        assert_eq!(runs, 2);
+        assert_eq!(session.summary("broken", "pair"), None);
+        assert_eq!((session.failed[0].variant, session.failed[0].round), ("broken", 1));
+        assert_eq!(session.outcomes("neap", "pair").len(), 3);
+    }
+}

@@ -1,0 +1,114 @@
+//! The temporary folder of a run, and where installed tools lie.
+//!
+//! Sits between the programs and the file system. The folder is made new and removed with everything in it; nothing
+//! outside it is written. No locks.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+pub(super) struct Scratch {
+    folder: PathBuf,
+    /// Whether inputs are to be small.
+    pub(super) quick: bool,
+}
+
+impl Scratch {
+    pub(super) fn new(quick: bool) -> Result<Scratch> {
+        let folder = std::env::temp_dir().join(format!("neap-bench-{}", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Scratch { folder, quick })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Makes a file of what `write` writes.
+    pub(super) fn file(&self, name: &str, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+        let path = self.path(name);
+        let attempt = || {
+            let mut file = BufWriter::new(File::create(&path)?);
+            write(&mut file)?;
+            file.flush()
+        };
+        attempt().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Where a program's standard error goes.
+    pub(super) fn errors(&self) -> Result<Stdio> {
+        Ok(File::create(self.path("errors")).context("cannot make a file for standard error")?.into())
+    }
+
+    /// Shows the end of the last program's standard error.
+    pub(super) fn show_errors(&self) {
+        let text = fs::read(self.path("errors")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        for line in &lines[lines.len().saturating_sub(5)..] {
+            eprintln!("  {line}");
+        }
+    }
+
+    /// The executable itself, not a version manager's stand-in, which would be measured as well.
+    pub(super) fn tool(&self, name: &str) -> Result<PathBuf> {
+        let found = search(name)?;
+        match name {
+            "python3" => answer(&found, &["-c", "import sys; print(sys.executable)"]),
+            "rustc" => Ok(answer(&found, &["--print", "sysroot"])?.join("bin/rustc")),
+            _ => Ok(found),
+        }
+    }
+
+    /// A number of things: a tenth in a quick run.
+    pub(super) fn amount(&self, usual: usize) -> usize {
+        if self.quick { usual / 10 } else { usual }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!("neap bench programs: cannot remove {}: {error}", self.folder.display());
+        }
+    }
+}
+
+fn search(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|candidate| candidate.is_file());
+    found.with_context(|| format!("`{name}` is not in PATH"))
+}
+
+/// The path that a tool prints about itself.
+fn answer(tool: &Path, arguments: &[&str]) -> Result<PathBuf> {
+    let output = Command::new(tool).args(arguments).stderr(Stdio::null()).stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        bail!("{} does not work: {}", tool.display(), output.status);
+    }
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_goes_with_its_contents() {
+        let scratch = Scratch::new(false).unwrap();
+        scratch.file("one", |file| writeln!(file, "text")).unwrap();
+        let folder = scratch.folder().to_path_buf();
+        assert_eq!(fs::read_to_string(folder.join("one")).unwrap(), "text\n");
+        assert!(scratch.tool("no-such-program").unwrap_err().to_string().contains("no-such-program"));
+        assert!(scratch.tool("sh").unwrap().is_file());
+        drop(scratch);
+        assert!(!folder.exists());
+    }
+}

@@ -1,0 +1,106 @@
+//! Where the preload library and the peers lie, seen from the executable.
+//!
+//! Sits between the installed files and the commands that preload them. It looks in the folders a build and an
+//! installation use and nowhere else, takes no lock, and never falls back to a library that the loader would search for.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// File name of neap's preload library.
+pub(crate) const LIBRARY: &str = "libneap_malloc.so";
+
+/// This executable, with links resolved, so that a link in `/usr/local/bin` still finds its library.
+pub(crate) fn executable() -> Result<PathBuf> {
+    let path = std::env::current_exe().context("cannot tell where this executable lies")?;
+    path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
+}
+
+/// The preload library beside `executable` or in `../lib`, checked to be nameable in `LD_PRELOAD`.
+pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
+    let folder = executable.parent().context("the executable lies in no folder")?;
+    let prefix = folder.parent().unwrap_or(folder);
+    let candidates = [folder.join(LIBRARY), prefix.join("lib").join(LIBRARY)];
+    let Some(found) = candidates.iter().find(|path| path.is_file()) else {
+        bail!(
+            "cannot find {LIBRARY}: neither {} nor {} exists (`cargo xtask build` makes it)",
+            candidates[0].display(),
+            candidates[1].display()
+        );
+    };
+    check_preloadable(found)?;
+    Ok(found.clone())
+}
+
+/// `LD_PRELOAD` separates its entries by colons and spaces and has no escape for either.
+pub(crate) fn check_preloadable(library: &Path) -> Result<()> {
+    let text = library.to_str().with_context(|| format!("{} is not UTF-8", library.display()))?;
+    if text.contains([':', ' ']) {
+        bail!("LD_PRELOAD cannot name {text}: the path has a colon or a space in it");
+    }
+    Ok(())
+}
+
+/// The folder of the peers that `cargo xtask peers` builds: `target/peers` beside `target/release`.
+pub(crate) fn peers_folder(executable: &Path) -> Option<PathBuf> {
+    Some(executable.parent()?.parent()?.join("peers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A folder of its own per test, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("neap-library-{name}-{}", std::process::id()));
+            fs::create_dir_all(path.join("bin")).unwrap();
+            fs::create_dir_all(path.join("lib")).unwrap();
+            Folder(path)
+        }
+
+        fn executable(&self) -> PathBuf {
+            self.0.join("bin/neap")
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_library_beside_the_executable_wins_over_lib() {
+        let folder = Folder::new("beside");
+        fs::write(folder.0.join("lib").join(LIBRARY), "").unwrap();
+        assert_eq!(find(&folder.executable()).unwrap(), folder.0.join("lib").join(LIBRARY));
+        fs::write(folder.0.join("bin").join(LIBRARY), "").unwrap();
+        assert_eq!(find(&folder.executable()).unwrap(), folder.0.join("bin").join(LIBRARY));
+    }
+
+    #[test]
+    fn a_missing_library_is_reported_with_both_places() {
+        let folder = Folder::new("missing");
+        let message = find(&folder.executable()).unwrap_err().to_string();
+        for place in ["bin", "lib"] {
+            assert!(message.contains(folder.0.join(place).join(LIBRARY).to_str().unwrap()), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_ld_preload_cannot_hold_is_refused() {
+        for bad in ["/opt/my tools/libneap_malloc.so", "/opt/a:b/libneap_malloc.so"] {
+            assert!(check_preloadable(Path::new(bad)).unwrap_err().to_string().contains(bad));
+        }
+        assert!(check_preloadable(Path::new("/opt/neap/lib/libneap_malloc.so")).is_ok());
+    }
+
+    #[test]
+    fn peers_lie_beside_the_folder_of_the_executable() {
+        assert_eq!(peers_folder(Path::new("/t/release/neap")), Some(PathBuf::from("/t/peers")));
+    }
+}

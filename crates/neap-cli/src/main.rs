@@ -1,0 +1,63 @@
+//! The `neap` command: its arguments and nothing else.
+//!
+//! Sits on top of everything a user types; each command has its own file. It takes no lock and never allocates through
+//! neap itself: the library reaches a program only by preloading.
+
+#![allow(
+    clippy::std_instead_of_core,
+    reason = "an ordinary program on std; only the crates inside the allocator avoid it"
+)]
+
+mod bench;
+mod demo;
+mod library;
+mod machine;
+mod process;
+mod report;
+mod run;
+mod statistics;
+mod variant;
+mod work;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap run -- python3 server.py        run a program on neap's malloc
+  neap demo                            see a burst of memory flow back to the system
+  neap bench pair                      compare the cost of malloc and free with other allocators
+  neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
+
+`neap COMMAND --help` has more examples for each command.";
+
+/// Memory that flows back: runs programs on neap's malloc, shows what it does and measures it.
+#[derive(Parser)]
+#[command(name = "neap", version, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Options),
+    Demo(demo::Options),
+    Bench(bench::Options),
+    #[command(hide = true)]
+    Work(work::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run(options) => return run::main(&options),
+        Command::Demo(options) => demo::main(&options),
+        Command::Bench(options) => bench::main(&options),
+        Command::Work(options) => work::main(&options),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("neap: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,230 @@
+//! Child processes: started in a group of their own, read and awaited against a deadline, with what they cost.
+//!
+//! Sits between the benchmarks and the kernel. A child never outlives its handle, whatever becomes of the measurement,
+//! and never outlives this process. No locks. Nothing here knows what the child does.
+
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// A running child.
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+    started: Instant,
+    deadline: Instant,
+    awaited: bool,
+}
+
+/// How a child ended and what it and its own awaited children cost.
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) wall: Duration,
+    pub(crate) usage: libc::rusage,
+}
+
+impl Process {
+    /// Starts `command` with its standard output readable by [`Process::read`]; all is to be over within `limit`.
+    pub(crate) fn start(mut command: Command, limit: Duration) -> Result<Process> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdout(Stdio::piped()).process_group(0);
+        // SAFETY: between fork and exec only a system call is made, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+        let started = Instant::now();
+        let child = command.spawn().with_context(|| format!("cannot run `{name}`"))?;
+        Ok(Process { child, name, started, deadline: started + limit, awaited: false })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn stdin(&mut self) -> Option<std::process::ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// Hands standard output to `sink` as it comes, until it ends or `sink` answers that it has seen enough.
+    pub(crate) fn read(&mut self, mut sink: impl FnMut(&[u8]) -> bool) -> Result<()> {
+        let mut buffer = [0; 64 * 1024];
+        loop {
+            let output = self.child.stdout.as_mut().context("standard output was not asked for")?;
+            if !readable(output.as_raw_fd(), self.deadline)? {
+                bail!("`{}` did not end in time", self.name);
+            }
+            match output.read(&mut buffer)? {
+                0 => return Ok(()),
+                length if !sink(&buffer[..length]) => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits for the end. Past the deadline the whole group is killed and that is an error.
+    pub(crate) fn wait(mut self) -> Result<Finished> {
+        // SAFETY: pidfd_open takes two integers and gives a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.child.id(), 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error()).context("pidfd_open");
+        }
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        if !readable(fd.as_raw_fd(), self.deadline)? {
+            bail!("`{}` did not end in time", self.name);
+        }
+        self.reap()
+    }
+
+    fn signal(&self) {
+        // SAFETY: the group was made for this child, which is not awaited yet, so its number is not reused.
+        unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
+    }
+
+    fn reap(&mut self) -> Result<Finished> {
+        let mut status = 0;
+        // SAFETY: all-zero bytes are a valid rusage.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers are to live locals.
+        let answer = unsafe { libc::wait4(self.child.id() as i32, &mut status, 0, &mut usage) };
+        if answer < 0 {
+            return Err(io::Error::last_os_error()).with_context(|| format!("cannot wait for `{}`", self.name));
+        }
+        self.awaited = true;
+        Ok(Finished { status: ExitStatus::from_raw(status), wall: self.started.elapsed(), usage })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.awaited {
+            self.signal();
+            let _ = self.reap();
+        }
+    }
+}
+
+/// Waits until `fd` can be read or is closed; false past `deadline`.
+fn readable(fd: i32, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, in a live local.
+        match unsafe { libc::poll(&mut entry, 1, left.as_millis().min(i32::MAX as u128) as i32) } {
+            0 if left.is_zero() => return Ok(false),
+            0 => {}
+            1 => return Ok(true),
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            _ => return Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Runs `command` to its end and hands its standard output to `sink`.
+pub(crate) fn run(command: Command, limit: Duration, mut sink: impl FnMut(&[u8])) -> Result<Finished> {
+    let mut process = Process::start(command, limit)?;
+    process.read(|bytes| {
+        sink(bytes);
+        true
+    })?;
+    process.wait()
+}
+
+/// Processor time in a rusage, user and system together.
+pub(crate) fn cpu_ns(usage: &libc::rusage) -> u64 {
+    let nanoseconds = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime)
+}
+
+/// Resident memory of another process in KiB, from its page tables: the counters in `statm` lag by some pages per CPU.
+pub(crate) fn rss_kib(process: u32) -> Result<u64> {
+    let path = format!("/proc/{process}/smaps_rollup");
+    let text = std::fs::read(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_rss(&text).with_context(|| format!("{path} names no Rss"))
+}
+
+/// The `Rss:` line of an smaps_rollup. Allocates nothing, so a workload may use it on itself.
+pub(crate) fn parse_rss(text: &[u8]) -> Option<u64> {
+    let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"Rss:"))?;
+    let digits = line.iter().filter(|byte| byte.is_ascii_digit());
+    Some(digits.fold(0, |value, digit| value * 10 + u64::from(digit - b'0')))
+}
+
+/// Processor time of all threads that a process has now, in nanoseconds. Threads that have ended are not in it.
+pub(crate) fn threads_cpu_ns(process: u32) -> Result<u64> {
+    let mut total = 0;
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let path = task?.path().join("schedstat");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        total += text.split(' ').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_status_and_cost_come_back() {
+        let mut output = Vec::new();
+        let finished = run(shell("echo one; echo two; exit 7"), Duration::from_secs(60), |bytes| {
+            output.extend_from_slice(bytes);
+        });
+        let finished = finished.unwrap();
+        assert_eq!(output, b"one\ntwo\n");
+        assert_eq!(finished.status.code(), Some(7));
+        assert!(finished.usage.ru_maxrss > 0);
+    }
+
+    #[test]
+    fn a_child_past_its_deadline_is_killed_with_its_group() {
+        let process = Process::start(shell("sleep 1000 & echo $!; wait"), Duration::from_millis(200));
+        let mut process = process.unwrap();
+        let mut grandchild = Vec::new();
+        process
+            .read(|bytes| {
+                grandchild.extend_from_slice(bytes);
+                false
+            })
+            .unwrap();
+        let grandchild: i32 = String::from_utf8(grandchild).unwrap().trim().parse().unwrap();
+        assert!(process.wait().err().unwrap().to_string().contains("did not end in time"));
+        // The grandchild is a zombie until init has collected it, then gone; it is not running in either case.
+        let running = || {
+            std::fs::read_to_string(format!("/proc/{grandchild}/stat"))
+                .is_ok_and(|text| !text.rsplit(") ").next().unwrap_or("").starts_with(['Z', 'X']))
+        };
+        let patience = Instant::now() + Duration::from_secs(60);
+        while running() {
+            assert!(Instant::now() < patience, "the group of a killed child still runs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = Process::start(Command::new("/nowhere/program"), Duration::from_secs(1)).err().unwrap();
+        assert!(error.to_string().contains("/nowhere/program"));
+    }
+
+    #[test]
+    fn rss_is_read_from_a_rollup() {
+        assert_eq!(parse_rss(b"5-6 ---p 0 [rollup]\nRss:                1234 kB\nPss: 1 kB\n"), Some(1234));
+        assert_eq!(parse_rss(b"Pss: 1 kB\n"), None);
+        assert!(rss_kib(std::process::id()).unwrap() > 100);
+    }
+}

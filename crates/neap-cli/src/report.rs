@@ -1,0 +1,189 @@
+//! What a benchmark says in the end: one JSON object, or tables with a line on the machine.
+//!
+//! Sits between the benchmarks, which fill it, and standard output. A figure that could not be computed is absent, never
+//! zero. No locks; nothing is measured here.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::statistics::Summary;
+use crate::variant::Missing;
+use crate::work::Outcome;
+
+/// The object that `--json` prints.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) bench: &'static str,
+    /// Name to number; what a threshold is checked against.
+    pub(crate) figures: BTreeMap<String, f64>,
+    /// How each ratio came about.
+    pub(crate) ratios: Vec<Ratio>,
+    pub(crate) machine: Machine,
+    pub(crate) versions: BTreeMap<String, String>,
+    /// Variant, then workload.
+    pub(crate) variants: BTreeMap<&'static str, BTreeMap<String, Results>>,
+    /// Names of what was not there.
+    pub(crate) missing: Vec<String>,
+    /// What was there and did not work.
+    pub(crate) failed: Vec<Failure>,
+}
+
+/// All results of one variant in one workload.
+#[derive(Serialize)]
+pub(crate) struct Results {
+    pub(crate) unit: &'static str,
+    #[serde(flatten)]
+    pub(crate) summary: Summary,
+    pub(crate) raw: Vec<Outcome>,
+}
+
+/// Median and spread of the ratios of paired rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Ratio {
+    /// The figure it became, or nothing if it is only shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) figure: Option<String>,
+    pub(crate) workload: String,
+    pub(crate) variant: &'static str,
+    pub(crate) against: &'static str,
+    #[serde(flatten)]
+    pub(crate) summary: Summary,
+    pub(crate) pairs: usize,
+}
+
+/// A run that failed; the variant has no figures in that workload.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) variant: &'static str,
+    pub(crate) workload: String,
+    pub(crate) round: usize,
+    pub(crate) reason: String,
+}
+
+impl Report {
+    /// Prints the object alone, or `tables` with what one must know to read them.
+    pub(crate) fn print(&self, json: bool, tables: &str, unavailable: &[Missing]) -> anyhow::Result<()> {
+        if json {
+            println!("{}", serde_json::to_string(self)?);
+            return Ok(());
+        }
+        println!("{tables}");
+        for ratio in self.ratios.iter().filter(|ratio| ratio.figure.is_some()) {
+            println!(
+                "{}: {} = {} / {} in {}, median of {} pairs, {:.3} to {:.3}",
+                ratio.figure.as_deref().unwrap_or_default(),
+                number(ratio.summary.median, 3),
+                ratio.variant,
+                ratio.against,
+                ratio.workload,
+                ratio.pairs,
+                ratio.summary.min,
+                ratio.summary.max
+            );
+        }
+        let ratio_figures: Vec<&str> = self.ratios.iter().filter_map(|ratio| ratio.figure.as_deref()).collect();
+        for (name, value) in self.figures.iter().filter(|(name, _)| !ratio_figures.contains(&name.as_str())) {
+            println!("{name}: {}", number(*value, 3));
+        }
+        println!("\nMachine: {}", self.machine.line());
+        let versions: Vec<String> = self.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        println!("Versions: {}", versions.join(", "));
+        println!("Values are medians over interleaved rounds, in brackets the smallest and largest.");
+        for missing in unavailable {
+            println!("Missing: {}: {}", missing.name, missing.reason);
+        }
+        for failure in &self.failed {
+            println!("Failed: {} in {}: {}", failure.variant, failure.workload, failure.reason);
+        }
+        Ok(())
+    }
+}
+
+/// A markdown table with aligned columns; the first column is text, the others are numbers.
+pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([header[column].chars().count(), 3]).max().unwrap_or(3)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let line = |cells: &dyn Fn(usize) -> String| {
+        let padded = widths.iter().enumerate().map(|(column, &width)| {
+            let cell = cells(column);
+            if column == 0 { format!(" {cell:<width$} ") } else { format!(" {cell:>width$} ") }
+        });
+        format!("|{}|\n", padded.collect::<Vec<_>>().join("|"))
+    };
+    let mut text = line(&|column| header[column].to_string());
+    text += &line(&|column| if column == 0 { "-".repeat(widths[0]) } else { "-".repeat(widths[column] - 1) + ":" });
+    for row in rows {
+        text += &line(&|column| row.get(column).cloned().unwrap_or_default());
+    }
+    text
+}
+
+/// A number with at most `decimals` decimals, fewer where it is large.
+pub(crate) fn number(value: f64, decimals: usize) -> String {
+    let fewer = if value.abs() >= 1000.0 {
+        0
+    } else if value.abs() >= 100.0 {
+        1
+    } else {
+        decimals
+    };
+    format!("{value:.*}", decimals.min(fewer))
+}
+
+/// Median with the spread in brackets, or a dash for nothing.
+pub(crate) fn cell(summary: Option<Summary>, decimals: usize) -> String {
+    match summary {
+        None => "-".to_string(),
+        Some(Summary { median, min, max }) if min == max => number(median, decimals),
+        Some(Summary { median, min, max }) => {
+            format!("{} ({}-{})", number(median, decimals), number(min, decimals), number(max, decimals))
+        }
+    }
+}
+
+/// What a JSON reader wants of a measured number: four decimals.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_markdown() {
+        let rows = [vec!["neap".to_string(), "5.1".to_string()], vec!["a long name".to_string(), "123.4".to_string()]];
+        let expected = "\
+| allocator   |    ns |
+| ----------- | ----: |
+| neap        |   5.1 |
+| a long name | 123.4 |
+";
+        assert_eq!(table(&["allocator", "ns"], &rows), expected);
+    }
+
+    #[test]
+    fn a_short_row_has_empty_cells() {
+        assert!(table(&["a", "b"], &[vec!["x".to_string()]]).ends_with("| x   |     |\n"));
+    }
+
+    #[test]
+    fn numbers_lose_decimals_as_they_grow() {
+        assert_eq!(number(5.4321, 2), "5.43");
+        assert_eq!(number(123.456, 2), "123.5");
+        assert_eq!(number(12345.6, 2), "12346");
+        assert_eq!(number(123.456, 0), "123");
+    }
+
+    #[test]
+    fn a_cell_shows_the_spread_only_where_there_is_one() {
+        assert_eq!(cell(Some(Summary { median: 2.0, min: 1.5, max: 3.0 }), 1), "2.0 (1.5-3.0)");
+        assert_eq!(cell(Some(Summary { median: 2.0, min: 2.0, max: 2.0 }), 1), "2.0");
+        assert_eq!(cell(None, 1), "-");
+    }
+}

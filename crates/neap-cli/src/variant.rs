@@ -1,0 +1,251 @@
+//! The allocators that are compared: neap, the C library's own, the peers, and peers set to return memory.
+//!
+//! Sits between the libraries on disk and the benchmarks. A variant is a preload library and an environment, tried once
+//! before it is used; one that is not there is named as missing, one that does not work or that the loader ignores as
+//! failed. No locks; it never builds or downloads anything.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::report::Failure;
+use crate::{library, work};
+
+/// Variables that steer an allocator; none is inherited by a measured program.
+const STEERING: [&str; 5] = ["LD_PRELOAD", "NEAP", "MALLOC_CONF", "GLIBC_TUNABLES", "PYTHONMALLOC"];
+const STEERING_PREFIXES: [&str; 4] = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "SNMALLOC_"];
+
+/// glibc registers restartable sequences for each thread; Google's tcmalloc then falls back to caches per thread.
+const TCMALLOC_PER_CPU: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// neap as it is installed.
+    Neap,
+    /// neap with its restartable sequences switched off.
+    NeapNoRseq,
+    /// A peer in its default, the C library's malloc among them.
+    Peer,
+    /// A peer with settings that return memory, or another mode of it.
+    Tuned,
+}
+
+/// Which variants a benchmark compares.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// neap and the peers in their defaults.
+    Defaults,
+    /// Also neap without restartable sequences and tcmalloc's per-CPU mode.
+    Speed,
+    /// Also the peers' settings that return memory.
+    Return,
+}
+
+/// One allocator and how a program gets it.
+#[derive(Clone, Debug)]
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    /// The library to preload; none for the C library's malloc.
+    pub(crate) library: Option<PathBuf>,
+    pub(crate) environment: Vec<(&'static str, &'static str)>,
+    /// Ask the workload to start the release thread that Google's tcmalloc leaves to the program.
+    pub(crate) release_thread: bool,
+}
+
+/// A variant or program that could not be measured, and why.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Missing {
+    pub(crate) name: String,
+    pub(crate) reason: String,
+}
+
+/// What was found.
+pub(crate) struct Found {
+    pub(crate) variants: Vec<Variant>,
+    /// Not there.
+    pub(crate) missing: Vec<Missing>,
+    /// There, but no program can be run on it.
+    pub(crate) failed: Vec<Failure>,
+    pub(crate) versions: BTreeMap<String, String>,
+}
+
+/// One row of the table of everything that can be compared: name, kind, library's name, environment, release thread.
+type Row = (&'static str, Kind, &'static str, &'static [(&'static str, &'static str)], bool);
+
+const TABLE: [Row; 13] = [
+    ("neap", Kind::Neap, "neap", &[], false),
+    ("neap-no-rseq", Kind::NeapNoRseq, "neap", &[("NEAP", "rseq:off")], false),
+    ("glibc", Kind::Peer, "", &[], false),
+    ("jemalloc", Kind::Peer, "jemalloc", &[], false),
+    ("mimalloc2", Kind::Peer, "mimalloc2", &[], false),
+    ("mimalloc3", Kind::Peer, "mimalloc3", &[], false),
+    ("snmalloc", Kind::Peer, "snmalloc", &[], false),
+    ("tcmalloc", Kind::Peer, "tcmalloc", &[], false),
+    ("tcmalloc-percpu", Kind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], false),
+    ("jemalloc-tuned", Kind::Tuned, "jemalloc", &[("MALLOC_CONF", JEMALLOC_RETURN)], false),
+    ("mimalloc2-tuned", Kind::Tuned, "mimalloc2", &[("MIMALLOC_PURGE_DELAY", "0")], false),
+    ("mimalloc3-tuned", Kind::Tuned, "mimalloc3", &[("MIMALLOC_PURGE_DELAY", "0")], false),
+    ("tcmalloc-tuned", Kind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], true),
+];
+
+const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
+
+impl Variant {
+    /// Makes `command` run on this variant and on nothing inherited.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        for name in std::env::vars_os().map(|(name, _)| name).filter(|name| steers(name)) {
+            command.env_remove(name);
+        }
+        command.envs(self.variables());
+    }
+
+    /// The variables that select this variant.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, &OsStr)> {
+        let preload = self.library.iter().map(|library| ("LD_PRELOAD", library.as_os_str()));
+        preload.chain(self.environment.iter().map(|&(name, value)| (name, OsStr::new(value)))).collect()
+    }
+
+    pub(crate) fn is_neap(&self) -> bool {
+        matches!(self.kind, Kind::Neap | Kind::NeapNoRseq)
+    }
+
+    /// Runs a program that allocates nothing much and sees whose `malloc` answered.
+    fn check(&self, executable: &Path) -> Result<()> {
+        let outcome = work::measure(executable, self, &["which"])?;
+        let Some(library) = &self.library else { return Ok(()) };
+        let same = fs::canonicalize(&outcome.malloc_from).is_ok_and(|path| path == *library);
+        if !same {
+            bail!("the loader did not take {}: malloc came from {}", library.display(), outcome.malloc_from);
+        }
+        Ok(())
+    }
+}
+
+fn steers(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    STEERING.contains(&&*name) || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Finds and tries the variants of `choice`, restricted to neap and the names in `against` unless that is empty.
+pub(crate) fn find(executable: &Path, choice: Choice, against: &[String]) -> Result<Found> {
+    if let Some(unknown) = against.iter().find(|name| !TABLE.iter().any(|row| row.0 == **name)) {
+        let known: Vec<&str> = TABLE.iter().filter(|row| is_peer(row.1)).map(|row| row.0).collect();
+        bail!("--against: no allocator is called `{unknown}`; there are {}", known.join(", "));
+    }
+    let mut found =
+        Found { variants: Vec::new(), missing: Vec::new(), failed: Vec::new(), versions: versions(executable) };
+    for &(name, kind, file, environment, release_thread) in &TABLE {
+        let asked = !is_peer(kind) || against.is_empty() || against.iter().any(|wanted| wanted == name);
+        if !asked || !(belongs(name, kind, choice) || against.iter().any(|wanted| wanted == name)) {
+            continue;
+        }
+        let library = match locate(executable, file) {
+            Ok(library) => library,
+            Err(error) => {
+                found.missing.push(Missing { name: name.to_string(), reason: format!("{error:#}") });
+                continue;
+            }
+        };
+        let variant = Variant { name, kind, library, environment: environment.to_vec(), release_thread };
+        match variant.check(executable) {
+            Ok(()) => found.variants.push(variant),
+            Err(error) => found.failed.push(Failure {
+                variant: name,
+                workload: "which".to_string(),
+                round: 0,
+                reason: format!("{error:#}"),
+            }),
+        }
+    }
+    Ok(found)
+}
+
+fn is_peer(kind: Kind) -> bool {
+    matches!(kind, Kind::Peer | Kind::Tuned)
+}
+
+fn belongs(name: &str, kind: Kind, choice: Choice) -> bool {
+    match kind {
+        Kind::Neap | Kind::Peer => true,
+        Kind::NeapNoRseq => choice == Choice::Speed,
+        Kind::Tuned if name == "tcmalloc-percpu" => choice == Choice::Speed,
+        Kind::Tuned => choice == Choice::Return,
+    }
+}
+
+/// The library called `file`: neap's own, a peer's, or none for the C library.
+fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
+    let path = match file {
+        "" => return Ok(None),
+        "neap" => library::find(executable)?,
+        peer => {
+            let folder = library::peers_folder(executable).context("the executable lies in no folder")?;
+            let names = [format!("{peer}.so"), format!("lib{peer}.so")];
+            let path = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+            path.with_context(|| {
+                format!("{} is not there (`cargo xtask peers` makes it)", folder.join(&names[0]).display())
+            })?
+        }
+    };
+    library::check_preloadable(&path)?;
+    Ok(Some(path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))?))
+}
+
+/// Versions as `versions.json` beside the peers states them, with neap's own.
+fn versions(executable: &Path) -> BTreeMap<String, String> {
+    let stated = library::peers_folder(executable)
+        .and_then(|folder| fs::read(folder.join("versions.json")).ok())
+        .and_then(|text| serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(&text).ok());
+    let mut versions: BTreeMap<String, String> = stated
+        .into_iter()
+        .flatten()
+        .map(|(name, version)| {
+            let text = version.as_str().or_else(|| version.get("version")?.as_str()).map(str::to_string);
+            (name, text.unwrap_or_else(|| version.to_string()))
+        })
+        .collect();
+    versions.insert("neap".to_string(), env!("CARGO_PKG_VERSION").to_string());
+    versions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_peer_is_named_with_the_known_ones() {
+        let error = find(Path::new("/nowhere/bin/neap"), Choice::Defaults, &["hoard".to_string()]).err().unwrap();
+        let message = error.to_string();
+        assert!(message.contains("`hoard`") && message.contains("jemalloc") && !message.contains("neap"), "{message}");
+    }
+
+    #[test]
+    fn a_variant_replaces_what_is_inherited() {
+        let variant = Variant {
+            name: "neap-no-rseq",
+            kind: Kind::NeapNoRseq,
+            library: Some(PathBuf::from("/x/libneap_malloc.so")),
+            environment: vec![("NEAP", "rseq:off")],
+            release_thread: false,
+        };
+        let mut command = Command::new("/usr/bin/env");
+        variant.apply(&mut command);
+        let set: BTreeMap<_, _> = command.get_envs().collect();
+        assert_eq!(set.get(OsStr::new("LD_PRELOAD")), Some(&Some(OsStr::new("/x/libneap_malloc.so"))));
+        assert_eq!(set.get(OsStr::new("NEAP")), Some(&Some(OsStr::new("rseq:off"))));
+    }
+
+    #[test]
+    fn variables_that_steer_an_allocator_are_known() {
+        for name in ["LD_PRELOAD", "MALLOC_ARENA_MAX", "MIMALLOC_VERBOSE", "GLIBC_TUNABLES", "NEAP"] {
+            assert!(steers(OsStr::new(name)), "{name}");
+        }
+        assert!(!steers(OsStr::new("PATH")));
+    }
+}

@@ -1,0 +1,238 @@
+//! Clock, processor time, faults, resident memory and tables, all without the heap.
+//!
+//! Sits between the workloads and the kernel. Nothing here calls `malloc`: a measured process must not change what it
+//! measures. No locks.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Outcome;
+use crate::process;
+
+/// A running measurement.
+pub(super) struct Meter {
+    started: Instant,
+    usage: libc::rusage,
+}
+
+/// What was used since a meter started.
+#[derive(Clone, Copy)]
+pub(super) struct Spent {
+    wall: Duration,
+    cpu_ns: u64,
+    minor_faults: u64,
+    voluntary_switches: u64,
+    involuntary_switches: u64,
+}
+
+impl Meter {
+    pub(super) fn start() -> Meter {
+        let usage = own_usage();
+        Meter { started: Instant::now(), usage }
+    }
+
+    pub(super) fn stop(&self) -> Spent {
+        let wall = self.started.elapsed();
+        let usage = own_usage();
+        let difference = |after: i64, before: i64| (after - before).max(0) as u64;
+        Spent {
+            wall,
+            cpu_ns: process::cpu_ns(&usage).saturating_sub(process::cpu_ns(&self.usage)),
+            minor_faults: difference(usage.ru_minflt, self.usage.ru_minflt),
+            voluntary_switches: difference(usage.ru_nvcsw, self.usage.ru_nvcsw),
+            involuntary_switches: difference(usage.ru_nivcsw, self.usage.ru_nivcsw),
+        }
+    }
+}
+
+impl Spent {
+    pub(super) fn cpu_ns(&self) -> u64 {
+        self.cpu_ns
+    }
+
+    pub(super) fn wall(&self) -> Duration {
+        self.wall
+    }
+
+    pub(super) fn outcome(&self, operations: u64) -> Outcome {
+        Outcome {
+            operations,
+            wall_ns: self.wall.as_nanos() as u64,
+            cpu_ns: self.cpu_ns,
+            minor_faults: self.minor_faults,
+            voluntary_switches: self.voluntary_switches,
+            involuntary_switches: self.involuntary_switches,
+            ..Outcome::default()
+        }
+    }
+}
+
+fn own_usage() -> libc::rusage {
+    // SAFETY: all-zero bytes are a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live local; RUSAGE_SELF cannot fail.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    usage
+}
+
+/// Resident memory of this process in KiB.
+pub(super) fn own_rss_kib() -> Result<u64> {
+    let mut text = [0u8; 2048];
+    // SAFETY: the path is a string.
+    let file = unsafe { libc::open(c"/proc/self/smaps_rollup".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return Err(io::Error::last_os_error()).context("cannot open /proc/self/smaps_rollup");
+    }
+    // SAFETY: the buffer is a live local of this length.
+    let length = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
+    // SAFETY: the descriptor was opened above and is used by nobody else.
+    unsafe { libc::close(file) };
+    process::parse_rss(&text[..length.max(0) as usize]).context("/proc/self/smaps_rollup names no Rss")
+}
+
+/// Keeps this thread on the last CPU it may use.
+pub(super) fn pin() -> Result<()> {
+    // SAFETY: all-zero bytes are an empty CPU set.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the size is that of the live local.
+    let answer = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) };
+    if answer != 0 {
+        return Err(io::Error::last_os_error()).context("sched_getaffinity");
+    }
+    // SAFETY: the set is initialised and the number is below CPU_SETSIZE.
+    let last = (0..libc::CPU_SETSIZE as usize).rev().find(|&cpu| unsafe { libc::CPU_ISSET(cpu, &allowed) });
+    let last = last.context("this thread may run on no CPU")?;
+    // SAFETY: all-zero bytes are an empty CPU set.
+    let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the number is below CPU_SETSIZE.
+    unsafe { libc::CPU_SET(last, &mut only) };
+    // SAFETY: the size is that of the live local.
+    if unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &only) } != 0 {
+        return Err(io::Error::last_os_error()).context("sched_setaffinity");
+    }
+    Ok(())
+}
+
+/// Addresses of blocks, in populated memory of its own that goes back to the system when dropped.
+pub(super) struct Table {
+    base: NonNull<*mut u8>,
+    length: usize,
+}
+
+// SAFETY: the table is its own mapping and the addresses in it are plain numbers to it.
+unsafe impl Send for Table {}
+
+impl Table {
+    pub(super) fn new(length: usize) -> Result<Table> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let bytes = length.max(1) * size_of::<*mut u8>();
+        // SAFETY: a new mapping wherever the kernel likes.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error()).with_context(|| format!("cannot map a table of {bytes} bytes"));
+        }
+        let base = NonNull::new(base.cast()).context("mmap gave address 0")?;
+        Ok(Table { base, length })
+    }
+}
+
+impl Deref for Table {
+    type Target = [*mut u8];
+
+    fn deref(&self) -> &[*mut u8] {
+        // SAFETY: the mapping has this many zero-initialised words and lives as long as self.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for Table {
+    fn deref_mut(&mut self) -> &mut [*mut u8] {
+        // SAFETY: as in deref, and self is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by new with this length and nothing refers to it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length.max(1) * size_of::<*mut u8>()) };
+    }
+}
+
+/// A block of `size` bytes whose first byte, and one byte of each further page, is written.
+pub(super) fn take(size: usize) -> *mut u8 {
+    // SAFETY: malloc may be called with any size.
+    let block = unsafe { libc::malloc(std::hint::black_box(size)) }.cast::<u8>();
+    assert!(!block.is_null(), "malloc({size}) failed");
+    let mut offset = 0;
+    while offset < size {
+        // SAFETY: the offset is inside the block.
+        unsafe { block.add(offset).write_volatile(1) };
+        offset += 4096;
+    }
+    block
+}
+
+/// Gives a block back.
+///
+/// # Safety
+/// `block` came from [`take`], is not used again, and is given back once; null is allowed.
+pub(super) unsafe fn give(block: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(block.cast()) };
+}
+
+/// A xorshift generator: the same sequence of sizes and places for every allocator.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `bound`.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (((self.0 >> 32) * bound as u64) >> 32) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_holds_what_is_put_in_and_goes_back() {
+        let mut table = Table::new(8 << 20).unwrap();
+        assert!(table.iter().all(|entry| entry.is_null()));
+        let with_table = own_rss_kib().unwrap();
+        table[5] = 77 as *mut u8;
+        assert_eq!(table[5] as usize, 77);
+        drop(table);
+        assert!(own_rss_kib().unwrap() < with_table);
+    }
+
+    #[test]
+    fn random_numbers_are_in_range_and_repeatable() {
+        let (mut one, mut two) = (Random::new(7), Random::new(7));
+        let drawn: Vec<usize> = (0..1000).map(|_| one.below(10)).collect();
+        assert!(drawn.iter().all(|&number| number < 10) && (0..10).all(|number| drawn.contains(&number)));
+        assert!(drawn.iter().all(|&number| number == two.below(10)));
+    }
+
+    #[test]
+    fn blocks_are_written_and_the_meter_sees_the_faults() {
+        let meter = Meter::start();
+        let block = take(1 << 20);
+        // SAFETY: the block came from take and is given back once.
+        unsafe { give(block) };
+        assert!(meter.stop().outcome(1).minor_faults > 0);
+    }
+}

@@ -1,0 +1,186 @@
+//! Workloads: what a measured process does, and what it says about itself.
+//!
+//! Sits between a benchmark, which starts `neap work …` under the variant's library, and the C functions `malloc` and
+//! `free`, which are called as any C program would call them. A measured loop allocates nothing but what it measures:
+//! its tables come from mmap and its readings go to the stack. The answer is one line of JSON on standard output.
+
+mod cross;
+pub(crate) mod idle;
+mod meter;
+mod page;
+mod pair;
+
+use std::ffi::CStr;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::process;
+use crate::variant::Variant;
+
+/// How long any one workload may take: many times what the slowest allocator needs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Run one workload on whatever malloc this process has.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Start the release thread that Google's tcmalloc leaves to the program
+    #[arg(long, global = true)]
+    release_thread: bool,
+    #[command(subcommand)]
+    workload: Workload,
+}
+
+#[derive(Subcommand)]
+enum Workload {
+    /// Only say whose malloc this is
+    Which,
+    Idle(idle::Options),
+    Pair(pair::Options),
+    Batch(pair::BatchOptions),
+    Page(page::Options),
+    Larson(cross::LarsonOptions),
+    Xmalloc(cross::XmallocOptions),
+}
+
+/// What one run of a workload or program cost. Fields that a workload does not measure are left out of the JSON.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Outcome {
+    /// Round of the benchmark; set by the benchmark.
+    pub(crate) round: usize,
+    /// File whose `malloc` answered.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) malloc_from: String,
+    /// How many times the thing that is counted was done.
+    pub(crate) operations: u64,
+    pub(crate) wall_ns: u64,
+    /// Processor time of all threads, user and system.
+    pub(crate) cpu_ns: u64,
+    pub(crate) minor_faults: u64,
+    pub(crate) voluntary_switches: u64,
+    pub(crate) involuntary_switches: u64,
+    /// Resident memory at the times that the workload names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rss_kib: Vec<u64>,
+    /// Processor time while the program only waited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_cpu_ns: Option<u64>,
+    /// Largest resident set of a program and its children.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_rss_kib: Option<u64>,
+    /// How a program ended, with the length and a hash of its standard output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) output: Option<String>,
+}
+
+impl Outcome {
+    /// Nanoseconds of wall time per operation.
+    pub(crate) fn ns_each(&self) -> f64 {
+        self.wall_ns as f64 / self.operations.max(1) as f64
+    }
+
+    /// Nanoseconds of processor time per operation.
+    pub(crate) fn cpu_ns_each(&self) -> f64 {
+        self.cpu_ns as f64 / self.operations.max(1) as f64
+    }
+
+    pub(crate) fn wall_seconds(&self) -> f64 {
+        self.wall_ns as f64 / 1e9
+    }
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if options.release_thread {
+        start_release_thread()?;
+    }
+    let mut outcome = match &options.workload {
+        Workload::Which => Outcome::default(),
+        Workload::Idle(options) => idle::run(options)?,
+        Workload::Pair(options) => pair::run(options)?,
+        Workload::Batch(options) => pair::run_batch(options)?,
+        Workload::Page(options) => page::run(options)?,
+        Workload::Larson(options) => cross::larson(options)?,
+        Workload::Xmalloc(options) => cross::xmalloc(options)?,
+    };
+    outcome.malloc_from = malloc_origin();
+    println!("{}", serde_json::to_string(&outcome)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the caller's.
+pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
+    let mut command = Command::new(executable);
+    variant.apply(&mut command);
+    command.arg("work").args(arguments).stdin(Stdio::null());
+    if variant.release_thread {
+        command.arg("--release-thread");
+    }
+    let mut output = Vec::new();
+    let finished = process::run(command, LIMIT, |bytes| output.extend_from_slice(bytes))?;
+    let workload = arguments.first().copied().unwrap_or_default();
+    if !finished.status.success() {
+        bail!("workload `{workload}` on {} failed: {}", variant.name, finished.status);
+    }
+    let outcome: Outcome = serde_json::from_slice(&output)
+        .with_context(|| format!("workload `{workload}` on {}: no result", variant.name))?;
+    Ok(Outcome { peak_rss_kib: Some(finished.usage.ru_maxrss as u64), ..outcome })
+}
+
+/// The file that holds the `malloc` of this process.
+fn malloc_origin() -> String {
+    // SAFETY: all-zero bytes are a valid Dl_info.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked for, and the answer goes to a live local.
+    let known = unsafe { libc::dladdr(libc::malloc as *const libc::c_void, &mut found) } != 0;
+    if !known || found.dli_fname.is_null() {
+        return "unknown".to_string();
+    }
+    // SAFETY: dladdr answered, so the name is a string that lives as long as the object is loaded.
+    unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
+}
+
+/// Google's tcmalloc has no variable for it: a program must lend it a thread and name a release rate. This is what one
+/// that wants its memory returned does.
+fn start_release_thread() -> Result<()> {
+    let find = |name: &CStr| {
+        // SAFETY: the name is a string; the answer is only tested here.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        if address.is_null() {
+            bail!("this malloc has no {}", name.to_string_lossy())
+        }
+        Ok(address)
+    };
+    let set_rate = find(c"MallocExtension_Internal_SetBackgroundReleaseRate")?;
+    let background = find(c"MallocExtension_Internal_ProcessBackgroundActions")?;
+    // SAFETY: tcmalloc declares it as taking a number of bytes per second and returning nothing.
+    let set_rate: extern "C" fn(usize) = unsafe { std::mem::transmute(set_rate) };
+    // SAFETY: tcmalloc declares it as taking and returning nothing.
+    let background: extern "C" fn() = unsafe { std::mem::transmute(background) };
+    set_rate(1 << 30);
+    std::thread::Builder::new().spawn(move || background()).context("cannot start the release thread")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_origin_of_malloc_is_a_file() {
+        assert!(Path::new(&malloc_origin()).is_file(), "{}", malloc_origin());
+    }
+
+    #[test]
+    fn an_outcome_survives_its_json_line() {
+        let outcome = Outcome { operations: 4, wall_ns: 10, rss_kib: vec![7, 8], ..Outcome::default() };
+        let text = serde_json::to_string(&outcome).unwrap();
+        assert!(!text.contains("peak_rss_kib"), "{text}");
+        let back: Outcome = serde_json::from_str(&text).unwrap();
+        assert_eq!((back.ns_each(), back.rss_kib), (2.5, vec![7, 8]));
+    }
+}

@@ -1,0 +1,38 @@
+//! Page-sized blocks up and down: much memory is allocated in pages, touched and freed, several times.
+//!
+//! Sits between `neap bench page` and malloc. One thread, pinned. It takes no lock.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::Outcome;
+use super::meter::{Meter, Table, give, pin, take};
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// Block size in bytes
+    #[arg(long, default_value_t = 4096)]
+    size: usize,
+    /// Live memory at the top
+    #[arg(long, default_value_t = 128)]
+    mib: usize,
+    /// Times up and down
+    #[arg(long, default_value_t = 10)]
+    repeats: usize,
+}
+
+pub(super) fn run(options: &Options) -> Result<Outcome> {
+    pin()?;
+    let mut table = Table::new((options.mib << 20) / options.size.max(1))?;
+    let meter = Meter::start();
+    for _ in 0..options.repeats {
+        for entry in table.iter_mut() {
+            *entry = take(options.size);
+        }
+        for &entry in table.iter() {
+            // SAFETY: each entry was taken above and is given back once.
+            unsafe { give(entry) };
+        }
+    }
+    Ok(meter.stop().outcome((options.repeats * table.len()) as u64))
+}

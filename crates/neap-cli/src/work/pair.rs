@@ -1,0 +1,137 @@
+//! malloc and free in a tight loop: one block at a time, of one size or of mixed sizes, and many at a time.
+//!
+//! Sits between `neap bench pair` and malloc. One thread is pinned to a CPU; several are not. The blocks are not written,
+//! so the figure is the calls'. It takes no lock.
+
+use std::arch::asm;
+use std::sync::Barrier;
+use std::thread;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use super::Outcome;
+use super::meter::{Meter, Random, Table, pin};
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// Draw each size from 1 to this instead
+    #[arg(long)]
+    mixed: Option<usize>,
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Pairs per thread
+    #[arg(long)]
+    count: u64,
+}
+
+#[derive(Args)]
+pub(super) struct BatchOptions {
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// Blocks held before the first is freed
+    #[arg(long, default_value_t = 1000)]
+    blocks: usize,
+    #[arg(long, value_enum)]
+    order: Order,
+    /// Pairs in all
+    #[arg(long)]
+    count: u64,
+}
+
+/// Which block of a batch is freed first.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// The last one allocated
+    Lifo,
+    /// The first one allocated
+    Fifo,
+}
+
+/// Keeps a word in a register and hides from the compiler where it came from. `std::hint::black_box` sends it through
+/// the stack, which costs as much as a fast allocator does.
+#[inline(always)]
+fn opaque(mut word: usize) -> usize {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {} */", inout(reg) word, options(nostack, preserves_flags)) };
+    word
+}
+
+/// `count` times malloc and free of what `size` says.
+#[inline(always)]
+fn pairs(count: u64, mut size: impl FnMut(u64) -> usize) {
+    for index in 0..count {
+        // SAFETY: malloc may be called with any size.
+        let block = unsafe { libc::malloc(opaque(size(index))) };
+        let block = std::ptr::with_exposed_provenance_mut(opaque(block.expose_provenance()));
+        // SAFETY: the block came from malloc, is freed once and not used.
+        unsafe { libc::free(block) };
+    }
+}
+
+pub(super) fn run(options: &Options) -> Result<Outcome> {
+    let mut random = Random::new(1);
+    let mut sizes = [0u16; 4096];
+    if let Some(largest) = options.mixed {
+        sizes.fill_with(|| 1 + random.below(largest.min(usize::from(u16::MAX))) as u16);
+    }
+    let work = || match options.mixed {
+        Some(_) => pairs(options.count, |index| usize::from(sizes[index as usize % sizes.len()])),
+        None => pairs(options.count, |_| options.size),
+    };
+    if options.threads == 1 {
+        pin()?;
+        pairs(options.count / 50, |_| options.size);
+        let meter = Meter::start();
+        work();
+        return Ok(meter.stop().outcome(options.count));
+    }
+    let step = Barrier::new(options.threads + 1);
+    let spent = thread::scope(|scope| {
+        for _ in 0..options.threads {
+            scope.spawn(|| {
+                for part in 0..3 {
+                    step.wait();
+                    if part == 1 {
+                        work();
+                    }
+                }
+            });
+        }
+        // All are ready; they wait for this thread, so nothing runs before the meter does.
+        step.wait();
+        let meter = Meter::start();
+        step.wait();
+        step.wait();
+        meter.stop()
+    });
+    Ok(spent.outcome(options.count * options.threads as u64))
+}
+
+pub(super) fn run_batch(options: &BatchOptions) -> Result<Outcome> {
+    pin()?;
+    let mut table = Table::new(options.blocks)?;
+    batch(&mut table, options);
+    let rounds = (options.count / options.blocks.max(1) as u64).max(1);
+    let meter = Meter::start();
+    for _ in 0..rounds {
+        batch(&mut table, options);
+    }
+    Ok(meter.stop().outcome(rounds * options.blocks as u64))
+}
+
+/// One batch up and down.
+fn batch(table: &mut Table, options: &BatchOptions) {
+    for entry in table.iter_mut() {
+        // SAFETY: malloc may be called with any size.
+        *entry = unsafe { libc::malloc(opaque(options.size)) }.cast();
+    }
+    // SAFETY: each entry came from malloc above and is freed once.
+    let free = |entry: &*mut u8| unsafe { libc::free(entry.cast()) };
+    match options.order {
+        Order::Lifo => table.iter().rev().for_each(free),
+        Order::Fifo => table.iter().for_each(free),
+    }
+}

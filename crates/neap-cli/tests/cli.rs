@@ -1,0 +1,186 @@
+//! The command from outside: help, errors, and a benchmark with nothing but the C library to measure.
+//!
+//! Method: the executable is copied into an empty folder, so neither neap's library nor any peer lies where it looks. Every
+//! test starts processes only; none depends on how fast they are.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The executable alone in `bin`, in a folder that is removed at the end.
+struct Installed(PathBuf);
+
+impl Installed {
+    fn new(name: &str) -> Installed {
+        let folder = std::env::temp_dir().join(format!("neap-cli-{name}-{}", std::process::id()));
+        fs::create_dir_all(folder.join("bin")).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_neap"), folder.join("bin/neap")).unwrap();
+        Installed(folder.canonicalize().unwrap())
+    }
+
+    fn neap(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(self.0.join("bin/neap"));
+        command.args(arguments).env_remove("LD_PRELOAD").env_remove("NEAP");
+        command.output().unwrap()
+    }
+
+    /// Puts a preload library in place that changes nothing: the C library's mathematics, under neap's name.
+    fn with_library(&self, folder: &str) -> PathBuf {
+        let harmless = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6"];
+        let harmless = harmless.into_iter().find(|path| Path::new(path).is_file()).expect("no libm.so.6");
+        let library = self.0.join(folder).join("libneap_malloc.so");
+        fs::create_dir_all(library.parent().unwrap()).unwrap();
+        fs::copy(harmless, &library).unwrap();
+        library
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_command_has_help_with_examples_and_workloads_are_hidden() {
+    let neap = Installed::new("help");
+    for command in [&["--help"][..], &["run", "--help"], &["demo", "--help"], &["bench", "--help"]] {
+        let output = neap.neap(command);
+        assert!(output.status.success(), "{command:?}");
+        assert!(text(&output.stdout).contains("Examples:\n  neap "), "{command:?}");
+    }
+    let top = text(&neap.neap(&["--help"]).stdout);
+    for command in ["run", "demo", "bench"] {
+        assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help:\n{top}");
+    }
+    assert!(!top.contains("\n  work "), "{top}");
+}
+
+#[test]
+fn run_without_the_library_says_where_it_looked() {
+    let neap = Installed::new("no-library");
+    let output = neap.neap(&["run", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let message = text(&output.stderr);
+    for place in ["bin", "lib"] {
+        let path = neap.0.join(place).join("libneap_malloc.so");
+        assert!(message.contains(path.to_str().unwrap()), "{message}");
+    }
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn run_without_a_command_is_a_usage_error() {
+    let output = Installed::new("no-command").neap(&["run"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("COMMAND"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn run_names_a_command_it_cannot_run() {
+    let neap = Installed::new("bad-command");
+    neap.with_library("bin");
+    let output = neap.neap(&["run", "--", "no-such-program-anywhere"]);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("`no-such-program-anywhere`"));
+    let file = neap.0.join("not-executable");
+    fs::write(&file, "text").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let output = neap.neap(&["run", "--", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(126));
+    assert!(text(&output.stderr).contains(file.to_str().unwrap()));
+}
+
+#[test]
+fn run_becomes_the_program_with_both_variables_joined() {
+    let neap = Installed::new("joined");
+    let library = neap.with_library("lib");
+    let script = "echo \"$LD_PRELOAD|$NEAP|$1\"; exit 7";
+    let output = Command::new(neap.0.join("bin/neap"))
+        .args(["run", "--neap", "rseq:off", "--", "sh", "-c", script, "sh", "--neap"])
+        .env("LD_PRELOAD", "libm.so.6")
+        .env("NEAP", "background:off")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    let expected = format!("{}:libm.so.6|background:off,rseq:off|--neap\n", library.display());
+    assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
+}
+
+#[test]
+fn demo_without_the_library_fails_plainly() {
+    let output = Installed::new("demo").neap(&["demo"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("libneap_malloc.so"));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_benchmark_with_the_c_library_alone_prints_one_object_without_figures() {
+    let neap = Installed::new("bench");
+    let output = neap.neap(&["bench", "pair", "--quick", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    assert_eq!(stdout.lines().count(), 1);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(report["bench"], "pair");
+    assert_eq!(report["figures"], serde_json::json!({}), "figures need neap and a peer");
+    let missing: Vec<&str> = report["missing"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    for name in ["neap", "neap-no-rseq", "jemalloc", "mimalloc2", "mimalloc3", "snmalloc", "tcmalloc"] {
+        assert!(missing.contains(&name), "{name} is not in {missing:?}");
+        assert!(text(&output.stderr).contains(&format!("without {name}: ")));
+    }
+    for workload in ["pair", "batch", "batch-fifo", "mixed", "threads"] {
+        let results = &report["variants"]["glibc"][workload];
+        assert_eq!(results["raw"].as_array().unwrap().len(), 2, "{workload}");
+        let value = |name: &str| results[name].as_f64().unwrap();
+        assert!(0.0 < value("min") && value("min") <= value("median") && value("median") <= value("max"));
+        assert!(results["raw"][0]["malloc_from"].as_str().unwrap().contains("libc"), "{workload}");
+    }
+    for fact in ["cpus", "model", "kernel", "memory", "thp", "glibc"] {
+        assert!(!report["machine"][fact].is_null(), "{fact}");
+    }
+    assert_eq!(report["versions"]["neap"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn a_library_that_does_not_provide_malloc_is_not_measured_as_neap() {
+    let neap = Installed::new("impostor");
+    neap.with_library("bin");
+    let output = neap.neap(&["bench", "page", "--quick", "--json", "--against", "glibc"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["missing"], serde_json::json!([]));
+    assert_eq!(report["failed"][0]["variant"], "neap");
+    assert!(!output.status.success(), "neap was there and did not work");
+    assert!(text(&output.stderr).contains("the loader did not take"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_known_ones() {
+    let neap = Installed::new("unknown");
+    let output = neap.neap(&["bench", "pair", "--against", "hoard"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("`hoard`") && text(&output.stderr).contains("snmalloc"));
+    let output = neap.neap(&["bench", "programs", "--against", "glibc", "--programs", "emacs"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("`emacs`") && text(&output.stderr).contains("sqlite3"));
+}
+
+#[test]
+fn a_program_under_the_c_library_alone_is_measured() {
+    let neap = Installed::new("programs");
+    let output = neap.neap(&["bench", "programs", "--quick", "--json", "--programs", "sort"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let raw = &report["variants"]["glibc"]["sort"]["raw"][0];
+    assert!(raw["output"].as_str().unwrap().starts_with("exit status: 0, "), "{raw}");
+    assert!(raw["peak_rss_kib"].as_u64().unwrap() > 0);
+    assert!(report["figures"].get("programs_differing").is_none(), "nothing ran under neap");
+}

@@ -1,0 +1,182 @@
+//! malloc, free and their relatives.
+//!
+//! Sits between C and [`PROCESS`]. Source: C17 7.22.3, POSIX.1-2024, malloc(3), posix_memalign(3), malloc_usable_size(3).
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use neap::process::PROCESS;
+
+const EINVAL: c_int = 22;
+const ENOMEM: c_int = 12;
+
+unsafe extern "C" {
+    fn __errno_location() -> *mut c_int;
+}
+
+/// Hands on what an allocation answered; null sets errno to ENOMEM.
+#[inline(always)]
+fn answer(memory: *mut u8) -> *mut c_void {
+    if memory.is_null() { refuse(ENOMEM) } else { memory.cast() }
+}
+
+#[cold]
+fn refuse(error: c_int) -> *mut c_void {
+    // SAFETY: the C library gives every thread an errno.
+    unsafe { __errno_location().write(error) };
+    null_mut()
+}
+
+fn page_size() -> usize {
+    PROCESS.page_size()
+}
+
+/// malloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn malloc(size: usize) -> *mut c_void {
+    let memory = PROCESS.allocate_fast(size);
+    // A call at the very end: the fast path needs no frame on the stack.
+    if memory.is_null() { malloc_slow(size) } else { memory.cast() }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn malloc_slow(size: usize) -> *mut c_void {
+    answer(PROCESS.allocate_slow(size))
+}
+
+/// free(3). errno stays as it is.
+///
+/// # Safety
+/// As for `free` in C.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn free(memory: *mut c_void) {
+    // SAFETY: as the caller promises.
+    unsafe { PROCESS.free(memory.cast()) }
+}
+
+/// calloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    count.checked_mul(size).map_or_else(|| refuse(ENOMEM), |bytes| answer(PROCESS.allocate_zeroed(bytes)))
+}
+
+/// realloc(3). A size of 0 frees, as in the GNU C library.
+///
+/// # Safety
+/// As for `realloc` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
+    if size == 0 && !memory.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { PROCESS.free(memory.cast()) };
+        return null_mut();
+    }
+    // SAFETY: as the caller promises.
+    answer(unsafe { PROCESS.reallocate(memory.cast(), size) })
+}
+
+/// reallocarray(3).
+///
+/// # Safety
+/// As for `realloc` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn reallocarray(memory: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    count.checked_mul(size).map_or_else(|| refuse(ENOMEM), |bytes| unsafe { realloc(memory, bytes) })
+}
+
+/// cfree(3), which programs from before 2017 call.
+///
+/// # Safety
+/// As for `free` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cfree(memory: *mut c_void) {
+    // SAFETY: as the caller promises.
+    unsafe { PROCESS.free(memory.cast()) }
+}
+
+/// free_sized of C23.
+///
+/// # Safety
+/// As for `free` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free_sized(memory: *mut c_void, _size: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { PROCESS.free(memory.cast()) }
+}
+
+/// free_aligned_sized of C23.
+///
+/// # Safety
+/// As for `free` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free_aligned_sized(memory: *mut c_void, _align: usize, _size: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { PROCESS.free(memory.cast()) }
+}
+
+/// memalign(3): an alignment that is no power of two is rounded up to one, as in the GNU C library.
+#[unsafe(no_mangle)]
+extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    match align.max(1).checked_next_power_of_two() {
+        Some(align) => answer(PROCESS.allocate_aligned(size, align)),
+        None => refuse(EINVAL),
+    }
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// `memory` may be written.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(memory: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
+        return EINVAL;
+    }
+    let allocated = PROCESS.allocate_aligned(size, align);
+    if allocated.is_null() {
+        return ENOMEM;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { memory.write(allocated.cast()) };
+    0
+}
+
+/// aligned_alloc(3): any size, as C17 has it since its defect report 460.
+#[unsafe(no_mangle)]
+extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if align.is_power_of_two() { answer(PROCESS.allocate_aligned(size, align)) } else { refuse(EINVAL) }
+}
+
+/// valloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn valloc(size: usize) -> *mut c_void {
+    answer(PROCESS.allocate_aligned(size, page_size()))
+}
+
+/// pvalloc(3): whole pages.
+#[unsafe(no_mangle)]
+extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    match size.max(1).checked_next_multiple_of(page_size()) {
+        Some(size) => answer(PROCESS.allocate_aligned(size, page_size())),
+        None => refuse(ENOMEM),
+    }
+}
+
+/// malloc_usable_size(3).
+#[unsafe(no_mangle)]
+extern "C" fn malloc_usable_size(memory: *mut c_void) -> usize {
+    PROCESS.usable_size(memory.cast())
+}
+
+/// malloc_trim(3): everything that is free goes back to the system; `pad` is not kept.
+#[unsafe(no_mangle)]
+extern "C" fn malloc_trim(_pad: usize) -> c_int {
+    PROCESS.release_all().into()
+}
+
+/// mallopt(3): accepted, and without effect; neap is set up by the variable `NEAP`.
+#[unsafe(no_mangle)]
+extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
+    1
+}

@@ -1,0 +1,18 @@
+//! Objects of neap: size classes, slabs, sheaves, barns, and the per-CPU slots in front of them.
+//!
+//! Sits between the pages and the facade. [`hot`] is what every small `malloc` and `free` touches; [`objects`] is the
+//! slow way and the way back. Knows nothing of groups, limits or threads, and never reclaims.
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod class_cache;
+pub mod hot;
+pub mod objects;
+pub mod sheaf;
+pub mod size_class;
+pub mod slab;
+pub mod slots;
+pub mod state;

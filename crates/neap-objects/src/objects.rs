@@ -1,0 +1,456 @@
+//! Objects: the slow way of allocating and freeing, and the way back to the pages.
+//!
+//! Sits between the entry points (after the hot part said no) and slots, class caches, slabs and pages. Lock order: a
+//! class cache's mutex, then nothing; pages are asked for and given back outside it. Never waits for a slot: who finds
+//! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
+//! decides what to do.
+
+use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache};
+use crate::hot::{Hot, corrupt};
+use crate::sheaf::Sheaf;
+use crate::size_class::{CLASSES, Class, GRAIN, LARGEST};
+use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
+use crate::slots::{Attempt, Slots};
+use crate::state::{ALLOCATED, CACHED, SHIFTS, StateMap, table_of};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use neap_base::platform::{Errno, Platform};
+use neap_base::{Order, Pfn};
+use neap_os::write::die;
+use neap_pages::{Pages, Shape, SideTable, State};
+
+/// Where the tables stand in [`Shape::tables`]: the state tables first, in the order of [`SHIFTS`].
+const KINDS: usize = SHIFTS.len();
+const DESCRIPTORS: usize = KINDS + 1;
+
+/// What an instance is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The most address space for memory that is handed out, in bytes.
+    pub span: usize,
+    /// The most pages that may be in use, if there is to be a limit.
+    pub budget: Option<u32>,
+    /// Whether to use restartable sequences where they work.
+    pub rseq: bool,
+    /// Whether fresh memory may come as huge pages.
+    pub huge: bool,
+}
+
+/// All objects of an instance, and the pages below them.
+#[derive(Debug)]
+pub struct Objects<P: Platform> {
+    /// The machine.
+    pub platform: P,
+    /// The pages.
+    pub pages: Pages<P>,
+    /// The slots of the CPUs.
+    pub slots: Slots,
+    /// The shared part of every class, by class.
+    pub caches: [SharedCache; CLASSES],
+    /// Descriptors of slabs.
+    pub slabs: SlabTable,
+    maps: [StateMap; CLASSES],
+    kinds: *const AtomicU8,
+    /// Objects that went around a busy slot.
+    busy: AtomicU64,
+}
+
+// SAFETY: the pointer leads to a table of atomics that lives as long as the pages.
+unsafe impl<P: Platform> Sync for Objects<P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform + Send> Send for Objects<P> {}
+
+impl<P: Platform> Objects<P> {
+    /// Maps the arena and the slots.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused; nothing stays mapped.
+    pub fn open(platform: P, config: &Config) -> Result<Objects<P>, Errno> {
+        let mut tables = [SideTable::default(); neap_pages::TABLES];
+        for (table, shift) in tables.iter_mut().zip(SHIFTS) {
+            *table = SideTable { shift, droppable: true };
+        }
+        tables[KINDS] = SideTable { shift: 12, droppable: false };
+        tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
+        let shape = Shape { span: config.span, budget: config.budget, tables, huge: config.huge };
+        let pages = Pages::open(&platform, &shape)?;
+        let slots = match Slots::open(&platform, config.rseq) {
+            Ok(slots) => slots,
+            Err(error) => {
+                // SAFETY: nobody has seen the pages yet.
+                unsafe { pages.close(&platform) };
+                return Err(error);
+            }
+        };
+        let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
+        let descriptors = descriptors.ok_or(Errno::NOMEM)?;
+        Ok(Objects {
+            maps: StateMap::all(core::array::from_fn(|table| pages.side_table(table))),
+            kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
+            // SAFETY: the side table made for it.
+            slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
+            caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
+            busy: AtomicU64::new(0),
+            platform,
+            pages,
+            slots,
+        })
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// Nobody uses this or any object of it any more, and no [`Hot`] leads here.
+    pub unsafe fn close(&self) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.slots.close(&self.platform);
+            self.pages.close(&self.platform);
+        }
+    }
+
+    /// Lets the fast paths of `hot` work on this instance, where it has Rseq slots.
+    ///
+    /// # Safety
+    /// `hot` is used by nobody yet and does not outlive this instance.
+    pub unsafe fn open_hot(&self, hot: &Hot) {
+        self.slots.publish(&hot.table);
+        if self.slots.has_rseq() {
+            // SAFETY: as the caller promises; the tables are those of the arena.
+            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.maps, LARGEST) };
+            hot.cover(self.pages.limit());
+        }
+    }
+
+    /// The class of the object or run that lies at `pointer`: [`Class::NONE`] for runs of pages, `None` for an address that
+    /// is not in the arena.
+    #[inline]
+    pub fn class_at(&self, pointer: *const u8) -> Option<Class> {
+        let offset = pointer.addr().wrapping_sub(self.pages.base());
+        // SAFETY: the kind map has an entry for every mapped 4 KiB.
+        (offset < self.pages.limit()).then(|| Class(unsafe { (*self.kinds.add(offset >> 12)).load(Ordering::Relaxed) }))
+    }
+
+    fn grains(&self, object: *const u8) -> usize {
+        (object.addr() - self.pages.base()) / GRAIN
+    }
+
+    /// Whether the program has the object of `class` at `pointer`: not one inside it, not one that is free.
+    pub fn is_allocated(&self, class: Class, pointer: *const u8) -> bool {
+        let aligned = pointer.addr() % GRAIN == 0;
+        // SAFETY: `class_at` found the address in the arena.
+        aligned && unsafe { self.maps[class.index()].change(self.grains(pointer), ALLOCATED, ALLOCATED) }
+    }
+
+    /// Marks an object of the program's as cached; `false` if the program does not have it.
+    pub fn disown(&self, class: Class, pointer: *const u8) -> bool {
+        let aligned = pointer.addr() % GRAIN == 0;
+        // SAFETY: `class_at` found the address in the arena.
+        aligned && unsafe { self.maps[class.index()].change(self.grains(pointer), ALLOCATED, CACHED) }
+    }
+
+    /// Whether `pointer` is an object that sits in a cache.
+    pub fn is_cached(&self, class: Class, pointer: *const u8) -> bool {
+        // SAFETY: `class_at` found the address in the arena.
+        unsafe { self.maps[class.index()].change(self.grains(pointer), CACHED, CACHED) }
+    }
+
+    /// How far into an object of `class` an address of one of its slabs points.
+    pub fn offset_in(&self, class: Class, pointer: *const u8) -> usize {
+        let slab = SlabId(self.pages.frames().frame(self.pages.pfn(pointer.addr())).owner());
+        // SAFETY: the kind map says that a slab of the class lies there.
+        (pointer.addr() - self.pages.address(unsafe { self.slabs.pfn_of(slab) })) % class.size()
+    }
+
+    /// An object of `class`, or `None` where no page can be had.
+    pub fn allocate(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+        let object = match self.slots.pop(&self.platform, &hot.table, class) {
+            Attempt::Done(object) => object,
+            Attempt::Exhausted => match self.full_sheaf(hot, class) {
+                Some(sheaf) => self.allocate_from(hot, class, sheaf)?,
+                None => self.allocate_directly(hot, class)?,
+            },
+            Attempt::Busy => self.allocate_directly(hot, class)?,
+        };
+        // SAFETY: objects lie in the arena.
+        if !unsafe { self.maps[class.index()].change(self.grains(object), CACHED, ALLOCATED) } {
+            corrupt(object, class);
+        }
+        Some(object)
+    }
+
+    /// Takes one object of a sheaf with objects, then leaves the sheaf in this CPU's slot.
+    fn allocate_from(&self, hot: &Hot, class: Class, sheaf: Sheaf) -> Option<*mut u8> {
+        // The caller's object first: whatever happens to the slot, this call has what it came for.
+        let object = sheaf.pop();
+        self.settle(hot, class, sheaf);
+        object
+    }
+
+    /// Installs a sheaf in this CPU's slot; what was there becomes the spare, and what that displaces goes to the barn.
+    fn settle(&self, hot: &Hot, class: Class, sheaf: Sheaf) {
+        match self.slots.install(&self.platform, &hot.table, class, sheaf) {
+            Ok(None) => {}
+            Ok(old) => {
+                if let Some(displaced) = self.slots.exchange_spare(&self.platform, class, old) {
+                    self.stow(class, displaced);
+                }
+            }
+            Err(sheaf) => self.stow(class, sheaf),
+        }
+    }
+
+    /// A sheaf with at least one object: the spare, one from the barn, or one filled from slabs.
+    fn full_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
+        let spare = self.slots.exchange_spare(&self.platform, class, None);
+        if let Some(spare) = spare
+            && spare.count() > 0
+        {
+            return Some(spare);
+        }
+        let empty = {
+            let mut cache = self.caches[class.index()].lock();
+            if let Some(full) = cache.full.pop() {
+                if let Some(spare) = spare {
+                    cache.empty.push(spare);
+                }
+                return Some(full);
+            }
+            spare.or_else(|| cache.empty.pop())
+        };
+        let sheaf = empty.or_else(|| self.new_sheaf(hot, class))?;
+        self.fill(hot, class, sheaf);
+        if sheaf.count() == 0 {
+            self.stow(class, sheaf);
+            return None;
+        }
+        Some(sheaf)
+    }
+
+    /// Fills a sheaf from slabs, making new ones until it is at least half full.
+    fn fill(&self, hot: &Hot, class: Class, sheaf: Sheaf) {
+        let wanted = sheaf.capacity() as usize;
+        loop {
+            let mut cache = self.caches[class.index()].lock();
+            let room = wanted - sheaf.count() as usize;
+            // SAFETY: the lock is held.
+            unsafe { cache.take(&self.slabs, room, |place| _ = sheaf.push(self.cached(class, place))) };
+            drop(cache);
+            if sheaf.count() as usize * 2 >= wanted || !self.new_slab(hot, class) {
+                return;
+            }
+        }
+    }
+
+    /// The object at a place, marked as cached.
+    fn cached(&self, class: Class, place: Place) -> *mut u8 {
+        // SAFETY: the slab was just taken from under its lock and has an object out: it exists.
+        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
+        let address = self.pages.address(pfn) + place.object as usize * class.size();
+        // SAFETY: the object lies in the arena and is this thread's.
+        unsafe { self.maps[class.index()].set((address - self.pages.base()) / GRAIN, CACHED) };
+        core::ptr::with_exposed_provenance_mut(address)
+    }
+
+    /// One object without a sheaf: where the slot is busy, or there is no memory for sheaves. Marked as cached.
+    fn allocate_directly(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        if let Some(object) = self.caches[class.index()].lock().take_one() {
+            return Some(object);
+        }
+        loop {
+            let mut object = None;
+            // SAFETY: the lock is held.
+            unsafe {
+                let mut cache = self.caches[class.index()].lock();
+                cache.take(&self.slabs, 1, |place| object = Some(self.cached(class, place)));
+            }
+            if object.is_some() || !self.new_slab(hot, class) {
+                return object;
+            }
+        }
+    }
+
+    /// Adds a slab to a class; `false` where no page can be had.
+    fn new_slab(&self, hot: &Hot, class: Class) -> bool {
+        let shape = class.slab_shape(self.pages.page_size());
+        let Ok(block) = self.pages.allocate_block(&self.platform, Order(shape.order)) else { return false };
+        let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
+            self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
+            return false;
+        };
+        self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
+        self.pages.mark_side_table(block.pfn, table_of(class));
+        self.set_kind(block.pfn, Order(shape.order), class);
+        hot.cover(self.pages.limit());
+        // SAFETY: the slab is new, and its cache's lock is held.
+        unsafe { self.caches[class.index()].lock().add(&self.slabs, slab) };
+        true
+    }
+
+    /// Gives wholly free slabs back to the pages.
+    fn destroy(&self, mut empties: SlabList) {
+        while let Some(slab) = empties.first() {
+            // SAFETY: the slabs on this list are this thread's alone.
+            let (pfn, order) = unsafe {
+                empties.remove(&self.slabs, slab);
+                let slab = self.slabs.get(slab);
+                (slab.pfn, Order(slab.order))
+            };
+            self.set_kind(pfn, order, Class::NONE);
+            let frames = self.pages.frames();
+            frames.frame(pfn).set_head(State::Allocated, order);
+            (1..order.pages()).for_each(|page| frames.frame(pfn.plus(page)).set_state(State::Inside));
+            self.slabs.destroy(slab);
+            self.pages.free_block(&self.platform, pfn, order);
+        }
+    }
+
+    fn set_kind(&self, pfn: Pfn, order: Order, class: Class) {
+        let first = (self.pages.address(pfn) - self.pages.base()) >> 12;
+        let count = (order.pages() as usize * self.pages.page_size()) >> 12;
+        for entry in first..first + count {
+            // SAFETY: the kind map has an entry for every mapped 4 KiB.
+            unsafe { (*self.kinds.add(entry)).store(class.0, Ordering::Relaxed) };
+        }
+    }
+
+    /// Puts away an object that is marked as cached and in no sheaf.
+    pub fn free(&self, hot: &Hot, class: Class, object: *mut u8) {
+        match self.slots.push(&self.platform, &hot.table, class, object) {
+            Attempt::Done(()) => return,
+            Attempt::Busy => {
+                self.busy.fetch_add(1, Ordering::Relaxed);
+                return self.flush(class, &[object]);
+            }
+            Attempt::Exhausted => {}
+        }
+        match self.sheaf_with_room(hot, class) {
+            Some(sheaf) => {
+                sheaf.push(object);
+                self.settle(hot, class, sheaf);
+            }
+            None => self.flush(class, &[object]),
+        }
+    }
+
+    /// A sheaf that is not full: the spare, an empty one from the barn, or a new one.
+    fn sheaf_with_room(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
+        let spare = self.slots.exchange_spare(&self.platform, class, None);
+        if let Some(spare) = spare {
+            if spare.count() < spare.capacity() {
+                return Some(spare);
+            }
+            self.stow(class, spare);
+        }
+        let empty = self.caches[class.index()].lock().empty.pop();
+        empty.or_else(|| self.new_sheaf(hot, class))
+    }
+
+    /// Gives a sheaf to the barn; where that has enough, its objects go to their slabs.
+    fn stow(&self, class: Class, sheaf: Sheaf) {
+        let Err(sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
+        self.flush(class, sheaf.objects());
+        sheaf.clear();
+        let Err(sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
+        self.drop_sheaf(class, sheaf);
+    }
+
+    /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
+    fn flush(&self, class: Class, objects: &[*mut u8]) {
+        for batch in objects.chunks(FLUSH_BATCH) {
+            let mut empties = SlabList::new();
+            {
+                let mut cache = self.caches[class.index()].lock();
+                for &object in batch {
+                    // SAFETY: the objects are cached ones of this class, so in the arena.
+                    unsafe { self.maps[class.index()].set(self.grains(object), 0) };
+                    let place = self.place(class, object);
+                    // SAFETY: the lock is held; the frame says that the slab is one of this class.
+                    if !unsafe { cache.put(&self.slabs, place, &mut empties) } {
+                        die(format_args!("double free: {object:p} ({} bytes) is free already", class.size()));
+                    }
+                }
+            }
+            self.destroy(empties);
+        }
+    }
+
+    fn place(&self, class: Class, object: *const u8) -> Place {
+        let pfn = self.pages.pfn(object.addr());
+        let slab = SlabId(self.pages.frames().frame(pfn).owner());
+        // SAFETY: the caller has an object of the slab, so it exists.
+        let start = self.pages.address(unsafe { self.slabs.pfn_of(slab) });
+        Place { slab, object: ((object.addr() - start) as u32) / class.size() as u32 }
+    }
+
+    /// Memory for a sheaf: an object that comes from its slab directly and is in no state, so that freeing it by hand is
+    /// found out.
+    fn new_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
+        let capacity = class.sheaf_capacity();
+        let memory_class = Class::of_size(Sheaf::bytes(capacity));
+        loop {
+            let mut place = None;
+            // SAFETY: the lock is held.
+            unsafe { self.caches[memory_class.index()].lock().take(&self.slabs, 1, |found| place = Some(found)) };
+            if let Some(place) = place {
+                // SAFETY: the place was just taken, so the slab exists.
+                let pfn = unsafe { self.slabs.pfn_of(place.slab) };
+                let address = self.pages.address(pfn) + place.object as usize * memory_class.size();
+                let memory = NonNull::new(core::ptr::with_exposed_provenance_mut(address))?;
+                // SAFETY: an object of the right size that is nobody else's.
+                return Some(unsafe { Sheaf::make(memory, capacity) });
+            }
+            if !self.new_slab(hot, memory_class) {
+                return None;
+            }
+        }
+    }
+
+    /// Gives the memory of an empty sheaf back.
+    fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
+        let memory_class = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
+        self.flush(memory_class, &[sheaf.memory().as_ptr()]);
+    }
+
+    /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
+    pub fn dissolve(&self, class: Class, sheaf: Sheaf) {
+        self.flush(class, sheaf.objects());
+        sheaf.clear();
+        self.drop_sheaf(class, sheaf);
+    }
+
+    /// Takes every sheaf of the `wanted` classes from a CPU and dissolves it; `false` if the CPU was skipped.
+    pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> bool {
+        self.slots.take(&self.platform, cpu, wanted, &mut |class, sheaf| self.dissolve(class, sheaf))
+    }
+
+    /// Dissolves sheaves of a class's barn: `all` of them, or those that nobody needed since the last time. Answers
+    /// whether any are left.
+    pub fn trim_barn(&self, class: Class, all: bool) -> bool {
+        let (mut full, mut empty, mut left);
+        {
+            let mut cache = self.caches[class.index()].lock();
+            (full, empty) = (cache.full.working_set(), cache.empty.working_set());
+            if all {
+                (full, empty) = (cache.full.length(), cache.empty.length());
+            }
+            left = cache.full.length() > full || cache.empty.length() > empty;
+        }
+        for from_full in (0..full).map(|_| true).chain((0..empty).map(|_| false)) {
+            let mut cache = self.caches[class.index()].lock();
+            let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
+            drop(cache);
+            match sheaf {
+                Some(sheaf) => self.dissolve(class, sheaf),
+                None => left = true,
+            }
+        }
+        left
+    }
+
+    /// Objects that went around a busy slot so far.
+    pub fn busy(&self) -> u64 {
+        self.busy.load(Ordering::Relaxed)
+    }
+}

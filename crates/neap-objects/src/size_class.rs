@@ -1,0 +1,211 @@
+//! Size classes: which sizes objects come in, and how a class is laid out in slabs, sheaves and state bytes.
+//!
+//! Sits between a request in bytes and everything that is kept per class. Pure arithmetic and constant tables; no lock,
+//! no state. 16 to 128 bytes in steps of 16, then eight classes per doubling up to 32 KiB: at most 12.5 % of an object
+//! is wasted inside it (of objects over 128 bytes; below that at most 15 bytes).
+
+/// The largest object; anything larger is a run of pages.
+pub const LARGEST: usize = 32 << 10;
+
+/// The alignment of every object, and the finest step of sizes.
+pub const GRAIN: usize = 16;
+
+/// Classes, class 0 included, which stands for "not an object".
+pub const CLASSES: usize = 73;
+
+/// A size class, 1 to 72; 0 is the class of memory that holds no objects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(transparent)]
+pub struct Class(pub u8);
+
+impl Class {
+    /// Not a class of objects.
+    pub const NONE: Class = Class(0);
+
+    /// Every class of objects, smallest first.
+    pub fn all() -> impl DoubleEndedIterator<Item = Class> {
+        (1..CLASSES as u8).map(Class)
+    }
+
+    /// The class of objects of `size` bytes (at most [`LARGEST`]; 0 counts as 1).
+    #[inline(always)]
+    pub fn of_size(size: usize) -> Class {
+        Class(OF_GRAINS[(size + GRAIN - 1) / GRAIN])
+    }
+
+    /// The same without a check.
+    ///
+    /// # Safety
+    /// `size` is at most [`LARGEST`].
+    #[inline(always)]
+    pub unsafe fn of_size_unchecked(size: usize) -> Class {
+        // SAFETY: the table has an entry for every size up to LARGEST.
+        Class(unsafe { *OF_GRAINS.get_unchecked((size + GRAIN - 1) / GRAIN) })
+    }
+
+    /// The smallest class whose objects hold `size` bytes and all lie on multiples of `align` (a power of two), if any.
+    pub fn of_layout(size: usize, align: usize, page_size: usize) -> Option<Class> {
+        if size > LARGEST || align > page_size {
+            return None;
+        }
+        let first = Class::of_size(size);
+        // A slab starts on a page, so an object is aligned if its size is a multiple.
+        (first.0..CLASSES as u8).map(Class).find(|class| class.size() % align == 0)
+    }
+
+    /// Bytes of one object.
+    #[inline(always)]
+    pub fn size(self) -> usize {
+        SIZES[self.index()] as usize
+    }
+
+    /// As an index.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Which power of two one state byte covers (see [`state`](crate::state)): an object is at least that large, so no
+    /// two share a byte, and few tables are enough.
+    #[inline]
+    pub const fn state_shift(self) -> u8 {
+        match SIZES[self.0 as usize] {
+            0..32 => 4,
+            32..64 => 5,
+            64..1024 => 6,
+            _ => 10,
+        }
+    }
+
+    /// Objects in a sheaf: at most 256, at most 32 KiB of them, at least 4.
+    pub fn sheaf_capacity(self) -> u32 {
+        ((32 << 10) / self.size()).clamp(4, 256) as u32
+    }
+
+    /// Full sheaves that a barn keeps between two ticks: 1 MiB of objects, at least 10 sheaves.
+    pub fn barn_limit(self) -> u32 {
+        ((1 << 20) / (self.size() * self.sheaf_capacity() as usize)).max(10) as u32
+    }
+
+    /// How slabs of this class are cut, on pages of `page_size` bytes.
+    pub fn slab_shape(self, page_size: usize) -> SlabShape {
+        let size = self.size();
+        let shape = |order: u8| {
+            let bytes = page_size << order;
+            SlabShape { order, objects: (bytes / size) as u32, waste: bytes % size }
+        };
+        // The largest order of at most so many bytes.
+        let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
+        // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages).
+        let (low, high) = if size <= 4 << 10 {
+            let order = order_of((512 * size).min(32 << 10));
+            (order, order)
+        } else {
+            (order_of(64 << 10), order_of(256 << 10))
+        };
+        // The first that wastes at most a sixteenth at its end, or the one that wastes least.
+        let fits = (low..=high).map(shape).find(|shape| shape.waste * 16 <= page_size << shape.order);
+        fits.unwrap_or_else(|| {
+            (low..=high).map(shape).min_by_key(|shape| (shape.waste << 16) >> shape.order).unwrap_or(shape(high))
+        })
+    }
+}
+
+/// One slab: a block of pages cut into objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlabShape {
+    /// Order of the block.
+    pub order: u8,
+    /// Objects in it.
+    pub objects: u32,
+    /// Bytes left over at the end.
+    pub waste: usize,
+}
+
+const SIZES: [u16; CLASSES] = {
+    let mut sizes = [0; CLASSES];
+    let mut class = 1;
+    let mut size = GRAIN;
+    while class < CLASSES {
+        sizes[class] = size as u16;
+        size += if size < 128 { GRAIN } else { 1 << (usize::BITS - 1 - size.leading_zeros() - 3) };
+        class += 1;
+    }
+    sizes
+};
+
+const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
+    let mut table = [1; LARGEST / GRAIN + 1];
+    let (mut grains, mut class) = (1, 1);
+    while grains < table.len() {
+        while (SIZES[class] as usize) < grains * GRAIN {
+            class += 1;
+        }
+        table[grains] = class as u8;
+        grains += 1;
+    }
+    table
+};
+
+const _: () = assert!(SIZES[CLASSES - 1] as usize == LARGEST, "the last class is the largest");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_the_smallest_class_that_holds_it() {
+        for size in 0..=LARGEST {
+            let class = Class::of_size(size);
+            assert!(class.size() >= size && class.size() % GRAIN == 0, "size {size}");
+            assert!(class.0 == 1 || Class(class.0 - 1).size() < size, "size {size}");
+        }
+    }
+
+    #[test]
+    fn at_most_an_eighth_of_an_object_is_wasted() {
+        for size in 129..=LARGEST {
+            let waste = Class::of_size(size).size() - size;
+            assert!(waste * 8 <= Class::of_size(size).size(), "size {size} wastes {waste}");
+        }
+    }
+
+    #[test]
+    fn two_objects_of_a_slab_never_share_a_state_byte() {
+        for class in Class::all() {
+            assert!(1 << class.state_shift() <= class.size());
+        }
+    }
+
+    #[test]
+    fn slabs_waste_little_on_every_page_size() {
+        for page_size in [4096, 16384, 65536] {
+            for class in Class::all() {
+                let shape = class.slab_shape(page_size);
+                let bytes = page_size << shape.order;
+                assert_eq!(shape.objects as usize * class.size() + shape.waste, bytes);
+                assert!(
+                    shape.waste * 100 <= bytes * 9,
+                    "{class:?} of {} wastes {} of {bytes}",
+                    class.size(),
+                    shape.waste
+                );
+                assert!(shape.objects as usize <= crate::slab::most_objects(page_size), "{class:?} {shape:?}");
+                assert!(shape.order <= 6);
+            }
+        }
+    }
+
+    #[test]
+    fn an_aligned_request_gets_objects_that_are_all_aligned() {
+        for align_bits in 0..=12 {
+            for size in (0..5000).step_by(7) {
+                let align = 1 << align_bits;
+                let class = Class::of_layout(size, align, 4096).unwrap();
+                assert!(class.size() >= size && class.size() % align == 0);
+            }
+        }
+        assert_eq!(Class::of_layout(1, 8192, 4096), None);
+        assert_eq!(Class::of_layout(LARGEST + 1, 16, 4096), None);
+    }
+}

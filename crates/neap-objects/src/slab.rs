@@ -1,0 +1,387 @@
+//! Slabs: blocks of pages cut into objects of one class, each with a bitmap of its free objects beside the memory.
+//!
+//! Sits between the page layer, which gives and takes blocks, and the class caches, which fill and empty sheaves. A slab
+//! is known by its number; its descriptor (links, counts, bitmap) lies in a table of its own, never inside free memory.
+//! The table itself is guarded by a mutex only where numbers are given out; a descriptor belongs to the class cache
+//! whose lock its owner holds. Never allocates and never gives pages back: its callers do, outside their locks.
+
+use crate::size_class::{Class, SlabShape};
+use core::ptr::NonNull;
+use neap_base::{Mutex, Pfn, bitmap};
+
+/// The number of a slab.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct SlabId(pub u32);
+
+impl SlabId {
+    /// No slab: the end of a list.
+    pub const NONE: SlabId = SlabId(u32::MAX);
+
+    /// The slab itself, or `None` for [`SlabId::NONE`].
+    pub fn some(self) -> Option<SlabId> {
+        (self != SlabId::NONE).then_some(self)
+    }
+}
+
+/// The most objects a slab may have: what the bitmap behind a descriptor has bits for.
+pub const fn most_objects(page_size: usize) -> usize {
+    let smallest = page_size / crate::size_class::GRAIN;
+    if smallest < 512 { 512 } else { smallest }
+}
+
+/// Bytes of address space that a state of the arena is divided by for the descriptor table: one byte per 64 of the arena.
+pub const TABLE_SHIFT: u8 = 6;
+
+/// What is known of one slab.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slab {
+    next: SlabId,
+    previous: SlabId,
+    /// The first page.
+    pub pfn: Pfn,
+    /// Objects in the slab.
+    pub objects: u32,
+    /// Objects that are in the bitmap: free.
+    pub free: u32,
+    /// No bit below this word is set.
+    first_word: u32,
+    /// The class of the objects.
+    pub class: Class,
+    /// The order of the block of pages.
+    pub order: u8,
+    /// On its class's list of partly free slabs.
+    listed: bool,
+}
+
+/// All descriptors, by number.
+#[derive(Debug)]
+pub struct SlabTable {
+    base: NonNull<u8>,
+    stride: usize,
+    limit: u32,
+    numbers: Mutex<Numbers>,
+}
+
+// SAFETY: descriptors are reached under the lock of their class cache, numbers under the mutex.
+unsafe impl Sync for SlabTable {}
+// SAFETY: as above.
+unsafe impl Send for SlabTable {}
+
+#[derive(Debug)]
+struct Numbers {
+    /// Numbers given back, linked through `next`.
+    free: SlabId,
+    /// Numbers never given out yet start here.
+    fresh: u32,
+    /// Slabs there are.
+    used: u32,
+}
+
+impl SlabTable {
+    /// The table over memory at `base`, which reads as zeroes and has a byte per 64 bytes of arena.
+    ///
+    /// # Safety
+    /// `base` is the side table of shift [`TABLE_SHIFT`] and `span` the bytes of arena that it is for.
+    pub unsafe fn new(base: NonNull<u8>, span: usize, page_size: usize) -> SlabTable {
+        let stride = size_of::<Slab>() + most_objects(page_size) / 8;
+        let limit = ((span >> TABLE_SHIFT) / stride).min(u32::MAX as usize - 1) as u32;
+        SlabTable { base, stride, limit, numbers: Mutex::new(Numbers { free: SlabId::NONE, fresh: 0, used: 0 }) }
+    }
+
+    fn pointer(&self, id: SlabId) -> NonNull<Slab> {
+        // SAFETY: the number was given out by this table, so its descriptor lies inside it.
+        unsafe { self.base.add(id.0 as usize * self.stride).cast() }
+    }
+
+    /// The descriptor of a slab.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the class cache that the slab belongs to, or has just made it; and does not call this
+    /// twice for one slab at a time.
+    #[expect(clippy::mut_from_ref, reason = "the caller holds the lock that makes it exclusive")]
+    pub unsafe fn get(&self, id: SlabId) -> &mut Slab {
+        // SAFETY: as the caller promises.
+        unsafe { self.pointer(id).as_mut() }
+    }
+
+    fn words(&self, id: SlabId, objects: u32) -> NonNull<[u64]> {
+        // SAFETY: the bitmap follows the descriptor directly.
+        let words = unsafe { self.pointer(id).add(1).cast() };
+        NonNull::slice_from_raw_parts(words, (objects as usize).div_ceil(64))
+    }
+
+    /// Slabs there are.
+    pub fn used(&self) -> u32 {
+        self.numbers.lock().used
+    }
+
+    /// The first page of a slab: what never changes while it exists, so no lock is needed.
+    ///
+    /// # Safety
+    /// The slab exists: the caller holds an object of it.
+    pub unsafe fn pfn_of(&self, id: SlabId) -> Pfn {
+        // SAFETY: the field is written before the slab has objects, and not again before it has none.
+        unsafe { (&raw const (*self.pointer(id).as_ptr()).pfn).read() }
+    }
+
+    /// A new slab over the block at `pfn`, all its objects free, on no list. `None` if there are no numbers left, which
+    /// the table's size rules out as long as slabs do not overlap.
+    pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape) -> Option<SlabId> {
+        let id = {
+            let mut numbers = self.numbers.lock();
+            let id = match numbers.free.some() {
+                Some(id) => {
+                    // SAFETY: a free number's descriptor belongs to the table.
+                    numbers.free = unsafe { self.get(id) }.next;
+                    id
+                }
+                None if numbers.fresh < self.limit => {
+                    numbers.fresh += 1;
+                    SlabId(numbers.fresh - 1)
+                }
+                None => return None,
+            };
+            numbers.used += 1;
+            id
+        };
+        let slab = Slab {
+            next: SlabId::NONE,
+            previous: SlabId::NONE,
+            pfn,
+            objects: shape.objects,
+            free: shape.objects,
+            first_word: 0,
+            class,
+            order: shape.order,
+            listed: false,
+        };
+        // SAFETY: the number was just given to this caller alone.
+        unsafe { self.pointer(id).write(slab) };
+        // SAFETY: as above.
+        let words = unsafe { self.words(id, shape.objects).as_mut() };
+        words.fill(0);
+        bitmap::set_range(words, 0, shape.objects as usize);
+        Some(id)
+    }
+
+    /// Gives a number back. The caller has taken the slab off its list and owns it alone.
+    pub fn destroy(&self, id: SlabId) {
+        let mut numbers = self.numbers.lock();
+        // SAFETY: the caller owns the slab.
+        unsafe { self.get(id) }.next = numbers.free;
+        numbers.free = id;
+        numbers.used -= 1;
+    }
+
+    /// Takes up to `cells.len()` objects out of a slab, lowest first, as object numbers, and answers how many.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn take(&self, id: SlabId, most: usize, mut each: impl FnMut(u32)) -> usize {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, slab.objects).as_mut() };
+        let mut left = most.min(slab.free as usize);
+        let taken = left;
+        let mut word = slab.first_word as usize;
+        while left > 0 {
+            let mut bits = words[word];
+            while bits != 0 && left > 0 {
+                each(word as u32 * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+                left -= 1;
+            }
+            words[word] = bits;
+            word += usize::from(bits == 0);
+        }
+        slab.first_word = word as u32;
+        slab.free -= taken as u32;
+        taken
+    }
+
+    /// Puts object number `object` back; `false` if it is there already or there is no such object.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn put(&self, id: SlabId, object: u32) -> bool {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, slab.objects).as_mut() };
+        if object >= slab.objects || bitmap::set(words, object as usize) {
+            return false;
+        }
+        slab.free += 1;
+        slab.first_word = slab.first_word.min(object / 64);
+        true
+    }
+
+    /// Whether the counts of a slab agree with its bitmap.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn is_consistent(&self, id: SlabId) -> bool {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, slab.objects).as_ref() };
+        let set = bitmap::count_range(words, 0, words.len() * 64);
+        let below = bitmap::count_range(words, 0, (slab.first_word as usize * 64).min(words.len() * 64));
+        set == slab.free as usize && below == 0 && slab.free <= slab.objects
+    }
+}
+
+/// A list of partly free slabs of one class; its lock is that of the class cache.
+#[derive(Debug)]
+pub struct SlabList {
+    head: SlabId,
+    /// Slabs on the list.
+    pub length: u32,
+}
+
+impl SlabList {
+    /// An empty list.
+    pub const fn new() -> SlabList {
+        SlabList { head: SlabId::NONE, length: 0 }
+    }
+
+    /// The first slab: the one that was put there last.
+    pub fn first(&self) -> Option<SlabId> {
+        self.head.some()
+    }
+
+    /// Whether a slab is on its class's list.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn contains(table: &SlabTable, id: SlabId) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { table.get(id) }.listed
+    }
+
+    /// The slab after `id`.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn after(table: &SlabTable, id: SlabId) -> Option<SlabId> {
+        // SAFETY: as the caller promises.
+        unsafe { table.get(id) }.next.some()
+    }
+
+    /// Puts a slab at the front.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`]; the slab is on no list.
+    pub unsafe fn insert(&mut self, table: &SlabTable, id: SlabId) {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { table.get(id) };
+        (slab.next, slab.previous, slab.listed) = (self.head, SlabId::NONE, true);
+        if let Some(next) = self.head.some() {
+            // SAFETY: as the caller promises; another slab than the one above.
+            unsafe { table.get(next) }.previous = id;
+        }
+        self.head = id;
+        self.length += 1;
+    }
+
+    /// Takes a slab off the list.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`]; the slab is on this list.
+    pub unsafe fn remove(&mut self, table: &SlabTable, id: SlabId) {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { table.get(id) };
+        let (next, previous) = (slab.next, slab.previous);
+        slab.listed = false;
+        match previous.some() {
+            // SAFETY: as the caller promises; another slab than the one above.
+            Some(previous) => unsafe { table.get(previous) }.next = next,
+            None => self.head = next,
+        }
+        if let Some(next) = next.some() {
+            // SAFETY: as the caller promises; another slab than the one above.
+            unsafe { table.get(next) }.previous = previous;
+        }
+        self.length -= 1;
+    }
+}
+
+impl Default for SlabList {
+    fn default() -> Self {
+        SlabList::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    fn table() -> (SlabTable, Vec<u128>) {
+        let mut memory = std::vec![0_u128; 4096];
+        // SAFETY: the memory is aligned by hand to 64 bytes and outlives the table in every test.
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let base = NonNull::new(base.wrapping_add(base.align_offset(64))).unwrap();
+        // SAFETY: as above; 4096 × 16 bytes less the alignment.
+        (unsafe { SlabTable::new(base, 32 << 10 << TABLE_SHIFT, 4096) }, memory)
+    }
+
+    #[test]
+    fn every_object_is_given_out_once_and_taken_back_once() {
+        let (table, _memory) = table();
+        for class in [Class(1), Class(20), Class(40), Class(72)] {
+            let shape = class.slab_shape(4096);
+            let id = table.create(Pfn(7), class, shape).unwrap();
+            let mut given = BTreeSet::new();
+            // SAFETY: the only thread.
+            unsafe {
+                while table.take(id, 3, |object| assert!(given.insert(object) && object < shape.objects)) > 0 {
+                    assert!(table.is_consistent(id));
+                }
+                assert_eq!(given.len() as u32, shape.objects);
+                for &object in given.iter().rev() {
+                    assert!(table.put(id, object) && !table.put(id, object) && table.is_consistent(id));
+                }
+                assert!(!table.put(id, shape.objects));
+                assert_eq!(table.get(id).free, shape.objects);
+            }
+            table.destroy(id);
+        }
+        assert_eq!(table.used(), 0);
+    }
+
+    #[test]
+    fn numbers_are_used_again_and_run_out() {
+        let (table, _memory) = table();
+        let shape = Class(5).slab_shape(4096);
+        let ids: Vec<SlabId> = std::iter::from_fn(|| table.create(Pfn(0), Class(5), shape)).collect();
+        assert_eq!(ids.len() as u32, table.limit);
+        table.destroy(ids[3]);
+        assert_eq!(table.create(Pfn(0), Class(5), shape), Some(ids[3]));
+        assert_eq!(table.create(Pfn(0), Class(5), shape), None);
+    }
+
+    #[test]
+    fn a_list_keeps_its_links() {
+        let (table, _memory) = table();
+        let ids: Vec<SlabId> =
+            (0..4).map(|_| table.create(Pfn(0), Class(5), Class(5).slab_shape(4096)).unwrap()).collect();
+        let mut list = SlabList::new();
+        // SAFETY: the only thread.
+        unsafe {
+            ids.iter().for_each(|&id| list.insert(&table, id));
+            list.remove(&table, ids[1]);
+            list.remove(&table, ids[3]);
+            list.remove(&table, ids[0]);
+            assert_eq!((list.first(), list.length), (Some(ids[2]), 1));
+            assert!(SlabList::contains(&table, ids[2]) && !SlabList::contains(&table, ids[1]));
+            assert_eq!(SlabList::after(&table, ids[2]), None);
+            list.remove(&table, ids[2]);
+        }
+        assert_eq!(list.first(), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! The search: every state that a scenario can reach, breadth first, and the shortest way to a bad one.
+//!
+//! Sits between `steps` with `check` below and the scenarios above. Keeps each state once, packed, in
+//! one array that is at the same time the queue; a hash table of indexes finds states again. Single
+//! threaded, no lock. Never gives up silently: too many states is a panic.
+
+use core::fmt::Write;
+
+use crate::check::pointer_name;
+use crate::model::*;
+use crate::protocol::*;
+use crate::steps::*;
+
+const MOST_STATES: usize = 4_000_000;
+
+/// What a search found.
+pub struct Report {
+    pub name: &'static str,
+    pub states: usize,
+    pub steps: usize,
+    pub events: u32,
+    /// What is wrong, and the numbered steps that lead there.
+    pub violation: Option<(String, String)>,
+}
+
+struct Visited {
+    states: Vec<Packed>,
+    parents: Vec<u32>,
+    /// Index plus one; 0 is free. The size is a power of two.
+    table: Vec<u32>,
+}
+
+fn hash(words: &Packed) -> u64 {
+    let mix = |hash: u64, &word: &u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    let hash = words.iter().fold(0, mix);
+    hash ^ hash >> 29
+}
+
+impl Visited {
+    fn new() -> Visited {
+        Visited { states: Vec::new(), parents: Vec::new(), table: vec![0; 1 << 12] }
+    }
+
+    /// Adds a state; false if it was known.
+    fn insert(&mut self, state: Packed, parent: u32) -> bool {
+        if self.states.len() * 2 >= self.table.len() {
+            let mut table = vec![0; self.table.len() * 4];
+            for (index, known) in self.states.iter().enumerate() {
+                let mut at = hash(known) as usize & (table.len() - 1);
+                while table[at] != 0 {
+                    at = (at + 1) & (table.len() - 1);
+                }
+                table[at] = index as u32 + 1;
+            }
+            self.table = table;
+        }
+        let mut at = hash(&state) as usize & (self.table.len() - 1);
+        while self.table[at] != 0 {
+            if self.states[self.table[at] as usize - 1] == state {
+                return false;
+            }
+            at = (at + 1) & (self.table.len() - 1);
+        }
+        self.states.push(state);
+        self.parents.push(parent);
+        self.table[at] = self.states.len() as u32;
+        true
+    }
+}
+
+/// Explores everything, or stops at the first state that is wrong.
+pub fn explore(machine: &Machine) -> Report {
+    let mut report = Report { name: machine.scenario.name, states: 0, steps: 0, events: 0, violation: None };
+    let mut visited = Visited::new();
+    visited.insert(machine.initial().pack(), 0);
+    let mut index = 0;
+    while index < visited.states.len() {
+        assert!(index < MOST_STATES, "{}: more than {MOST_STATES} states", report.name);
+        let state = State::unpack(&visited.states[index]);
+        debug_assert_eq!(state.pack(), visited.states[index], "packing loses something");
+        let wrong = machine.judge(&state);
+        let before = report.steps;
+        if wrong.is_none() {
+            report.events |= machine.successors(&state, |_, next| {
+                report.steps += 1;
+                visited.insert(next.pack(), index as u32);
+            });
+        }
+        let stuck = wrong.is_none() && report.steps == before && !machine.at_rest(&state);
+        if let Some(wrong) = wrong.or(stuck.then(|| "nothing can happen any more".to_string())) {
+            report.violation = Some((wrong, trace(machine, &visited, index)));
+            break;
+        }
+        index += 1;
+    }
+    report.states = visited.states.len();
+    report
+}
+
+/// The numbered steps from the beginning to state `last`.
+fn trace(machine: &Machine, visited: &Visited, last: usize) -> String {
+    let mut way = vec![last];
+    while way[way.len() - 1] != 0 {
+        way.push(visited.parents[way[way.len() - 1]] as usize);
+    }
+    way.reverse();
+    let mut text = String::new();
+    for (number, pair) in way.windows(2).enumerate() {
+        let before = State::unpack(&visited.states[pair[0]]);
+        let mut action = None;
+        machine.successors(&before, |candidate, next| {
+            if next.pack() == visited.states[pair[1]] {
+                action = Some((candidate, *next));
+            }
+        });
+        let (action, after) = action.expect("a parent leads to its child");
+        let _ = writeln!(text, "{:4}. {}", number + 1, describe(machine, &before, action, &after));
+    }
+    text
+}
+
+fn word_name(word: usize) -> String {
+    match word {
+        NCPUS => "ncpus".to_string(),
+        TAKERS => "mutex".to_string(),
+        ROW..SHEAF => format!("row[{}]", word - ROW),
+        _ => {
+            let (sheaf, part) = ((word - SHEAF) / 3, (word - SHEAF) % 3);
+            let name = pointer_name(A + sheaf as u8);
+            if part == 0 { format!("{name}.count") } else { format!("{name}.slots[{}]", part - 1) }
+        }
+    }
+}
+
+fn value_name(word: usize, value: u8) -> String {
+    if (ROW..SHEAF).contains(&word) { pointer_name(value).to_string() } else { value.to_string() }
+}
+
+/// One step in words: who, where, which line, and what changed.
+fn describe(machine: &Machine, before: &State, action: Action, after: &State) -> String {
+    let name = |t: usize| machine.scenario.actors[t].name;
+    let mut text = match action {
+        Action::Step(t, branch) => {
+            let thread = &before.thr[t];
+            let line = &machine.program.lines[thread.now.pc as usize];
+            let handler = if thread.saved.pc != 0 { " (handler)" } else { "" };
+            let outcome = match (line.instr, branch) {
+                (Instr::Choice, 0) => " -> the latter",
+                (Instr::Choice, _) => " -> the former",
+                (Instr::FenceRow, 1) => " -> it fails",
+                (Instr::WaitBit, 1) => " -> waited long enough",
+                _ => "",
+            };
+            format!("{}{handler} on CPU {}: {}{outcome}", name(t), thread.cpu, line.text)
+        }
+        Action::Drain(cpu) => format!("CPU {cpu} drains its oldest store"),
+        Action::Leave(t) => format!("{} is preempted on CPU {}", name(t), before.thr[t].cpu),
+        Action::Enter(t, cpu) => format!("{} runs on CPU {cpu}", name(t)),
+        Action::Signal(t) => format!("{} on CPU {} is interrupted by a signal", name(t), before.thr[t].cpu),
+    };
+    let mut notes = Vec::new();
+    if let Action::Step(t, _) = action {
+        let (old, new) = (before.thr[t].now, after.thr[t].now);
+        let numbers = [("c", old.c, new.c), ("n", old.n, new.n), ("t", old.t, new.t)];
+        let pointers = [("p", old.p, new.p), ("e", old.e, new.e), ("s", old.s, new.s), ("d", old.d, new.d)];
+        let gone = before.thr[t].op != after.thr[t].op;
+        for (register, _, new) in numbers.into_iter().filter(|r| r.1 != r.2 && !gone) {
+            notes.push(format!("{register} = {new}"));
+        }
+        for (register, _, new) in pointers.into_iter().filter(|r| r.1 != r.2 && !gone) {
+            notes.push(format!("{register} = {}", pointer_name(new)));
+        }
+    }
+    for word in (0..16).filter(|&word| before.mem[word] != after.mem[word]) {
+        notes.push(format!("memory: {} = {}", word_name(word), value_name(word, after.mem[word])));
+    }
+    for cpu in 0..CPUS {
+        let pending = |s: &State| s.buf[cpu].iter().filter(|&&entry| entry != 0).count();
+        for &entry in &after.buf[cpu][pending(before).min(pending(after))..pending(after)] {
+            let word = (entry >> 4) as usize - 1;
+            notes.push(format!("pending: {} = {}", word_name(word), value_name(word, entry & 15)));
+        }
+    }
+    for (t, actor) in machine.scenario.actors.iter().enumerate() {
+        let (old, new) = (&before.thr[t], &after.thr[t]);
+        let frame = if matches!(action, Action::Signal(_)) { new.saved } else { new.now };
+        let line = &machine.program.lines[old.now.pc as usize];
+        let stepped = matches!(action, Action::Step(by, _) if by == t);
+        if !stepped && old.armed && line.flags & SEQ != 0 && frame.pc != old.now.pc {
+            notes.push(format!("{}'s sequence is aborted", actor.name));
+        }
+        for object in (1..8).filter(|object| (old.hand ^ new.hand) >> object & 1 == 1) {
+            let verb = if new.hand >> object & 1 == 1 { "now holds" } else { "gave away" };
+            notes.push(format!("{} {verb} object {object}", actor.name));
+        }
+    }
+    if !notes.is_empty() {
+        let _ = write!(text, "  ({})", notes.join(", "));
+    }
+    text
+}

@@ -1,0 +1,210 @@
+//! What can happen next: an instruction, a drained store, a switch, a signal; and what the kernel does then.
+//!
+//! Sits between `execute` (one instruction) and `search`. Lists every successor of a state and reports
+//! which noteworthy things happened on the way. Takes no lock, keeps nothing between calls. Never judges.
+
+use crate::model::*;
+use crate::protocol::*;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// The thread executes its next line; the branch tells apart the outcomes of a line that has two.
+    Step(usize, u8),
+    /// The oldest store in a CPU's buffer reaches memory.
+    Drain(usize),
+    /// The thread is preempted.
+    Leave(usize),
+    /// The thread gets a CPU.
+    Enter(usize, u8),
+    /// A signal handler starts on top of the thread.
+    Signal(usize),
+}
+
+pub struct Machine {
+    pub scenario: Scenario,
+    pub program: Program,
+}
+
+impl Machine {
+    pub fn new(scenario: Scenario) -> Machine {
+        assert!(scenario.actors.len() <= MAX_THREADS && scenario.sheaves.len() <= MAX_SHEAVES);
+        let pinned = scenario.actors.iter().filter(|a| a.cpus & 1 << 2 != 0).count();
+        assert!(pinned <= 1, "CPU 2 is for one thread");
+        let handlers = scenario.actors.iter().filter_map(|a| a.handler);
+        assert!(handlers.into_iter().all(|op| matches!(op, Op::Pop | Op::Push(1..))), "no such handler");
+        let lock_bit = scenario.actors.iter().any(|a| a.ops.contains(&Op::LockedPop));
+        let program = Program::new(scenario.mutant, lock_bit);
+        Machine { scenario, program }
+    }
+
+    pub fn initial(&self) -> State {
+        let mut s = State {
+            mem: [0; 16],
+            buf: Default::default(),
+            thr: [Thread { cpu: OFF, ..Thread::default() }; MAX_THREADS],
+            barn: self.scenario.barn,
+            pool: 0,
+            flaw: Flaw::None,
+        };
+        s.mem[NCPUS] = ROWS as u8;
+        s.mem[ROW..ROW + ROWS].copy_from_slice(&self.scenario.rows);
+        for (i, objects) in self.scenario.sheaves.iter().enumerate() {
+            let count = count_of(A + i as u8);
+            s.mem[count] = objects.len() as u8;
+            s.mem[count + 1..][..objects.len()].copy_from_slice(objects);
+        }
+        for (t, actor) in self.scenario.actors.iter().enumerate() {
+            for op in actor.ops.iter().chain(&actor.handler) {
+                if let Op::Push(v @ 1..) | Op::ColdPush(v @ 1..) = *op {
+                    s.thr[t].hand |= 1 << v;
+                }
+            }
+            s.thr[t].signals = u8::from(actor.handler.is_some());
+            if self.undisturbed(t) {
+                s.thr[t].cpu = 2;
+            }
+            self.load_op(&mut s, t);
+        }
+        s
+    }
+
+    /// Whether the thread has CPU 2 for itself. A switch there would only drain a buffer that can
+    /// drain anyhow, because such a thread runs no sequence; so it is not explored.
+    fn undisturbed(&self, t: usize) -> bool {
+        self.scenario.actors[t].cpus == 1 << 2
+    }
+
+    pub fn done(&self, s: &State, t: usize) -> bool {
+        s.thr[t].op as usize == self.scenario.actors[t].ops.len()
+    }
+
+    pub fn load_op(&self, s: &mut State, t: usize) {
+        let actor = &self.scenario.actors[t];
+        let thread = &mut s.thr[t];
+        thread.now = Frame::default();
+        let own = match actor.handler {
+            Some(Op::Push(v)) if thread.signals > 0 => thread.hand & !(1 << v),
+            _ => thread.hand,
+        };
+        while let Some(&op) = actor.ops.get(thread.op as usize) {
+            if !matches!(op, Op::Push(0) | Op::ColdPush(0)) || own != 0 {
+                thread.now = self.frame_for(op, own);
+                return;
+            }
+            thread.op += 1;
+        }
+        // Whatever the thread stored stays in its CPU's buffer until that drains.
+        thread.cpu = OFF;
+    }
+
+    fn frame_for(&self, op: Op, own: u8) -> Frame {
+        let mut frame = Frame { pc: self.program.entry(op), ..Frame::default() };
+        match op {
+            Op::Push(0) | Op::ColdPush(0) => frame.v = own.trailing_zeros() as u8,
+            Op::Push(v) | Op::ColdPush(v) => frame.v = v,
+            Op::Take(cpu) | Op::TakeLocked(cpu) => frame.c = cpu,
+            _ => {}
+        }
+        frame
+    }
+
+    /// Calls `visit` with every action that is possible in `s` and where it leads; returns the events.
+    pub fn successors(&self, s: &State, mut visit: impl FnMut(Action, &State)) -> u32 {
+        let mut events = 0;
+        for t in 0..self.scenario.actors.len() {
+            if self.done(s, t) {
+                continue;
+            }
+            let thread = &s.thr[t];
+            if thread.cpu == OFF {
+                for cpu in 0..CPUS as u8 {
+                    let free = s.thr.iter().all(|other| other.cpu != cpu);
+                    if self.scenario.actors[t].cpus >> cpu & 1 == 1 && free {
+                        let mut next = *s;
+                        next.drain(cpu as usize);
+                        next.thr[t].cpu = cpu;
+                        visit(Action::Enter(t, cpu), &next);
+                    }
+                }
+                continue;
+            }
+            for branch in 0..2 {
+                let mut next = *s;
+                let mut seen = 0;
+                if self.execute(&mut next, t, branch, &mut seen) {
+                    events |= seen;
+                    visit(Action::Step(t, branch), &next);
+                }
+            }
+            if !self.undisturbed(t) && !self.scenario.actors[t].stays {
+                let mut next = *s;
+                if self.interrupt(&mut next, t) {
+                    events |= event::ABORT_SWITCH;
+                }
+                next.thr[t].cpu = OFF;
+                visit(Action::Leave(t), &next);
+            }
+            if let Some(op) = self.scenario.actors[t].handler
+                && thread.signals > 0
+            {
+                let mut next = *s;
+                if self.interrupt(&mut next, t) {
+                    events |= event::ABORT_SIGNAL;
+                }
+                let thread = &mut next.thr[t];
+                thread.signals -= 1;
+                thread.saved = thread.now;
+                thread.now = self.frame_for(op, 0);
+                visit(Action::Signal(t), &next);
+            }
+        }
+        for cpu in 0..CPUS {
+            if s.buf[cpu][0] != 0 {
+                let mut next = *s;
+                next.drain_one(cpu);
+                visit(Action::Drain(cpu), &next);
+            }
+        }
+        events
+    }
+
+    /// The kernel interrupts a running thread: the buffer drains, and an armed sequence is aborted.
+    pub fn interrupt(&self, s: &mut State, t: usize) -> bool {
+        s.drain(s.thr[t].cpu as usize);
+        self.abort(s, t)
+    }
+
+    /// What the kernel does on the way back to the thread: `rseq_cs` is cleared in any case.
+    fn abort(&self, s: &mut State, t: usize) -> bool {
+        if self.scenario.actors[t].rseq != Rseq::Registered {
+            return false;
+        }
+        let thread = &mut s.thr[t];
+        let line = &self.program.lines[thread.now.pc as usize];
+        let abort = thread.armed && line.flags & SEQ != 0;
+        thread.armed = false;
+        if abort {
+            let Frame { v, e, s, d, .. } = thread.now;
+            thread.now = Frame { pc: line.abort, v, e, s, d, ..Frame::default() };
+        }
+        abort
+    }
+
+    /// membarrier for one CPU: a full barrier on both sides, and an abort of what runs there.
+    pub fn fence(&self, s: &mut State, caller: usize, cpu: u8, events: &mut u32) {
+        s.drain(s.thr[caller].cpu as usize);
+        if self.scenario.mutant != Mutant::FenceWithoutDrain {
+            if s.buf[cpu as usize][0] != 0 {
+                *events |= event::FENCE_DRAINED;
+            }
+            s.drain(cpu as usize);
+        }
+        let there = (0..self.scenario.actors.len()).find(|&t| t != caller && s.thr[t].cpu == cpu);
+        if let Some(t) = there
+            && self.scenario.mutant != Mutant::FenceWithoutAbort
+            && self.abort(s, t)
+        {
+            *events |= event::ABORT_FENCE;
+        }
+    }
+}

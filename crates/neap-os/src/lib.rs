@@ -1,0 +1,24 @@
+//! Linux as a memory allocator needs it, and nothing else.
+//!
+//! Sits between the kernel (and three symbols of the C library: `pthread_create`, `__rseq_offset`, `getauxval`) and
+//! everything above. Usable alone. It takes no lock, keeps no state, allocates nothing, and never writes `errno`: a
+//! failed call answers with an [`Errno`].
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod clock;
+pub mod cpuset;
+pub mod environment;
+pub mod fence;
+pub mod futex;
+pub mod memory;
+pub mod rseq;
+mod syscall;
+pub mod thread;
+pub mod topology;
+pub mod write;
+
+pub use rustix::io::Errno;

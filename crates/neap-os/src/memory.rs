@@ -1,0 +1,254 @@
+//! Address space and the memory behind it.
+//!
+//! Sits between `mmap` and its family and the arena. Every function is one system call (`release_scattered`: one per
+//! [`SCATTERED_RANGES`] ranges), keeps nothing, and takes addresses, since an arena computes them. Lengths and addresses
+//! are bytes and multiples of the page size. Never maps over something that is there.
+
+use crate::Errno;
+use crate::syscall::{PROCESS_MADVISE, syscall5};
+use core::ffi::c_void;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
+
+/// The most ranges that one call of [`release_scattered`] hands to the kernel.
+pub const SCATTERED_RANGES: usize = 512;
+
+/// A piece of address space, laid out as the kernel's `struct iovec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Range {
+    /// Address of the first byte.
+    pub start: usize,
+    /// Bytes.
+    pub length: usize,
+}
+
+/// The size of a page in bytes: 4096, 16384 or 65536.
+pub fn page_size() -> usize {
+    // SAFETY: getauxval has no preconditions.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
+
+fn pointer(address: usize) -> *mut c_void {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// Maps `length` bytes of zeroes at exactly `address`.
+///
+/// # Errors
+/// `EXIST` where something is mapped there already; `NOMEM` at a limit.
+pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: FIXED_NOREPLACE never replaces a mapping, so no memory in use changes.
+    let got =
+        unsafe { rustix::mm::mmap_anonymous(pointer(address), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+    if got.addr() == address {
+        return Ok(());
+    }
+    // A kernel before 4.17, or valgrind, took the address for a hint.
+    // SAFETY: the mapping was made by the call above and nobody knows of it.
+    let _ = unsafe { rustix::mm::munmap(got, length) };
+    Err(Errno::EXIST)
+}
+
+/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where.
+///
+/// # Errors
+/// `NOMEM` at a limit.
+pub fn map(length: usize) -> Result<usize, Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: without an address the kernel chooses one that is free.
+    let got = unsafe { rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+    Ok(got.expose_provenance())
+}
+
+/// Keeps `length` bytes of address space free of other mappings, without access, and answers where.
+///
+/// # Errors
+/// `NOMEM` at a limit.
+pub fn reserve(length: usize) -> Result<usize, Errno> {
+    // SAFETY: without an address the kernel chooses one that is free.
+    let got = unsafe {
+        rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }?;
+    Ok(got.expose_provenance())
+}
+
+/// Gives a part of a reservation its zeroes: readable and writable from now on.
+///
+/// # Errors
+/// `NOMEM` at a limit.
+///
+/// # Safety
+/// The range lies in a [`reserve`]d piece of the caller's.
+pub unsafe fn open(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the caller owns the range; it only gains rights.
+    unsafe { rustix::mm::mprotect(pointer(address), length, MprotectFlags::READ | MprotectFlags::WRITE) }
+}
+
+/// Takes a mapping away.
+///
+/// # Safety
+/// Nobody uses the range any more.
+pub unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::munmap(pointer(address), length) }
+}
+
+/// Gives the memory behind a range back; it reads as zeroes afterwards. Locked memory (`mlockall`) is given back as well,
+/// where the kernel knows how (5.18); elsewhere that is an error and nothing changed.
+///
+/// # Safety
+/// Nobody needs the contents of the range.
+pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    match unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) } {
+        // EINVAL is the answer for locked pages.
+        Err(Errno::INVAL) => unsafe { madvise(address, length, linux_raw_sys::general::MADV_DONTNEED_LOCKED as i32) },
+        answer => answer,
+    }
+}
+
+/// `madvise` with an advice that rustix has no name for.
+///
+/// # Safety
+/// Whatever the advice asks.
+unsafe fn madvise(address: usize, length: usize, advice: i32) -> Result<(), Errno> {
+    let number = linux_raw_sys::general::__NR_madvise as usize;
+    // SAFETY: as the caller promises.
+    unsafe { syscall5(number, address, length, advice as usize, 0, 0) }.map(|_| ())
+}
+
+/// Gives many ranges back by one call, and answers how many bytes from the start of the list are done.
+///
+/// # Errors
+/// Where the kernel (before 5.10 for this, 6.13 for MADV_DONTNEED on oneself) or a sandbox refuses.
+///
+/// # Safety
+/// Nobody needs the contents of the ranges; at most [`SCATTERED_RANGES`] of them.
+pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
+    /// `PIDFD_SELF_THREAD_GROUP` of 6.14: this process, without opening a descriptor.
+    const SELF: usize = -10001_isize as usize;
+    // SAFETY: as the caller promises; `Range` is laid out as `struct iovec`.
+    unsafe {
+        syscall5(
+            PROCESS_MADVISE,
+            SELF,
+            ranges.as_ptr().expose_provenance(),
+            ranges.len(),
+            linux_raw_sys::general::MADV_DONTNEED as usize,
+            0,
+        )
+    }
+}
+
+/// Puts memory behind a whole range at once, as if every page had been written to.
+///
+/// # Errors
+/// `INVAL` before 5.14; `NOMEM`, `FAULT` or `HWPOISON` with an unknown part of the range done.
+pub fn populate(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: populating changes no contents.
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxPopulateWrite) }
+}
+
+/// Whether the kernel may put huge pages behind a range.
+///
+/// # Errors
+/// `INVAL` where the kernel was built without them.
+pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+    let advice = if allowed { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    // SAFETY: the advice changes no contents.
+    unsafe { rustix::mm::madvise(pointer(address), length, advice) }
+}
+
+/// Moves the pages of one range to another of the same length; the old range stays mapped and reads as zeroes.
+///
+/// # Errors
+/// `INVAL` before 5.7; `NOMEM` at the limit of mappings. Nothing has moved then.
+///
+/// # Safety
+/// Both ranges are the caller's, lie in mappings of [`map_at`], do not overlap, and nobody uses what is behind `to`.
+pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Errno> {
+    let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
+}
+
+/// The most address space this process may have in bytes (`RLIMIT_AS`), `None` without such a limit.
+pub fn address_space_limit() -> Option<u64> {
+    getrlimit(Resource::As).current
+}
+
+/// Whether the system refuses address space that it could not fill (`vm.overcommit_memory` = 2).
+pub fn overcommit_refused() -> bool {
+    let mut text = [0; 8];
+    crate::environment::read_file(c"/proc/sys/vm/overcommit_memory", &mut text)
+        .is_ok_and(|text| text.first() == Some(&b'2'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: usize = 1 << 20;
+
+    fn byte(address: usize) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(address)
+    }
+
+    #[test]
+    fn map_at_refuses_a_place_that_is_taken() {
+        let here = map(LENGTH).unwrap();
+        assert_eq!(map_at(here, LENGTH), Err(Errno::EXIST));
+        // SAFETY: mapped above, used by nobody else.
+        unsafe { unmap(here, LENGTH) }.unwrap();
+        assert_eq!(map_at(here, LENGTH), Ok(()));
+        // SAFETY: mapped above, used by nobody else.
+        unsafe { unmap(here, LENGTH) }.unwrap();
+    }
+
+    #[test]
+    fn released_memory_reads_as_zeroes() {
+        let here = map(LENGTH).unwrap();
+        // SAFETY: every access lies in the mapping made above.
+        unsafe {
+            byte(here).write(7);
+            byte(here + LENGTH - 1).write(7);
+            release(here, LENGTH).unwrap();
+            assert_eq!((byte(here).read(), byte(here + LENGTH - 1).read()), (0, 0));
+            unmap(here, LENGTH).unwrap();
+        }
+    }
+
+    #[test]
+    fn scattered_ranges_go_together_where_the_kernel_can() {
+        let (here, page) = (map(LENGTH).unwrap(), page_size());
+        let ranges = [Range { start: here, length: page }, Range { start: here + 4 * page, length: page }];
+        // SAFETY: every access lies in the mapping made above.
+        unsafe {
+            for page_number in 0..8 {
+                byte(here + page_number * page).write(7);
+            }
+            if let Ok(done) = release_scattered(&ranges) {
+                assert_eq!(done, 2 * page);
+                let left: std::vec::Vec<u8> = (0..8).map(|n| byte(here + n * page).read()).collect();
+                assert_eq!(left, [0, 7, 7, 7, 0, 7, 7, 7]);
+            }
+            unmap(here, LENGTH).unwrap();
+        }
+    }
+
+    #[test]
+    fn moved_pages_leave_zeroes_behind() {
+        let (from, to) = (map(LENGTH).unwrap(), map(LENGTH).unwrap());
+        // SAFETY: every access lies in the mappings made above.
+        unsafe {
+            byte(from + 5).write(9);
+            if move_pages(from, to, LENGTH).is_ok() {
+                assert_eq!((byte(from + 5).read(), byte(to + 5).read()), (0, 9));
+            }
+            unmap(from, LENGTH).unwrap();
+            unmap(to, LENGTH).unwrap();
+        }
+    }
+}

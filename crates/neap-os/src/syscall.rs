@@ -1,0 +1,28 @@
+//! The system calls that rustix does not wrap, made directly.
+//!
+//! Sits between this crate's modules and the kernel. Goes around the C library on purpose: its `syscall` writes
+//! `errno`, which `free` has to keep. Never retries and never interprets an answer.
+
+use crate::Errno;
+use core::arch::asm;
+
+pub(crate) const MEMBARRIER: usize = linux_raw_sys::general::__NR_membarrier as usize;
+pub(crate) const PROCESS_MADVISE: usize = linux_raw_sys::general::__NR_process_madvise as usize;
+
+/// Makes one system call with up to five arguments.
+///
+/// # Safety
+/// The caller owes whatever the call numbered `number` asks of its arguments.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn syscall5(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Result<usize, Errno> {
+    let answer: isize;
+    // SAFETY: the x86-64 system call convention: number in rax, arguments in rdi rsi rdx r10 r8, rcx and r11 clobbered.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("r8") e, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    if (-4095..0).contains(&answer) { Err(Errno::from_raw_os_error(-answer as i32)) } else { Ok(answer as usize) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("neap has its system calls and restartable sequences for x86-64 only");

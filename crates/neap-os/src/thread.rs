@@ -1,0 +1,111 @@
+//! Threads: which CPU this one is on, how many there are, and a new one.
+//!
+//! Sits between `pthread_create`, `getcpu` and `/proc/self` and the maintenance thread. Takes no lock of its own.
+//! `spawn` runs the C library's thread set-up, which allocates: never call it under a lock of the allocator's.
+
+use crate::Errno;
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+
+/// The CPU this thread is on, or was on a moment ago, as the kernel says without rseq.
+#[cold]
+pub fn kernel_cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Lets another thread run.
+pub fn yield_now() {
+    rustix::thread::sched_yield();
+}
+
+/// This process's id.
+pub fn process_id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+/// How many threads this process has; `None` without `/proc`.
+pub fn count() -> Option<usize> {
+    // A directory has two links of its own and one per entry: `/proc/PID/task` one per thread.
+    let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink as usize;
+    links.checked_sub(2).filter(|&threads| threads > 0)
+}
+
+unsafe extern "C" {
+    fn pthread_sigmask(how: i32, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> i32;
+    fn __errno_location() -> *mut i32;
+    fn pthread_attr_init(attributes: *mut libc::pthread_attr_t) -> i32;
+    fn pthread_attr_setdetachstate(attributes: *mut libc::pthread_attr_t, state: i32) -> i32;
+    fn pthread_attr_setstacksize(attributes: *mut libc::pthread_attr_t, bytes: usize) -> i32;
+    fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
+}
+
+/// Starts a detached thread on a small stack with every signal blocked, named `neap`.
+///
+/// # Errors
+/// What `pthread_create` answered: `AGAIN` at a limit of threads, `PERM`.
+///
+/// # Safety
+/// `body(argument)` is sound on another thread for as long as it runs.
+pub unsafe fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> Result<(), Errno> {
+    /// Enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
+    /// library's own needs (thread-local storage of every loaded library lies on the stack as well).
+    const STACK: usize = 256 << 10;
+    const SETMASK: i32 = 2;
+    const DETACHED: i32 = 1;
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+    // A new thread inherits the mask: all signals blocked, so that no handler of the program ever runs on it.
+    // SAFETY: an all-ones set is a valid set (the kernel ignores the bits of KILL and STOP).
+    let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
+    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid for the calls.
+    let answer = unsafe {
+        // The calls below may write errno, and whoever frees memory has to keep it.
+        let errno = __errno_location().read();
+        let answer = pthread_attr_init(attributes.as_mut_ptr());
+        if answer != 0 {
+            return Err(Errno::from_raw_os_error(answer));
+        }
+        pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
+        pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
+        pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
+        let mut id = MaybeUninit::<libc::pthread_t>::uninit();
+        let answer = libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
+        pthread_sigmask(SETMASK, old.as_ptr(), core::ptr::null_mut());
+        pthread_attr_destroy(attributes.as_mut_ptr());
+        __errno_location().write(errno);
+        answer
+    };
+    if answer == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(answer)) }
+}
+
+/// Names the calling thread, as `ps -L` and `/proc` show it.
+pub fn name(name: &core::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicU32, Ordering};
+
+    static RAN: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        name(c"neap");
+        RAN.store(1, Ordering::Release); // Pairs with the Acquire load in the test.
+        crate::futex::wake(&RAN, 1, crate::futex::Scope::Process);
+        core::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_thread_starts_and_ends() {
+        // SAFETY: the body touches an atomic only.
+        unsafe { spawn(body, core::ptr::null_mut()) }.unwrap();
+        // Pairs with the Release store in `body`.
+        while RAN.load(Ordering::Acquire) == 0 {
+            crate::futex::wait(&RAN, 0, None, crate::futex::Scope::Process);
+        }
+        assert!(count().unwrap() >= 1);
+        assert!(kernel_cpu() < 1 << 20);
+    }
+}

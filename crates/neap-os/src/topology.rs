@@ -1,0 +1,127 @@
+//! Which CPUs and nodes the machine has.
+//!
+//! Sits between `/sys/devices/system` and the tables that have one entry per CPU. CPU ids may be sparse and more may be
+//! possible than online, so tables are sized by the highest possible id. Where `/sys` is not readable the answer is one
+//! CPU more than the highest that this thread may run on. Reads files at start-up only; keeps nothing.
+
+use crate::cpuset;
+use crate::environment::read_file;
+use core::ffi::CStr;
+
+/// The most CPUs that neap keeps tables for; threads on higher ids take the shared paths.
+pub const MAX_CPUS: usize = 1024;
+
+/// A set of CPU ids below [`MAX_CPUS`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuSet {
+    words: [u64; MAX_CPUS / 64],
+}
+
+impl CpuSet {
+    /// A set without members.
+    pub const EMPTY: CpuSet = CpuSet { words: [0; MAX_CPUS / 64] };
+
+    /// Puts `cpu` into the set; ids from [`MAX_CPUS`] on are left out.
+    pub fn insert(&mut self, cpu: usize) {
+        if let Some(word) = self.words.get_mut(cpu / 64) {
+            *word |= 1 << (cpu % 64);
+        }
+    }
+
+    /// Whether `cpu` is in the set.
+    pub fn contains(&self, cpu: usize) -> bool {
+        self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)
+    }
+
+    /// How many CPUs are in the set.
+    pub fn count(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The highest id in the set.
+    pub fn last(&self) -> Option<usize> {
+        let word = self.words.iter().rposition(|&word| word != 0)?;
+        Some(word * 64 + 63 - self.words[word].leading_zeros() as usize)
+    }
+
+    /// The set that the kernel's list `text` names; `None` where it is not such a list.
+    pub fn parse(text: &[u8]) -> Option<CpuSet> {
+        let mut set = CpuSet::EMPTY;
+        let parsed = cpuset::parse(text, |low, high| {
+            for cpu in low as usize..=(high as usize).min(MAX_CPUS - 1) {
+                set.insert(cpu);
+            }
+        });
+        parsed.ok().map(|()| set)
+    }
+
+    fn read(path: &CStr) -> Option<CpuSet> {
+        let mut text = [0; 4096];
+        CpuSet::parse(read_file(path, &mut text).ok()?)
+    }
+}
+
+/// What is known of the machine's CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Topology {
+    /// CPUs that may ever come online.
+    pub possible: CpuSet,
+    /// CPUs that the administrator took out of the scheduler's hands (`isolcpus`, `nohz_full`): never fenced, never interrupted.
+    pub isolated: CpuSet,
+}
+
+impl Topology {
+    /// Reads `/sys`.
+    pub fn read() -> Topology {
+        let possible = CpuSet::read(c"/sys/devices/system/cpu/possible").filter(|set| set.count() > 0);
+        let mut isolated = CpuSet::read(c"/sys/devices/system/cpu/isolated").unwrap_or(CpuSet::EMPTY);
+        if let Some(full) = CpuSet::read(c"/sys/devices/system/cpu/nohz_full") {
+            isolated.words.iter_mut().zip(full.words).for_each(|(word, more)| *word |= more);
+        }
+        Topology { possible: possible.unwrap_or_else(allowed), isolated }
+    }
+
+    /// Entries that a table with one per CPU needs.
+    pub fn table_length(&self) -> usize {
+        self.possible.last().map_or(1, |last| last + 1)
+    }
+}
+
+/// The CPUs up to the highest that this thread may run on.
+fn allowed() -> CpuSet {
+    let mut set = CpuSet::EMPTY;
+    let mask = rustix::thread::sched_getaffinity(None);
+    let last = (0..MAX_CPUS)
+        .rev()
+        .find(|&cpu| mask.as_ref().is_ok_and(|mask| cpu < rustix::thread::CpuSet::MAX_CPU && mask.is_set(cpu)));
+    for cpu in 0..=last.unwrap_or(0) {
+        set.insert(cpu);
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sparse_ids_size_the_tables_by_the_highest() {
+        let possible = CpuSet::parse(b"0-1,64,127\n").unwrap();
+        let topology = Topology { possible, isolated: CpuSet::EMPTY };
+        assert_eq!((possible.count(), topology.table_length()), (4, 128));
+        assert!(possible.contains(64) && !possible.contains(2) && !possible.contains(MAX_CPUS));
+    }
+
+    #[test]
+    fn ids_beyond_the_tables_are_left_out() {
+        let set = CpuSet::parse(b"1020-5000").unwrap();
+        assert_eq!((set.count(), set.last()), (4, Some(MAX_CPUS - 1)));
+    }
+
+    #[test]
+    fn this_machine_has_a_cpu() {
+        let topology = Topology::read();
+        assert!(topology.table_length() >= 1 && topology.possible.count() >= 1);
+        assert!(allowed().count() >= 1);
+    }
+}

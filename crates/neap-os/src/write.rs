@@ -1,0 +1,60 @@
+//! One line of text to standard error, without allocation, and the end of the process.
+//!
+//! Sits between a fatal finding and the person who reads it. Formats into a buffer on the stack, so that a line goes out
+//! by one write and lines of two threads do not mix. Signal-safe. Never returns an error: there is nobody to tell.
+
+use core::fmt::{self, Write};
+
+/// A line of at most 512 bytes; what does not fit is cut off.
+pub struct Line {
+    bytes: [u8; 512],
+    length: usize,
+}
+
+impl Line {
+    /// An empty line.
+    pub const fn new() -> Line {
+        Line { bytes: [0; 512], length: 0 }
+    }
+
+    /// The bytes written so far.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Line::new()
+    }
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes.len() - self.length;
+        let taken = text.len().min(room);
+        self.bytes[self.length..self.length + taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.length += taken;
+        Ok(())
+    }
+}
+
+/// Writes `neap: `, the message and a newline to standard error by one call.
+pub fn say(message: fmt::Arguments<'_>) {
+    let mut line = Line::new();
+    let _ = write!(line, "neap: {message}");
+    line.length = line.length.min(line.bytes.len() - 1);
+    line.bytes[line.length] = b'\n';
+    line.length += 1;
+    // SAFETY: descriptor 2 is only borrowed for this call; where it is closed the write fails and nothing happens.
+    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line.as_bytes());
+}
+
+/// Says the message, then ends the process by SIGABRT.
+pub fn die(message: fmt::Arguments<'_>) -> ! {
+    say(message);
+    // The C library's abort takes a lock that a crashing thread may hold; a signal does not.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::ABORT);
+    // SAFETY: a program that ignores or blocks SIGABRT comes this far; an undefined instruction ends it in any case.
+    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+}

@@ -1,0 +1,307 @@
+//! The arena: a window of address space that grows upwards from a base, and the tables beside it.
+//!
+//! Sits between the platform's mappings and the zone. The window is aimed for, not reserved: segments are mapped one
+//! after the other as they are needed, and every table lies at an arithmetic address above the window, so that the byte
+//! of a table for an address is a shift and an add away. A table is always mapped at least as far as the arena. Growth
+//! runs under its own mutex, never under the zone's. Gives nothing back before [`Arena::close`]; what is inside a mapped
+//! page is not its concern.
+
+use crate::frames;
+use crate::pages::{Shape, SideTable, TABLES};
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use neap_base::platform::Errno;
+use neap_base::{Mutex, Pfn, Platform};
+
+/// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
+pub(crate) const CHUNK: u32 = 1024;
+
+/// What is taken at once where address space costs nothing.
+const SEGMENT: usize = 1 << 30;
+/// What is taken at once where it does.
+const SMALL_SEGMENT: usize = 4 << 20;
+/// The base is a multiple of this.
+const BASE_ALIGNMENT: usize = 1 << 30;
+/// Attempts of the platform after which its hints are for half the span of the one before.
+const FULL_ATTEMPTS: u32 = 8;
+/// Hints tried at all.
+const ATTEMPTS: u32 = 32;
+/// Foreign mappings that the arena grows around, in its whole life.
+const HOLES: usize = 16;
+/// Steps, each twice as long as the one before, over one foreign mapping.
+const HOLE_STEPS: u32 = 24;
+
+/// The arena's own tables, in front of the caller's.
+pub(crate) const OWN_TABLES: usize = 5;
+pub(crate) const FRAMES: usize = 0;
+pub(crate) const BACKED: usize = 1;
+pub(crate) const CHUNKS: usize = 2;
+pub(crate) const FREE_CHUNKS: usize = 3;
+pub(crate) const BACKED_CHUNKS: usize = 4;
+const ALL_TABLES: usize = OWN_TABLES + TABLES;
+
+/// One table: a byte per 2^shift bytes of the arena.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) start: usize,
+    /// 0: no such table.
+    pub(crate) shift: u32,
+    pub(crate) droppable: bool,
+}
+
+/// Offsets from the base: what growth has done so far.
+#[derive(Debug)]
+struct Growth {
+    /// Where the next segment begins.
+    end: usize,
+    tables: [usize; ALL_TABLES],
+    /// Start and end of what belongs to somebody else.
+    holes: [(usize, usize); HOLES],
+    hole_count: usize,
+}
+
+/// Pages that came new: the first, and how many.
+pub(crate) type Grown = (Pfn, u32);
+
+#[derive(Debug)]
+pub(crate) struct Arena {
+    base: usize,
+    page_shift: u32,
+    limit: AtomicUsize,
+    frames: frames::Frames,
+    tables: [Table; ALL_TABLES],
+    span: usize,
+    keep_small: bool,
+    growth: Mutex<Growth>,
+}
+
+impl Arena {
+    /// Finds a place and maps the first segment there.
+    pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape) -> Result<(Arena, Grown), Errno> {
+        let page_shift = platform.page_size().trailing_zeros();
+        let chunk = (CHUNK as usize) << page_shift;
+        let most = (u32::MAX as usize / CHUNK as usize) * chunk;
+        let span = shape.span.clamp(chunk, most) / chunk * chunk;
+        let mut last = Errno::NOMEM;
+        for attempt in 0..ATTEMPTS {
+            let Some(hint) = platform.address_hint(attempt, layout(0, span, page_shift, &shape.tables).1) else {
+                break;
+            };
+            let base = hint.next_multiple_of(BASE_ALIGNMENT);
+            let less = (span >> attempt.saturating_sub(FULL_ATTEMPTS)).max(span.min(SEGMENT)) / chunk * chunk;
+            let (tables, _) = layout(base, less, page_shift, &shape.tables);
+            let arena = Arena {
+                base,
+                page_shift,
+                limit: AtomicUsize::new(0),
+                frames: frames::Frames::at(tables[FRAMES].start),
+                tables,
+                span: less,
+                keep_small: shape.huge && platform.page_size() == 4096,
+                growth: Mutex::new(Growth { end: 0, tables: [0; ALL_TABLES], holes: [(0, 0); HOLES], hole_count: 0 }),
+            };
+            // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
+            let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0);
+            match first {
+                Ok(grown) => return Ok((arena, grown)),
+                Err(error) => last = error,
+            }
+            // SAFETY: nobody has seen this arena.
+            unsafe { arena.close(platform) };
+        }
+        Err(last)
+    }
+
+    /// Takes every mapping away.
+    ///
+    /// # Safety
+    /// Nobody uses the arena, its tables or its memory any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        let mut growth = self.growth.lock();
+        let mut start = 0;
+        for &(from, to) in growth.holes[..growth.hole_count].iter().chain([&(growth.end, growth.end)]) {
+            if from > start {
+                // SAFETY: mapped by `extend`, not a hole, and unused as the caller promises.
+                unsafe { platform.unmap(self.base + start, from - start) };
+            }
+            start = to;
+        }
+        for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
+            if *mapped > 0 {
+                // SAFETY: mapped by `extend_table`, and unused as the caller promises.
+                unsafe { platform.unmap(table.start, *mapped) };
+                *mapped = 0;
+            }
+        }
+        growth.end = 0;
+        growth.hole_count = 0;
+        // SAFETY: an empty table needs nothing mapped.
+        unsafe { self.frames.grow(0) };
+        self.limit.store(0, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Bytes from the base up to the end of the last segment.
+    #[inline]
+    pub(crate) fn limit(&self) -> usize {
+        self.limit.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn page_shift(&self) -> u32 {
+        self.page_shift
+    }
+
+    #[inline]
+    pub(crate) fn address(&self, pfn: Pfn) -> usize {
+        self.base + (pfn.index() << self.page_shift)
+    }
+
+    #[inline]
+    pub(crate) fn table(&self, table: usize) -> &Table {
+        &self.tables[table]
+    }
+
+    /// Bytes of the arena, and of its tables, that are mapped.
+    pub(crate) fn mapped(&self) -> (usize, usize) {
+        let growth = self.growth.lock();
+        let holes: usize = growth.holes[..growth.hole_count].iter().map(|(from, to)| to - from).sum();
+        (growth.end - holes, growth.tables.iter().sum())
+    }
+
+    /// First page and end of every foreign mapping that the arena grew around; the rest is empty ranges.
+    pub(crate) fn holes(&self) -> [(Pfn, Pfn); HOLES] {
+        let page = |offset: usize| Pfn((offset >> self.page_shift) as u32);
+        self.growth.lock().holes.map(|(from, to)| (page(from), page(to)))
+    }
+
+    #[inline]
+    pub(crate) fn frames(&self) -> &frames::Frames {
+        &self.frames
+    }
+
+    /// The byte of the chunk of a page: a bit per named table that has been written to there.
+    #[inline]
+    pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
+        // The frame is asked for its check alone: the chunk table is mapped as far as the frame table.
+        let _ = self.frames.frame(pfn);
+        let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize;
+        // SAFETY: mapped, and accessed as atomic bytes alone.
+        unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(address)) }
+    }
+
+    /// Maps at least `pages` more in one piece, and tells `publish` about them before anybody else can grow.
+    ///
+    /// `seen` is the number of pages that the caller found too few: if there are more by now, somebody else grew the arena
+    /// and nothing happens here.
+    pub(crate) fn grow<P: Platform>(
+        &self,
+        platform: &P,
+        pages: u32,
+        seen: u32,
+        publish: impl FnOnce(Grown),
+    ) -> Result<(), Errno> {
+        let mut growth = self.growth.lock();
+        if growth.end >> self.page_shift != seen as usize {
+            return Ok(());
+        }
+        publish(self.extend(platform, &mut growth, pages, HOLE_STEPS)?);
+        Ok(())
+    }
+
+    fn extend<P: Platform>(
+        &self,
+        platform: &P,
+        growth: &mut Growth,
+        pages: u32,
+        hole_steps: u32,
+    ) -> Result<Grown, Errno> {
+        let chunk = (CHUNK as usize) << self.page_shift;
+        let need = ((pages as usize) << self.page_shift).next_multiple_of(chunk);
+        let small = SMALL_SEGMENT.max(need).next_multiple_of(chunk);
+        let usual = if platform.address_space_is_scarce() { small } else { SEGMENT.max(need).next_multiple_of(chunk) };
+        // Where the next segment would begin, past foreign mappings found in this call.
+        let mut start = growth.end;
+        for step in 0..=hole_steps {
+            let mut failed = (Errno::NOMEM, false);
+            for size in [usual, small] {
+                let size = size.min(self.span.saturating_sub(start));
+                if size < need {
+                    return Err(Errno::NOMEM);
+                }
+                match self.map_segment(platform, growth, start, size) {
+                    Ok(()) => return Ok(self.publish(growth, start, size)),
+                    Err(failure) => failed = failure,
+                }
+                if size <= small {
+                    break;
+                }
+            }
+            if failed != (Errno::EXIST, true) || growth.hole_count == HOLES {
+                return Err(failed.0);
+            }
+            start += chunk << step;
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Maps the tables for a segment, then the segment. The error says whether it was the segment that failed.
+    fn map_segment<P: Platform>(
+        &self,
+        platform: &P,
+        growth: &mut Growth,
+        start: usize,
+        size: usize,
+    ) -> Result<(), (Errno, bool)> {
+        for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
+            let needed = ((start + size) >> table.shift).max(1).next_multiple_of(1 << self.page_shift);
+            if table.shift != 0 && needed > *mapped {
+                platform.map_at(table.start + *mapped, needed - *mapped).map_err(|error| (error, false))?;
+                *mapped = needed;
+            }
+        }
+        platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
+        if self.keep_small {
+            // Huge pages come by `populate` alone: a range that the kernel may refill would never stay released.
+            platform.huge_pages(self.base + start, size, false);
+        }
+        Ok(())
+    }
+
+    fn publish(&self, growth: &mut Growth, start: usize, size: usize) -> Grown {
+        if start > growth.end {
+            growth.holes[growth.hole_count] = (growth.end, start);
+            growth.hole_count += 1;
+        }
+        growth.end = start + size;
+        // SAFETY: `map_segment` has mapped the frame table that far, and only `close` unmaps it.
+        unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
+        self.limit.store(growth.end, Relaxed);
+        (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32)
+    }
+}
+
+/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
+fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]) -> ([Table; ALL_TABLES], usize) {
+    let mut tables = [Table::default(); ALL_TABLES];
+    // A frame is 16 bytes a page; the maps are a bit a page, a byte a chunk, and twice a bit a chunk.
+    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 10), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
+        tables[table].shift = page_shift.checked_add_signed(shift).expect("a page has at least sixteen bytes");
+    }
+    // The frames of a free chunk say nothing, where they fill whole pages.
+    tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
+    for (table, named) in tables[OWN_TABLES..].iter_mut().zip(named) {
+        table.shift = u32::from(named.shift);
+        // A chunk's part of a table of a higher shift is less than a page.
+        table.droppable = named.droppable && named.shift <= 10;
+    }
+    let mut end = base + span;
+    for table in tables.iter_mut().filter(|table| table.shift != 0) {
+        table.start = end;
+        end += (span >> table.shift).max(1).next_multiple_of(1 << page_shift);
+    }
+    (tables, end - base)
+}

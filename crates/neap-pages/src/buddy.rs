@@ -1,0 +1,304 @@
+//! The buddy allocator: which pages are free, in which blocks, and which of them have memory behind them.
+//!
+//! Sits between the zone, whose lock protects every call, and the frame table and maps of the arena. Blocks of order 0
+//! to 9 are on index-linked lists, two per order: with and without backed pages. Whole free chunks (order 10) are bits
+//! of a map. The truth about backed pages is one bit per page, set when a block that was in use is freed, cleared when
+//! the system has taken the memory; a block's list follows from it. Runs are in `runs`, chains for the CPU lists in
+//! `chains`, the way out to the system in `detach`. Makes no system call, knows no platform, no budget, no time.
+
+use crate::arena::CHUNK;
+use crate::frames::{Frames, State};
+use crate::pages::Block;
+use neap_base::{Order, Pfn, bitmap};
+
+/// The order of a chunk.
+pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
+/// Orders that are kept on lists.
+pub(crate) const LIST_ORDERS: usize = CHUNK_ORDER.index();
+
+/// The list of blocks without memory, and that of blocks with some.
+pub(crate) const UNBACKED: usize = 0;
+pub(crate) const BACKED: usize = 1;
+
+/// A map in a table of the arena.
+#[derive(Debug)]
+pub(crate) struct Map {
+    start: *mut u64,
+    words: usize,
+}
+
+impl Map {
+    #[inline]
+    pub(crate) fn get(&self) -> &[u64] {
+        // SAFETY: `Buddy::add` was promised that many mapped words that only this map uses; shared like `self`.
+        unsafe { core::slice::from_raw_parts(self.start, self.words) }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as above; exclusive like `self`.
+        unsafe { core::slice::from_raw_parts_mut(self.start, self.words) }
+    }
+}
+
+/// Both ends of a list of free blocks: the head is the one freed last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) head: Pfn,
+    pub(crate) tail: Pfn,
+}
+
+#[derive(Debug)]
+pub(crate) struct Buddy {
+    pub(crate) frames: Frames,
+    /// A bit per page: memory may be behind it, and it may hold anything.
+    pub(crate) backed: Map,
+    /// A bit per chunk: all of it is free.
+    pub(crate) free_chunks: Map,
+    /// A bit per chunk: all of it is free and some of it is backed.
+    pub(crate) backed_chunks: Map,
+    /// No chunk below this one is free.
+    pub(crate) chunk_hint: u32,
+    pub(crate) lists: [[Ends; LIST_ORDERS]; 2],
+    /// A bit per order: the list is not empty.
+    pub(crate) filled: [u16; 2],
+    pub(crate) managed: u32,
+    pub(crate) free: u32,
+    pub(crate) backed_free: u32,
+    /// The least `backed_free` since somebody last reset it.
+    pub(crate) backed_low: u32,
+}
+
+// SAFETY: the pointers lead to tables that belong to this value alone (frames: to atomics).
+unsafe impl Send for Buddy {}
+
+impl Buddy {
+    /// No pages yet; the addresses of the frame table and of the maps, all zero, over which it will grow.
+    pub(crate) fn new(frames: usize, backed: usize, free_chunks: usize, backed_chunks: usize) -> Buddy {
+        let map = |start| Map { start: core::ptr::with_exposed_provenance_mut(start), words: 0 };
+        Buddy {
+            frames: Frames::at(frames),
+            backed: map(backed),
+            free_chunks: map(free_chunks),
+            backed_chunks: map(backed_chunks),
+            chunk_hint: 0,
+            lists: [[Ends { head: Pfn::NONE, tail: Pfn::NONE }; LIST_ORDERS]; 2],
+            filled: [0; 2],
+            managed: 0,
+            free: 0,
+            backed_free: 0,
+            backed_low: 0,
+        }
+    }
+
+    /// Takes new pages in, without memory behind them, beyond all that it knows.
+    ///
+    /// # Safety
+    /// Frame table and maps are mapped for all pages up to the end of these, and used by nobody else (frames: by their
+    /// rules) for as long as this value lives.
+    pub(crate) unsafe fn add(&mut self, start: Pfn, pages: u32) {
+        let end = start.0 + pages;
+        // SAFETY: as the caller promises.
+        unsafe { self.frames.grow(end) };
+        self.backed.words = end.div_ceil(64) as usize;
+        let chunks = end.div_ceil(CHUNK);
+        self.free_chunks.words = chunks.div_ceil(64) as usize;
+        self.backed_chunks.words = self.free_chunks.words;
+        self.managed += pages;
+        self.give_range(start, pages, false);
+    }
+
+    /// Hands a block out, backed if there is one.
+    pub(crate) fn allocate_block(&mut self, order: Order) -> Option<Block> {
+        let (pfn, class) = self.take(order)?;
+        self.frames.frame(pfn).set_head(State::Allocated, order);
+        Some(Block { pfn, zero: class == UNBACKED })
+    }
+
+    /// Removes a block of exactly this order from what is free, and says of which class it is.
+    pub(crate) fn take(&mut self, order: Order) -> Option<(Pfn, usize)> {
+        let (found, size, class) = self.find(order)?;
+        let (pfn, class) = self.carve(found, size, class, order);
+        Some((pfn, class))
+    }
+
+    /// The smallest free block of at least this order: of those with backed pages, else of those without.
+    pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
+        [BACKED, UNBACKED].into_iter().find_map(|class| {
+            let filled = u32::from(self.filled[class]) >> order.0;
+            if filled != 0 {
+                let size = Order(order.0 + filled.trailing_zeros() as u8);
+                return Some((self.lists[class][size.index()].head, size, class));
+            }
+            let chunk = self.first_chunk(class)?;
+            Some((Pfn(chunk * CHUNK), CHUNK_ORDER, class))
+        })
+    }
+
+    /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`; what is cut off stays free.
+    pub(crate) fn carve(&mut self, found: Pfn, mut size: Order, mut class: usize, order: Order) -> (Pfn, usize) {
+        let mut pfn = found;
+        self.remove(pfn, size, class);
+        while size > order {
+            size.0 -= 1;
+            let right = pfn.plus(size.pages());
+            if class == UNBACKED {
+                self.insert(right, size, UNBACKED);
+                continue;
+            }
+            // Follow the memory: keep the half that has some, the lower one if both do.
+            if self.class(pfn, size) == BACKED {
+                let other = self.class(right, size);
+                self.insert(right, size, other);
+            } else {
+                self.insert(pfn, size, UNBACKED);
+                pfn = right;
+            }
+            class = BACKED;
+        }
+        self.free -= order.pages();
+        if class == BACKED {
+            self.backed_free -= self.count_backed(pfn, order.pages());
+            self.backed_low = self.backed_low.min(self.backed_free);
+        }
+        (pfn, class)
+    }
+
+    /// Puts a block among the free ones and merges it with its buddies.
+    pub(crate) fn give(&mut self, pfn: Pfn, order: Order, touched: bool) {
+        let pages = order.pages();
+        let backed = if touched {
+            bitmap::set_range(self.backed.get_mut(), pfn.index(), pfn.index() + pages as usize);
+            pages
+        } else {
+            self.count_backed(pfn, pages)
+        };
+        self.free += pages;
+        self.backed_free += backed;
+        let (mut pfn, mut order, mut class) = (pfn, order, usize::from(backed > 0));
+        self.frames.frame(pfn).set_state(State::Inside);
+        while order < CHUNK_ORDER {
+            let buddy = Pfn(pfn.0 ^ order.pages());
+            if buddy.0 >= self.frames.pages() {
+                break;
+            }
+            let frame = self.frames.frame(buddy);
+            if frame.state() != State::Free || frame.order() != order {
+                break;
+            }
+            let other = usize::from(frame.spare());
+            self.remove(buddy, order, other);
+            class |= other;
+            pfn = Pfn(pfn.0 & buddy.0);
+            order.0 += 1;
+        }
+        self.insert(pfn, order, class);
+    }
+
+    /// Makes a block known as free. Counts nothing.
+    pub(crate) fn insert(&mut self, pfn: Pfn, order: Order, class: usize) {
+        if order == CHUNK_ORDER {
+            let chunk = pfn.0 / CHUNK;
+            bitmap::set(self.free_chunks.get_mut(), chunk as usize);
+            if class == BACKED {
+                bitmap::set(self.backed_chunks.get_mut(), chunk as usize);
+            }
+            self.chunk_hint = self.chunk_hint.min(chunk);
+            return;
+        }
+        let ends = &mut self.lists[class][order.index()];
+        let (frame, next) = (self.frames.frame(pfn), ends.head);
+        frame.set_head(State::Free, order);
+        frame.set_spare(class as u16);
+        frame.set_prev(Pfn::NONE);
+        frame.set_next(next);
+        ends.head = pfn;
+        match next.some() {
+            Some(next) => self.frames.frame(next).set_prev(pfn),
+            None => {
+                ends.tail = pfn;
+                self.filled[class] |= 1 << order.0;
+            }
+        }
+    }
+
+    /// Makes a free block unknown. Counts nothing.
+    pub(crate) fn remove(&mut self, pfn: Pfn, order: Order, class: usize) {
+        if order == CHUNK_ORDER {
+            let chunk = pfn.index() / CHUNK as usize;
+            bitmap::clear(self.free_chunks.get_mut(), chunk);
+            bitmap::clear(self.backed_chunks.get_mut(), chunk);
+            if chunk == self.chunk_hint as usize {
+                let map = self.free_chunks.get();
+                self.chunk_hint = bitmap::next_set(map, chunk, map.len() * 64).unwrap_or(map.len() * 64) as u32;
+            }
+            return;
+        }
+        let frame = self.frames.frame(pfn);
+        let (next, prev) = (frame.next(), frame.prev());
+        frame.set_state(State::Inside);
+        let ends = &mut self.lists[class][order.index()];
+        match prev.some() {
+            Some(prev) => self.frames.frame(prev).set_next(next),
+            None => ends.head = next,
+        }
+        match next.some() {
+            Some(next) => self.frames.frame(next).set_prev(prev),
+            None => ends.tail = prev,
+        }
+        if ends.head == Pfn::NONE {
+            self.filled[class] &= !(1 << order.0);
+        }
+    }
+
+    /// The lowest free chunk of a class.
+    fn first_chunk(&self, class: usize) -> Option<u32> {
+        let (free, backed) = (self.free_chunks.get(), self.backed_chunks.get());
+        let from = self.chunk_hint as usize / 64;
+        free.iter().zip(backed).enumerate().skip(from).find_map(|(word, (free, backed))| {
+            let bits = if class == BACKED { *backed } else { free & !backed };
+            (bits != 0).then(|| (word * 64) as u32 + bits.trailing_zeros())
+        })
+    }
+
+    /// The class that a block's bits make it.
+    #[inline]
+    pub(crate) fn class(&self, pfn: Pfn, order: Order) -> usize {
+        let start = pfn.index();
+        usize::from(bitmap::next_set(self.backed.get(), start, start + order.pages() as usize).is_some())
+    }
+
+    /// Backed pages in a range.
+    #[inline]
+    pub(crate) fn count_backed(&self, pfn: Pfn, pages: u32) -> u32 {
+        bitmap::count_range(self.backed.get(), pfn.index(), pfn.index() + pages as usize) as u32
+    }
+}
+
+/// Checks that a block is handed out and of this order, or ends the process; afterwards none of its frames says so.
+#[inline]
+pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
+    let frame = frames.frame(pfn);
+    let state = frame.state();
+    if !matches!(state, State::Allocated | State::Slab) || frame.order() != order {
+        not_handed_out("block", frames, pfn, order.pages());
+    }
+    frame.set_state(State::Inside);
+    if state == State::Slab {
+        (1..order.pages()).for_each(|page| frames.frame(pfn.plus(page)).set_state(State::Inside));
+    }
+}
+
+/// Ends the process over a free of what is not there to be freed.
+#[cold]
+#[inline(never)]
+pub(crate) fn not_handed_out(what: &str, frames: &Frames, pfn: Pfn, pages: u32) -> ! {
+    let frame = frames.frame(pfn);
+    neap_os::write::die(format_args!(
+        "free of a {what} of {pages} pages that is not handed out: page {} is {:?}, order {}, owner {}",
+        pfn.0,
+        frame.state(),
+        frame.order().0,
+        frame.owner(),
+    ));
+}

@@ -1,0 +1,380 @@
+//! The buddy against models: every short sequence in tiny zones, random long ones in larger ones.
+//!
+//! A model is one entry per page: free or not, and whether it may hold anything. What may be handed out, what must be
+//! refused and what is known to be zero all follow from it exactly, so the tests compare for equality.
+
+use crate::arena::CHUNK;
+use crate::buddy::Buddy;
+use crate::buddy::take_out;
+use neap_base::{Order, Pfn};
+use proptest::prelude::*;
+use std::boxed::Box;
+use std::vec::Vec;
+
+/// A buddy over memory of its own.
+struct Tiny {
+    memory: Box<[u64]>,
+    pages: u32,
+    buddy: Buddy,
+}
+
+impl Tiny {
+    fn over(mut memory: Box<[u64]>, pages: u32) -> Tiny {
+        let start = memory.as_mut_ptr().expose_provenance();
+        let frames = pages as usize * 16;
+        let words = |bits: u32| bits.div_ceil(64) as usize * 8;
+        let (backed, chunks) = (words(pages), words(pages.div_ceil(CHUNK)));
+        let buddy = Buddy::new(start, start + frames, start + frames + backed, start + frames + backed + chunks);
+        Tiny { memory, pages, buddy }
+    }
+
+    fn new(pages: u32) -> Tiny {
+        let words = pages as usize * 2 + pages.div_ceil(64) as usize + 2 * pages.div_ceil(CHUNK).div_ceil(64) as usize;
+        let mut tiny = Tiny::over(std::vec![0; words].into(), pages);
+        // SAFETY: `over` has laid the tables out in `memory`, which lives as long.
+        unsafe { tiny.buddy.add(Pfn(0), pages) };
+        tiny
+    }
+
+    /// The same state over memory of its own.
+    fn copy(&self) -> Tiny {
+        let mut other = Tiny::over(std::vec![0; self.memory.len()].into(), self.pages);
+        // SAFETY: as in `new`; what it makes of the pages is overwritten at once.
+        unsafe { other.buddy.add(Pfn(0), self.pages) };
+        let (from, to) = (self.memory.as_ptr(), other.memory.as_mut_ptr());
+        // SAFETY: two allocations of the same length; both buddies reach theirs by exposed addresses only.
+        unsafe { to.copy_from_nonoverlapping(from, self.memory.len()) };
+        let (from, to) = (&self.buddy, &mut other.buddy);
+        to.chunk_hint = from.chunk_hint;
+        (to.lists, to.filled) = (from.lists, from.filled);
+        (to.managed, to.free) = (from.managed, from.free);
+        (to.backed_free, to.backed_low) = (from.backed_free, from.backed_low);
+        other
+    }
+}
+
+/// What is held, and a bit per page: free, and dirty. For up to 64 pages.
+#[derive(Clone)]
+struct Small {
+    held: Vec<(Pfn, u32, Option<Order>)>,
+    free: u64,
+    dirty: u64,
+}
+
+fn mask(pfn: Pfn, pages: u32) -> u64 {
+    (u64::MAX >> (64 - pages)) << pfn.0
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Block(u8),
+    Run(u32),
+    Free(usize),
+    Resize(usize, u32),
+    Release,
+    Chain(u8, u32),
+}
+
+/// Makes one step in both worlds and compares; `false` if the step does not apply.
+fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
+    let positions = |model: &Small, size: u32| {
+        let all = (0..tiny.pages / size).map(move |n| mask(Pfn(n * size), size));
+        let free = model.free;
+        all.filter(move |block| free & block == *block).collect::<Vec<u64>>()
+    };
+    match step {
+        Step::Block(order) => {
+            let open = positions(model, 1 << order);
+            let got = tiny.buddy.allocate_block(Order(order));
+            assert_eq!(got.is_some(), !open.is_empty(), "order {order} among {:#b}", model.free);
+            let Some(block) = got else { return true };
+            let taken = mask(block.pfn, 1 << order);
+            assert!(open.contains(&taken));
+            assert_eq!(block.zero, taken & model.dirty == 0);
+            assert!(!block.zero || open.iter().all(|open| open & model.dirty == 0), "a backed block was left");
+            model.free &= !taken;
+            model.held.push((block.pfn, 1 << order, Some(Order(order))));
+        }
+        Step::Run(pages) => {
+            let open = positions(model, Order::holding(pages).pages());
+            let got = tiny.buddy.allocate_run(pages, 1);
+            assert_eq!(got.is_some(), !open.is_empty());
+            let Some(run) = got else { return true };
+            let taken = mask(run.pfn, pages);
+            assert_eq!(model.free & taken, taken);
+            assert_eq!(run.zero, taken & model.dirty == 0);
+            model.free &= !taken;
+            model.held.push((run.pfn, pages, None));
+        }
+        Step::Free(index) if index < model.held.len() => {
+            let (pfn, pages, order) = model.held.remove(index);
+            match order {
+                Some(order) => {
+                    take_out(&tiny.buddy.frames, pfn, order);
+                    tiny.buddy.give(pfn, order, true);
+                }
+                None => tiny.buddy.free_run(pfn, pages),
+            }
+            model.free |= mask(pfn, pages);
+            model.dirty |= mask(pfn, pages);
+        }
+        Step::Resize(index, new) if model.held.get(index).is_some_and(|held| held.2.is_none() && held.1 != new) => {
+            let (pfn, old, _) = model.held[index];
+            let fits = pfn.0 + new <= tiny.pages
+                && (new < old || {
+                    let more = mask(pfn.plus(old), new - old);
+                    model.free & more == more
+                });
+            assert_eq!(tiny.buddy.resize_run(pfn, old, new), fits);
+            if fits {
+                model.held[index].1 = new;
+                let (before, after) = (mask(pfn, old), mask(pfn, new));
+                model.free = (model.free | before) & !after;
+                model.dirty |= before & !after;
+            }
+        }
+        Step::Release => {
+            let Some((pfn, order, backed)) = tiny.buddy.detach_block(u32::MAX) else {
+                assert_eq!(model.free & model.dirty, 0);
+                return false;
+            };
+            let block = mask(pfn, order.pages());
+            assert_eq!(model.free & block, block);
+            assert_eq!(backed, (block & model.dirty).count_ones());
+            tiny.buddy.attach(pfn, order.pages(), order.pages());
+            model.dirty &= !block;
+        }
+        Step::Chain(order, blocks) => {
+            let mut chain = tiny.buddy.take_chain(Order(order), blocks);
+            let open = positions(model, 1 << order).len() as u32;
+            assert_eq!(chain.blocks, blocks.min(open));
+            while chain.blocks > 0 {
+                tiny.buddy.give_chain(&mut chain, Order(order), 1);
+            }
+        }
+        _ => return false,
+    }
+    let sums = tiny.buddy.verify(&[]).unwrap_or_else(|finding| panic!("after {step:?}: {finding}"));
+    assert_eq!(sums.free, model.free.count_ones());
+    assert_eq!(sums.backed_free, (model.free & model.dirty).count_ones());
+    true
+}
+
+fn explore(tiny: &Tiny, model: &Small, steps: &[Step], depth: u32, visited: &mut u64) {
+    *visited += 1;
+    if depth == 0 {
+        return;
+    }
+    for &step in steps {
+        // Freeing the first, the middle or the last of equals: the others are the same by symmetry of what is held.
+        let (mut tiny, mut model) = (tiny.copy(), model.clone());
+        if small_step(&mut tiny, &mut model, step) {
+            explore(&tiny, &model, steps, depth - 1, visited);
+        }
+    }
+}
+
+fn everything(pages: u32, steps: &[Step], depth: u32) -> u64 {
+    let mut visited = 0;
+    let model = Small { held: Vec::new(), free: mask(Pfn(0), pages), dirty: 0 };
+    explore(&Tiny::new(pages), &model, steps, depth, &mut visited);
+    visited
+}
+
+#[test]
+fn every_sequence_of_blocks_in_sixteen_pages() {
+    let steps: Vec<Step> = (0..=4).map(Step::Block).chain((0..5).map(Step::Free)).chain([Step::Release]).collect();
+    let visited = everything(16, &steps, 7);
+    assert!(visited > 100_000, "{visited} states");
+}
+
+#[test]
+fn every_sequence_of_runs_in_thirty_two_pages() {
+    let mut steps: Vec<Step> = [1, 3, 7, 12, 17].map(Step::Run).into();
+    steps.extend((0..3).map(Step::Free));
+    steps.extend([Step::Resize(0, 2), Step::Resize(0, 9), Step::Resize(1, 5), Step::Release]);
+    let visited = everything(32, &steps, 6);
+    assert!(visited > 50_000, "{visited} states");
+}
+
+#[test]
+fn every_sequence_with_chains_in_a_zone_of_odd_size() {
+    let steps = [
+        Step::Block(0),
+        Step::Block(1),
+        Step::Block(3),
+        Step::Free(0),
+        Step::Free(1),
+        Step::Chain(0, 5),
+        Step::Chain(1, 3),
+        Step::Release,
+    ];
+    let visited = everything(23, &steps, 6);
+    assert!(visited > 10_000, "{visited} states");
+}
+
+/// For zones of several chunks: a model of one byte per page.
+#[derive(Clone, Debug)]
+enum Large {
+    Block(u8),
+    Run(u32, u8),
+    Free(usize),
+    Resize(usize, u32),
+    Chunks(u32, u32, bool),
+    Release(u32),
+    Chain(u8, u32),
+}
+
+fn large() -> impl Strategy<Value = Large> {
+    let pages = || prop_oneof![1..40_u32, 500..530_u32, 1000..1050_u32, 1500..3000_u32];
+    prop_oneof![
+        4 => (0..=10_u8).prop_map(Large::Block),
+        4 => (pages(), 0..=11_u8).prop_map(|(pages, align)| Large::Run(pages, align)),
+        6 => any::<usize>().prop_map(Large::Free),
+        4 => (any::<usize>(), pages()).prop_map(|(index, pages)| Large::Resize(index, pages)),
+        1 => (1..6_u32, 1..5000_u32, any::<bool>()).prop_map(|(most, pages, fails)| Large::Chunks(most, pages, fails)),
+        2 => (1..1024_u32).prop_map(Large::Release),
+        2 => (0..=3_u8, 1..100_u32).prop_map(|(order, blocks)| Large::Chain(order, blocks)),
+    ]
+}
+
+struct Model {
+    free: Vec<bool>,
+    dirty: Vec<bool>,
+    held: Vec<(Pfn, u32, Option<Order>)>,
+}
+
+impl Model {
+    fn range(pfn: Pfn, pages: u32) -> core::ops::Range<usize> {
+        pfn.index()..(pfn.0 + pages) as usize
+    }
+
+    fn is_free(&self, pfn: Pfn, pages: u32) -> bool {
+        Self::range(pfn, pages).end <= self.free.len() && self.free[Self::range(pfn, pages)].iter().all(|free| *free)
+    }
+
+    fn dirty(&self, pfn: Pfn, pages: u32) -> u32 {
+        self.dirty[Self::range(pfn, pages)].iter().filter(|dirty| **dirty).count() as u32
+    }
+
+    /// Whether there are `pages` free pages in a row at a multiple of `align`.
+    fn has(&self, pages: u32, align: u32) -> bool {
+        (0..self.free.len() as u32).step_by(align as usize).any(|at| self.is_free(Pfn(at), pages))
+    }
+
+    fn take(&mut self, pfn: Pfn, pages: u32, order: Option<Order>) {
+        assert!(self.is_free(pfn, pages));
+        self.free[Self::range(pfn, pages)].fill(false);
+        self.held.push((pfn, pages, order));
+    }
+
+    fn give(&mut self, pfn: Pfn, pages: u32) {
+        self.free[Self::range(pfn, pages)].fill(true);
+        self.dirty[Self::range(pfn, pages)].fill(true);
+    }
+}
+
+fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
+    let buddy = &mut tiny.buddy;
+    match step {
+        Large::Block(order) => {
+            let got = buddy.allocate_block(Order(*order));
+            assert_eq!(got.is_some(), model.has(1 << order, 1 << order));
+            let Some(block) = got else { return };
+            assert_eq!(block.zero, model.dirty(block.pfn, 1 << order) == 0);
+            model.take(block.pfn, 1 << order, Some(Order(*order)));
+        }
+        Large::Run(pages, align) => {
+            let align = 1 << align;
+            let got = buddy.allocate_run(*pages, align);
+            // Small runs come from aligned blocks, long ones from whole chunks.
+            let whole = if (*pages).max(align) <= CHUNK {
+                Order::holding((*pages).max(align)).pages()
+            } else {
+                pages.next_multiple_of(CHUNK)
+            };
+            let step = if whole <= CHUNK { whole.max(align) } else { align.max(CHUNK) };
+            assert_eq!(got.is_some(), model.has(whole, step), "{pages} pages at {align}");
+            let Some(run) = got else { return };
+            assert_eq!(run.pfn.0 % align, 0);
+            assert_eq!(run.zero, model.dirty(run.pfn, *pages) == 0);
+            model.take(run.pfn, *pages, None);
+        }
+        Large::Free(index) if !model.held.is_empty() => {
+            let (pfn, pages, order) = model.held.swap_remove(index % model.held.len());
+            match order {
+                Some(order) => {
+                    take_out(&buddy.frames, pfn, order);
+                    buddy.give(pfn, order, true);
+                }
+                None => buddy.free_run(pfn, pages),
+            }
+            model.give(pfn, pages);
+        }
+        Large::Resize(index, new) if !model.held.is_empty() => {
+            let index = index % model.held.len();
+            let (pfn, old, None) = model.held[index] else { return };
+            let fits = *new <= old || model.is_free(pfn.plus(old), new - old);
+            assert_eq!(buddy.resize_run(pfn, old, *new), fits);
+            if fits && *new < old {
+                model.give(pfn.plus(*new), old - new);
+            } else if fits {
+                model.free[Model::range(pfn.plus(old), new - old)].fill(false);
+            }
+            model.held[index].1 = if fits { *new } else { old };
+        }
+        Large::Chunks(most, pages, fails) => {
+            let mut below = u32::MAX;
+            while let Some((first, count, backed)) = buddy.detach_chunks(below, *most, *pages) {
+                let (pfn, all) = (Pfn(first * CHUNK), count * CHUNK);
+                assert!(count <= *most && backed <= *pages && first + count <= below && model.is_free(pfn, all));
+                assert_eq!(backed, model.dirty(pfn, all));
+                let emptied = if *fails { all / 2 } else { all };
+                buddy.attach(pfn, all, emptied);
+                model.dirty[Model::range(pfn, emptied)].fill(false);
+                below = first;
+            }
+            let chunks = (0..tiny.pages / CHUNK).map(|chunk| Pfn(chunk * CHUNK));
+            let mut small = chunks.filter(|pfn| model.is_free(*pfn, CHUNK) && model.dirty(*pfn, CHUNK) <= *pages);
+            assert!(*fails || small.all(|pfn| model.dirty(pfn, CHUNK) == 0), "a chunk was passed over");
+        }
+        Large::Release(pages) => {
+            if let Some((pfn, order, backed)) = buddy.detach_block(*pages) {
+                assert!(backed <= *pages && backed == model.dirty(pfn, order.pages()));
+                assert!(model.is_free(pfn, order.pages()));
+                buddy.attach(pfn, order.pages(), order.pages());
+                model.dirty[Model::range(pfn, order.pages())].fill(false);
+            }
+        }
+        Large::Chain(order, blocks) => {
+            let mut chain = buddy.take_chain(Order(*order), *blocks);
+            let most = (0..tiny.pages >> order).filter(|n| model.is_free(Pfn(n << order), 1 << order)).count();
+            assert_eq!(chain.blocks, (*blocks).min(most as u32));
+            while chain.blocks > 0 {
+                buddy.give_chain(&mut chain, Order(*order), 7);
+            }
+        }
+        _ => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(192) })]
+    #[test]
+    fn long_random_sequences_agree_with_a_model(steps in prop::collection::vec(large(), 1..120), chunks in 1..6_u32, odd in 0..1024_u32) {
+        let pages = chunks * CHUNK + if odd % 3 == 0 { odd } else { 0 };
+        let mut tiny = Tiny::new(pages);
+        let mut model = Model { free: std::vec![true; pages as usize], dirty: std::vec![false; pages as usize], held: Vec::new() };
+        for step in &steps {
+            large_step(&mut tiny, &mut model, step);
+            let sums = tiny.buddy.verify(&[]).unwrap_or_else(|finding| panic!("after {step:?}: {finding}"));
+            prop_assert_eq!(sums.free as usize, model.free.iter().filter(|free| **free).count());
+            let backed = model.free.iter().zip(&model.dirty).filter(|(free, dirty)| **free && **dirty).count();
+            prop_assert_eq!(sums.backed_free as usize, backed);
+        }
+        while !model.held.is_empty() {
+            large_step(&mut tiny, &mut model, &Large::Free(0));
+        }
+        prop_assert_eq!(tiny.buddy.free, pages);
+    }
+}

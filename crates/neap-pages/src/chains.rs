@@ -1,0 +1,75 @@
+//! Chains: blocks of one order, linked through their frames, on the way between the buddy and a CPU's list.
+//!
+//! Sits between the zone and the page lists. A whole batch is cut out of the largest blocks that it fills, so its pages
+//! lie in a row and cost few list operations. Every block of a chain is `Listed`, on no list while it travels, and
+//! belongs to the thread that carries it.
+
+use crate::buddy::{BACKED, Buddy, UNBACKED};
+use crate::frames::State;
+use neap_base::{Order, Pfn};
+
+/// In the `spare` of a listed block's first frame: its bytes may be anything, since some of it was backed.
+pub(crate) const DIRTY: u16 = 1;
+/// The same, since it was handed out: all of it counts as backed from now on.
+pub(crate) const TOUCHED: u16 = 2;
+
+/// Blocks linked by `next` (and `prev`) from `head` to `tail`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) head: Pfn,
+    pub(crate) tail: Pfn,
+    pub(crate) blocks: u32,
+}
+
+impl Chain {
+    pub(crate) const EMPTY: Chain = Chain { head: Pfn::NONE, tail: Pfn::NONE, blocks: 0 };
+}
+
+impl Buddy {
+    /// Cuts up to `blocks` blocks out of what is free, backed ones first. Empty if there is none.
+    pub(crate) fn take_chain(&mut self, order: Order, blocks: u32) -> Chain {
+        let mut chain = Chain::EMPTY;
+        while chain.blocks < blocks {
+            let Some((found, size, class)) = self.find(order) else { break };
+            // The whole block if it is not too much, else the largest part that is not.
+            let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8);
+            let (pfn, class) = self.carve(found, size, class, Order(cut));
+            for index in 0..1 << (cut - order.0) {
+                let block = pfn.plus(index << order.0);
+                let class = if class == BACKED { self.class(block, order) } else { UNBACKED };
+                self.append(&mut chain, block, order, class);
+            }
+        }
+        chain
+    }
+
+    fn append(&self, chain: &mut Chain, block: Pfn, order: Order, class: usize) {
+        let frame = self.frames.frame(block);
+        frame.set_head(State::Listed, order);
+        frame.set_spare(if class == BACKED { DIRTY } else { 0 });
+        frame.set_prev(chain.tail);
+        frame.set_next(Pfn::NONE);
+        match chain.tail.some() {
+            Some(tail) => self.frames.frame(tail).set_next(block),
+            None => chain.head = block,
+        }
+        chain.tail = block;
+        chain.blocks += 1;
+    }
+
+    /// Takes back up to `blocks` blocks from the head of a chain; `chain` is what is left.
+    pub(crate) fn give_chain(&mut self, chain: &mut Chain, order: Order, blocks: u32) -> u32 {
+        let count = blocks.min(chain.blocks);
+        for _ in 0..count {
+            let (pfn, frame) = (chain.head, self.frames.frame(chain.head));
+            if frame.state() != State::Listed || frame.order() != order {
+                crate::buddy::not_handed_out("listed block", &self.frames, pfn, order.pages());
+            }
+            chain.head = frame.next();
+            let touched = frame.spare() == TOUCHED;
+            self.give(pfn, order, touched);
+        }
+        chain.blocks -= count;
+        count
+    }
+}

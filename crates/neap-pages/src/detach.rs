@@ -1,0 +1,73 @@
+//! Free blocks out of the buddy, while the system takes their memory or brings some.
+//!
+//! Sits between the buddy and release and population, under the zone's lock. A detached block is `Releasing`: on no
+//! list, found by nobody, counted by `verify`. The choice is here: highest chunks first, since allocation prefers low
+//! ones; then large blocks before small ones, those freed longest ago first.
+
+use crate::arena::CHUNK;
+use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
+use crate::frames::State;
+use neap_base::{Order, Pfn, bitmap};
+
+impl Buddy {
+    /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages, and those directly
+    /// under it, `most` chunks at most and `pages` backed pages in all. Answers the first chunk, how many, and their
+    /// backed pages.
+    pub(crate) fn detach_chunks(&mut self, below: u32, most: u32, pages: u32) -> Option<(u32, u32, u32)> {
+        let (mut top, mut sum) = (below, 0);
+        while sum == 0 {
+            top = self.backed_chunk_below(top)?;
+            sum = Some(self.count_backed(Pfn(top * CHUNK), CHUNK)).filter(|count| *count <= pages).unwrap_or(0);
+        }
+        let mut first = top;
+        while first > 0 && top - first + 1 < most && bitmap::get(self.backed_chunks.get(), first as usize - 1) {
+            let more = self.count_backed(Pfn((first - 1) * CHUNK), CHUNK);
+            if sum + more > pages {
+                break;
+            }
+            first -= 1;
+            sum += more;
+        }
+        for chunk in first..=top {
+            self.detach(Pfn(chunk * CHUNK), CHUNK_ORDER, BACKED);
+        }
+        Some((first, top - first + 1, sum))
+    }
+
+    /// Detaches one block with at most `pages` backed pages, and answers how many it has.
+    pub(crate) fn detach_block(&mut self, pages: u32) -> Option<(Pfn, Order, u32)> {
+        (0..LIST_ORDERS).rev().find_map(|order| {
+            let (pfn, order) = (self.lists[BACKED][order].tail.some()?, Order(order as u8));
+            let backed = self.count_backed(pfn, order.pages());
+            if backed > pages {
+                return None;
+            }
+            self.detach(pfn, order, BACKED);
+            Some((pfn, order, backed))
+        })
+    }
+
+    /// Detaches a free block that is known to be one.
+    pub(crate) fn detach(&mut self, pfn: Pfn, order: Order, class: usize) {
+        self.remove(pfn, order, class);
+        self.free -= order.pages();
+        self.backed_free -= self.count_backed(pfn, order.pages());
+        self.frames.frame(pfn).set_head(State::Releasing, order);
+    }
+
+    /// Puts detached pages back; the first `emptied` of them have no memory behind them any more.
+    pub(crate) fn attach(&mut self, pfn: Pfn, pages: u32, emptied: u32) {
+        bitmap::clear_range(self.backed.get_mut(), pfn.index(), pfn.index() + emptied as usize);
+        self.give_range(pfn, pages, false);
+    }
+
+    fn backed_chunk_below(&self, below: u32) -> Option<u32> {
+        let map = self.backed_chunks.get();
+        let below = (below as usize).min(map.len() * 64);
+        (0..below.div_ceil(64)).rev().find_map(|word| {
+            let above = (below - word * 64).min(64);
+            let bits = map[word] & (u64::MAX >> (64 - above));
+            (bits != 0).then(|| word as u32 * 64 + 63 - bits.leading_zeros())
+        })
+    }
+}

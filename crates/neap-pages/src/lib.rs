@@ -1,0 +1,31 @@
+//! Pages of neap: an arena of address space, a buddy allocator over it, per-CPU lists before it, and the way back to the
+//! system.
+//!
+//! Sits between `neap-base` and the object layer. [`Pages`] is the whole of it; the platform is passed to every call.
+//! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
+//! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+mod arena;
+mod buddy;
+#[cfg(test)]
+mod buddy_tests;
+mod chains;
+mod detach;
+mod frames;
+mod page_lists;
+mod pages;
+mod policy;
+mod release;
+mod runs;
+mod statistics;
+mod verify;
+mod zone;
+
+pub use frames::{Frame, Frames, State};
+pub use pages::{Block, Drain, Exhausted, Pages, Report, Shape, SideTable, TABLES};
+pub use statistics::{Finding, Statistics, Watermarks};

@@ -1,0 +1,421 @@
+//! The facade of the page layer, and the few decisions that tie its parts together.
+//!
+//! Sits between the object layer and arena, zone and lists. Blocks of order 0 to 3 go through the list of the CPU; if
+//! that is busy, and for everything larger, through the zone. A refill takes a batch from the zone with no list held,
+//! then looks again on which CPU it is. Takes no lock of its own; makes system calls with none held but the arena's
+//! growth mutex. A tick drains lists that rested, then releases what was not needed since the tick before.
+
+use crate::arena;
+use crate::arena::Arena;
+use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
+use crate::frames::{Frames, State};
+use crate::page_lists::{LISTED_ORDERS, PageLists};
+use crate::policy::{Fixed, NOMINAL};
+use crate::release::{Release, Run};
+use crate::statistics::{Finding, Statistics};
+use crate::zone::Zone;
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering::Relaxed;
+use neap_base::platform::Errno;
+use neap_base::{Order, Pfn, Platform};
+
+/// Side tables that the layer above may name.
+pub const TABLES: usize = 6;
+
+/// A table of one byte per 2^shift bytes of the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SideTable {
+    /// 0: no such table.
+    pub shift: u8,
+    /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
+    /// Only for shifts up to 10.
+    pub droppable: bool,
+}
+
+/// What an arena is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The most address space it may take, in bytes.
+    pub span: usize,
+    /// The most pages that may be in use.
+    pub budget: Option<u32>,
+    /// Side tables of the layer above.
+    pub tables: [SideTable; TABLES],
+    /// Whether fresh memory may be populated as huge pages.
+    pub huge: bool,
+}
+
+/// A block or run that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its first page.
+    pub pfn: Pfn,
+    /// Whether every byte of it is known to be zero.
+    pub zero: bool,
+}
+
+/// Nothing can be had: the budget is used up, or the system or the address space refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhausted;
+
+/// What a tick did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Pages that went back to the system.
+    pub released: u32,
+    /// System calls made for that.
+    pub calls: u32,
+    /// Of these, those that failed.
+    pub failed: u32,
+    /// Pages that came back from CPU lists.
+    pub drained: u32,
+    /// CPU lists that were busy.
+    pub skipped: u32,
+    /// Whether a later tick may find something to do without anybody allocating or freeing in between.
+    pub left: bool,
+}
+
+/// What came of draining one CPU's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// This many pages went back to the zone.
+    Drained(u32),
+    /// Somebody held the list.
+    Skipped,
+}
+
+/// All pages of an instance.
+#[derive(Debug)]
+pub struct Pages<P: Platform> {
+    arena: Arena,
+    zone: Zone,
+    lists: PageLists,
+    release: Release,
+    /// Address and length of the memory that lists and release keep.
+    own: (usize, usize),
+    platform: PhantomData<fn(&P)>,
+}
+
+/// Looks at a turn that another thread has, with [`Platform::pause`] in between.
+const TURN_LOOKS: u32 = 100_000;
+
+impl<P: Platform> Pages<P> {
+    /// Finds address space and maps the first piece of it.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
+        let page_size = platform.page_size();
+        let page_shift = page_size.trailing_zeros();
+        let cpus = platform.cpus();
+        let (arena, grown) = Arena::open(platform, shape)?;
+        let length = (PageLists::bytes(cpus) + Release::BYTES).next_multiple_of(page_size);
+        let own = platform.map(length).inspect_err(|_| {
+            // SAFETY: nobody has seen the arena.
+            unsafe { arena.close(platform) }
+        })?;
+        let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32);
+        let policy = Fixed::new(nominal, cpus, page_shift);
+        // SAFETY: mapped above for exactly these two, one behind the other; a list is a multiple of 128 bytes.
+        let (lists, release) = unsafe { (PageLists::at(own, cpus, policy), Release::at(own + PageLists::bytes(cpus))) };
+        let table = |table: usize| arena.table(table).start;
+        let buddy = Buddy::new(
+            table(arena::FRAMES),
+            table(arena::BACKED),
+            table(arena::FREE_CHUNKS),
+            table(arena::BACKED_CHUNKS),
+        );
+        let zone = Zone::new(buddy, shape.budget, page_shift);
+        zone.add(grown);
+        Ok(Pages { arena, zone, lists, release, own: (own, length), platform: PhantomData })
+    }
+
+    /// Takes everything away.
+    ///
+    /// # Safety
+    /// Nobody uses this, or any memory of it, any more.
+    pub unsafe fn close(&self, platform: &P) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.arena.close(platform);
+            platform.unmap(self.own.0, self.own.1);
+        }
+    }
+
+    /// The first address of the arena.
+    #[inline]
+    pub fn base(&self) -> usize {
+        self.arena.base()
+    }
+
+    /// Bytes from the base up to the end of the arena so far. Not all of it need be the arena's, but no page of the arena
+    /// lies above, and all tables reach that far.
+    #[inline]
+    pub fn limit(&self) -> usize {
+        self.arena.limit()
+    }
+
+    /// The page size as a power of two.
+    #[inline]
+    pub fn page_shift(&self) -> u32 {
+        self.arena.page_shift()
+    }
+
+    /// Bytes in a page.
+    #[inline]
+    pub fn page_size(&self) -> usize {
+        1 << self.page_shift()
+    }
+
+    /// The address of a page.
+    #[inline]
+    pub fn address(&self, pfn: Pfn) -> usize {
+        self.arena.address(pfn)
+    }
+
+    /// The page of an address between base and limit.
+    #[inline]
+    pub fn pfn(&self, address: usize) -> Pfn {
+        Pfn(((address - self.base()) >> self.page_shift()) as u32)
+    }
+
+    /// The first byte of the caller's side table `table`.
+    #[inline]
+    pub fn side_table(&self, table: usize) -> usize {
+        self.arena.table(arena::OWN_TABLES + table).start
+    }
+
+    /// The frame table.
+    #[inline]
+    pub fn frames(&self) -> &Frames {
+        self.arena.frames()
+    }
+
+    /// Notes that side table `table` has been written to for the chunk of `pfn`, a page that is handed out.
+    #[inline]
+    pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
+        let (marks, bit) = (self.arena.marks(pfn), 1 << table);
+        if marks.load(Relaxed) & bit == 0 {
+            marks.fetch_or(bit, Relaxed);
+        }
+    }
+
+    /// A block of 2^order pages, order 0 to 10.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    #[inline]
+    pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        if order.index() < LISTED_ORDERS && self.lists.policy.high > 0 {
+            match self.lists.pop(self.frames(), platform.cpu(), order) {
+                Ok(Some(block)) => return Ok(block),
+                Ok(None) => return self.refill(platform, order),
+                Err(_) => {}
+            }
+        }
+        assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
+        let pages = order.pages();
+        self.zone.acquire(&self.arena, platform, pages, pages, |buddy, _| buddy.allocate_block(order))
+    }
+
+    #[cold]
+    fn refill(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        let mut chain = self.zone.acquire(&self.arena, platform, order.pages(), order.pages(), |buddy, room| {
+            let blocks = self.lists.policy.refill(order.0).min(room >> order.0);
+            Some(buddy.take_chain(order, blocks)).filter(|chain| chain.blocks > 0)
+        })?;
+        let (pfn, frame) = (chain.head, self.frames().frame(chain.head));
+        chain.head = frame.next();
+        chain.blocks -= 1;
+        let block = Block { pfn, zero: frame.spare() == 0 };
+        frame.set_state(State::Allocated);
+        // Where the thread is by now, and whether there is still room, is looked at again.
+        if chain.blocks > 0
+            && let Err(chain) = self.lists.fill(self.frames(), platform.cpu(), chain, order)
+        {
+            self.zone.give_chain(chain, order, self.lists.policy.blocks(order.0));
+        }
+        Ok(block)
+    }
+
+    /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
+    #[inline]
+    pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
+        take_out(self.frames(), pfn, order);
+        if order.index() < LISTED_ORDERS && self.lists.policy.high > 0 {
+            match self.lists.push(self.frames(), platform.cpu(), pfn, order) {
+                Ok(None) => return,
+                Ok(Some((chain, order))) => {
+                    return self.zone.give_chain(chain, order, self.lists.policy.blocks(order.0));
+                }
+                Err(_) => {}
+            }
+        }
+        self.zone.lock().buddy.give(pfn, order, true);
+    }
+
+    /// A run of exactly `pages` pages whose address is a multiple of `align_pages` pages, a power of two.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
+        debug_assert!(pages > 0 && align_pages.is_power_of_two());
+        // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
+        let need = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
+        self.zone.acquire(&self.arena, platform, pages, need, |buddy, _| buddy.allocate_run(pages, align_pages))
+    }
+
+    /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
+    pub fn free_run(&self, _platform: &P, pfn: Pfn, pages: u32) {
+        self.zone.lock().buddy.free_run(pfn, pages);
+    }
+
+    /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
+    /// that it gains hold is not known.
+    pub fn resize_run(&self, _platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
+        debug_assert!(new > 0);
+        let mut inner = self.zone.lock();
+        new.saturating_sub(old) <= inner.room() && inner.buddy.resize_run(pfn, old, new)
+    }
+
+    /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as
+    /// many backed pages go to the system as were never needed. Only one thread at a time does this; for the others there
+    /// is nothing to do.
+    pub fn tick(&self, platform: &P, _now: u64) -> Report {
+        let mut report = Report::default();
+        let Some(mut turn) = self.release.turn() else { return Report { left: true, ..report } };
+        let listed = self.drain_lists(true, &mut report);
+        let unneeded = self.zone.lock().buddy.backed_low;
+        let (release, ranges) = turn.parts();
+        let willing = self.run(platform, release, ranges, false).run(unneeded, &mut report);
+        let mut inner = self.zone.lock();
+        inner.buddy.backed_low = inner.buddy.backed_free;
+        report.left = listed || willing && inner.buddy.backed_free > 0;
+        report
+    }
+
+    /// Gives everything back that is free, lists included. Waits, a bounded time, for a tick in progress.
+    pub fn release_all(&self, platform: &P) -> Report {
+        let mut report = Report::default();
+        let listed = self.drain_lists(false, &mut report);
+        let mut turn = self.release.turn();
+        for _ in 0..TURN_LOOKS {
+            if turn.is_some() {
+                break;
+            }
+            platform.pause();
+            turn = self.release.turn();
+        }
+        let Some(mut turn) = turn else { return Report { left: true, ..report } };
+        let (release, ranges) = turn.parts();
+        let willing = self.run(platform, release, ranges, true).run(u32::MAX, &mut report);
+        let mut inner = self.zone.lock();
+        inner.buddy.backed_low = inner.buddy.backed_free;
+        report.left = listed || willing && inner.buddy.backed_free > 0;
+        report
+    }
+
+    fn run<'a>(
+        &'a self,
+        platform: &'a P,
+        release: &'a Release,
+        ranges: &'a mut [neap_base::platform::memory::Range],
+        explicit: bool,
+    ) -> Run<'a, P> {
+        let hold = self.lists.policy.batch;
+        Run { release, ranges, platform, arena: &self.arena, zone: &self.zone, hold, explicit }
+    }
+
+    /// Drains every CPU's list, or only those that rested; answers whether something is left in one.
+    fn drain_lists(&self, idle: bool, report: &mut Report) -> bool {
+        let mut listed = false;
+        for cpu in 0..self.lists.cpus() {
+            match self.drain(cpu, idle) {
+                Some((drained, left)) => {
+                    report.drained += drained;
+                    listed |= left > 0;
+                }
+                None => {
+                    report.skipped += 1;
+                    listed = true;
+                }
+            }
+        }
+        listed
+    }
+
+    /// Pages drained, and pages still there; `None` where somebody held the list.
+    fn drain(&self, cpu: usize, idle: bool) -> Option<(u32, u32)> {
+        let detached = self.lists.detach(self.frames(), &self.zone, cpu, idle)?;
+        for (order, chain) in detached.chains.iter().enumerate() {
+            let order = Order(order as u8);
+            self.zone.give_chain(*chain, order, self.lists.policy.blocks(order.0));
+        }
+        self.zone.arrive(detached.pages);
+        Some((detached.pages, detached.left))
+    }
+
+    /// Takes everything out of a CPU's list, from any CPU.
+    pub fn drain_cpu(&self, _platform: &P, cpu: usize) -> Drain {
+        self.drain(cpu, false).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
+    }
+
+    /// Drains every CPU's list; answers how many pages came back, and how many lists somebody held.
+    pub fn drain_all(&self, _platform: &P) -> (u32, u32) {
+        let mut report = Report::default();
+        self.drain_lists(false, &mut report);
+        (report.drained, report.skipped)
+    }
+
+    /// Pages in a CPU's list; `None` while somebody holds it.
+    pub fn listed_on(&self, cpu: usize) -> Option<u32> {
+        self.lists.count(cpu)
+    }
+
+    /// The numbers; each is right for some moment, together they are when nobody runs.
+    pub fn statistics(&self) -> Statistics {
+        let listed = (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum();
+        let (mapped_bytes, table_bytes) = self.arena.mapped();
+        let inner = self.zone.lock();
+        Statistics {
+            managed: inner.buddy.managed,
+            free: inner.buddy.free,
+            backed_free: inner.buddy.backed_free,
+            backed_free_low: inner.buddy.backed_low,
+            used: inner.used(),
+            listed,
+            releasing: inner.releasing,
+            travelling: self.zone.travelling(),
+            budget: self.zone.budget,
+            watermarks: self.zone.watermarks,
+            released: self.release.released.load(Relaxed),
+            release_calls: self.release.calls.load(Relaxed),
+            release_failures: self.release.failures.load(Relaxed),
+            populated: 0,
+            zone_locks: inner.locks,
+            list_busy: self.lists.busy.load(Relaxed),
+            list_refills: self.lists.refills.load(Relaxed),
+            list_spills: self.lists.spills.load(Relaxed),
+            list_drains: self.lists.drains.load(Relaxed),
+            list_high: self.lists.policy.high,
+            list_batch: self.lists.policy.batch,
+            mapped_bytes,
+            table_bytes,
+        }
+    }
+
+    /// Proves that every page is in exactly one state and that all counts are true. Only while nobody else uses this.
+    ///
+    /// # Errors
+    /// The first [`Finding`].
+    pub fn verify(&self) -> Result<(), Finding> {
+        let listed = self.lists.verify(self.frames())?;
+        let holes = self.arena.holes();
+        let inner = self.zone.lock();
+        let sums = inner.buddy.verify(&holes)?;
+        Finding::unless_equal("listed pages", Pfn::NONE, sums.listed.into(), listed.into())?;
+        Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), inner.used().into())?;
+        Finding::unless_equal("releasing pages", Pfn::NONE, sums.releasing.into(), inner.releasing.into())?;
+        Finding::unless_equal("pages under way while nobody runs", Pfn::NONE, 0, self.zone.travelling().into())
+    }
+}

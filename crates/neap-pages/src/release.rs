@@ -1,0 +1,295 @@
+//! Giving memory back to the system.
+//!
+//! Sits between the buddy's detached blocks and `madvise`. Whole chunks go first, neighbours by one call of at most
+//! 32 MiB, with what their side tables hold; then blocks, up to 512 by one call where the kernel can, else one by one and
+//! few at a time. No lock is held over a call; blocks that were refused go back as they were. One thread at a time
+//! releases: the others are told so and do not wait. Decides nothing about how much: the caller names the number.
+
+use crate::arena::{Arena, CHUNK, FRAMES, OWN_TABLES};
+use crate::buddy::Buddy;
+use crate::pages::{Report, TABLES};
+use crate::zone::Zone;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::platform::memory::{Range, SCATTERED_RANGES};
+use neap_base::{Pfn, Platform};
+
+/// The most bytes that one call gives back: the kernel flushes other CPUs for each, and holds locks meanwhile.
+const CALL_BYTES: usize = 32 << 20;
+/// Calls for single blocks in one tick.
+const SINGLE_CALLS: u32 = 64;
+/// Refused calls after which a run gives up.
+const REFUSALS: u32 = 2;
+/// Ticks that a refused way is not tried again, at most.
+const MOST_PATIENCE: u32 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Release {
+    /// Room for [`SCATTERED_RANGES`] ranges; whoever has the turn uses it.
+    ranges: *mut Range,
+    turn: AtomicBool,
+    /// Ticks in which nothing is released, because the system refused everything.
+    idle: AtomicU32,
+    patience: AtomicU32,
+    /// Runs in which blocks go one by one.
+    singly: AtomicU32,
+    pub(crate) released: AtomicU64,
+    pub(crate) calls: AtomicU64,
+    pub(crate) failures: AtomicU64,
+}
+
+// SAFETY: the pointer is used by the holder of the turn alone.
+unsafe impl Send for Release {}
+// SAFETY: as above.
+unsafe impl Sync for Release {}
+
+/// The right to release.
+pub(crate) struct Turn<'a>(&'a Release);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.turn.store(false, Ordering::Release); // Pairs with the Acquire in `Release::turn`.
+    }
+}
+
+impl Release {
+    /// Bytes that the ranges take.
+    pub(crate) const BYTES: usize = SCATTERED_RANGES * size_of::<Range>();
+
+    /// # Safety
+    /// [`Release::BYTES`] zero bytes at `address`, aligned for a range, belong to this value alone.
+    pub(crate) unsafe fn at(address: usize) -> Release {
+        Release {
+            ranges: core::ptr::with_exposed_provenance_mut(address),
+            turn: AtomicBool::new(false),
+            idle: AtomicU32::new(0),
+            patience: AtomicU32::new(0),
+            singly: AtomicU32::new(0),
+            released: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// The right to release, unless somebody has it.
+    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
+        // Acquire pairs with the Release in the drop of the last turn: the ranges are ours.
+        self.turn.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Turn(self))
+    }
+}
+
+impl Turn<'_> {
+    /// What a run works with.
+    pub(crate) fn parts(&mut self) -> (&Release, &mut [Range]) {
+        // SAFETY: `Release::at` was given that many ranges; the turn is exclusive, and borrowed exclusively.
+        (self.0, unsafe { core::slice::from_raw_parts_mut(self.0.ranges, SCATTERED_RANGES) })
+    }
+}
+
+/// One run of releasing.
+pub(crate) struct Run<'a, P> {
+    pub(crate) release: &'a Release,
+    pub(crate) ranges: &'a mut [Range],
+    pub(crate) platform: &'a P,
+    pub(crate) arena: &'a Arena,
+    pub(crate) zone: &'a Zone,
+    /// Blocks under one hold of the zone's lock.
+    pub(crate) hold: u32,
+    /// Whether single calls are not rationed.
+    pub(crate) explicit: bool,
+}
+
+impl<P: Platform> Run<'_, P> {
+    /// Gives up to `pages` backed pages back. Answers whether the system would still take some.
+    pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
+        let release = self.release;
+        let idle = release.idle.load(Ordering::Relaxed);
+        if idle > 0 && !self.explicit {
+            release.idle.store(idle - 1, Ordering::Relaxed);
+            return false;
+        }
+        let left = self.chunks(pages, report);
+        self.blocks(left, report);
+        release.released.fetch_add(report.released.into(), Ordering::Relaxed);
+        release.calls.fetch_add(report.calls.into(), Ordering::Relaxed);
+        release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);
+        // Refused alone: try less and less often. Anything else: start anew.
+        let refused = report.failed > 0 && report.released == 0;
+        let patience = release.patience.load(Ordering::Relaxed);
+        let patience = if refused { (2 * patience + 1).min(MOST_PATIENCE) } else { 0 };
+        release.patience.store(patience, Ordering::Relaxed);
+        release.idle.store(patience, Ordering::Relaxed);
+        !refused
+    }
+
+    /// Whole chunks; answers how many of the pages are still wanted.
+    fn chunks(&self, mut wanted: u32, report: &mut Report) -> u32 {
+        let bytes = (CHUNK as usize) << self.arena.page_shift();
+        let most = (CALL_BYTES / bytes).max(1) as u32;
+        let (mut below, failed) = (u32::MAX, report.failed);
+        while wanted > 0 && report.failed - failed < REFUSALS {
+            let mut inner = self.zone.lock();
+            let Some((first, count, backed)) = inner.buddy.detach_chunks(below, most, wanted) else { break };
+            let (pfn, pages) = (Pfn(first * CHUNK), count * CHUNK);
+            inner.releasing += pages;
+            self.zone.depart(pages);
+            drop(inner);
+            let emptied = self.range(pfn, pages, report);
+            if emptied == pages {
+                self.tables(pfn, count, report);
+            }
+            self.back(|buddy| {
+                let before = buddy.count_backed(pfn, emptied);
+                buddy.attach(pfn, pages, emptied);
+                report.released += before;
+                pages
+            });
+            below = first;
+            wanted -= backed;
+        }
+        wanted
+    }
+
+    /// Empties a range of detached pages; answers how many pages from its start are done.
+    fn range(&self, pfn: Pfn, pages: u32, report: &mut Report) -> u32 {
+        let (start, length) = (self.arena.address(pfn), (pages as usize) << self.arena.page_shift());
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(CALL_BYTES);
+            if !self.call(start + done, part, report) {
+                break;
+            }
+            done += part;
+        }
+        (done >> self.arena.page_shift()) as u32
+    }
+
+    fn call(&self, start: usize, length: usize, report: &mut Report) -> bool {
+        report.calls += 1;
+        // SAFETY: the range is detached (or the part of a table that says nothing), so nobody needs it.
+        let answer = unsafe { self.platform.release(start, length) };
+        report.failed += u32::from(answer.is_err());
+        answer.is_ok()
+    }
+
+    /// Empties the parts of tables that belong to free chunks.
+    fn tables(&self, pfn: Pfn, chunks: u32, report: &mut Report) {
+        let marks = |chunk: u32| self.arena.marks(pfn.plus(chunk * CHUNK));
+        let marked = (0..chunks).fold(0, |all, chunk| all | marks(chunk).swap(0, Ordering::Relaxed));
+        let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
+        for index in (0..TABLES).filter(|index| marked >> index & 1 == 1) {
+            let table = self.arena.table(OWN_TABLES + index);
+            let start = table.start + ((self.arena.address(pfn) - self.arena.base()) >> table.shift);
+            if table.droppable && !self.call(start, bytes >> table.shift, report) {
+                (0..chunks).for_each(|chunk| _ = marks(chunk).fetch_or(1 << index, Ordering::Relaxed));
+            }
+        }
+        let frames = self.arena.table(FRAMES);
+        if frames.droppable {
+            let start = frames.start + ((self.arena.address(pfn) - self.arena.base()) >> frames.shift);
+            self.call(start, bytes >> frames.shift, report);
+        }
+    }
+
+    /// Blocks smaller than a chunk.
+    fn blocks(&mut self, mut wanted: u32, report: &mut Report) {
+        let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
+        while wanted > 0 && rationed > 0 {
+            let count = self.gather(&mut wanted);
+            let done = self.scattered(count, &mut rationed, report);
+            self.scatter_back(count, done, report);
+            if done < count || count == 0 {
+                break;
+            }
+        }
+    }
+
+    fn page_range(&self, range: &Range) -> (Pfn, u32) {
+        let shift = self.arena.page_shift();
+        (Pfn(((range.start - self.arena.base()) >> shift) as u32), (range.length >> shift) as u32)
+    }
+
+    /// Detaches blocks into the ranges until they are full, or long enough for one call, or `wanted` is reached.
+    fn gather(&mut self, wanted: &mut u32) -> usize {
+        let shift = self.arena.page_shift();
+        let (mut count, mut bytes, mut dry) = (0, 0, false);
+        while !dry {
+            let mut inner = self.zone.lock();
+            for _ in 0..self.hold {
+                dry = count == self.ranges.len() || bytes >= CALL_BYTES || *wanted == 0;
+                let block = if dry { None } else { inner.buddy.detach_block(*wanted) };
+                let Some((pfn, order, backed)) = block else {
+                    dry = true;
+                    break;
+                };
+                inner.releasing += order.pages();
+                self.zone.depart(order.pages());
+                let length = (order.pages() as usize) << shift;
+                self.ranges[count] = Range { start: self.arena.address(pfn), length };
+                bytes += length;
+                count += 1;
+                *wanted -= backed;
+            }
+        }
+        count
+    }
+
+    /// Empties the gathered ranges; answers how many from the first are done.
+    fn scattered(&self, count: usize, rationed: &mut u32, report: &mut Report) -> usize {
+        let (ranges, release) = (&self.ranges[..count], self.release);
+        let mut done = 0;
+        let singly = release.singly.load(Ordering::Relaxed);
+        if singly > 0 {
+            release.singly.store(singly - 1, Ordering::Relaxed);
+        }
+        while singly == 0 && done + 1 < count {
+            report.calls += 1;
+            // SAFETY: the ranges are detached, so nobody needs them.
+            let answer = unsafe { self.platform.release_scattered(&ranges[done..]) };
+            let mut bytes = answer.unwrap_or(0);
+            let before = done;
+            while done < count && bytes >= ranges[done].length {
+                bytes -= ranges[done].length;
+                done += 1;
+            }
+            if done == before {
+                report.failed += 1;
+                release.singly.store(MOST_PATIENCE, Ordering::Relaxed);
+                break;
+            }
+        }
+        while done < count && *rationed > 0 && self.call(ranges[done].start, ranges[done].length, report) {
+            done += 1;
+            *rationed -= 1;
+        }
+        done
+    }
+
+    /// Puts the gathered blocks back, the first `done` of them empty.
+    fn scatter_back(&self, count: usize, done: usize, report: &mut Report) {
+        let ranges = &self.ranges[..count];
+        let mut next = 0;
+        while next < count {
+            self.back(|buddy| {
+                let mut sum = 0;
+                for range in ranges[next..].iter().take(self.hold as usize) {
+                    let (pfn, pages) = self.page_range(range);
+                    let emptied = if next < done { pages } else { 0 };
+                    report.released += buddy.count_backed(pfn, emptied);
+                    buddy.attach(pfn, pages, emptied);
+                    next += 1;
+                    sum += pages;
+                }
+                sum
+            });
+        }
+    }
+
+    /// Lets `put` put pages back under the lock; it answers how many.
+    fn back(&self, put: impl FnOnce(&mut Buddy) -> u32) {
+        let mut inner = self.zone.lock();
+        let pages = put(&mut inner.buddy);
+        inner.releasing -= pages;
+        drop(inner);
+        self.zone.arrive(pages);
+    }
+}

@@ -1,0 +1,126 @@
+//! Runs: exact numbers of pages, for large allocations.
+//!
+//! Sits on the buddy's blocks, under the same lock. A run of up to a chunk comes from the smallest block that holds it
+//! and its alignment, and gives the rest back at once; a longer one takes whole chunks in a row, lowest address first,
+//! and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of.
+
+use crate::arena::CHUNK;
+use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, not_handed_out};
+use crate::frames::State;
+use crate::pages::Block;
+use neap_base::{Order, Pfn, bitmap};
+
+impl Buddy {
+    /// Hands out `pages` pages in a row whose first is a multiple of `align`, a power of two.
+    pub(crate) fn allocate_run(&mut self, pages: u32, align: u32) -> Option<Block> {
+        let pfn = if pages.max(align) <= CHUNK {
+            let order = Order::holding(pages.max(align));
+            let (pfn, _) = self.take(order)?;
+            self.give_range(pfn.plus(pages), order.pages() - pages, false);
+            pfn
+        } else {
+            self.take_chunks(pages, align)?
+        };
+        let frame = self.frames.frame(pfn);
+        frame.set_owner(pages);
+        frame.set_head(State::Run, Order(0));
+        let end = pfn.index() + pages as usize;
+        Some(Block { pfn, zero: bitmap::next_set(self.backed.get(), pfn.index(), end).is_none() })
+    }
+
+    /// Takes a run back.
+    pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32) {
+        self.check_run(pfn, pages);
+        self.give_range(pfn, pages, true);
+    }
+
+    /// Makes a run longer or shorter where it is. The pages that a longer one gains come as they are.
+    pub(crate) fn resize_run(&mut self, pfn: Pfn, old: u32, new: u32) -> bool {
+        self.check_run(pfn, old);
+        if new > old && !self.take_at(pfn.plus(old), new - old) {
+            return false;
+        }
+        self.frames.frame(pfn).set_owner(new);
+        if new < old {
+            self.give_range(pfn.plus(new), old - new, true);
+        }
+        true
+    }
+
+    fn check_run(&self, pfn: Pfn, pages: u32) {
+        let frame = self.frames.frame(pfn);
+        if frame.state() != State::Run || frame.owner() != pages {
+            not_handed_out("run", &self.frames, pfn, pages);
+        }
+    }
+
+    /// Gives any range back as the largest aligned blocks it consists of.
+    pub(crate) fn give_range(&mut self, start: Pfn, pages: u32, touched: bool) {
+        let (mut at, end) = (start.0, start.0 + pages);
+        while at < end {
+            let order = at.trailing_zeros().min((end - at).ilog2()).min(u32::from(CHUNK_ORDER.0));
+            self.give(Pfn(at), Order(order as u8), touched);
+            at += 1 << order;
+        }
+    }
+
+    /// Removes whole free chunks in a row, as many as hold `pages`, and gives back what is too much.
+    fn take_chunks(&mut self, pages: u32, align: u32) -> Option<Pfn> {
+        let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
+        let first = self.chunks_in_a_row(count, align)?;
+        let (pfn, taken) = (Pfn(first as u32 * CHUNK), count as u32 * CHUNK);
+        (first..first + count).for_each(|chunk| self.remove(Pfn(chunk as u32 * CHUNK), CHUNK_ORDER, BACKED));
+        self.free -= taken;
+        self.backed_free -= self.count_backed(pfn, taken);
+        self.give_range(pfn.plus(pages), taken - pages, false);
+        self.backed_low = self.backed_low.min(self.backed_free);
+        Some(pfn)
+    }
+
+    /// The lowest place of `count` free chunks in a row that starts at a multiple of `align` chunks.
+    fn chunks_in_a_row(&self, count: usize, align: usize) -> Option<usize> {
+        let map = self.free_chunks.get();
+        let end = map.len() * 64;
+        let mut from = self.chunk_hint as usize;
+        while let Some(free) = bitmap::next_set(map, from, end) {
+            let first = free.next_multiple_of(align);
+            from = bitmap::next_clear(map, free, end).unwrap_or(end);
+            if first + count <= from {
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    /// Removes exactly these pages from what is free, if all of them are.
+    fn take_at(&mut self, start: Pfn, pages: u32) -> bool {
+        let Some(end) = start.0.checked_add(pages).filter(|end| *end <= self.frames.pages()) else { return false };
+        let mut at = start.0;
+        while at < end {
+            // The page before is in use, so a free block cannot begin before `start`.
+            let Some((order, _)) = self.free_block_at(Pfn(at)) else { return false };
+            at += order.pages();
+        }
+        at = start.0;
+        while at < end {
+            let Some((order, class)) = self.free_block_at(Pfn(at)) else { break };
+            self.remove(Pfn(at), order, class);
+            self.free -= order.pages();
+            self.backed_free -= self.count_backed(Pfn(at), order.pages());
+            at += order.pages();
+        }
+        self.give_range(Pfn(end), at - end, false);
+        self.backed_low = self.backed_low.min(self.backed_free);
+        true
+    }
+
+    /// The free block that begins at a page, and its class.
+    pub(crate) fn free_block_at(&self, pfn: Pfn) -> Option<(Order, usize)> {
+        let chunk = pfn.index() / CHUNK as usize;
+        if pfn.0.is_multiple_of(CHUNK) && bitmap::get(self.free_chunks.get(), chunk) {
+            return Some((CHUNK_ORDER, usize::from(bitmap::get(self.backed_chunks.get(), chunk))));
+        }
+        let frame = self.frames.frame(pfn);
+        (frame.state() == State::Free).then(|| (frame.order(), usize::from(frame.spare())))
+    }
+}

@@ -1,0 +1,95 @@
+//! What the page layer tells about itself: plain numbers, and a finding where they do not add up.
+//!
+//! Sits between the structures and whoever prints or tests them. Values only, no locks.
+
+use core::fmt;
+use neap_base::Pfn;
+
+/// Free-page thresholds of a zone with a budget, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watermarks {
+    /// Below this only those who free memory should allocate.
+    pub min: u32,
+    /// Below this background reclaim should run.
+    pub low: u32,
+    /// Background reclaim stops here.
+    pub high: u32,
+}
+
+/// The page layer in numbers; pages unless said otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics {
+    /// Mapped: the sum of all states.
+    pub managed: u32,
+    /// On buddy lists and in free chunks.
+    pub free: u32,
+    /// Of these, resident or possibly resident.
+    pub backed_free: u32,
+    /// The least `backed_free` since the last tick.
+    pub backed_free_low: u32,
+    /// Handed out, or in a CPU's list.
+    pub used: u32,
+    /// In CPUs' lists.
+    pub listed: u32,
+    /// Detached while their memory goes back or comes.
+    pub releasing: u32,
+    /// These, and the pages on their way from a CPU's list to the zone.
+    pub travelling: u32,
+    /// The most that may be used, if there is a budget.
+    pub budget: Option<u32>,
+    /// Thresholds on the budget (zero without one).
+    pub watermarks: Watermarks,
+    /// Given back to the system so far.
+    pub released: u64,
+    /// System calls made for that.
+    pub release_calls: u64,
+    /// Of these, those that failed.
+    pub release_failures: u64,
+    /// Populated as parts of huge pages so far.
+    pub populated: u64,
+    /// Times the zone's lock was taken.
+    pub zone_locks: u64,
+    /// Blocks that went around a busy CPU list.
+    pub list_busy: u64,
+    /// Refills of CPU lists.
+    pub list_refills: u64,
+    /// Batches that CPU lists gave back because they were over their high mark.
+    pub list_spills: u64,
+    /// CPU lists that were drained, by a tick or on demand.
+    pub list_drains: u64,
+    /// Most pages that one CPU's list keeps.
+    pub list_high: u32,
+    /// Pages moved between a list and the zone at once.
+    pub list_batch: u32,
+    /// Bytes of address space mapped for the arena itself.
+    pub mapped_bytes: usize,
+    /// Bytes of side tables mapped.
+    pub table_bytes: usize,
+}
+
+/// Two numbers that should be equal and are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What does not add up.
+    pub what: &'static str,
+    /// Where it was seen, [`Pfn::NONE`] if nowhere in particular.
+    pub page: Pfn,
+    /// What it should be.
+    pub expected: u64,
+    /// What it is.
+    pub found: u64,
+}
+
+impl Finding {
+    /// A finding unless both numbers are equal.
+    pub(crate) fn unless_equal(what: &'static str, page: Pfn, expected: u64, found: u64) -> Result<(), Finding> {
+        if expected == found { Ok(()) } else { Err(Finding { what, page, expected, found }) }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: expected {}, found {}", self.what, self.expected, self.found)?;
+        if self.page == Pfn::NONE { Ok(()) } else { write!(f, " at page {}", self.page.0) }
+    }
+}

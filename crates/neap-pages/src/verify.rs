@@ -1,0 +1,121 @@
+//! The proof that every page is in exactly one state.
+//!
+//! Sits beside the buddy, under its lock, while nobody else uses the pages. Walks the arena from block to block by the
+//! frames and the chunk map, then follows every list, and compares all sums. Changes nothing.
+
+use crate::arena::CHUNK;
+use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
+use crate::frames::State;
+use crate::statistics::Finding;
+use neap_base::{Order, Pfn, bitmap};
+
+/// Pages by state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    pub(crate) free: u32,
+    pub(crate) backed_free: u32,
+    pub(crate) listed: u32,
+    pub(crate) used: u32,
+    pub(crate) releasing: u32,
+}
+
+impl Buddy {
+    /// Walks all pages and lists, except for holes from a first page to an end.
+    pub(crate) fn verify(&self, holes: &[(Pfn, Pfn)]) -> Result<Sums, Finding> {
+        let (mut sums, mut blocks, mut managed) = (Sums::default(), [[0_u32; LIST_ORDERS]; 2], 0);
+        let mut at = Pfn(0);
+        while at.0 < self.frames.pages() {
+            if let Some((_, end)) = holes.iter().find(|(from, end)| (from..end).contains(&&at)) {
+                at = *end;
+                continue;
+            }
+            let frame = self.frames.frame(at);
+            let (mut pages, state) = (frame.order().pages(), frame.state());
+            if let Some((order, class)) = self.free_block_at(at) {
+                pages = order.pages();
+                sums.free += pages;
+                sums.backed_free += self.count_backed(at, pages);
+                let truth = self.class(at, order);
+                Finding::unless_equal("class of a free block", at, truth as u64, class as u64)?;
+                if order < CHUNK_ORDER {
+                    blocks[class][order.index()] += 1;
+                    let buddy = Pfn(at.0 ^ pages);
+                    let apart =
+                        buddy.0 + pages > self.frames.pages() || self.free_block_at(buddy).is_none_or(|b| b.0 != order);
+                    Finding::unless_equal("free buddies that did not merge", at, 1, u64::from(apart))?;
+                }
+            } else {
+                match state {
+                    State::Listed => sums.listed += pages,
+                    State::Allocated | State::Slab => sums.used += pages,
+                    State::Releasing => sums.releasing += pages,
+                    State::Run => {
+                        pages = frame.owner();
+                        sums.used += pages;
+                    }
+                    other => {
+                        return Err(Finding { what: "page in no block", page: at, expected: 2, found: other as u64 });
+                    }
+                }
+                if pages == 0 {
+                    return Err(Finding { what: "block without pages", page: at, expected: 1, found: 0 });
+                }
+            }
+            self.verify_inside(at, pages, state)?;
+            managed += pages;
+            at = at.plus(pages);
+        }
+        Finding::unless_equal("sum of all states", Pfn::NONE, self.managed.into(), managed.into())?;
+        Finding::unless_equal("free pages", Pfn::NONE, sums.free.into(), self.free.into())?;
+        Finding::unless_equal("backed free pages", Pfn::NONE, sums.backed_free.into(), self.backed_free.into())?;
+        self.verify_lists(&blocks)?;
+        self.verify_chunks()?;
+        Ok(sums)
+    }
+
+    /// No page but the first of a block may look like one.
+    fn verify_inside(&self, head: Pfn, pages: u32, state: State) -> Result<(), Finding> {
+        for page in head.0 + 1..head.0 + pages {
+            let inside = self.frames.frame(Pfn(page)).state();
+            let right =
+                matches!(inside, State::Inside | State::Absent) || (inside == State::Slab && state == State::Slab);
+            Finding::unless_equal("page inside a block that looks like a head", Pfn(page), 1, u64::from(right))?;
+        }
+        Ok(())
+    }
+
+    fn verify_lists(&self, blocks: &[[u32; LIST_ORDERS]; 2]) -> Result<(), Finding> {
+        for (class, orders) in blocks.iter().enumerate() {
+            for (order, count) in orders.iter().enumerate() {
+                let ends = self.lists[class][order];
+                let (mut at, mut before, mut length) = (ends.head, Pfn::NONE, 0);
+                while let Some(pfn) = at.some() {
+                    Finding::unless_equal("length of a free list", pfn, 1, u64::from(length < *count))?;
+                    let frame = self.frames.frame(pfn);
+                    let right = self.free_block_at(pfn) == Some((Order(order as u8), class));
+                    Finding::unless_equal("block on the free list of another", pfn, 1, u64::from(right))?;
+                    Finding::unless_equal("back link of a free block", pfn, before.0.into(), frame.prev().0.into())?;
+                    (before, at, length) = (pfn, frame.next(), length + 1);
+                }
+                Finding::unless_equal("blocks on a free list", Pfn::NONE, (*count).into(), length.into())?;
+                Finding::unless_equal("tail of a free list", Pfn::NONE, before.0.into(), ends.tail.0.into())?;
+                let filled = u64::from(self.filled[class] >> order & 1);
+                Finding::unless_equal("map of free lists", Pfn::NONE, u64::from(length > 0), filled)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_chunks(&self) -> Result<(), Finding> {
+        let map = self.free_chunks.get();
+        for chunk in 0..map.len() * 64 {
+            let (free, backed) = (bitmap::get(map, chunk), bitmap::get(self.backed_chunks.get(), chunk));
+            let pfn = Pfn(chunk as u32 * CHUNK);
+            let truth = free && self.class(pfn, CHUNK_ORDER) == BACKED;
+            Finding::unless_equal("map of backed chunks", pfn, truth.into(), backed.into())?;
+            let hint = free && chunk < self.chunk_hint as usize;
+            Finding::unless_equal("free chunk below the lowest", pfn, 0, hint.into())?;
+        }
+        Ok(())
+    }
+}

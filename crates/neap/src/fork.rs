@@ -1,0 +1,36 @@
+//! Closing a manager for fork, and opening it again.
+//!
+//! Sits between the process's hooks and gate, sequences and CPU locks. See [`process`](crate::process) for the whole.
+
+use crate::mm::Mm;
+use neap_base::Platform;
+
+impl<P: Platform> Mm<P> {
+    /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
+    /// is held, unless the wait of `looks` looks for cold paths was in vain.
+    pub(crate) fn close_for_fork(&self, looks: u32) {
+        let Some(core) = self.core_if_open() else { return };
+        // One fork at a time: the C library holds its own lock while the handlers run.
+        self.gate.close(looks, || core.objects.platform.pause());
+        if core.objects.slots.unpublish(&core.objects.platform, &self.hot.table).is_err() {
+            // No fence: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
+            (0..100).for_each(|_| core.objects.platform.pause());
+        }
+    }
+
+    /// Opens both again.
+    pub(crate) fn reopen_after_fork(&self) {
+        let Some(core) = self.core_if_open() else { return };
+        core.objects.slots.publish(&self.hot.table);
+        self.gate.open();
+    }
+
+    /// The same in the child, where nobody else exists.
+    pub(crate) fn reopen_in_child(&self) {
+        self.gate.forget_inside();
+        if let Some(core) = self.core_if_open() {
+            core.maintenance.forget_thread();
+        }
+        self.reopen_after_fork();
+    }
+}

@@ -1,0 +1,90 @@
+//! Large allocations: runs of whole pages, found by arithmetic and without a header.
+//!
+//! Sits between the entry points and the pages. The first frame of a run says that it is one and how long; its memory is
+//! exactly what was asked for, in pages. Takes no lock of its own.
+
+use crate::mm::{Core, Mm};
+use neap_base::Platform;
+use neap_objects::size_class::{Class, GRAIN};
+use neap_os::write::die;
+use neap_pages::State;
+
+impl<P: Platform> Core<P> {
+    /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
+    pub(crate) fn allocate_run(&self, mm: &Mm<P>, size: usize, align: usize) -> Option<(*mut u8, bool)> {
+        let pages = &self.objects.pages;
+        let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
+        let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
+        let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
+        mm.hot.cover(pages.limit());
+        Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
+    }
+
+    /// The pages of the run that starts at `pointer`.
+    fn run_at(&self, pointer: *const u8) -> Option<u32> {
+        let pages = &self.objects.pages;
+        let frame = pages.frames().frame(pages.pfn(pointer.addr()));
+        (pointer.addr() % pages.page_size() == 0 && frame.state() == State::Run).then(|| frame.owner())
+    }
+
+    /// Takes back the run at `pointer`, which is in the arena and no small object.
+    pub(crate) fn free_run(&self, pointer: *const u8) {
+        let pages = &self.objects.pages;
+        match self.run_at(pointer) {
+            Some(count) => pages.free_run(&self.objects.platform, pages.pfn(pointer.addr()), count),
+            None => self.die_of(Class::NONE, pointer, "free"),
+        }
+    }
+
+    /// Makes the run at `pointer` hold `size` bytes where it is; `false` if it cannot.
+    pub(crate) fn resize_run(&self, mm: &Mm<P>, pointer: *const u8, size: usize) -> bool {
+        let pages = &self.objects.pages;
+        let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
+        let Ok(new) = u32::try_from(size.div_ceil(pages.page_size())) else { return false };
+        let resized = new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new);
+        mm.hot.cover(pages.limit());
+        resized
+    }
+
+    /// Bytes behind `pointer`, which the program has.
+    pub(crate) fn usable_size(&self, pointer: *const u8, call: &str) -> usize {
+        match self.class_of(pointer, call) {
+            Class::NONE => match self.run_at(pointer) {
+                Some(pages) => pages as usize * self.objects.pages.page_size(),
+                None => self.die_of(Class::NONE, pointer, call),
+            },
+            class if self.objects.is_allocated(class, pointer) => class.size(),
+            class => self.die_of(class, pointer, call),
+        }
+    }
+
+    /// The class at an address of the arena; another address ends the process.
+    pub(crate) fn class_of(&self, pointer: *const u8, call: &str) -> Class {
+        self.objects
+            .class_at(pointer)
+            .unwrap_or_else(|| die(format_args!("{call}: {pointer:p} is not from this allocator")))
+    }
+
+    /// Ends the process with what is known of a pointer that the program does not have.
+    #[cold]
+    pub(crate) fn die_of(&self, class: Class, pointer: *const u8, call: &str) -> ! {
+        let (page, size) = (self.objects.pages.page_size(), class.size());
+        if class == Class::NONE {
+            let state = self.objects.pages.frames().frame(self.objects.pages.pfn(pointer.addr())).state();
+            if pointer.addr() % page == 0 && state != State::Inside {
+                die(format_args!(
+                    "double free or bad pointer: {call}: the page at {pointer:p} is {state:?}, not allocated"
+                ));
+            }
+            die(format_args!(
+                "interior or free pointer: {call}: {pointer:p} is not the start of an allocation (page {state:?})"
+            ));
+        }
+        let into = self.objects.offset_in(class, pointer);
+        if into != 0 || pointer.addr() % GRAIN != 0 {
+            die(format_args!("interior pointer: {call}: {pointer:p} is {into} bytes into an object of {size} bytes"));
+        }
+        let where_to = if self.objects.is_cached(class, pointer) { "cached" } else { "in its slab" };
+        die(format_args!("double free: {call}: {pointer:p} ({size} bytes) is free already, {where_to}"))
+    }
+}

@@ -1,0 +1,22 @@
+//! neap: a memory manager for Linux processes.
+//!
+//! Sits on top of objects and pages and below whoever allocates: `neap-malloc` (the C library's malloc family), [`Neap`]
+//! (Rust's global allocator) and tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers
+//! below; the order in which memory is given up for an allocation is one function, `Core::retry`.
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+mod fork;
+mod global;
+mod large;
+pub mod maintenance;
+pub mod mm;
+pub mod options;
+pub mod process;
+pub mod statistics;
+
+pub use global::Neap;
+pub use neap_os::write::{Line, die, say};

@@ -1,0 +1,279 @@
+//! Maintenance: giving back what nobody needs.
+//!
+//! Sits between the clock and the object and page layers. A tick drains the slots of CPUs that did nothing since the last
+//! one, trims barns to their working sets and releases pages. It is made by one background thread, which comes into
+//! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
+//! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
+//! ever tried. No thread is stopped or signalled.
+
+use crate::mm::{Core, Mm};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use neap_base::platform::{Errno, Platform};
+use neap_objects::size_class::{CLASSES, Class};
+use neap_objects::slots::Peek;
+use neap_os::futex::{self, Scope};
+use neap_os::thread;
+
+/// No thread, and none was asked for.
+const ABSENT: u32 = 0;
+/// Being made.
+const STARTING: u32 = 1;
+/// Ticking.
+const AWAKE: u32 = 2;
+/// Sleeping until woken.
+const ASLEEP: u32 = 3;
+/// None can be had (a limit of threads, a sandbox) or none is wanted.
+const NEVER: u32 = 4;
+
+/// With this much memory free but resident even a process with one thread gets a second one.
+const WORTH_A_THREAD: u64 = 16 << 20;
+/// With less than this nobody does.
+const WORTH_A_LOOK: u64 = 1 << 20;
+
+/// The state of maintenance.
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    thread: AtomicU32,
+    ticks: AtomicU64,
+    drains: AtomicU64,
+    /// When the last tick was, in the platform's nanoseconds.
+    last: AtomicU64,
+    /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
+    seen: Mutex<Seen>,
+}
+
+/// Where the [`Peek`]s are.
+#[derive(Debug)]
+struct Seen {
+    memory: usize,
+}
+
+/// What a tick did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tick {
+    /// CPUs whose idle sheaves were taken.
+    pub drained: u32,
+    /// CPUs that could not be drained now.
+    pub skipped: u32,
+    /// What the pages did.
+    pub pages: neap_pages::Report,
+    /// Whether a later tick may find something to do though nobody calls in between.
+    pub left: bool,
+}
+
+impl Maintenance {
+    pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
+        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
+        Ok(Maintenance {
+            thread: AtomicU32::new(ABSENT),
+            ticks: AtomicU64::new(0),
+            drains: AtomicU64::new(0),
+            last: AtomicU64::new(platform.now()),
+            seen: Mutex::new(Seen { memory }),
+        })
+    }
+
+    /// Unmaps what [`Maintenance::open`] mapped.
+    ///
+    /// # Safety
+    /// Nobody ticks any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        // SAFETY: as the caller promises.
+        unsafe { platform.unmap(self.seen.lock().memory, length.next_multiple_of(platform.page_size())) };
+    }
+
+    /// In a forked child there is no thread; one is made again when it is needed.
+    pub(crate) fn forget_thread(&self) {
+        if self.thread.load(Ordering::Relaxed) != NEVER {
+            self.thread.store(ABSENT, Ordering::Relaxed);
+        }
+    }
+
+    /// Ticks made, and CPUs drained.
+    pub(crate) fn counters(&self) -> (u64, u64) {
+        (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
+    }
+
+    /// What the background thread is doing, in a word.
+    pub(crate) fn thread_state(&self) -> &'static str {
+        match self.thread.load(Ordering::Relaxed) {
+            AWAKE => "awake",
+            ASLEEP => "asleep",
+            STARTING => "starting",
+            NEVER => "off",
+            _ => "absent",
+        }
+    }
+}
+
+impl Seen {
+    /// Remembers what a slot looks like and answers whether it looked the same, and held something, the last time.
+    fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
+        let entry =
+            core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
+        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is held.
+        let before = unsafe { entry.replace(now) };
+        before == now && now.holds_any()
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// What follows every call that went the slow way: wakes or makes the thread, or ticks in its place. Not inside the
+    /// gate: making a thread allocates.
+    #[inline]
+    pub(crate) fn after(&self, mm: &Mm<P>) {
+        // Relaxed: the states only tell what to do next.
+        if self.maintenance.thread.load(Ordering::Relaxed) != AWAKE {
+            self.after_without_thread(mm);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn after_without_thread(&self, mm: &Mm<P>) {
+        let state = &self.maintenance.thread;
+        match state.load(Ordering::Relaxed) {
+            ASLEEP => {
+                // Release pairs with the Acquire of the thread's next look.
+                if state.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
+                    futex::wake(state, 1, Scope::Process);
+                }
+            }
+            ABSENT | NEVER => {
+                let now = self.objects.platform.now();
+                let interval = u64::from(self.options.interval) * 1_000_000;
+                let due = now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval;
+                if due && !self.consider_thread(mm) {
+                    self.tick(mm, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Makes the thread if it is worth its price; answers whether there is one now.
+    fn consider_thread(&self, mm: &Mm<P>) -> bool {
+        let maintenance = &self.maintenance;
+        if !self.options.background || maintenance.thread.load(Ordering::Relaxed) != ABSENT {
+            return false;
+        }
+        let Some(spawn) = mm.spawner else { return false };
+        let cached = self.cached_bytes();
+        let worth =
+            cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && thread::count().is_none_or(|threads| threads > 1);
+        if !worth
+            || maintenance.thread.compare_exchange(ABSENT, STARTING, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        // Before the thread runs, so that it does not find STARTING when it goes to sleep.
+        maintenance.thread.store(AWAKE, Ordering::Relaxed);
+        if spawn(mm).is_err() {
+            maintenance.thread.store(NEVER, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Bytes that are resident and free, as far as that is known without looking into every cache.
+    fn cached_bytes(&self) -> u64 {
+        let statistics = self.objects.pages.statistics();
+        let pages = u64::from(statistics.backed_free) + u64::from(statistics.listed);
+        let in_slabs: u64 = Class::all()
+            .map(|class| {
+                let cache = self.objects.caches[class.index()].lock();
+                let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
+                (in_barn + cache.free) * class.size() as u64
+            })
+            .sum();
+        pages * self.objects.pages.page_size() as u64 + in_slabs
+    }
+
+    /// Gives back what was not needed since the last tick.
+    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
+        let mut tick = Tick::default();
+        // The gate first: a mutex that is held while fork finds nobody inside would stay held in the child.
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let Some(mut seen) = self.maintenance.seen.try_lock() else {
+            return Tick { left: true, ..tick };
+        };
+        self.maintenance.last.store(now, Ordering::Relaxed);
+        self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
+        for cpu in 0..self.objects.slots.cpus() {
+            let mut idle = [false; CLASSES];
+            let mut any = false;
+            for class in Class::all() {
+                let now = self.objects.slots.peek(&self.objects.platform, cpu, class);
+                tick.left |= now.holds_any();
+                idle[class.index()] = seen.is_idle(cpu, class, now);
+                any |= idle[class.index()];
+            }
+            if any && self.objects.drain_cpu(cpu, |class| idle[class.index()]) {
+                tick.drained += 1;
+            } else if any {
+                tick.skipped += 1;
+            }
+        }
+        for class in Class::all() {
+            tick.left |= self.objects.trim_barn(class, false);
+        }
+        tick.pages = self.objects.pages.tick(&self.objects.platform, now);
+        tick.left |= tick.pages.left;
+        self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
+        tick
+    }
+
+    /// Empties every cache of objects into the pages: an allocation is about to fail.
+    pub(crate) fn drain_everything(&self) -> bool {
+        let mut drained = false;
+        for cpu in 0..self.objects.slots.cpus() {
+            drained |= self.objects.drain_cpu(cpu, |_| true);
+        }
+        for class in Class::all() {
+            self.objects.trim_barn(class, true);
+        }
+        let (pages, _) = self.objects.pages.drain_all(&self.objects.platform);
+        drained || pages > 0
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Gives back what was not needed since the last tick; for programs that want no thread, and for tests. `now` is in
+    /// nanoseconds and only ever grows.
+    pub fn tick(&self, now: u64) -> Tick {
+        self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now))
+    }
+
+    /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
+    pub fn release_all(&self) -> bool {
+        let Some(core) = self.core_if_open() else { return false };
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        core.drain_everything();
+        core.objects.pages.release_all(&core.objects.platform).released > 0
+    }
+
+    /// The background thread: ticks while there is anything to give back, then sleeps until it is woken.
+    pub(crate) fn background(&self) {
+        thread::name(c"neap");
+        let Some(core) = self.core_if_open() else { return };
+        let state = &core.maintenance.thread;
+        let interval = u64::from(core.options.interval) * 1_000_000;
+        loop {
+            // Nobody changes the word and nobody wakes: a sleep.
+            futex::wait(&AtomicU32::new(0), 0, Some(interval), Scope::Process);
+            if core.tick(self, core.objects.platform.now()).left {
+                continue;
+            }
+            // 1. This thread says that it sleeps. 2. Somebody who caches something finds that and wakes it: from then on
+            // the state is AWAKE, and the wait below returns at once.
+            // Acquire pairs with the Release in `after_without_thread`.
+            if state.compare_exchange(AWAKE, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                while state.load(Ordering::Acquire) == ASLEEP {
+                    futex::wait(state, ASLEEP, None, Scope::Process);
+                }
+            }
+        }
+    }
+}

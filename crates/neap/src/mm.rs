@@ -1,0 +1,326 @@
+//! One memory manager: the entry points, and what they fall back on.
+//!
+//! Sits between whoever allocates (the C library's malloc family, `GlobalAlloc`, a test) and the object and page layers.
+//! The first lines of an entry point are the fast path, inlined; everything else is out of line and inside the fork
+//! gate. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
+//! was given opens it.
+
+use crate::maintenance::Maintenance;
+use crate::options::Options;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, Ordering};
+use neap_base::gate::Gate;
+use neap_base::platform::{Errno, Platform};
+use neap_objects::hot::{Freed, Hot};
+use neap_objects::objects::{Config, Objects};
+use neap_objects::size_class::{Class, GRAIN, LARGEST};
+use neap_os::futex::{self, Scope};
+
+/// The largest request that is not refused outright: as the C library does, so that pointer differences fit.
+pub const MOST: usize = isize::MAX as usize;
+
+const CLOSED: u32 = 0;
+const OPENING: u32 = 1;
+const OPEN: u32 = 2;
+
+/// A memory manager.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Mm<P: Platform> {
+    /// Read by every call.
+    pub(crate) hot: Hot,
+    /// Counts who is inside everything but the fast paths.
+    pub(crate) gate: Gate,
+    state: AtomicU32,
+    opener: fn(&Mm<P>),
+    /// Starts a thread that runs [`Mm::background`], where there can be one.
+    pub(crate) spawner: Option<fn(&Mm<P>) -> Result<(), Errno>>,
+    core: UnsafeCell<MaybeUninit<Core<P>>>,
+}
+
+// SAFETY: `core` is written once, before `state` says so.
+unsafe impl<P: Platform + Send> Sync for Mm<P> {}
+
+/// What there is once an `Mm` is open.
+#[derive(Debug)]
+pub(crate) struct Core<P: Platform> {
+    pub(crate) objects: Objects<P>,
+    pub(crate) maintenance: Maintenance,
+    pub(crate) options: Options,
+}
+
+impl<P: Platform> Mm<P> {
+    /// A manager that `opener` opens (by [`Mm::open`]) when it is first needed.
+    /// `spawner` starts a maintenance thread; without one memory goes back from within ordinary calls and by [`Mm::tick`].
+    pub const fn new(opener: fn(&Mm<P>), spawner: Option<fn(&Mm<P>) -> Result<(), Errno>>) -> Mm<P> {
+        Mm {
+            hot: Hot::closed(),
+            gate: Gate::new(),
+            state: AtomicU32::new(CLOSED),
+            opener,
+            spawner,
+            core: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Opens the manager on a machine. Does nothing if it is open, or being opened, already.
+    ///
+    /// # Errors
+    /// What the platform refused; the manager is as closed as before.
+    ///
+    /// # Safety
+    /// The manager does not move from now on, until [`Mm::close`].
+    pub unsafe fn open(&self, platform: P, options: &Options) -> Result<(), Errno> {
+        // Acquire pairs with the Release below: who finds it open sees what is inside.
+        if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return Ok(());
+        }
+        let opened = Core::open(platform, options);
+        let answer = opened.map(|core| {
+            // SAFETY: the state OPENING is this thread's alone.
+            let core = unsafe { (*self.core.get()).write(core) };
+            // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
+            unsafe { core.objects.open_hot(&self.hot) };
+        });
+        let state = if answer.is_ok() { OPEN } else { CLOSED };
+        self.state.store(state, Ordering::Release); // Pairs with the Acquire loads in `core` and above.
+        futex::wake(&self.state, i32::MAX as u32, Scope::Process);
+        answer
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// Nobody uses the manager or any memory of it any more, and it has no maintenance thread.
+    pub unsafe fn close(&mut self) {
+        if *self.state.get_mut() == OPEN {
+            // SAFETY: the state says that it is initialised; nobody else is here.
+            unsafe {
+                let core = self.core.get_mut().assume_init_mut();
+                core.maintenance.close(&core.objects.platform);
+                core.objects.close();
+            }
+            *self = Mm::new(self.opener, self.spawner);
+        }
+    }
+
+    /// What is inside; opens the manager where that has not happened. `None` where the system refuses.
+    pub(crate) fn core(&self) -> Option<&Core<P>> {
+        loop {
+            // Acquire pairs with the Release in `open`.
+            match self.state.load(Ordering::Acquire) {
+                // SAFETY: the state says that it is initialised.
+                OPEN => return Some(unsafe { (*self.core.get()).assume_init_ref() }),
+                OPENING => futex::wait(&self.state, OPENING, None, Scope::Process),
+                _ => {
+                    (self.opener)(self);
+                    // Relaxed: only whether to give up.
+                    if self.state.load(Ordering::Relaxed) == CLOSED {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is inside, if the manager is open.
+    pub(crate) fn core_if_open(&self) -> Option<&Core<P>> {
+        // Acquire pairs with the Release in `open`. SAFETY: the state says that it is initialised.
+        (self.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*self.core.get()).assume_init_ref() })
+    }
+
+    /// At least `size` bytes on a multiple of 16, or null.
+    #[inline(always)]
+    pub fn allocate(&self, size: usize) -> *mut u8 {
+        let object = self.allocate_fast(size);
+        if object.is_null() { self.allocate_slow(size) } else { object }
+    }
+
+    /// The same from this CPU's sheaf alone; null means: ask [`Mm::allocate_slow`].
+    #[inline(always)]
+    pub fn allocate_fast(&self, size: usize) -> *mut u8 {
+        self.hot.allocate(size)
+    }
+
+    /// The same without the fast path.
+    #[cold]
+    #[inline(never)]
+    pub fn allocate_slow(&self, size: usize) -> *mut u8 {
+        self.allocate_any(size, GRAIN).0
+    }
+
+    /// The same, all bytes zero.
+    #[inline]
+    pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
+        let (memory, zero) =
+            if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_any(size, GRAIN) };
+        if !zero && !memory.is_null() {
+            // SAFETY: the allocation has at least `size` bytes.
+            unsafe { memory.write_bytes(0, size) };
+        }
+        memory
+    }
+
+    /// At least `size` bytes on a multiple of `align`, a power of two; or null.
+    #[inline]
+    pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
+        if align <= GRAIN { self.allocate(size) } else { self.allocate_any(size, align).0 }
+    }
+
+    /// The same, all bytes zero.
+    pub fn allocate_zeroed_aligned(&self, size: usize, align: usize) -> *mut u8 {
+        if align <= GRAIN {
+            return self.allocate_zeroed(size);
+        }
+        let (memory, zero) = self.allocate_any(size, align);
+        if !zero && !memory.is_null() {
+            // SAFETY: the allocation has at least `size` bytes.
+            unsafe { memory.write_bytes(0, size) };
+        }
+        memory
+    }
+
+    /// Everything that is not served by the fast path. The second value: whether all bytes are known to be zero.
+    fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        let Some(core) = self.core() else { return (null_mut(), false) };
+        if size > MOST || align > MOST / 2 {
+            return (null_mut(), false);
+        }
+        let memory = {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            match Class::of_layout(size, align, core.objects.pages.page_size()) {
+                Some(class) => core.retry(|| core.objects.allocate(&self.hot, class)).map(|object| (object, false)),
+                None => core.retry(|| core.allocate_run(self, size, align)),
+            }
+        };
+        core.after(self);
+        memory.unwrap_or((null_mut(), false))
+    }
+
+    /// Takes back what one of the functions here answered; null is nothing. A pointer that the program does not have ends
+    /// the process with a line that says what is wrong with it.
+    ///
+    /// # Safety
+    /// Nobody uses the memory any more.
+    #[inline(always)]
+    pub unsafe fn free(&self, pointer: *mut u8) {
+        match self.hot.free(pointer) {
+            Freed::Done => {}
+            Freed::Homeless(class) => self.free_homeless(pointer, class),
+            Freed::Unknown => self.free_slow(pointer),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_homeless(&self, pointer: *mut u8, class: Class) {
+        let Some(core) = self.core_if_open() else { return };
+        {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            core.objects.free(&self.hot, class, pointer);
+        }
+        core.after(self);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_slow(&self, pointer: *mut u8) {
+        if pointer.is_null() {
+            return;
+        }
+        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let class = core.class_of(pointer, "free");
+            if class == Class::NONE {
+                core.free_run(pointer);
+            } else if core.objects.disown(class, pointer) {
+                core.objects.free(&self.hot, class, pointer);
+            } else {
+                core.die_of(class, pointer, "free");
+            }
+        }
+        core.after(self);
+    }
+
+    /// How many bytes the memory at `pointer` really has; 0 for null.
+    pub fn usable_size(&self, pointer: *const u8) -> usize {
+        if pointer.is_null() {
+            return 0;
+        }
+        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        core.usable_size(pointer, "malloc_usable_size")
+    }
+
+    /// Makes the memory at `pointer` at least `size` bytes large, moving it if need be; null with everything as it was
+    /// where there is no memory for that. A null pointer allocates. A `size` of 0 is taken for 1.
+    ///
+    /// # Safety
+    /// As for [`Mm::free`], unless the answer is null.
+    pub unsafe fn reallocate(&self, pointer: *mut u8, size: usize) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
+    }
+
+    /// The same for memory that has to stay on a multiple of `align`.
+    ///
+    /// # Safety
+    /// As for [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
+    pub unsafe fn reallocate_aligned(&self, pointer: *mut u8, size: usize, align: usize) -> *mut u8 {
+        if pointer.is_null() {
+            return self.allocate_aligned(size, align);
+        }
+        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        let class = core.class_of(pointer, "realloc");
+        let usable = core.usable_size(pointer, "realloc");
+        if class == Class::NONE {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            if size > LARGEST && core.resize_run(self, pointer, size) {
+                return pointer;
+            }
+        } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {
+            return pointer;
+        }
+        let memory = self.allocate_aligned(size, align);
+        if !memory.is_null() {
+            // SAFETY: both have at least that many bytes, and are different allocations.
+            unsafe { memory.copy_from_nonoverlapping(pointer, usable.min(size)) };
+            // SAFETY: as the caller promises.
+            unsafe { self.free(pointer) };
+        }
+        memory
+    }
+}
+
+impl<P: Platform> Core<P> {
+    fn open(platform: P, options: &Options) -> Result<Core<P>, Errno> {
+        let budget =
+            (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
+        let maintenance = Maintenance::open(&platform)?;
+        let config = Config { span: SPAN, budget, rseq: options.rseq, huge: options.huge };
+        // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
+        Ok(Core { objects: Objects::open(platform, &config)?, maintenance, options: *options })
+    }
+
+    /// Tries, and where there is no memory: empties every cache into the pages, and tries once more. Nothing else stands
+    /// between an allocation and its failure; this function is the order of what is given up for it.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+        attempt().or_else(|| {
+            self.drain_everything();
+            attempt()
+        })
+    }
+}
+
+/// The most address space for memory that is handed out: what 32-bit page numbers reach with 4 KiB pages.
+const SPAN: usize = 16 << 40;
+
+/// A pointer came back before anything was given out.
+#[cold]
+fn core_less(pointer: *const u8) -> ! {
+    neap_os::write::die(format_args!(
+        "free: {pointer:p} is not from this allocator, which has not allocated anything yet"
+    ))
+}

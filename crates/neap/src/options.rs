@@ -1,0 +1,189 @@
+//! Options: one variable, `NEAP=key:value,key:value`.
+//!
+//! Sits between the environment and an instance. Parsing allocates nothing and refuses nothing: a key or a value that is
+//! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
+//! from starting.
+
+use neap_os::write::say;
+
+/// What an instance can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Restartable sequences where they work.
+    pub rseq: bool,
+    /// A maintenance thread where one is worth its price. Without it memory goes back from within ordinary calls.
+    pub background: bool,
+    /// Fresh memory as huge pages where much of it is used.
+    pub huge: bool,
+    /// The most bytes that may be in use at a time; 0 for no limit.
+    pub limit: u64,
+    /// Milliseconds between two ticks.
+    pub interval: u32,
+    /// A page that `neap stat` reads.
+    pub stat: bool,
+}
+
+/// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
+#[derive(Clone, Copy, Debug)]
+pub struct Description {
+    /// The key.
+    pub key: &'static str,
+    /// What may follow the colon.
+    pub values: &'static str,
+    /// What holds without it.
+    pub default: &'static str,
+    /// What it does, and when to change it.
+    pub text: &'static str,
+}
+
+/// Every option there is.
+pub const DESCRIPTIONS: [Description; 6] = [
+    Description {
+        key: "rseq",
+        values: "on|off",
+        default: "on",
+        text: "restartable sequences for per-CPU lists, where kernel and C library have them; off for debuggers that step",
+    },
+    Description {
+        key: "background",
+        values: "on|off",
+        default: "on",
+        text: "a thread that gives memory back; off: memory goes back from within calls that allocate or free",
+    },
+    Description {
+        key: "huge",
+        values: "on|off",
+        default: "on",
+        text: "populate memory that is used in bulk by whole huge pages",
+    },
+    Description {
+        key: "limit",
+        values: "BYTES, with k, m or g",
+        default: "none",
+        text: "the most memory in use; beyond it allocations fail once everything cached has been given back",
+    },
+    Description {
+        key: "interval",
+        values: "10 to 60000",
+        default: "250",
+        text: "milliseconds between two looks for memory that nobody needs",
+    },
+    Description { key: "stat", values: "on|off", default: "on", text: "a page of numbers that `neap stat` reads" },
+];
+
+impl Options {
+    /// What holds where nothing is said.
+    pub const DEFAULT: Options =
+        Options { rseq: true, background: true, huge: true, limit: 0, interval: 250, stat: true };
+
+    /// Reads `text`, reporting what is wrong by `complain`.
+    ///
+    /// ```
+    /// use neap::options::Options;
+    /// let options = Options::parse(b"rseq:off,limit:64m", |_, _| unreachable!());
+    /// assert!(!options.rseq && options.limit == 64 << 20);
+    /// ```
+    pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Options {
+        let mut options = Options::DEFAULT;
+        for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty()) {
+            if let Err(wrong) = options.set(item) {
+                complain(item, wrong);
+            }
+        }
+        options
+    }
+
+    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more rights than its user.
+    pub fn of_environment() -> Options {
+        if neap_os::environment::is_privileged() {
+            return Options::DEFAULT;
+        }
+        // SAFETY: called once, by the first allocation of the process, before the program can start a thread that changes
+        // its environment; the value is used here only.
+        let text = unsafe { neap_os::environment::variable("NEAP") };
+        Options::parse(text.unwrap_or_default(), |item, wrong| {
+            say(format_args!("NEAP: \"{}\" {wrong}; ignored", item.escape_ascii()));
+        })
+    }
+
+    fn set(&mut self, item: &[u8]) -> Result<(), &'static str> {
+        let colon = item.iter().position(|&byte| byte == b':').ok_or("has no colon")?;
+        let (key, value) = (&item[..colon], &item[colon + 1..]);
+        let switch = || match value {
+            b"on" => Ok(true),
+            b"off" => Ok(false),
+            _ => Err("is neither on nor off"),
+        };
+        match key {
+            b"rseq" => self.rseq = switch()?,
+            b"background" => self.background = switch()?,
+            b"huge" => self.huge = switch()?,
+            b"stat" => self.stat = switch()?,
+            b"limit" => self.limit = bytes(value).ok_or("is not a number of bytes")?,
+            b"interval" => {
+                let value = bytes(value).filter(|value| (10..=60_000).contains(value));
+                self.interval = value.ok_or("is not a number from 10 to 60000")? as u32;
+            }
+            _ => return Err("is not an option"),
+        }
+        Ok(())
+    }
+}
+
+/// A number with an optional k, m or g for powers of 1024.
+fn bytes(text: &[u8]) -> Option<u64> {
+    let (digits, shift) = match text.last()?.to_ascii_lowercase() {
+        b'k' => (&text[..text.len() - 1], 10),
+        b'm' => (&text[..text.len() - 1], 20),
+        b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number =
+        digits.iter().try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?;
+    number.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    fn parse(text: &str) -> (Options, Vec<(String, &'static str)>) {
+        let mut complaints = Vec::new();
+        let options = Options::parse(text.as_bytes(), |item, wrong| {
+            complaints.push((String::from_utf8(item.to_vec()).unwrap(), wrong));
+        });
+        (options, complaints)
+    }
+
+    #[test]
+    fn nothing_said_means_the_defaults() {
+        assert_eq!(parse(""), (Options::DEFAULT, Vec::new()));
+        assert_eq!(parse(" , ,"), (Options::DEFAULT, Vec::new()));
+    }
+
+    #[test]
+    fn every_option_can_be_set() {
+        let (options, complaints) = parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000");
+        let expected =
+            Options { rseq: false, background: false, huge: false, limit: 3 << 30, interval: 1000, stat: false };
+        assert_eq!((options, complaints), (expected, Vec::new()));
+        for description in DESCRIPTIONS {
+            let (_, complaints) = parse(&std::format!("{}:x", description.key));
+            assert_eq!(complaints.len(), 1, "{} is a key, and x not a value of it", description.key);
+            assert_ne!(complaints[0].1, "is not an option");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_named_and_left_out() {
+        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:9999999999g,rseq:off");
+        assert_eq!(options, Options { rseq: false, ..Options::DEFAULT });
+        let wrong: Vec<&str> = complaints.iter().map(|(item, _)| item.as_str()).collect();
+        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:9999999999g"]);
+    }
+}

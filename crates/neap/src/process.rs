@@ -1,0 +1,59 @@
+//! The process's memory manager: the one instance that `malloc` and [`Neap`](crate::Neap) stand for, and what the process
+//! does to it: first use, fork, threads.
+//!
+//! Sits between the C library's hooks and [`Mm`]. Holds the only mutable static of the workspace. Everything else is told
+//! which instance it works on.
+//!
+//! Fork: prepare closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
+//! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
+
+use crate::mm::Mm;
+use crate::options::Options;
+use core::ffi::c_void;
+use core::ptr::null_mut;
+use neap_base::platform::{Errno, Linux};
+use neap_os::thread;
+
+/// The process's memory manager.
+pub static PROCESS: Mm<Linux> = Mm::new(open, Some(spawn));
+
+/// Looks at the gate while fork waits for cold paths to end: about a second. A thread that forks from a signal handler
+/// which interrupted its own cold path waits that long in vain and then forks anyway: its child may lose a few objects.
+const FORK_LOOKS: u32 = 20_000;
+
+fn open(mm: &Mm<Linux>) {
+    let options = Options::of_environment();
+    // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
+    let opened = unsafe { mm.open(Linux::probe(), &options) };
+    if opened.is_ok() {
+        // SAFETY: the handlers are functions of this library, which is never unloaded.
+        unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32;
+}
+
+fn spawn(_: &Mm<Linux>) -> Result<(), Errno> {
+    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        PROCESS.background();
+        null_mut()
+    }
+    // SAFETY: the body works on a static.
+    unsafe { thread::spawn(body, null_mut()) }
+}
+
+extern "C" fn before_fork() {
+    PROCESS.close_for_fork(FORK_LOOKS);
+}
+
+extern "C" fn after_fork_in_parent() {
+    PROCESS.reopen_after_fork();
+}
+
+extern "C" fn after_fork_in_child() {
+    // A child may fence only after it has said so itself; where that fails, takes are skipped.
+    let _ = neap_os::fence::register();
+    PROCESS.reopen_in_child();
+}

@@ -1,0 +1,82 @@
+/* What the self-checking programs share: a check that says what was wrong, a generator of sizes that a seed repeats, and
+ * patterns that show when two live blocks overlap. Programs print `ok` and nothing else on standard output. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            int error_ = errno;                                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                            \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fprintf(stderr, " (errno %d)\n", error_);                                                                  \
+            _Exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+/* xorshift: the same seed gives the same sequence for ever. */
+static inline uint64_t next_random(uint64_t *state) {
+    uint64_t x = *state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return *state = x;
+}
+
+/* Mostly small sizes, some of a few pages, a few large. */
+static inline size_t random_size(uint64_t *state) {
+    uint64_t kind = next_random(state) % 1000;
+    if (kind < 900) return 1 + next_random(state) % 1024;
+    if (kind < 995) return 1 + next_random(state) % 65536;
+    return 1 + next_random(state) % (2 << 20);
+}
+
+/* A byte of the pattern that a block carries from its first byte to its last. */
+static inline unsigned char pattern(uint64_t key, size_t at) {
+    return (unsigned char)((key * 167 + at * 31) >> (at & 1));
+}
+
+static inline void fill(void *block, size_t size, uint64_t key) {
+    unsigned char *bytes = (unsigned char *)block;
+    for (size_t i = 0; i < size; i++) bytes[i] = pattern(key, i);
+}
+
+/* The first byte that is not the pattern's, or `size`. */
+static inline size_t differs(const void *block, size_t size, uint64_t key) {
+    const unsigned char *bytes = (const unsigned char *)block;
+    size_t i = 0;
+    while (i < size && bytes[i] == pattern(key, i)) i++;
+    return i;
+}
+
+/* Large blocks are marked at both ends and once a page, which is enough to see an overlap and much faster. */
+static inline void mark(void *block, size_t size, uint64_t key) {
+    unsigned char *bytes = (unsigned char *)block;
+    if (size <= 4096) {
+        fill(block, size, key);
+        return;
+    }
+    for (size_t i = 0; i < size; i += 4096) bytes[i] = pattern(key, i);
+    bytes[size - 1] = pattern(key, size - 1);
+}
+
+static inline int marked(const void *block, size_t size, uint64_t key) {
+    const unsigned char *bytes = (const unsigned char *)block;
+    if (size <= 4096) return differs(block, size, key) == size;
+    for (size_t i = 0; i < size; i += 4096)
+        if (bytes[i] != pattern(key, i)) return 0;
+    return bytes[size - 1] == pattern(key, size - 1);
+}
+
+static inline int finish(void) {
+    puts("ok");
+    return 0;
+}
+
+#endif

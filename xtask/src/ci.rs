@@ -1,0 +1,84 @@
+//! `cargo xtask test` and `cargo xtask ci`: the checks in their order.
+//!
+//! `test` is what a reader of the README runs; `ci` adds formatting, lints, source rules and the model checkers. All
+//! steps run even when one fails; the summary at the end names each with its time.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::process::{cargo, run};
+use crate::report::Report;
+use crate::{build, layout, models, smoke, symbols, tidy};
+
+fn cargo_step(arguments: &[&str]) -> Result<()> {
+    let mut cargo = cargo(arguments);
+    cargo.current_dir(layout::root());
+    run(cargo)
+}
+
+/// Everything that tests behaviour: the crates' own tests, then the built library from outside.
+pub(crate) fn test() -> Result<()> {
+    let units = cargo_step(&["test"]);
+    build::build()?;
+    let mut report = Report::default();
+    report.check("cargo test", units);
+    symbols::into(&mut report)?;
+    smoke::into(&mut report, &layout::library(), &[])?;
+    report.close("test")
+}
+
+/// One step of `ci`: its name and what it runs, or why it cannot run here.
+type Step = (&'static str, fn() -> Result<Option<String>>);
+
+const STEPS: &[Step] = &[
+    ("fmt", || cargo_step(&["fmt", "--all", "--check"]).map(|()| None)),
+    ("tidy", || tidy::check().map(|()| None)),
+    ("clippy", || cargo_step(&["clippy", "--all-targets", "--", "-D", "warnings"]).map(|()| None)),
+    // By itself and optimised for the reasons given in build.rs: one set of features, and a panic that aborts.
+    ("clippy of the library", || {
+        cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
+    }),
+    ("test", || test().map(|()| None)),
+    ("loom", || models::loom().map(|()| None)),
+    ("miri", || match models::miri_missing() {
+        Some(reason) => Ok(Some(reason)),
+        None => models::miri().map(|()| None),
+    }),
+];
+
+/// Runs every step and sums up.
+pub(crate) fn ci() -> Result<()> {
+    let mut lines = Vec::new();
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for (name, step) in STEPS {
+        println!("\n==== {name}");
+        let start = Instant::now();
+        let result = step();
+        let seconds = start.elapsed().as_secs();
+        lines.push(match result {
+            Ok(None) => {
+                passed += 1;
+                format!("{seconds:>5} s  ok       {name}")
+            }
+            Ok(Some(reason)) => {
+                skipped += 1;
+                format!("{seconds:>5} s  skipped  {name}: {reason}")
+            }
+            Err(error) => {
+                failed += 1;
+                format!("{seconds:>5} s  FAILED   {name}: {error:#}")
+            }
+        });
+        println!("{}", lines[lines.len() - 1]);
+    }
+    println!("\n==== summary");
+    for line in &lines {
+        println!("{line}");
+    }
+    println!("ci: {passed} passed, {failed} failed, {skipped} skipped");
+    if failed > 0 {
+        bail!("{failed} of {} steps failed", STEPS.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! Where things lie: the root of the sources, the target folder and what is built into it.
+//!
+//! Every other file of xtask asks here, so that a target folder named by `CARGO_TARGET_DIR` holds for all steps. Nothing
+//! here touches the disk.
+
+use std::path::PathBuf;
+
+/// The folder of the workspace: the parent of xtask's own, which cargo names when it runs xtask.
+pub(crate) fn root() -> PathBuf {
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    match xtask.as_deref().and_then(|folder| folder.parent()) {
+        Some(root) => root.to_path_buf(),
+        None => PathBuf::from("."),
+    }
+}
+
+/// Cargo's target folder.
+pub(crate) fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// The preload library.
+pub(crate) fn library() -> PathBuf {
+    target().join("release/libneap_malloc.so")
+}
+
+/// The command line tool.
+pub(crate) fn tool() -> PathBuf {
+    target().join("release/neap")
+}

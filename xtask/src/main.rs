@@ -1,0 +1,74 @@
+//! `cargo xtask COMMAND`: the project's own build, test and check commands.
+//!
+//! This file is the table of commands; each lives in a file of its own. xtask sits beside the workspace's crates and uses
+//! them only through cargo and through the programs they produce, so it builds even when they do not.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+mod build;
+mod ci;
+mod layout;
+mod models;
+mod peers;
+mod process;
+mod programs;
+mod report;
+mod smoke;
+mod symbols;
+mod tidy;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND [arguments]
+
+  build                       target/release/neap and target/release/libneap_malloc.so
+  demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
+  test                        cargo test, then build, symbols and smoke
+  loom                        exhaustive interleavings of the lock protocols
+  miri                        the listed tests under the interpreter that finds undefined behaviour
+  symbols                     what the preload library imports and exports
+  smoke [--library FILE] [NAME...]
+                              real programs and tests/programs under the preload library (or another one)
+  tidy                        rules about the sources that no compiler checks
+  peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
+  ci                          everything that .ci/run runs
+";
+
+fn dispatch(arguments: &[String]) -> Result<()> {
+    let Some((name, rest)) = arguments.split_first() else {
+        bail!("no command given\n{USAGE}");
+    };
+    let alone = |command: fn() -> Result<()>| match rest.first() {
+        None => command(),
+        Some(extra) => bail!("`{name}` takes no arguments, but got `{extra}`"),
+    };
+    match name.as_str() {
+        "build" => alone(build::build),
+        "demo" => build::demo(rest),
+        "test" => alone(ci::test),
+        "loom" => alone(models::loom),
+        "miri" => alone(models::miri),
+        "symbols" => alone(symbols::check),
+        "smoke" => smoke::command(rest),
+        "tidy" => alone(tidy::check),
+        "peers" => peers::build(rest),
+        "ci" => alone(ci::ci),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        unknown => bail!("there is no command `{unknown}`\n{USAGE}"),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

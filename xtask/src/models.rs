@@ -1,0 +1,96 @@
+//! `cargo xtask loom` and `cargo xtask miri`: tests that run under another engine than the machine.
+//!
+//! loom runs the files `tests/loom.rs` of the crates with every interleaving up to two preemptions; the crates are
+//! compiled with `--cfg loom` in a target folder of their own. Miri interprets the tests listed below and reports
+//! undefined behaviour; it needs a nightly toolchain, which rustup installs if it is missing.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+
+use crate::layout;
+use crate::process::{capture, cargo, command, run, which};
+
+/// Tests that miri interprets: crate, then what the test program gets. Miri knows no inline assembly and few system calls,
+/// so these are tests that run on plain memory; it is some hundred times slower than the machine, so they are also small.
+const MIRI: &[(&str, &[&str])] =
+    &[("neap-base", &["bitmap", "cpu_lock", "a_held", "units"]), ("neap-objects", &["sheaf::", "slab::"])];
+
+/// Runs every crate's loom tests.
+pub(crate) fn loom() -> Result<()> {
+    let mut crates: Vec<String> = Vec::new();
+    for entry in fs::read_dir(layout::root().join("crates"))? {
+        let entry = entry?;
+        if entry.path().join("tests/loom.rs").exists() {
+            crates.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    crates.sort();
+    if crates.is_empty() {
+        bail!("no crate has a file tests/loom.rs");
+    }
+    let preemptions = std::env::var("LOOM_MAX_PREEMPTIONS").unwrap_or_else(|_| "2".into());
+    for name in crates {
+        println!("loom: {name}, at most {preemptions} preemptions");
+        let mut test = cargo(["test", "--release", "--package", &name, "--test", "loom"]);
+        test.current_dir(layout::root())
+            .env("CARGO_TARGET_DIR", layout::target().join("loom"))
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("LOOM_MAX_PREEMPTIONS", &preemptions)
+            // The release profile's link-time optimisation takes longer than these tests do.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+        run(test)?;
+    }
+    Ok(())
+}
+
+/// Why miri cannot run here, after trying to install it; `None` if it can.
+pub(crate) fn miri_missing() -> Option<String> {
+    if which("rustup").is_none() {
+        return Some("there is no rustup to install the nightly toolchain with".into());
+    }
+    let ready = || capture(command("rustup", ["run", "nightly", "cargo", "miri", "--version"])).is_ok();
+    let sources = || {
+        capture(command("rustup", ["component", "list", "--toolchain", "nightly", "--installed"]))
+            .is_ok_and(|list| list.lines().any(|line| line == "rust-src"))
+    };
+    if ready() && sources() {
+        return None;
+    }
+    println!("installing the nightly toolchain's miri and rust-src");
+    // Components are added to a toolchain that is there, which leaves its version alone.
+    let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
+    if run(command("rustup", add)).is_ok() {
+        return None;
+    }
+    let install = "toolchain install nightly --profile minimal --component miri --component rust-src";
+    match run(command("rustup", install.split(' '))) {
+        Ok(()) => None,
+        Err(error) => Some(format!("rustup could not install miri: {error:#}")),
+    }
+}
+
+/// Runs the listed tests under miri.
+pub(crate) fn miri() -> Result<()> {
+    if let Some(reason) = miri_missing() {
+        bail!("{reason}");
+    }
+    for (name, arguments) in MIRI {
+        println!("miri: {name} {}", arguments.join(" "));
+        let mut test = command("rustup", ["run", "nightly", "cargo", "miri", "test", "--package", name, "--lib", "--"]);
+        test.args(*arguments)
+            .current_dir(layout::root())
+            .env("CARGO_TARGET_DIR", layout::target().join("miri"))
+            // The arena is addressed by number. Property tests take a few cases, and look for a file of earlier failures.
+            .env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation")
+            .env("PROPTEST_CASES", "8");
+        // These name the stable toolchain that runs xtask.
+        for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
+            test.env_remove(variable);
+        }
+        run(test).with_context(|| format!("miri on {name}"))?;
+    }
+    Ok(())
+}

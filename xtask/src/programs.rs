@@ -1,0 +1,106 @@
+//! The self-checking programs of `tests/programs`, compiled and run under the preload library in every mode.
+//!
+//! Each is one C or C++ file that prints nothing but `ok` and ends with status 0 when all is well, and otherwise says on
+//! standard error what was wrong. Those that do not ask for behaviour of neap's own also pass under the system's malloc,
+//! which shows that a failure is the allocator's: they run there first.
+
+use core::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::layout;
+use crate::process::{capture, command, observe};
+use crate::report::Report;
+use crate::smoke::{MODES, complaints, plain, preload};
+
+/// One program of `tests/programs`.
+struct SelfCheck {
+    file: &'static str,
+    arguments: &'static [&'static str],
+    /// It tests an answer that only neap gives, or writes `neap: ` lines of its children through on purpose.
+    only_neap: bool,
+}
+
+const fn both(file: &'static str, arguments: &'static [&'static str]) -> SelfCheck {
+    SelfCheck { file, arguments, only_neap: false }
+}
+
+const fn neap(file: &'static str, arguments: &'static [&'static str]) -> SelfCheck {
+    SelfCheck { file, arguments, only_neap: true }
+}
+
+const PROGRAMS: &[SelfCheck] = &[
+    both("family.c", &[]),
+    both("realloc_ladder.c", &[]),
+    neap("misuse.c", &[]),
+    both("fork_storm.c", &["20"]),
+    both("thread_storm.c", &["10000"]),
+    both("small_stack.c", &[]),
+    both("dlopen_constructor.c", &[]),
+    both("exit_handlers.c", &[]),
+    both("operator_new.cpp", &[]),
+    both("children.c", &[]),
+    both("signals_and_migration.c", &["2"]),
+    both("producer_consumer.c", &["4", "200000"]),
+    both("sandbox.c", &[]),
+    neap("burst_idle.c", &["16", "32", "64"]),
+    both("address_limit.c", &[]),
+];
+
+/// Compiles and runs those whose file name passes `chosen`.
+pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
+    let limit = Duration::from_secs(180);
+    for check in PROGRAMS.iter().filter(|check| chosen(check.file)) {
+        let source = layout::root().join("tests/programs").join(check.file);
+        let program = match compile_with_library(&source, scratch) {
+            Ok(program) => program,
+            Err(error) => {
+                report.check(check.file, Err(error));
+                continue;
+            }
+        };
+        let start = |environment: &dyn Fn(&mut Command)| -> Result<()> {
+            let mut line = Command::new(&program);
+            line.args(check.arguments).current_dir(scratch);
+            environment(&mut line);
+            let found = observe(line, limit)?;
+            complaints(&found)?;
+            ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
+            Ok(())
+        };
+        if !check.only_neap {
+            report.check(&format!("{} (system's malloc)", check.file), start(&plain));
+        }
+        for (mode, variables) in MODES {
+            let under = |line: &mut Command| preload(line, library, variables);
+            report.check(&format!("{} ({mode})", check.file), start(&under));
+        }
+    }
+    Ok(())
+}
+
+/// Compiles a program and, if there is a file `<name>_library.c` beside it, the shared object that it loads.
+fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
+    let stem = source.file_stem().unwrap_or_default().to_string_lossy();
+    let library = source.with_file_name(format!("{stem}_library.c"));
+    if library.exists() {
+        let object = scratch.join(format!("{stem}_library.so"));
+        let mut compiler = command("gcc", ["-O1", "-g", "-Wall", "-fno-builtin", "-fPIC", "-shared", "-o"]);
+        compiler.arg(object).arg(library);
+        capture(compiler)?;
+    }
+    // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
+    compile(source, &["-fno-builtin"], scratch)
+}
+
+/// Compiles one source file into `scratch` and hands back the program.
+pub(crate) fn compile(source: &Path, flags: &[&str], scratch: &Path) -> Result<PathBuf> {
+    let cxx = source.extension().is_some_and(|extension| extension == "cpp");
+    let program = scratch.join(source.file_stem().unwrap_or_default());
+    let mut compiler = command(if cxx { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall", "-pthread", "-o"]);
+    compiler.arg(&program).arg(source).args(flags);
+    capture(compiler)?;
+    Ok(program)
+}

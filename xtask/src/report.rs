@@ -1,0 +1,48 @@
+//! The count of checks that passed, failed or could not be made, and its closing line.
+//!
+//! Every command that makes many small checks keeps one. A skipped check is printed with its reason and counted apart:
+//! it never passes.
+
+use anyhow::{Result, bail};
+
+/// Passed, failed and skipped checks so far.
+#[derive(Default)]
+pub(crate) struct Report {
+    passed: usize,
+    skipped: usize,
+    failed: Vec<String>,
+}
+
+impl Report {
+    /// Records one check. A failure is printed at once with what is known of it.
+    pub(crate) fn check(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => {
+                println!("  ok       {name}");
+                self.passed += 1;
+            }
+            Err(error) => {
+                println!("  FAILED   {name}: {error:#}");
+                self.failed.push(name.to_string());
+            }
+        }
+    }
+
+    /// Records a check that could not be made here.
+    pub(crate) fn skip(&mut self, name: &str, reason: &str) {
+        println!("  skipped  {name}: {reason}");
+        self.skipped += 1;
+    }
+
+    /// Prints the closing line; an error if anything failed or nothing passed.
+    pub(crate) fn close(self, what: &str) -> Result<()> {
+        println!("{what}: {} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped);
+        if let Some(first) = self.failed.first() {
+            bail!("{what}: {} checks failed, the first was: {first}", self.failed.len());
+        }
+        if self.passed == 0 {
+            bail!("{what}: no check was made");
+        }
+        Ok(())
+    }
+}

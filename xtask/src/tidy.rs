@@ -1,0 +1,203 @@
+//! `cargo xtask tidy`: rules about the sources that no compiler checks.
+//!
+//! Each rule reads lines of text, so it can be fooled and errs on the strict side; what a rule allows stands beside it.
+//! A file's tests begin at a `#[cfg(test)]`, or one that adds conditions to it, before a `mod`, and run to its end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::layout;
+
+/// Crates that are linked into the preload library.
+const RING_0: &[&str] = &["neap-os", "neap-base", "neap-pages", "neap-objects", "neap", "neap-malloc"];
+
+/// The crate that holds the workspace's one mutable static, and the one file that may name loom.
+const STATIC_CRATE: &str = "crates/neap-malloc/src/";
+const LOOM_FILE: &str = "crates/neap-base/src/sync.rs";
+
+/// Files of those crates that are compiled for tests and the simulator only.
+const NOT_LINKED: &[&str] = &["crates/neap-base/src/virtual_platform.rs"];
+
+/// Statics of a type that could change, but which nothing writes.
+const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/state.rs", "static NOTHING: AtomicU8")];
+
+const MAX_LINES: usize = 700;
+
+/// A source file: its path from the root, and its lines.
+struct Source<'a> {
+    path: &'a str,
+    lines: Vec<&'a str>,
+}
+
+impl Source<'_> {
+    /// The number of lines before the file's tests.
+    fn tests_begin(&self) -> usize {
+        let is_module = |line: &str| line.trim_start_matches("pub(crate) ").starts_with("mod ");
+        let is_test = |line: &str| line == "#[cfg(test)]" || line.starts_with("#[cfg(all(test,");
+        let marked = |at: usize| is_test(self.lines[at]) && self.lines.get(at + 1).is_some_and(|next| is_module(next));
+        (0..self.lines.len()).find(|at| marked(*at)).unwrap_or(self.lines.len())
+    }
+
+    /// Lines of code with their numbers, tests and comments left out.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let numbered = self.lines[..self.tests_begin()].iter().enumerate();
+        numbered.map(|(at, line)| (at + 1, *line)).filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    fn in_crate_source(&self) -> bool {
+        self.path.starts_with("crates/") && self.path.contains("/src/")
+    }
+
+    fn in_ring_0(&self) -> bool {
+        let inside = |name: &&str| self.path.starts_with(&format!("crates/{name}/src/"));
+        RING_0.iter().any(inside) && !self.path.ends_with("/tests.rs") && !NOT_LINKED.contains(&self.path)
+    }
+}
+
+/// Words that mark unfinished work. Written in two parts so that this file does not break its own rule.
+fn unfinished() -> [String; 6] {
+    [("TO", "DO"), ("FIX", "ME"), ("XX", "X:"), ("HA", "CK:"), ("todo", "!("), ("unimplemented", "!(")]
+        .map(|(a, b)| format!("{a}{b}"))
+}
+
+/// Every line that breaks a rule, as `path:line: what`.
+fn findings(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut say = |line: usize, what: String| found.push(format!("{}:{line}: {what}", source.path));
+    let rust = source.path.ends_with(".rs");
+
+    for (at, line) in source.lines.iter().enumerate() {
+        for word in unfinished().iter().filter(|word| line.contains(word.as_str())) {
+            say(at + 1, format!("`{word}` marks unfinished work"));
+        }
+    }
+    if !rust {
+        return found;
+    }
+    if source.lines.len() > MAX_LINES {
+        say(MAX_LINES + 1, format!("{} lines; {MAX_LINES} are the most", source.lines.len()));
+    }
+    if source.in_crate_source() && !source.lines.first().is_some_and(|line| line.starts_with("//!")) {
+        say(1, "a source file opens with a `//!` paragraph that says what it is".into());
+    }
+    if source.in_crate_source() && source.path != LOOM_FILE {
+        for (line, text) in source.code().filter(|(_, text)| text.contains("cfg") && text.contains("loom")) {
+            say(line, format!("only {LOOM_FILE} may depend on loom: {}", text.trim()));
+        }
+    }
+    if source.in_ring_0() {
+        for (line, text) in source.code() {
+            for call in [".unwrap()", ".expect(", "panic!("] {
+                if text.contains(call) {
+                    say(line, format!("`{call}` inside the allocator"));
+                }
+            }
+            let never_written =
+                NEVER_WRITTEN.iter().any(|(path, start)| source.path == *path && text.starts_with(start));
+            if is_mutable_static(text) && !never_written && !source.path.starts_with(STATIC_CRATE) {
+                say(line, format!("a mutable static outside {STATIC_CRATE}: {}", text.trim()));
+            }
+        }
+    }
+    found
+}
+
+/// A `static mut`, or a `static` whose type can change behind a shared reference.
+fn is_mutable_static(line: &str) -> bool {
+    let line = line.trim_start();
+    let line = match line.strip_prefix("pub") {
+        Some(rest) => rest.trim_start_matches(|c| c != ' ').trim_start(),
+        None => line,
+    };
+    let Some(rest) = line.strip_prefix("static ") else {
+        return false;
+    };
+    let kind = rest.split_once(':').map_or("", |(_, kind)| kind.split('=').next().unwrap_or(kind));
+    rest.starts_with("mut ") || ["Atomic", "Cell", "Mutex", "Once", "Lock"].iter().any(|shared| kind.contains(shared))
+}
+
+/// All text files of the project, from the root; the target folder and hidden folders but `.ci` are not the project's.
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && (!name.starts_with('.') || name == ".ci" || name == ".cargo") {
+                walk(&path, files)?;
+            }
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Checks every file of the project.
+pub(crate) fn check() -> Result<()> {
+    let root = layout::root();
+    let mut files = Vec::new();
+    walk(&root, &mut files)?;
+    files.sort();
+    let mut found = Vec::new();
+    let mut read = 0;
+    for file in &files {
+        // A file that is not text has no lines to judge.
+        let Ok(text) = fs::read_to_string(file) else {
+            continue;
+        };
+        let path = file.strip_prefix(&root)?.to_string_lossy();
+        found.extend(findings(&Source { path: &path, lines: text.lines().collect() }));
+        read += 1;
+    }
+    for line in &found {
+        println!("{line}");
+    }
+    if !found.is_empty() {
+        bail!("tidy: {} findings in {read} files", found.len());
+    }
+    println!("tidy: {read} files, no findings");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(path: &str, text: &str) -> Vec<String> {
+        findings(&Source { path, lines: text.lines().collect() })
+    }
+
+    #[test]
+    fn a_clean_file_has_no_findings() {
+        let text = "//! A file.\n\nfn f() -> u32 {\n    // never .unwrap()\n    1\n}\n\n#[cfg(test)]\nmod tests {\n    fn g() { None::<u8>.unwrap(); }\n}\n";
+        assert_eq!(judge("crates/neap-base/src/a.rs", text), [""; 0]);
+    }
+
+    #[test]
+    fn each_rule_finds_what_breaks_it() {
+        let breaks = [
+            ("crates/neap-os/src/a.rs", "use x;\n", "opens with"),
+            ("crates/neap-os/src/a.rs", "//! A.\nfn f() { a.unwrap(); }\n", ".unwrap()"),
+            ("crates/neap/src/a.rs", "//! A.\nfn f() { panic!(\"no\"); }\n", "panic!("),
+            ("crates/neap/src/a.rs", "//! A.\nstatic mut A: u8 = 0;\n", "mutable static"),
+            ("crates/neap/src/a.rs", "//! A.\npub(crate) static A: AtomicU64 = AtomicU64::new(0);\n", "mutable static"),
+            ("crates/neap/src/a.rs", "//! A.\n#[cfg(not(loom))]\nuse core;\n", "loom"),
+        ];
+        for (path, text, expected) in breaks {
+            let found = judge(path, text);
+            assert!(found.len() == 1 && found[0].contains(expected), "{text:?} gave {found:?}");
+        }
+        let word = unfinished()[0].clone();
+        assert_eq!(judge("README.md", &word).len(), 1);
+        assert_eq!(judge("xtask/src/a.rs", &"\n".repeat(MAX_LINES + 1)).len(), 1);
+    }
+
+    #[test]
+    fn constant_statics_and_the_one_mutable_static_are_allowed() {
+        assert!(!is_mutable_static("static NAMES: [&str; 2] = [\"a\", \"b\"];"));
+        assert!(!is_mutable_static("let x: &'static AtomicU64 = y;"));
+        assert_eq!(judge("crates/neap-malloc/src/global.rs", "//! A.\nstatic A: OnceCell<u8> = x;\n"), [""; 0]);
+    }
+}
