@@ -36,6 +36,18 @@ impl<T> CpuLock<T> {
         taken.is_ok().then(|| CpuGuard { lock: self })
     }
 
+    /// The value, without taking the lock.
+    ///
+    /// # Safety
+    /// Nobody holds the lock, and nobody takes it meanwhile.
+    pub unsafe fn peek(&self) -> T
+    where
+        T: Copy,
+    {
+        // SAFETY: as the caller promises.
+        self.value.with_mut(|value| unsafe { *value })
+    }
+
     /// Takes the lock, at most `tries` times; a remote side's bounded wait.
     pub fn lock_bounded(&self, tries: u32) -> Option<CpuGuard<'_, T>> {
         (0..tries).find_map(|_| {

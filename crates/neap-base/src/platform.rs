@@ -4,6 +4,7 @@
 //! `Mm<P>` and their like. Policies never see it; they are functions of numbers. Memory is named by address because an
 //! arena computes addresses; the contracts of the unsafe functions are those of [`neap_os::memory`].
 
+use core::fmt;
 use neap_os::memory::Range;
 pub use neap_os::{Errno, memory};
 
@@ -77,6 +78,9 @@ pub trait Platform: Sync {
     /// Entries of a table with one per CPU.
     fn cpus(&self) -> usize;
 
+    /// Entries of a table that the CPU id of any thread is within.
+    fn nameable_cpus(&self) -> usize;
+
     /// Whether `cpu` must never be fenced.
     fn is_isolated(&self, cpu: usize) -> bool;
 
@@ -103,6 +107,9 @@ pub trait Platform: Sync {
 
     /// Lets others run, in a bounded wait.
     fn pause(&self);
+
+    /// Sleeps about so many nanoseconds.
+    fn sleep(&self, nanoseconds: u64);
 }
 
 /// A Linux process: everything answered by the kernel.
@@ -111,21 +118,52 @@ pub struct Linux {
     page_size: usize,
     topology: neap_os::topology::Topology,
     scarce: bool,
-    rseq_offset: Option<u32>,
+    rseq_offset: Result<u32, NoSequences>,
+}
+
+/// Why restartable sequences cannot be used here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSequences {
+    /// The C library has registered none: it is too old, was told not to, or the kernel refused.
+    Unregistered,
+    /// It has, but the first thread has no CPU id.
+    NoCpu,
+    /// `membarrier` answered this.
+    NoFence(Errno),
+}
+
+impl fmt::Display for NoSequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoSequences::Unregistered => f.write_str("the C library registered no rseq"),
+            NoSequences::NoCpu => f.write_str("the C library's rseq has no CPU id"),
+            NoSequences::NoFence(Errno::NOSYS) => f.write_str("membarrier answered ENOSYS"),
+            NoSequences::NoFence(Errno::PERM) => f.write_str("membarrier answered EPERM"),
+            NoSequences::NoFence(Errno::INVAL) => f.write_str("membarrier answered EINVAL"),
+            NoSequences::NoFence(error) => write!(f, "membarrier answered error {}", error.raw_os_error()),
+        }
+    }
 }
 
 impl Linux {
     /// Asks the kernel what there is: `/sys`, limits, and whether rseq and fences answer. Registers this process for fences.
     pub fn probe() -> Linux {
-        let fences = neap_os::fence::register().is_ok();
+        let fences = neap_os::fence::register().map_err(NoSequences::NoFence);
+        let registered = neap_os::rseq::registered_offset().ok_or(NoSequences::Unregistered);
         // A thread that the C library could not register has no CPU id: then no other thread will have one either.
-        let registered = neap_os::rseq::registered_offset().filter(|_| neap_os::rseq::current_cpu().is_some());
+        let working =
+            registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
         Linux {
             page_size: memory::page_size(),
             topology: neap_os::topology::Topology::read(),
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
-            rseq_offset: registered.filter(|_| fences).map(|offset| offset as u32),
+            rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
         }
+    }
+
+    /// What stands in the way of restartable sequences, if anything.
+    pub fn no_sequences(&self) -> Option<NoSequences> {
+        self.rseq_offset.err()
     }
 
     /// A place to hold the result of [`Linux::probe`] before it is known.
@@ -135,7 +173,7 @@ impl Linux {
             page_size: 4096,
             topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
             scarce: false,
-            rseq_offset: None,
+            rseq_offset: Err(NoSequences::Unregistered),
         }
     }
 }
@@ -208,6 +246,10 @@ impl Platform for Linux {
         self.topology.table_length()
     }
 
+    fn nameable_cpus(&self) -> usize {
+        neap_os::topology::nameable().max(self.cpus())
+    }
+
     fn is_isolated(&self, cpu: usize) -> bool {
         self.topology.isolated.contains(cpu)
     }
@@ -215,15 +257,15 @@ impl Platform for Linux {
     #[inline]
     fn cpu(&self) -> usize {
         let cpu = match self.rseq_offset {
-            Some(offset) => neap_os::rseq::cpu_at(offset as usize).unwrap_or_else(neap_os::thread::kernel_cpu),
-            None => neap_os::thread::kernel_cpu(),
+            Ok(offset) => neap_os::rseq::cpu_at(offset as usize).unwrap_or_else(neap_os::thread::number),
+            Err(_) => neap_os::thread::number(),
         };
-        // A CPU that came online though it was not possible shares the last one's entry: it is a hint.
-        cpu.min(self.cpus() - 1)
+        // Where nobody says which CPU it is, threads are spread over all.
+        cpu % self.cpus()
     }
 
     fn rseq_offset(&self) -> Option<u32> {
-        self.rseq_offset
+        self.rseq_offset.ok()
     }
 
     fn fence(&self, cpu: usize) -> Result<(), Errno> {
@@ -240,6 +282,10 @@ impl Platform for Linux {
 
     fn pause(&self) {
         neap_os::thread::yield_now();
+    }
+
+    fn sleep(&self, nanoseconds: u64) {
+        neap_os::thread::sleep(nanoseconds);
     }
 }
 

@@ -185,6 +185,10 @@ impl Platform for Virtual {
         self.cpus
     }
 
+    fn nameable_cpus(&self) -> usize {
+        self.cpus
+    }
+
     fn is_isolated(&self, _cpu: usize) -> bool {
         false
     }
@@ -212,6 +216,11 @@ impl Platform for Virtual {
     }
 
     fn pause(&self) {
+        std::thread::yield_now();
+    }
+
+    fn sleep(&self, nanoseconds: u64) {
+        self.advance(nanoseconds);
         std::thread::yield_now();
     }
 }

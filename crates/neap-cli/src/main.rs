@@ -15,6 +15,7 @@ mod machine;
 mod process;
 mod report;
 mod run;
+mod stat;
 mod statistics;
 mod variant;
 mod work;
@@ -26,6 +27,7 @@ use clap::{Parser, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   neap run -- python3 server.py        run a program on neap's malloc
+  neap stat 1234                       see what a process under neap has in use and in caches
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
   neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
@@ -43,6 +45,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Stat(stat::Options),
     Demo(demo::Options),
     Bench(bench::Options),
     #[command(hide = true)]
@@ -52,6 +55,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
+        Command::Stat(options) => stat::main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Work(options) => work::main(&options),

@@ -33,9 +33,8 @@ fn page_size() -> usize {
 /// malloc(3).
 #[unsafe(no_mangle)]
 extern "C" fn malloc(size: usize) -> *mut c_void {
-    let memory = PROCESS.allocate_fast(size);
     // A call at the very end: the fast path needs no frame on the stack.
-    if memory.is_null() { malloc_slow(size) } else { memory.cast() }
+    PROCESS.allocate_or(size, || malloc_slow(size).cast()).cast()
 }
 
 #[cold]

@@ -1,6 +1,6 @@
 //! The class cache: what all CPUs share of one size class, under one mutex.
 //!
-//! Sits between the slots of the CPUs and the pages. It is a barn of full and empty sheaves in front of a list of partly
+//! Sits between the stacks of the CPUs and the pages. It is a barn of full and empty sheaves in front of a list of partly
 //! free slabs. Objects freed on another CPU than they were allocated on come back this way: full sheaves flow through
 //! the barn. The mutex is held for a sheaf's worth of work and never across a system call; making and giving back slabs
 //! is the caller's, outside.
@@ -107,25 +107,35 @@ impl ClassCache {
         self.slabs += 1;
     }
 
+    /// Whether the barn takes one more full sheaf.
+    pub fn has_room(&self, class: Class) -> bool {
+        self.full.length() < class.barn_limit()
+    }
+
+    /// Puts a sheaf on the list where it belongs.
+    pub fn put_back(&mut self, sheaf: Sheaf) {
+        if sheaf.objects().is_empty() { self.empty.push(sheaf) } else { self.full.push(sheaf) }
+    }
+
     /// Gives a sheaf to the barn if it has room for one more; otherwise gives it back.
     ///
     /// # Errors
     /// The sheaf, whose objects then belong into slabs.
     pub fn stow(&mut self, class: Class, sheaf: Sheaf) -> Result<(), Sheaf> {
-        let list = if sheaf.count() == 0 { &mut self.empty } else { &mut self.full };
-        if list.length() >= class.barn_limit() {
+        let room =
+            if sheaf.objects().is_empty() { self.empty.length() < class.barn_limit() } else { self.has_room(class) };
+        if !room {
             return Err(sheaf);
         }
-        list.push(sheaf);
+        self.put_back(sheaf);
         Ok(())
     }
 
     /// Takes one object out of the barn, for who cannot have a slot now.
     pub fn take_one(&mut self) -> Option<*mut u8> {
-        let sheaf = self.full.pop()?;
+        let mut sheaf = self.full.pop()?;
         let object = sheaf.pop();
-        let list = if sheaf.count() == 0 { &mut self.empty } else { &mut self.full };
-        list.push(sheaf);
+        self.put_back(sheaf);
         object
     }
 }

@@ -1,18 +1,48 @@
 //! The hot part: what every `malloc` and `free` of a small object touches, and nothing else.
 //!
-//! Sits between the entry points and the restartable sequences. A call that cannot be served by this CPU's sheaf alone
+//! Sits between the entry points and the restartable sequences. A call that cannot be served by this CPU's stack alone
 //! answers "no" and has changed nothing that matters; the caller then goes to [`Objects`](crate::objects::Objects). No
 //! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
 
-use crate::size_class::{CLASSES, Class, GRAIN};
+use crate::size_class::{CLASSES, Class, GRAIN, LARGEST};
 use crate::state::{ALLOCATED, CACHED, StateMap};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicUsize, Ordering};
 use neap_os::rseq::{self, Outcome, Table};
 
-/// Bytes that one entry of the kind map stands for, in grains, as a power of two: 4 KiB on every page size.
-const KIND_SHIFT: u32 = 12 - GRAIN.trailing_zeros();
+/// What lies in 4 KiB of the arena: an entry of the kind map. All zeroes: no objects.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct KindEntry {
+    /// [`Class::place`], here as well so that a free finds its stack by one load less.
+    place: AtomicU16,
+    /// The class, as where its map lies in bytes from the first.
+    map: AtomicU16,
+}
+
+const _: () = assert!(size_of::<KindEntry>() == 4);
+
+impl KindEntry {
+    /// Bytes of the arena that an entry stands for, on every page size, as a power of two.
+    pub const SHIFT: u32 = 12;
+
+    /// The shift of the kind map as a side table.
+    pub const TABLE_SHIFT: u8 = 10;
+
+    /// What lies there.
+    #[inline(always)]
+    pub fn class(&self) -> Class {
+        Class((usize::from(self.map.load(Ordering::Relaxed)) / size_of::<StateMap>()) as u8)
+    }
+
+    /// Says what lies there from now on.
+    pub fn set(&self, class: Class) {
+        self.place.store(class.place(), Ordering::Relaxed);
+        self.map.store((class.index() * size_of::<StateMap>()) as u16, Ordering::Relaxed);
+    }
+}
 
 /// Tables and addresses, on cache lines that are only read.
 #[derive(Debug)]
@@ -20,13 +50,17 @@ const KIND_SHIFT: u32 = 12 - GRAIN.trailing_zeros();
 pub struct Hot {
     /// What the sequences start from.
     pub table: Table,
-    /// Sizes up to this are served here; 0: none.
+    /// Sizes below this are served here; 0: none.
     limit: AtomicUsize,
+    /// The arena's base in grains of 16 bytes.
     base: AtomicUsize,
     /// Grains of the arena that may hold objects.
     grains: AtomicUsize,
-    kinds: AtomicPtr<AtomicU8>,
+    /// The kind map; the entry of address 0, so that an address needs no subtraction.
+    kinds: AtomicPtr<KindEntry>,
     maps: UnsafeCell<[StateMap; CLASSES]>,
+    /// For every size in grains, rounded up: where its class's map lies in bytes from the first.
+    sizes: [u16; LARGEST / GRAIN + 1],
 }
 
 // SAFETY: the maps are written once, before `limit` and `grains` let anybody read them.
@@ -35,7 +69,7 @@ unsafe impl Sync for Hot {}
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// The object is in this CPU's sheaf.
+    /// The object is in this CPU's stack.
     Done,
     /// The object is marked as cached and belongs to the caller, who has to put it somewhere.
     Homeless(Class),
@@ -47,12 +81,13 @@ impl Hot {
     /// Everything is answered "no".
     pub const fn closed() -> Hot {
         Hot {
-            table: Table::closed(),
+            table: Table::unopened(),
             limit: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
             maps: UnsafeCell::new([StateMap::NOTHING; CLASSES]),
+            sizes: crate::size_class::by_grains(size_of::<StateMap>() as u16),
         }
     }
 
@@ -61,14 +96,15 @@ impl Hot {
     ///
     /// # Safety
     /// The tables belong to the arena at `base`, and no other thread has used this value before.
-    pub unsafe fn open(&self, base: usize, kinds: usize, maps: &[StateMap; CLASSES], largest: usize) {
+    pub unsafe fn open(&self, base: usize, kinds: usize, maps: &[StateMap; CLASSES]) {
         // SAFETY: nobody reads the maps while `limit` and `grains` are 0.
         unsafe { *self.maps.get() = *maps };
-        self.base.store(base, Ordering::Relaxed);
-        self.kinds.store(core::ptr::with_exposed_provenance_mut(kinds), Ordering::Relaxed);
+        self.base.store(base / GRAIN, Ordering::Relaxed);
+        let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
+        self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
         // Release: who sees the limit sees the rest; pairs with the dependent loads of the fast paths (x86-64 keeps them
         // in order), as does the store in `cover`.
-        self.limit.store(largest, Ordering::Release);
+        self.limit.store(LARGEST + 1, Ordering::Release);
     }
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
@@ -78,62 +114,65 @@ impl Hot {
         }
     }
 
-    /// An object of at least `size` bytes, or null: ask [`Objects`](crate::objects::Objects).
+    /// An object of at least `size` bytes; `None`: ask [`Objects`](crate::objects::Objects).
     #[inline(always)]
-    pub fn allocate(&self, size: usize) -> *mut u8 {
-        // A size of 0 wraps around and goes the slow way.
-        if size.wrapping_sub(1) >= self.limit.load(Ordering::Relaxed) {
-            return core::ptr::null_mut();
+    pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
+        if size >= self.limit.load(Ordering::Relaxed) {
+            return None;
         }
-        // SAFETY: the limit is at most the largest size.
-        let class = unsafe { Class::of_size_unchecked(size) };
+        // SAFETY: the limit is at most the largest size and one.
+        let offset = unsafe { *self.sizes.get_unchecked((size + GRAIN - 1) / GRAIN) };
+        let map = self.map(offset);
         // SAFETY: the limit is not 0, so the slots have been published.
-        let (object, outcome) = unsafe { rseq::pop(&self.table, class.index()) };
-        if outcome != Outcome::Committed {
-            return core::ptr::null_mut();
+        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(map.place)) })?;
+        // SAFETY: objects in stacks lie in the arena.
+        if unsafe { map.change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+            Some(object)
+        } else {
+            corrupt(object)
         }
-        let grains = object.addr().wrapping_sub(self.base.load(Ordering::Relaxed)) / GRAIN;
-        // SAFETY: objects in sheaves lie in the arena; the maps were written before the limit.
-        let cached =
-            unsafe { (*self.maps.get().cast::<StateMap>().add(class.index())).change(grains, CACHED, ALLOCATED) };
-        if cached { object } else { corrupt(object, class) }
+    }
+
+    #[inline(always)]
+    fn map(&self, offset: u16) -> &StateMap {
+        // SAFETY: offsets are those of classes; the maps were written before anybody could come here.
+        unsafe { &*self.maps.get().cast::<StateMap>().byte_add(usize::from(offset)) }
     }
 
     /// Takes an object back.
     #[inline(always)]
     pub fn free(&self, pointer: *mut u8) -> Freed {
-        let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
         // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
         // that is not ours.
-        let grains = offset.rotate_right(GRAIN.trailing_zeros());
-        if grains >= self.grains.load(Ordering::Relaxed) {
+        let grain = pointer.addr().rotate_right(GRAIN.trailing_zeros());
+        if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= self.grains.load(Ordering::Relaxed) {
             return Freed::Unknown;
         }
         // SAFETY: the kind map has an entry for every 4 KiB of the arena, and the maps one for every class; class 0's leads
         // to a byte that is never "allocated".
         unsafe {
-            let class = Class((*self.kinds.load(Ordering::Relaxed).add(grains >> KIND_SHIFT)).load(Ordering::Relaxed));
-            let map = &*self.maps.get().cast::<StateMap>().add(class.index());
-            if !map.change(grains, ALLOCATED, CACHED) {
+            let kinds = self.kinds.load(Ordering::Relaxed);
+            let entry = &*kinds.wrapping_add(grain >> (KindEntry::SHIFT - GRAIN.trailing_zeros()));
+            if !self.map(entry.map.load(Ordering::Relaxed)).change(grain, ALLOCATED, CACHED) {
                 return Freed::Unknown;
             }
-            if rseq::push(&self.table, class.index(), pointer) == Outcome::Committed {
+            if rseq::push(&self.table, usize::from(entry.place.load(Ordering::Relaxed)), pointer) == Outcome::Committed
+            {
                 return Freed::Done;
             }
-            Freed::Homeless(class)
+            Freed::Homeless(entry.class())
         }
     }
 }
 
-/// A sheaf gave out an object that was not cached: it was freed twice at the very same moment, or a state table was
+/// A stack gave out an object that was not cached: it was freed twice at the very same moment, or a state table was
 /// overwritten.
 ///
-/// Never returns; it has the type of an object so that the fast path can end in it without a frame on the stack.
+/// Never returns; it has the type of an answer so that the fast path can end in it without a frame on the stack.
 #[cold]
 #[inline(never)]
-pub fn corrupt(object: *mut u8, class: Class) -> *mut u8 {
+pub fn corrupt(object: NonNull<u8>) -> Option<NonNull<u8>> {
     neap_os::write::die(format_args!(
-        "double free: {object:p} ({} bytes) was freed by two threads at once; found before it was handed out again",
-        class.size()
+        "double free: {object:p} was freed by two threads at once; found before it was handed out again"
     ))
 }

@@ -6,14 +6,14 @@
 //! decides what to do.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache};
-use crate::hot::{Hot, corrupt};
+use crate::hot::{Hot, KindEntry, corrupt};
 use crate::sheaf::Sheaf;
-use crate::size_class::{CLASSES, Class, GRAIN, LARGEST};
+use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
 use crate::state::{ALLOCATED, CACHED, SHIFTS, StateMap, table_of};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Order, Pfn};
 use neap_os::write::die;
@@ -50,7 +50,7 @@ pub struct Objects<P: Platform> {
     /// Descriptors of slabs.
     pub slabs: SlabTable,
     maps: [StateMap; CLASSES],
-    kinds: *const AtomicU8,
+    kinds: *const KindEntry,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -70,7 +70,7 @@ impl<P: Platform> Objects<P> {
         for (table, shift) in tables.iter_mut().zip(SHIFTS) {
             *table = SideTable { shift, droppable: true };
         }
-        tables[KINDS] = SideTable { shift: 12, droppable: false };
+        tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, droppable: false };
         tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
         let shape = Shape { span: config.span, budget: config.budget, tables, huge: config.huge };
         let pages = Pages::open(&platform, &shape)?;
@@ -85,7 +85,7 @@ impl<P: Platform> Objects<P> {
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
         Ok(Objects {
-            maps: StateMap::all(core::array::from_fn(|table| pages.side_table(table))),
+            maps: StateMap::all(core::array::from_fn(|table| pages.side_table(table)), pages.base()),
             kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
@@ -117,7 +117,7 @@ impl<P: Platform> Objects<P> {
         self.slots.publish(&hot.table);
         if self.slots.has_rseq() {
             // SAFETY: as the caller promises; the tables are those of the arena.
-            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.maps, LARGEST) };
+            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.maps) };
             hot.cover(self.pages.limit());
         }
     }
@@ -128,31 +128,27 @@ impl<P: Platform> Objects<P> {
     pub fn class_at(&self, pointer: *const u8) -> Option<Class> {
         let offset = pointer.addr().wrapping_sub(self.pages.base());
         // SAFETY: the kind map has an entry for every mapped 4 KiB.
-        (offset < self.pages.limit()).then(|| Class(unsafe { (*self.kinds.add(offset >> 12)).load(Ordering::Relaxed) }))
-    }
-
-    fn grains(&self, object: *const u8) -> usize {
-        (object.addr() - self.pages.base()) / GRAIN
+        (offset < self.pages.limit()).then(|| unsafe { &*self.kinds.add(offset >> KindEntry::SHIFT) }.class())
     }
 
     /// Whether the program has the object of `class` at `pointer`: not one inside it, not one that is free.
     pub fn is_allocated(&self, class: Class, pointer: *const u8) -> bool {
         let aligned = pointer.addr() % GRAIN == 0;
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.maps[class.index()].change(self.grains(pointer), ALLOCATED, ALLOCATED) }
+        aligned && unsafe { self.maps[class.index()].is(pointer.addr() / GRAIN, ALLOCATED) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program does not have it.
     pub fn disown(&self, class: Class, pointer: *const u8) -> bool {
         let aligned = pointer.addr() % GRAIN == 0;
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.maps[class.index()].change(self.grains(pointer), ALLOCATED, CACHED) }
+        aligned && unsafe { self.maps[class.index()].change(pointer.addr() / GRAIN, ALLOCATED, CACHED) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
     pub fn is_cached(&self, class: Class, pointer: *const u8) -> bool {
         // SAFETY: `class_at` found the address in the arena.
-        unsafe { self.maps[class.index()].change(self.grains(pointer), CACHED, CACHED) }
+        unsafe { self.maps[class.index()].is(pointer.addr() / GRAIN, CACHED) }
     }
 
     /// How far into an object of `class` an address of one of its slabs points.
@@ -166,77 +162,65 @@ impl<P: Platform> Objects<P> {
     pub fn allocate(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
         let object = match self.slots.pop(&self.platform, &hot.table, class) {
             Attempt::Done(object) => object,
-            Attempt::Exhausted => match self.full_sheaf(hot, class) {
-                Some(sheaf) => self.allocate_from(hot, class, sheaf)?,
-                None => self.allocate_directly(hot, class)?,
-            },
+            Attempt::Refused => self.refill(hot, class)?,
             Attempt::Busy => self.allocate_directly(hot, class)?,
         };
         // SAFETY: objects lie in the arena.
-        if !unsafe { self.maps[class.index()].change(self.grains(object), CACHED, ALLOCATED) } {
-            corrupt(object, class);
+        if !unsafe { self.maps[class.index()].change(object.addr() / GRAIN, CACHED, ALLOCATED) } {
+            corrupt(NonNull::new(object)?);
         }
         Some(object)
     }
 
-    /// Takes one object of a sheaf with objects, then leaves the sheaf in this CPU's slot.
-    fn allocate_from(&self, hot: &Hot, class: Class, sheaf: Sheaf) -> Option<*mut u8> {
-        // The caller's object first: whatever happens to the slot, this call has what it came for.
+    /// Moves a sheaf's worth of objects to this CPU's stack and answers one more.
+    fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+        let full = {
+            let mut cache = self.caches[class.index()].lock();
+            let full = cache.full.pop();
+            match full {
+                // The common way: all of it under one hold of the lock.
+                Some(mut sheaf) => {
+                    let object = sheaf.pop();
+                    self.unload(hot, class, &mut sheaf);
+                    cache.put_back(sheaf);
+                    return object;
+                }
+                None => cache.empty.pop(),
+            }
+        };
+        let Some(mut sheaf) = full.or_else(|| self.new_sheaf(hot, class)) else {
+            return self.allocate_directly(hot, class);
+        };
+        self.fill(hot, class, &mut sheaf);
+        // The caller's object first: whatever happens to the stack, this call has what it came for.
         let object = sheaf.pop();
-        self.settle(hot, class, sheaf);
+        self.unload(hot, class, &mut sheaf);
+        self.stow(class, sheaf);
         object
     }
 
-    /// Installs a sheaf in this CPU's slot; what was there becomes the spare, and what that displaces goes to the barn.
-    fn settle(&self, hot: &Hot, class: Class, sheaf: Sheaf) {
-        match self.slots.install(&self.platform, &hot.table, class, sheaf) {
-            Ok(None) => {}
-            Ok(old) => {
-                if let Some(displaced) = self.slots.exchange_spare(&self.platform, class, old) {
-                    self.stow(class, displaced);
-                }
-            }
-            Err(sheaf) => self.stow(class, sheaf),
+    /// Moves what is in a sheaf to this CPU's stack, if that can be had.
+    fn unload(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
+        let mut moved = self.slots.push_many(&self.platform, &hot.table, class, sheaf.objects());
+        if moved == Attempt::Refused {
+            // It was taken, or never used.
+            let _ = self.slots.activate(&self.platform, &hot.table, class);
+            moved = self.slots.push_many(&self.platform, &hot.table, class, sheaf.objects());
         }
-    }
-
-    /// A sheaf with at least one object: the spare, one from the barn, or one filled from slabs.
-    fn full_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
-        let spare = self.slots.exchange_spare(&self.platform, class, None);
-        if let Some(spare) = spare
-            && spare.count() > 0
-        {
-            return Some(spare);
+        if moved == Attempt::Done(()) {
+            sheaf.clear();
         }
-        let empty = {
-            let mut cache = self.caches[class.index()].lock();
-            if let Some(full) = cache.full.pop() {
-                if let Some(spare) = spare {
-                    cache.empty.push(spare);
-                }
-                return Some(full);
-            }
-            spare.or_else(|| cache.empty.pop())
-        };
-        let sheaf = empty.or_else(|| self.new_sheaf(hot, class))?;
-        self.fill(hot, class, sheaf);
-        if sheaf.count() == 0 {
-            self.stow(class, sheaf);
-            return None;
-        }
-        Some(sheaf)
     }
 
     /// Fills a sheaf from slabs, making new ones until it is at least half full.
-    fn fill(&self, hot: &Hot, class: Class, sheaf: Sheaf) {
-        let wanted = sheaf.capacity() as usize;
+    fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
         loop {
             let mut cache = self.caches[class.index()].lock();
-            let room = wanted - sheaf.count() as usize;
+            let room = sheaf.capacity() - sheaf.objects().len();
             // SAFETY: the lock is held.
             unsafe { cache.take(&self.slabs, room, |place| _ = sheaf.push(self.cached(class, place))) };
             drop(cache);
-            if sheaf.count() as usize * 2 >= wanted || !self.new_slab(hot, class) {
+            if sheaf.objects().len() * 2 >= sheaf.capacity() || !self.new_slab(hot, class) {
                 return;
             }
         }
@@ -248,7 +232,7 @@ impl<P: Platform> Objects<P> {
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
         let address = self.pages.address(pfn) + place.object as usize * class.size();
         // SAFETY: the object lies in the arena and is this thread's.
-        unsafe { self.maps[class.index()].set((address - self.pages.base()) / GRAIN, CACHED) };
+        unsafe { self.maps[class.index()].cache(address / GRAIN) };
         core::ptr::with_exposed_provenance_mut(address)
     }
 
@@ -307,49 +291,65 @@ impl<P: Platform> Objects<P> {
     }
 
     fn set_kind(&self, pfn: Pfn, order: Order, class: Class) {
-        let first = (self.pages.address(pfn) - self.pages.base()) >> 12;
-        let count = (order.pages() as usize * self.pages.page_size()) >> 12;
+        let first = (self.pages.address(pfn) - self.pages.base()) >> KindEntry::SHIFT;
+        let count = (order.pages() as usize * self.pages.page_size()) >> KindEntry::SHIFT;
         for entry in first..first + count {
             // SAFETY: the kind map has an entry for every mapped 4 KiB.
-            unsafe { (*self.kinds.add(entry)).store(class.0, Ordering::Relaxed) };
+            unsafe { &*self.kinds.add(entry) }.set(class);
         }
     }
 
-    /// Puts away an object that is marked as cached and in no sheaf.
+    /// Puts away an object that is marked as cached and in no stack.
     pub fn free(&self, hot: &Hot, class: Class, object: *mut u8) {
         match self.slots.push(&self.platform, &hot.table, class, object) {
-            Attempt::Done(()) => return,
-            Attempt::Busy => {
-                self.busy.fetch_add(1, Ordering::Relaxed);
-                return self.flush(class, &[object]);
-            }
-            Attempt::Exhausted => {}
-        }
-        match self.sheaf_with_room(hot, class) {
-            Some(sheaf) => {
-                sheaf.push(object);
-                self.settle(hot, class, sheaf);
-            }
-            None => self.flush(class, &[object]),
+            Attempt::Done(()) => {}
+            Attempt::Refused => self.spill(hot, class, object),
+            Attempt::Busy => self.free_directly(class, object),
         }
     }
 
-    /// A sheaf that is not full: the spare, an empty one from the barn, or a new one.
-    fn sheaf_with_room(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
-        let spare = self.slots.exchange_spare(&self.platform, class, None);
-        if let Some(spare) = spare {
-            if spare.count() < spare.capacity() {
-                return Some(spare);
+    /// Moves a sheaf's worth of objects from this CPU's stack to the barn, so that there is room for `object`.
+    fn spill(&self, hot: &Hot, class: Class, object: *mut u8) {
+        let empty = {
+            let mut cache = self.caches[class.index()].lock();
+            match cache.empty.pop() {
+                // The common way: all of it under one hold of the lock.
+                Some(mut sheaf) if cache.has_room(class) => {
+                    self.load(hot, class, &mut sheaf);
+                    cache.put_back(sheaf);
+                    None
+                }
+                other => Some(other),
             }
-            self.stow(class, spare);
+        };
+        if let Some(empty) = empty
+            && let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class))
+        {
+            self.load(hot, class, &mut sheaf);
+            self.stow(class, sheaf);
         }
-        let empty = self.caches[class.index()].lock().empty.pop();
-        empty.or_else(|| self.new_sheaf(hot, class))
+        if self.slots.push(&self.platform, &hot.table, class, object) != Attempt::Done(()) {
+            self.free_directly(class, object);
+        }
+    }
+
+    /// Fills an empty sheaf from this CPU's stack, if that can be had.
+    fn load(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
+        if !sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, class, cells) == Attempt::Done(())) {
+            // A stack that is not full has no room because it was taken, or never used: give it some.
+            let _ = self.slots.activate(&self.platform, &hot.table, class);
+        }
+    }
+
+    /// Puts an object into its slab without a stack.
+    fn free_directly(&self, class: Class, object: *mut u8) {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        self.flush(class, &[object]);
     }
 
     /// Gives a sheaf to the barn; where that has enough, its objects go to their slabs.
     fn stow(&self, class: Class, sheaf: Sheaf) {
-        let Err(sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
+        let Err(mut sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
         self.flush(class, sheaf.objects());
         sheaf.clear();
         let Err(sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
@@ -364,7 +364,7 @@ impl<P: Platform> Objects<P> {
                 let mut cache = self.caches[class.index()].lock();
                 for &object in batch {
                     // SAFETY: the objects are cached ones of this class, so in the arena.
-                    unsafe { self.maps[class.index()].set(self.grains(object), 0) };
+                    unsafe { self.maps[class.index()].clear(object.addr() / GRAIN) };
                     let place = self.place(class, object);
                     // SAFETY: the lock is held; the frame says that the slab is one of this class.
                     if !unsafe { cache.put(&self.slabs, place, &mut empties) } {
@@ -410,19 +410,20 @@ impl<P: Platform> Objects<P> {
     /// Gives the memory of an empty sheaf back.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
         let memory_class = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
-        self.flush(memory_class, &[sheaf.memory().as_ptr()]);
+        self.flush(memory_class, &[sheaf.into_memory().as_ptr()]);
     }
 
     /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
-    pub fn dissolve(&self, class: Class, sheaf: Sheaf) {
+    fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
         self.flush(class, sheaf.objects());
         sheaf.clear();
         self.drop_sheaf(class, sheaf);
     }
 
-    /// Takes every sheaf of the `wanted` classes from a CPU and dissolves it; `false` if the CPU was skipped.
+    /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; `false` if the CPU was
+    /// skipped.
     pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> bool {
-        self.slots.take(&self.platform, cpu, wanted, &mut |class, sheaf| self.dissolve(class, sheaf))
+        self.slots.take(&self.platform, cpu, wanted, |class, objects| self.flush(class, objects))
     }
 
     /// Dissolves sheaves of a class's barn: `all` of them, or those that nobody needed since the last time. Answers

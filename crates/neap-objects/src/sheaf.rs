@@ -1,23 +1,28 @@
-//! A sheaf: a small stack of free objects of one class, and a list of sheaves.
+//! A sheaf: a handful of free objects of one class on their way between a CPU's stack and a barn, and a list of sheaves.
 //!
-//! Sits between the slots of the CPUs, which push and pop, and the barns, which hold full and empty ones. A sheaf has one
-//! owner at a time (a slot, a barn, or a thread that just took it out of one); only the owner looks inside. The memory
-//! is an object of another size class: [`Sheaf::bytes`]. (SLUB's sheaves, Linux 6.18; Bonwick's magazines, 2001.)
+//! Sits between the slots of the CPUs, which take and give objects by the sheaf, and the barns, which hold full and empty
+//! ones. A sheaf has one owner at a time (a barn or a thread); only the owner looks inside. The memory is an object of
+//! another size class: [`Sheaf::bytes`]. (SLUB's sheaves, Linux 6.18; Bonwick's magazines, 2001.)
 
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicPtr, AtomicU32};
-use neap_os::rseq::Stack;
+use core::ptr::{NonNull, null_mut};
+
+/// What a sheaf begins with; its cells follow.
+#[repr(C)]
+struct Head {
+    next: *mut Head,
+    count: u32,
+    capacity: u32,
+}
 
 /// The right to look into one sheaf.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub struct Sheaf(NonNull<Stack>);
+pub struct Sheaf(NonNull<Head>);
 
 impl Sheaf {
     /// Bytes of a sheaf with `capacity` cells.
     pub const fn bytes(capacity: u32) -> usize {
-        size_of::<Stack>() + capacity as usize * size_of::<usize>()
+        size_of::<Head>() + capacity as usize * size_of::<usize>()
     }
 
     /// Makes an empty sheaf in memory of the caller's.
@@ -25,87 +30,85 @@ impl Sheaf {
     /// # Safety
     /// `memory` is [`Sheaf::bytes`] long, aligned to 8, and nobody else's.
     pub unsafe fn make(memory: NonNull<u8>, capacity: u32) -> Sheaf {
-        let stack = memory.cast::<Stack>();
-        let head = Stack { next: AtomicPtr::default(), count: AtomicU32::new(0), capacity: AtomicU32::new(capacity) };
+        let head = memory.cast::<Head>();
         // SAFETY: as the caller promises.
-        unsafe { stack.write(head) };
-        Sheaf(stack)
+        unsafe { head.write(Head { next: null_mut(), count: 0, capacity }) };
+        let sheaf = Sheaf(head);
+        // SAFETY: as the caller promises.
+        unsafe { sheaf.cells().write_bytes(0, capacity as usize) };
+        sheaf
     }
 
-    /// The sheaf behind a pointer that came out of a slot; `None` for null.
-    ///
-    /// # Safety
-    /// The caller has become the owner of what is behind a non-null `stack`.
-    pub unsafe fn from_slot(stack: *mut Stack) -> Option<Sheaf> {
-        NonNull::new(stack).map(Sheaf)
-    }
-
-    /// What a slot holds: gives ownership away.
-    pub fn into_slot(self) -> *mut Stack {
-        self.0.as_ptr()
-    }
-
-    /// The memory of the sheaf.
-    pub fn memory(self) -> NonNull<u8> {
+    /// The memory of a sheaf that is no more.
+    pub fn into_memory(self) -> NonNull<u8> {
         self.0.cast()
     }
 
-    fn head(&self) -> &Stack {
+    fn head(&self) -> &Head {
         // SAFETY: whoever has the value owns the sheaf, whose head is initialised.
         unsafe { self.0.as_ref() }
     }
 
-    /// Objects in the sheaf.
-    pub fn count(self) -> u32 {
-        self.head().count.load(Relaxed)
+    fn head_mut(&mut self) -> &mut Head {
+        // SAFETY: as above.
+        unsafe { self.0.as_mut() }
+    }
+
+    fn cells(&self) -> *mut *mut u8 {
+        // SAFETY: the cells follow the head.
+        unsafe { self.0.add(1).as_ptr().cast() }
     }
 
     /// Objects that fit.
-    pub fn capacity(self) -> u32 {
-        self.head().capacity.load(Relaxed)
-    }
-
-    fn cell(self, index: u32) -> *mut *mut u8 {
-        // SAFETY: callers stay below the capacity, and the cells follow the head.
-        unsafe { self.0.as_ptr().add(1).cast::<*mut u8>().add(index as usize) }
-    }
-
-    /// Puts an object on top; `false` if there is no room.
-    pub fn push(self, object: *mut u8) -> bool {
-        let count = self.count();
-        if count >= self.capacity() {
-            return false;
-        }
-        // SAFETY: below the capacity, and the caller owns the sheaf.
-        unsafe { self.cell(count).write(object) };
-        self.head().count.store(count + 1, Relaxed);
-        true
-    }
-
-    /// Takes the topmost object.
-    pub fn pop(self) -> Option<*mut u8> {
-        let count = self.count().checked_sub(1)?;
-        self.head().count.store(count, Relaxed);
-        // SAFETY: below the count, and the caller owns the sheaf.
-        Some(unsafe { self.cell(count).read() })
+    pub fn capacity(&self) -> usize {
+        self.head().capacity as usize
     }
 
     /// The objects, bottom first.
     pub fn objects(&self) -> &[*mut u8] {
         // SAFETY: the cells below the count are initialised, and the caller owns the sheaf.
-        unsafe { core::slice::from_raw_parts(self.cell(0), self.count() as usize) }
+        unsafe { core::slice::from_raw_parts(self.cells(), self.head().count as usize) }
+    }
+
+    /// Puts an object on top; `false` if there is no room.
+    pub fn push(&mut self, object: *mut u8) -> bool {
+        let count = self.head().count;
+        if count >= self.head().capacity {
+            return false;
+        }
+        // SAFETY: below the capacity, and the caller owns the sheaf.
+        unsafe { self.cells().add(count as usize).write(object) };
+        self.head_mut().count += 1;
+        true
+    }
+
+    /// Takes the topmost object.
+    pub fn pop(&mut self) -> Option<*mut u8> {
+        let object = *self.objects().last()?;
+        self.head_mut().count -= 1;
+        Some(object)
+    }
+
+    /// Lets `fill` write all cells of an empty sheaf, and keeps them if it says that it did.
+    pub fn fill(&mut self, fill: impl FnOnce(&mut [*mut u8]) -> bool) -> bool {
+        let capacity = self.head().capacity;
+        // SAFETY: the cells are the caller's; a sheaf is made with all of them initialised.
+        let cells = unsafe { core::slice::from_raw_parts_mut(self.cells(), capacity as usize) };
+        let filled = fill(cells);
+        self.head_mut().count = if filled { capacity } else { 0 };
+        filled
     }
 
     /// Forgets the objects: they are somewhere else now.
-    pub fn clear(self) {
-        self.head().count.store(0, Relaxed);
+    pub fn clear(&mut self) {
+        self.head_mut().count = 0;
     }
 }
 
 /// A list of sheaves, last in first out.
 #[derive(Debug)]
 pub struct SheafList {
-    head: *mut Stack,
+    head: *mut Head,
     length: u32,
     /// The shortest the list has been since the last [`SheafList::working_set`].
     shortest: u32,
@@ -117,7 +120,7 @@ unsafe impl Send for SheafList {}
 impl SheafList {
     /// An empty list.
     pub const fn new() -> SheafList {
-        SheafList { head: core::ptr::null_mut(), length: 0, shortest: 0 }
+        SheafList { head: null_mut(), length: 0, shortest: 0 }
     }
 
     /// Sheaves on the list.
@@ -126,17 +129,17 @@ impl SheafList {
     }
 
     /// Puts a sheaf on the list, which owns it from now on.
-    pub fn push(&mut self, sheaf: Sheaf) {
-        sheaf.head().next.store(self.head, Relaxed);
-        self.head = sheaf.into_slot();
+    pub fn push(&mut self, mut sheaf: Sheaf) {
+        sheaf.head_mut().next = self.head;
+        self.head = sheaf.0.as_ptr();
         self.length += 1;
     }
 
     /// Takes the sheaf that was put there last.
     pub fn pop(&mut self) -> Option<Sheaf> {
-        // SAFETY: the list owns its sheaves and gives this one away.
-        let sheaf = unsafe { Sheaf::from_slot(self.head) }?;
-        self.head = sheaf.head().next.load(Relaxed);
+        // The list owns its sheaves and gives this one away.
+        let sheaf = Sheaf(NonNull::new(self.head)?);
+        self.head = sheaf.head().next;
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
         Some(sheaf)
@@ -149,14 +152,16 @@ impl SheafList {
         idle
     }
 
-    /// Goes through the sheaves.
-    pub fn each(&self, mut each: impl FnMut(Sheaf)) {
-        let mut next = self.head;
-        // SAFETY: the list owns its sheaves, and is borrowed.
-        while let Some(sheaf) = unsafe { Sheaf::from_slot(next) } {
-            next = sheaf.head().next.load(Relaxed);
-            each(sheaf);
+    /// Objects in all sheaves of the list.
+    pub fn objects(&self) -> u64 {
+        let (mut objects, mut next) = (0, self.head);
+        while let Some(head) = NonNull::new(next) {
+            // SAFETY: the list owns its sheaves, and is borrowed.
+            let head = unsafe { head.as_ref() };
+            objects += u64::from(head.count);
+            next = head.next;
         }
+        objects
     }
 }
 
@@ -177,26 +182,46 @@ mod tests {
         (unsafe { Sheaf::make(NonNull::new(memory.as_mut_ptr().cast()).unwrap(), capacity) }, memory)
     }
 
+    fn objects(count: usize) -> Vec<*mut u8> {
+        (1..=count).map(|n| core::ptr::without_provenance_mut(n * 16)).collect()
+    }
+
     #[test]
     fn a_sheaf_is_a_bounded_stack() {
-        let (sheaf, _memory) = sheaf(3);
-        let objects: Vec<*mut u8> = (1..=3).map(|n| core::ptr::without_provenance_mut(n * 16)).collect();
+        let (mut sheaf, _memory) = sheaf(3);
+        let objects = objects(3);
         assert!(objects.iter().all(|&object| sheaf.push(object)) && !sheaf.push(objects[0]));
         assert_eq!(sheaf.objects(), objects);
-        assert_eq!((sheaf.pop(), sheaf.count()), (Some(objects[2]), 2));
+        assert_eq!((sheaf.pop(), sheaf.objects().len()), (Some(objects[2]), 2));
         sheaf.clear();
         assert_eq!(sheaf.pop(), None);
     }
 
     #[test]
+    fn a_filled_sheaf_keeps_its_cells_only_if_they_were_written() {
+        let (mut sheaf, _memory) = sheaf(3);
+        let objects = objects(3);
+        assert!(!sheaf.fill(|_| false) && sheaf.objects().is_empty());
+        assert!(sheaf.fill(|cells| {
+            cells.copy_from_slice(&objects);
+            true
+        }));
+        assert_eq!(sheaf.objects(), objects);
+    }
+
+    #[test]
     fn the_working_set_is_what_was_needed() {
-        let sheaves: Vec<_> = (0..4).map(|_| sheaf(1)).collect();
         let mut list = SheafList::new();
-        sheaves.iter().for_each(|(sheaf, _)| list.push(*sheaf));
+        let mut memories = Vec::new();
+        for _ in 0..4 {
+            let (sheaf, memory) = sheaf(1);
+            list.push(sheaf);
+            memories.push(memory);
+        }
         assert_eq!(list.working_set(), 0, "before now the list was empty once");
         assert_eq!(list.working_set(), 4, "nothing was needed");
         let two = [list.pop().unwrap(), list.pop().unwrap()];
         two.into_iter().for_each(|sheaf| list.push(sheaf));
-        assert_eq!((list.working_set(), list.length()), (2, 4));
+        assert_eq!((list.working_set(), list.length(), list.objects()), (2, 4, 0));
     }
 }

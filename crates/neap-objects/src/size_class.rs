@@ -33,16 +33,6 @@ impl Class {
         Class(OF_GRAINS[(size + GRAIN - 1) / GRAIN])
     }
 
-    /// The same without a check.
-    ///
-    /// # Safety
-    /// `size` is at most [`LARGEST`].
-    #[inline(always)]
-    pub unsafe fn of_size_unchecked(size: usize) -> Class {
-        // SAFETY: the table has an entry for every size up to LARGEST.
-        Class(unsafe { *OF_GRAINS.get_unchecked((size + GRAIN - 1) / GRAIN) })
-    }
-
     /// The smallest class whose objects hold `size` bytes and all lie on multiples of `align` (a power of two), if any.
     pub fn of_layout(size: usize, align: usize, page_size: usize) -> Option<Class> {
         if size > LARGEST || align > page_size {
@@ -77,9 +67,23 @@ impl Class {
         }
     }
 
-    /// Objects in a sheaf: at most 256, at most 32 KiB of them, at least 4.
-    pub fn sheaf_capacity(self) -> u32 {
-        ((32 << 10) / self.size()).clamp(4, 256) as u32
+    /// Objects that a CPU's stack holds: at most 1024, at most 64 KiB of them, at least 4. So a CPU keeps at most 128 KiB of
+    /// a class back from everybody else, until it rests for a tick.
+    pub const fn stack_capacity(self) -> u32 {
+        let fits = (64 << 10) / SIZES[self.0 as usize] as u32;
+        if fits > 1024 {
+            1024
+        } else if fits < 4 {
+            4
+        } else {
+            fits
+        }
+    }
+
+    /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or
+    /// emptied by a sheaf is half a sheaf away from the next one in either direction.
+    pub const fn sheaf_capacity(self) -> u32 {
+        self.stack_capacity() / 2
     }
 
     /// Full sheaves that a barn keeps between two ticks: 1 MiB of objects, at least 10 sheaves.
@@ -146,6 +150,17 @@ const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
     }
     table
 };
+
+/// The class of every size, rounded up to grains, times `factor`.
+pub(crate) const fn by_grains(factor: u16) -> [u16; LARGEST / GRAIN + 1] {
+    let mut table = [0; LARGEST / GRAIN + 1];
+    let mut grains = 0;
+    while grains < table.len() {
+        table[grains] = OF_GRAINS[grains] as u16 * factor;
+        grains += 1;
+    }
+    table
+}
 
 const _: () = assert!(SIZES[CLASSES - 1] as usize == LARGEST, "the last class is the largest");
 

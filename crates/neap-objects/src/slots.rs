@@ -1,37 +1,66 @@
-//! Slots: for every CPU and class, the sheaf that the CPU's threads push to and pop from.
+//! Slots: for every CPU and class, a stack of free objects that the CPU's threads push to and pop from.
 //!
-//! Sits between `malloc` and `free` and the class caches. Two kinds, one per CPU:
+//! Sits between `malloc` and `free` and the class caches. All stacks of a CPU lie in one *region* at fixed places; a table
+//! holds one pointer per CPU to its region, also for every CPU that the kernel could name and for the ids -1 and -2 of
+//! threads that are not registered. Two kinds, one per CPU:
 //!
-//! * **Rseq**: a row of pointers to sheaves, worked on by the restartable sequences of `neap_os::rseq`, with no lock and no
-//!   locked instruction. Ownership of a sheaf changes only by a locked exchange of the row's entry.
-//! * **Atomic**: a row under a [`CpuLock`], for machines without rseq or fences and for isolated CPUs.
+//! * **Rseq**: worked on by the restartable sequences of `neap_os::rseq`, with no lock and no locked instruction.
+//! * **Atomic**: the same stacks under the CPU's lock, for machines without rseq or fences and for isolated CPUs.
 //!
-//! How anybody takes a sheaf out of another CPU's Rseq row, and why nothing is lost:
-//! 1. exchange the entry for DUMMY, a stack without cells: every sequence that starts now fails its own check;
-//! 2. fence the CPU: a sequence that had read the old entry has been aborted, or had committed and is visible;
-//! 3. the old sheaf is the taker's alone; the entry becomes EMPTY, also without cells: the next operation goes the slow
-//!    way, installs a sheaf, and so nothing is stranded.
+//! How anybody takes what is in an Rseq CPU's stacks, and why nothing is lost:
+//! 1. replace the table's pointer by DUMMY, a region without room or objects: every sequence that starts now is refused;
+//! 2. fence the CPU: a sequence that had read the old pointer has been aborted, or had committed and is visible;
+//! 3. the old region is the taker's alone; stacks that are not wanted are copied to a spare region, and the table gets that;
+//! 4. what is wanted is dissolved while the CPU works on, and the old region, all zeroes again, is the next spare.
 //!
-//! If the fence fails, nothing is known, and the entry gets its old value back. That is safe because [`Slots::install`]
-//! refuses to replace DUMMY, so it is still there. Two takers: the second finds DUMMY and goes away.
+//! If the fence fails nothing is known, and the table gets its old pointer back. Takers exclude each other by a mutex: they
+//! share the spare region, and DUMMY in the table is always their own. A stack that was taken has no room, so the
+//! next operation on it goes the slow way, which is also what wakes maintenance: nothing is stranded.
 //!
 //! There is no owner's lock and so nobody to wait for. The exhaustive explorer in `tests/rseq_explorer` plays this with
 //! preemption, migration, signals and store buffers, and finds what breaks when a step is left out.
 
-use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
-use neap_os::rseq::{self, Outcome, ROW_LENGTH, Stack, Table};
-
-const _: () = assert!(CLASSES <= ROW_LENGTH, "a row has an entry for every class");
+use neap_os::rseq::{self, Outcome, Stack, Table};
 
 /// Aborts in a row after which an operation goes the shared way: a debugger that steps would abort for ever.
 const ATTEMPTS: u32 = 3;
 
-/// Tries at another CPU's row lock before it is skipped.
+/// Tries at another CPU's lock before it is skipped.
 const REMOTE_TRIES: u32 = 1000;
+
+/// Entries of the table below CPU 0: for the ids -1 and -2.
+const UNREGISTERED: usize = 2;
+
+/// Where the cells of each class begin in a region, in bytes; after the stacks of all classes.
+const CELLS: [usize; CLASSES] = layout().0;
+
+/// Bytes of a region.
+const REGION: usize = layout().1.next_multiple_of(4096);
+
+const fn layout() -> ([usize; CLASSES], usize) {
+    let mut cells = [0; CLASSES];
+    let mut next = (Class((CLASSES - 1) as u8).place() as usize) * size_of::<usize>() + size_of::<Stack>();
+    let mut class = 1;
+    while class < CLASSES {
+        cells[class] = next;
+        next += Class(class as u8).stack_capacity() as usize * size_of::<usize>();
+        class += 1;
+    }
+    (cells, next)
+}
+
+impl Class {
+    /// Where the class's stack lies in a region, in units of 8 bytes. Place 0 is the region's mark: whether it may be
+    /// written to.
+    #[inline(always)]
+    pub const fn place(self) -> u16 {
+        1 + (self.0 as u16).saturating_sub(1) * (size_of::<Stack>() / size_of::<usize>()) as u16
+    }
+}
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,127 +71,113 @@ pub enum Kind {
     Atomic,
 }
 
-/// What a push or a pop came to.
+/// What an operation came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attempt<T> {
     /// It happened.
     Done(T),
-    /// The sheaf is full or empty, or there is none: install another one.
-    Exhausted,
+    /// The stack is full, empty, or has no capacity.
+    Refused,
     /// The slot is not to be had now: take the shared path.
     Busy,
-}
-
-/// A row of the Atomic kind.
-type LockedRow = CpuLock<[*mut Stack; ROW_LENGTH]>;
-
-/// What a taker leaves in a row, and what it starts with: stacks without cells.
-#[repr(C, align(64))]
-struct Sentinels {
-    empty: Stack,
-    dummy: Stack,
 }
 
 /// The slots of all CPUs.
 #[derive(Debug)]
 pub struct Slots {
     cpus: usize,
-    /// One mapping: sentinels, Rseq rows, Atomic rows, spares.
+    /// CPUs that the kernel could name.
+    named: usize,
+    /// One mapping: the table, locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
     length: usize,
     offset: Option<u32>,
-    /// Serialises takers and fork; not needed for safety, but one fence at a time is enough.
-    takers: Mutex<()>,
+    /// The region that the next taker leaves behind, all zeroes.
+    spare: Mutex<usize>,
     skipped: AtomicU32,
     fences: AtomicU32,
 }
 
-/// Sheaves that were taken and not yet given back, by class.
-pub type Taken = [Option<Sheaf>; CLASSES];
-
 impl Slots {
-    const SENTINELS: usize = 4096;
-    const ROW: usize = 1 << rseq::ROW_SHIFT;
-
-    /// Maps and fills the rows. With `use_rseq` false every CPU gets the Atomic kind.
+    /// Maps the regions. With `use_rseq` false every CPU gets the Atomic kind.
     ///
     /// # Errors
     /// What the mapping answered.
     pub fn open<P: Platform>(platform: &P, use_rseq: bool) -> Result<Slots, Errno> {
-        let cpus = platform.cpus();
-        let length = Slots::SENTINELS + cpus * (2 * Slots::ROW + size_of::<LockedRow>());
+        let (cpus, named) = (platform.cpus(), platform.nameable_cpus().max(platform.cpus()));
+        let length = Slots::regions_at(cpus, named) + (cpus + 2) * REGION;
         let length = length.next_multiple_of(platform.page_size());
         let memory = platform.map(length)?;
         let slots = Slots {
             cpus,
+            named,
             memory,
             length,
             offset: platform.rseq_offset().filter(|_| use_rseq),
-            takers: Mutex::new(()),
+            spare: Mutex::new(memory + Slots::regions_at(cpus, named) + cpus * REGION),
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
-        // SAFETY: the mapping is fresh, nobody else's, and long enough for all three areas.
-        unsafe {
-            let none = || Stack { next: AtomicPtr::default(), count: AtomicU32::new(0), capacity: AtomicU32::new(0) };
-            at::<Sentinels>(memory).write(Sentinels { empty: none(), dummy: none() });
-            let (empty, dummy) = (slots.empty(), slots.dummy());
-            for cpu in 0..cpus {
-                let fill = if slots.kind(platform, cpu) == Kind::Rseq { empty } else { dummy };
-                let row = slots.rows().add(cpu * ROW_LENGTH);
-                (0..ROW_LENGTH).for_each(|class| row.add(class).write(AtomicPtr::new(fill)));
-                slots.locked_rows().add(cpu).write(CpuLock::new([empty; ROW_LENGTH]));
+        for cpu in 0..=cpus {
+            let region = slots.first_region() + cpu * REGION;
+            // SAFETY: the mapping is fresh, and nobody else's; the last of these is the spare, which has no lock.
+            unsafe {
+                at::<u64>(region).write(1);
+                Class::all().for_each(|class| clear(region, class));
+                if cpu < cpus {
+                    slots.locks().add(cpu).write(CpuLock::new(region));
+                }
             }
         }
+        (0..slots.named + UNREGISTERED)
+            .for_each(|entry| slots.entry(entry).store(at(slots.dummy()), Ordering::Relaxed));
+        slots.open_table(platform);
         Ok(slots)
     }
 
-    /// Unmaps the rows.
+    /// Unmaps the regions.
     ///
     /// # Safety
-    /// Nobody uses the slots any more, and no table points to the rows.
+    /// Nobody uses the slots any more, and no table points to them.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
         // SAFETY: as the caller promises.
         unsafe { platform.unmap(self.memory, self.length) };
     }
 
-    fn empty(&self) -> *mut Stack {
-        // SAFETY: the sentinels are initialised and never written again.
-        unsafe { (&raw const (*at::<Sentinels>(self.memory)).empty).cast_mut() }
+    const fn locks_at(named: usize) -> usize {
+        ((named + UNREGISTERED) * size_of::<usize>()).next_multiple_of(align_of::<CpuLock<usize>>())
     }
 
-    fn dummy(&self) -> *mut Stack {
-        // SAFETY: as above.
-        unsafe { (&raw const (*at::<Sentinels>(self.memory)).dummy).cast_mut() }
+    const fn regions_at(cpus: usize, named: usize) -> usize {
+        (Slots::locks_at(named) + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
     }
 
-    fn rows(&self) -> *mut AtomicPtr<Stack> {
-        at(self.memory + Slots::SENTINELS)
+    fn first_region(&self) -> usize {
+        self.memory + Slots::regions_at(self.cpus, self.named)
     }
 
-    fn locked_rows(&self) -> *mut LockedRow {
-        at(self.memory + Slots::SENTINELS + self.cpus * Slots::ROW)
+    /// The region that nobody writes to: zeroes, so no stack in it has objects or room.
+    fn dummy(&self) -> usize {
+        self.first_region() + (self.cpus + 1) * REGION
     }
 
-    fn entry(&self, cpu: usize, class: Class) -> &AtomicPtr<Stack> {
-        // SAFETY: CPU ids are below `cpus`, classes below the length of a row.
-        unsafe { &*self.rows().add(cpu.min(self.cpus - 1) * ROW_LENGTH + class.index()) }
+    fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
+        // SAFETY: the mapping begins with an entry for every CPU that could be named, and two more.
+        unsafe { &*at::<AtomicPtr<u8>>(self.memory).add(entry) }
     }
 
-    fn locked_row(&self, cpu: usize) -> &LockedRow {
-        // SAFETY: CPU ids are below `cpus`.
-        unsafe { &*self.locked_rows().add(cpu.min(self.cpus - 1)) }
+    /// The table's entry of a CPU.
+    fn pointer(&self, cpu: usize) -> &AtomicPtr<u8> {
+        self.entry(cpu.min(self.cpus - 1) + UNREGISTERED)
     }
 
-    fn spare(&self, cpu: usize, class: Class) -> &AtomicPtr<Stack> {
-        let spares = self.memory + Slots::SENTINELS + self.cpus * (Slots::ROW + size_of::<LockedRow>());
-        // SAFETY: as for `entry`; zeroes are null pointers.
-        unsafe { &*at::<AtomicPtr<Stack>>(spares).add(cpu.min(self.cpus - 1) * ROW_LENGTH + class.index()) }
+    fn locks(&self) -> *mut CpuLock<usize> {
+        at(self.memory + Slots::locks_at(self.named))
     }
 
-    /// The kind of a CPU's slots.
-    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
-        if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
+    fn lock(&self, cpu: usize) -> &CpuLock<usize> {
+        // SAFETY: there is a lock per CPU.
+        unsafe { &*self.locks().add(cpu.min(self.cpus - 1)) }
     }
 
     /// Whether any CPU may have Rseq slots.
@@ -170,222 +185,189 @@ impl Slots {
         self.offset.is_some()
     }
 
-    /// Fills in the table that the sequences start from, and opens it if any CPU has Rseq slots.
+    /// The kind of a CPU's slots.
+    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
+        if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
+    }
+
+    /// Tells the sequences where the table is.
     pub fn publish(&self, table: &Table) {
         let Some(offset) = self.offset else { return };
         table.offset.store(offset, Ordering::Relaxed);
-        table.rows.store(self.rows(), Ordering::Relaxed);
-        // Release: a thread that sees the table open sees the rows; on x86-64 the sequences' plain loads pair with it.
-        table.cpus.store(self.cpus as u32, Ordering::Release);
+        table.regions.store(core::ptr::from_ref(self.entry(UNREGISTERED)).cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Lets the CPUs with Rseq slots have their regions, at the start and again after fork.
+    pub fn open_table<P: Platform>(&self, platform: &P) {
+        for cpu in (0..self.cpus).filter(|&cpu| self.kind(platform, cpu) == Kind::Rseq) {
+            // SAFETY: at the start and after fork nobody else is here.
+            let region = unsafe { self.lock(cpu).peek() };
+            self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
+        }
     }
 
     /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts.
     ///
     /// # Errors
     /// The fence failed: sequences may still commit.
-    pub fn unpublish<P: Platform>(&self, platform: &P, table: &Table) -> Result<(), Errno> {
+    pub fn close_table<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
         if self.offset.is_none() {
             return Ok(());
         }
-        table.cpus.store(0, Ordering::SeqCst); // Pairs with the fence: a sequence that starts after it sees the 0.
+        for cpu in 0..self.cpus {
+            // SeqCst: pairs with the fence, after which every sequence has seen DUMMY or is over.
+            self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
+        }
         self.fences.fetch_add(1, Ordering::Relaxed);
         platform.fence_all()
     }
 
-    /// Takes an object from this CPU's sheaf of `class`.
-    pub fn pop<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<*mut u8> {
+    /// Runs an operation in this CPU's way: `sequence` on Rseq slots, `locked` on the stack of an Atomic CPU.
+    fn attempt<P: Platform, T>(
+        &self,
+        platform: &P,
+        class: Class,
+        mut sequence: impl FnMut(usize) -> (T, Outcome),
+        locked: impl FnOnce(&mut LockedStack) -> Option<T>,
+    ) -> Attempt<T> {
         let cpu = platform.cpu();
         if self.kind(platform, cpu) == Kind::Atomic {
-            let Some(row) = self.locked_row(cpu).try_lock() else { return Attempt::Busy };
-            // SAFETY: what is in a locked row belongs to who holds the lock; EMPTY has no objects.
-            let sheaf = unsafe { Sheaf::from_slot(row[class.index()]) };
-            return sheaf.and_then(Sheaf::pop).map_or(Attempt::Exhausted, Attempt::Done);
+            let Some(region) = self.lock(cpu).try_lock() else { return Attempt::Busy };
+            return locked(&mut LockedStack(stack(*region, class))).map_or(Attempt::Refused, Attempt::Done);
         }
         for _ in 0..ATTEMPTS {
-            // SAFETY: the table was published over these rows.
-            match unsafe { rseq::pop(table, class.index()) } {
-                (object, Outcome::Committed) => return Attempt::Done(object),
-                (_, Outcome::Refused) => return Attempt::Exhausted,
+            match sequence(usize::from(class.place())) {
+                (value, Outcome::Committed) => return Attempt::Done(value),
+                (_, Outcome::Refused) => return Attempt::Refused,
                 (_, Outcome::Aborted) => {}
             }
         }
         Attempt::Busy
     }
 
-    /// Puts an object on this CPU's sheaf of `class`.
-    pub fn push<P: Platform>(&self, platform: &P, table: &Table, class: Class, object: *mut u8) -> Attempt<()> {
-        let cpu = platform.cpu();
-        if self.kind(platform, cpu) == Kind::Atomic {
-            let Some(row) = self.locked_row(cpu).try_lock() else { return Attempt::Busy };
-            // SAFETY: as in `pop`; EMPTY has no room.
-            let pushed = unsafe { Sheaf::from_slot(row[class.index()]) }.is_some_and(|sheaf| sheaf.push(object));
-            return if pushed { Attempt::Done(()) } else { Attempt::Exhausted };
-        }
-        for _ in 0..ATTEMPTS {
-            // SAFETY: the table was published over these rows.
-            match unsafe { rseq::push(table, class.index(), object) } {
-                Outcome::Committed => return Attempt::Done(()),
-                Outcome::Refused => return Attempt::Exhausted,
-                Outcome::Aborted => {}
-            }
-        }
-        Attempt::Busy
+    /// Takes an object from this CPU's stack of `class`.
+    pub fn pop<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<*mut u8> {
+        let sequence = |place| {
+            // SAFETY: the table was published over these regions.
+            let object = unsafe { rseq::pop(table, place) };
+            // An aborted pop looks like a refused one; the refill that follows finds out.
+            (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })
+        };
+        self.attempt(platform, class, sequence, LockedStack::pop)
     }
 
-    /// Installs `new` in this CPU's slot of `class` and answers what was there, which the caller owns now; or gives `new`
-    /// back where the slot is not to be had.
-    ///
-    /// # Errors
-    /// `new`, when the thread was moved or interrupted, or somebody is taking this very sheaf.
-    pub fn install<P: Platform>(
+    /// Puts an object on this CPU's stack of `class`.
+    pub fn push<P: Platform>(&self, platform: &P, table: &Table, class: Class, object: *mut u8) -> Attempt<()> {
+        self.push_many(platform, table, class, &[object])
+    }
+
+    /// Puts all of `objects` on this CPU's stack of `class`, or none.
+    pub fn push_many<P: Platform>(
         &self,
         platform: &P,
         table: &Table,
         class: Class,
-        new: Sheaf,
-    ) -> Result<Option<Sheaf>, Sheaf> {
-        let cpu = platform.cpu();
-        if self.kind(platform, cpu) == Kind::Atomic {
-            let Some(mut row) = self.locked_row(cpu).try_lock() else { return Err(new) };
-            let old = core::mem::replace(&mut row[class.index()], new.into_slot());
-            return Ok(self.owned(old));
-        }
-        for _ in 0..ATTEMPTS {
-            // Acquire pairs with the Release in `take` that leaves EMPTY; a sheaf's contents come with the exchange below.
-            let expected = self.entry(platform.cpu(), class).load(Ordering::Acquire);
-            if expected == self.dummy() {
-                return Err(new);
-            }
-            // SAFETY: the table was published over these rows; the caller owns `new`.
-            match unsafe { rseq::exchange(table, class.index(), expected, new.into_slot()) } {
-                Outcome::Committed => return Ok(self.owned(expected)),
-                Outcome::Refused | Outcome::Aborted => {}
-            }
-        }
-        Err(new)
+        objects: &[*mut u8],
+    ) -> Attempt<()> {
+        // SAFETY: as above.
+        let sequence = |place| ((), unsafe { rseq::push_many(table, place, objects) });
+        self.attempt(platform, class, sequence, |stack| stack.push_many(objects))
     }
 
-    /// The sheaf behind what was in a row; none behind EMPTY.
-    fn owned(&self, old: *mut Stack) -> Option<Sheaf> {
-        // SAFETY: the caller has just taken it out of a row.
-        if old == self.empty() { None } else { unsafe { Sheaf::from_slot(old) } }
+    /// Fills `objects` from the top of this CPU's stack of `class`, or leaves everything as it is.
+    pub fn pop_many<P: Platform>(
+        &self,
+        platform: &P,
+        table: &Table,
+        class: Class,
+        objects: &mut [*mut u8],
+    ) -> Attempt<()> {
+        // Both closures write to it, but only one of them runs.
+        let objects = core::cell::RefCell::new(objects);
+        // SAFETY: as above.
+        let sequence = |place| ((), unsafe { rseq::pop_many(table, place, &mut objects.borrow_mut()) });
+        self.attempt(platform, class, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
-    /// Exchanges the spare sheaf of this CPU: a second one, so that a program which goes up and down around the edge of a
-    /// sheaf stays off the class cache's lock. Whoever exchanges it owns it.
-    pub fn exchange_spare<P: Platform>(&self, platform: &P, class: Class, new: Option<Sheaf>) -> Option<Sheaf> {
-        self.exchange_spare_of(platform.cpu(), class, new)
+    /// Gives this CPU's stack of `class` its room, which it has not had yet or not since it was taken.
+    pub fn activate<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<()> {
+        let capacity = class.stack_capacity();
+        // SAFETY: as above; every region has that many cells there.
+        let sequence = |place| ((), unsafe { rseq::set_capacity(table, place, capacity) });
+        self.attempt(platform, class, sequence, |stack| {
+            let bottom = stack.0.bottom.load(Ordering::Relaxed);
+            stack.0.end.store(bottom.wrapping_add(capacity as usize), Ordering::Relaxed);
+            Some(())
+        })
     }
 
-    fn exchange_spare_of(&self, cpu: usize, class: Class, new: Option<Sheaf>) -> Option<Sheaf> {
-        let spare = self.spare(cpu, class);
-        if new.is_none() && spare.load(Ordering::Relaxed).is_null() {
-            return None;
-        }
-        // AcqRel: hands what is inside the new sheaf on, and receives the old one's; pairs with itself.
-        let old = spare.swap(new.map_or(core::ptr::null_mut(), Sheaf::into_slot), Ordering::AcqRel);
-        // SAFETY: the exchange made the caller its owner.
-        unsafe { Sheaf::from_slot(old) }
-    }
-
-    /// Takes the sheaves of the `wanted` classes from `cpu`, from any thread, with at most one fence, and hands them
-    /// over by class. `false` if the CPU was skipped: nothing has changed then.
+    /// Takes the objects of the `wanted` classes from `cpu`, from any thread, with at most one fence, and hands them over
+    /// by class. `false` if the CPU was skipped: nothing has changed then.
     pub fn take<P: Platform>(
         &self,
         platform: &P,
         cpu: usize,
         wanted: impl Fn(Class) -> bool,
-        each: &mut dyn FnMut(Class, Sheaf),
+        mut each: impl FnMut(Class, &[*mut u8]),
     ) -> bool {
-        let _one_at_a_time = self.takers.lock();
-        let done = if self.kind(platform, cpu) == Kind::Atomic {
-            self.take_locked(cpu, &wanted, each)
-        } else {
-            self.take_fenced(platform, cpu, &wanted, each)
-        };
-        if !done {
-            self.skipped.fetch_add(1, Ordering::Relaxed);
-            return false;
-        }
-        for class in Class::all().filter(|&class| wanted(class)) {
-            if let Some(spare) = self.exchange_spare_of(cpu, class, None) {
-                each(class, spare);
-            }
-        }
-        true
-    }
-
-    fn take_locked(&self, cpu: usize, wanted: &impl Fn(Class) -> bool, each: &mut dyn FnMut(Class, Sheaf)) -> bool {
-        let mut taken: Taken = [None; CLASSES];
-        {
-            // Only detach under the lock: what is done with the sheaves comes after.
-            let Some(mut row) = self.locked_row(cpu).lock_bounded(REMOTE_TRIES) else { return false };
-            for class in Class::all().filter(|&class| wanted(class)) {
-                taken[class.index()] = self.owned(core::mem::replace(&mut row[class.index()], self.empty()));
-            }
-        }
-        hand_over(&taken, each);
-        true
-    }
-
-    fn take_fenced<P: Platform>(
-        &self,
-        platform: &P,
-        cpu: usize,
-        wanted: &impl Fn(Class) -> bool,
-        each: &mut dyn FnMut(Class, Sheaf),
-    ) -> bool {
-        let mut taken: Taken = [None; CLASSES];
-        let mut any = false;
-        for class in Class::all().filter(|&class| wanted(class)) {
-            let entry = self.entry(cpu, class);
-            // Nothing to take: no exchange, and perhaps no fence.
-            let seen = entry.load(Ordering::Relaxed);
-            if seen == self.empty() || seen == self.dummy() {
-                continue;
-            }
+        let mut spare = self.spare.lock();
+        // For an Atomic CPU this is the lock that its owner takes; for an Rseq one it says which region is whose.
+        let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
+        if self.kind(platform, cpu) == Kind::Rseq {
+            let pointer = self.pointer(cpu);
             // SeqCst: before the fence in every order; pairs with the loads of the sequences, by way of the fence.
-            let old = entry.swap(self.dummy(), Ordering::SeqCst);
-            if old == self.empty() {
-                entry.store(old, Ordering::Release); // Pairs with the Acquire in `install`.
-                continue;
+            pointer.store(at(self.dummy()), Ordering::SeqCst);
+            self.fences.fetch_add(1, Ordering::Relaxed);
+            if platform.fence(cpu).is_err() {
+                // Not acquired. Nobody else replaces DUMMY: the mutex is held.
+                pointer.store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
+                return self.skip();
             }
-            taken[class.index()] = self.owned(old);
-            any = true;
+            keep(*region, *spare, &wanted);
+            pointer.store(at(*spare), Ordering::Release); // As above: who sees the region sees what was kept.
+        } else {
+            keep(*region, *spare, &wanted);
         }
-        if !any {
-            return true;
-        }
-        self.fences.fetch_add(1, Ordering::Relaxed);
-        let fenced = platform.fence(cpu).is_ok();
+        let old = core::mem::replace(&mut *region, *spare);
+        drop(region);
         for class in Class::all() {
-            if let Some(sheaf) = taken[class.index()] {
-                // A failed fence means not acquired: put back what was there. It still is DUMMY, see `install`.
-                let left = if fenced { self.empty() } else { sheaf.into_slot() };
-                self.entry(cpu, class).store(left, Ordering::Release); // Pairs with the Acquire in `install`.
+            let objects = objects(stack(old, class));
+            if wanted(class) && !objects.is_empty() {
+                each(class, objects);
             }
+            clear(old, class);
         }
-        if fenced {
-            hand_over(&taken, each);
-        }
-        fenced
+        *spare = old;
+        true
     }
 
-    /// What is in a slot right now: which sheaf and how many objects. Only good for comparing with itself later, and for
-    /// statistics: the owner goes on working.
+    fn skip(&self) -> bool {
+        self.skipped.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    /// What a stack looks like right now: only good for comparing with itself later, and for statistics, because the owner
+    /// goes on working.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
-        let stack = if self.kind(platform, cpu) == Kind::Atomic {
-            self.locked_row(cpu).try_lock().map_or(core::ptr::null_mut(), |row| row[class.index()])
+        let region = if self.kind(platform, cpu) == Kind::Atomic {
+            self.lock(cpu).try_lock().map_or(self.dummy(), |region| *region)
         } else {
-            self.entry(cpu, class).load(Ordering::Acquire) // Pairs with the Release in `take`.
+            self.pointer(cpu).load(Ordering::Acquire).addr() // Pairs with the Release in `take`.
         };
-        let spare = self.spare(cpu, class).load(Ordering::Relaxed);
-        // SAFETY: sheaves are objects of slabs; memory of the arena stays mapped (at worst it reads as zeroes), so a stale
-        // pointer gives a stale number.
-        let count =
-            |stack: *mut Stack| if stack.is_null() { 0 } else { unsafe { (*stack).count.load(Ordering::Relaxed) } };
-        let main = if stack == self.empty() || stack == self.dummy() { core::ptr::null_mut() } else { stack };
-        Peek { sheaf: main.addr(), main: count(main), has_spare: !spare.is_null(), spare: count(spare) }
+        let stack = stack(region, class);
+        let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
+        let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
+        let top = if count == 0 { bottom } else { head.wrapping_sub(1) };
+        Peek {
+            count: (count as u32).min(class.stack_capacity()),
+            active: stack.end.load(Ordering::Relaxed) != bottom,
+            // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
+            top: if bottom.is_null() {
+                0
+            } else {
+                unsafe { (*top.cast::<AtomicPtr<u8>>()).load(Ordering::Relaxed) }.addr()
+            },
+        }
     }
 
     /// CPUs there are slots for.
@@ -399,32 +381,79 @@ impl Slots {
     }
 }
 
-/// A glance at a slot.
+/// A glance at a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Peek {
-    /// Which sheaf: an address, 0 for none.
-    pub sheaf: usize,
     /// Objects in it.
-    pub main: u32,
-    /// Whether there is a spare sheaf.
-    pub has_spare: bool,
-    /// Objects in the spare.
-    pub spare: u32,
+    pub count: u32,
+    /// Whether it has room for any.
+    pub active: bool,
+    /// The topmost object's address, to tell a stack that rests from one that went up and down.
+    pub top: usize,
 }
 
-impl Peek {
-    /// Whether the slot holds any sheaf.
-    pub fn holds_any(&self) -> bool {
-        self.sheaf != 0 || self.has_spare
+/// A stack of an Atomic CPU whose lock is held.
+struct LockedStack(&'static Stack);
+
+impl LockedStack {
+    fn pop(&mut self) -> Option<*mut u8> {
+        let mut one = [core::ptr::null_mut()];
+        self.pop_many(&mut one).map(|()| one[0])
     }
-}
 
-fn hand_over(taken: &Taken, each: &mut dyn FnMut(Class, Sheaf)) {
-    for class in Class::all() {
-        if let Some(sheaf) = taken[class.index()] {
-            each(class, sheaf);
+    fn pop_many(&mut self, to: &mut [*mut u8]) -> Option<()> {
+        let objects = objects(self.0);
+        let rest = objects.len().checked_sub(to.len())?;
+        to.copy_from_slice(&objects[rest..]);
+        self.0.head.store(self.0.bottom.load(Ordering::Relaxed).wrapping_add(rest), Ordering::Relaxed);
+        Some(())
+    }
+
+    fn push_many(&mut self, from: &[*mut u8]) -> Option<()> {
+        let (head, end) = (self.0.head.load(Ordering::Relaxed), self.0.end.load(Ordering::Relaxed));
+        if (end.addr() - head.addr()) / size_of::<usize>() < from.len() {
+            return None;
         }
+        // SAFETY: there is room between head and end, and the lock is held.
+        unsafe { head.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        self.0.head.store(head.wrapping_add(from.len()), Ordering::Relaxed);
+        Some(())
     }
+}
+
+/// The objects of a stack that the caller has alone.
+fn objects(stack: &Stack) -> &[*mut u8] {
+    let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
+    // SAFETY: the cells from bottom to head are objects.
+    unsafe { core::slice::from_raw_parts(bottom, (head.addr() - bottom.addr()) / size_of::<usize>()) }
+}
+
+/// Makes a stack of a region that the caller has alone empty and without room.
+fn clear(region: usize, class: Class) {
+    let (stack, cells) = (stack(region, class), at(region + CELLS[class.index()]));
+    stack.head.store(cells, Ordering::Relaxed);
+    stack.bottom.store(cells, Ordering::Relaxed);
+    stack.end.store(cells, Ordering::Relaxed);
+}
+
+/// Copies the stacks that are not wanted to a region whose stacks are empty; both are the caller's alone.
+fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
+    for class in Class::all().filter(|&class| !wanted(class)) {
+        let (from, to) = (stack(from, class), stack(to, class));
+        let (old, new) = (from.bottom.load(Ordering::Relaxed), to.bottom.load(Ordering::Relaxed));
+        // SAFETY: every region has the same cells.
+        unsafe { new.copy_from_nonoverlapping(old, objects(from).len()) };
+        // As far from the new bottom as it was from the old one.
+        let moved = |pointer: *mut *mut u8| new.wrapping_byte_add(pointer.addr() - old.addr());
+        to.head.store(moved(from.head.load(Ordering::Relaxed)), Ordering::Relaxed);
+        to.end.store(moved(from.end.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+}
+
+fn stack(region: usize, class: Class) -> &'static Stack {
+    // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
+    // is longer than that of the slots; no function here lets it out.
+    unsafe { &*at::<Stack>(region + usize::from(class.place()) * size_of::<usize>()) }
 }
 
 fn at<T>(address: usize) -> *mut T {

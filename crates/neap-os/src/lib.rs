@@ -14,6 +14,7 @@ pub mod cpuset;
 pub mod environment;
 pub mod fence;
 pub mod futex;
+pub mod memfd;
 pub mod memory;
 pub mod rseq;
 mod syscall;

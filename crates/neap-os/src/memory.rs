@@ -169,7 +169,9 @@ pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Er
 /// # Safety
 /// Both ranges are the caller's, lie in mappings of [`map_at`], do not overlap, and nobody uses what is behind `to`.
 pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Errno> {
-    let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+    // Not all builds of rustix have a name for it.
+    let leave_mapped = MremapFlags::from_bits_retain(linux_raw_sys::general::MREMAP_DONTUNMAP);
+    let flags = MremapFlags::MAYMOVE | leave_mapped;
     // SAFETY: as the caller promises.
     unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
 }

@@ -1,20 +1,24 @@
-//! Restartable sequences: three operations on a table of per-CPU stacks, without a lock and without a locked instruction.
+//! Restartable sequences: operations on per-CPU stacks of pointers, without a lock and without a locked instruction.
 //!
 //! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects`. A
-//! sequence reads the CPU id, follows pointers, and commits by its last instruction, one store; if the thread is
-//! preempted, migrated or signalled before that, the kernel sends it to the abort exit and nothing has happened.
+//! sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
+//! instruction, one store; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
+//! abort exit and nothing has happened.
 //!
 //! ```text
-//! Table { cpus, rows } -> row of this CPU (1 KiB) -> stack { next, count, capacity, cells[] }
+//! Table { offset, regions } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
+//!                                                                      ^ at a multiple of 8 bytes, the stack's place
 //! ```
 //!
 //! Rules kept here (the measurements and the forms that broke are told in ARCHITECTURE.md, "Rseq slots"):
 //! * the first instruction of a sequence directly follows the store to `rseq_cs`: a signal in a gap would disarm it;
-//! * nothing is written through the stack pointer before every check has passed, and the commit is the last instruction;
-//! * the count is loaded and stored through the same plain `base + 8` address: an indexed load of it costs 5 ns;
+//! * nothing that counts is written before every check has passed, and the commit is the last instruction;
+//! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
+//!   16 cycles, with `[base]` for 6 (the processor forwards a store to a load before it knows their addresses);
 //! * no call, no system call and no use of the machine stack inside;
-//! * `cpu_id` is read, never `cpu_id_start`; neither is written. An unregistered thread has the id -1 or -2, which no
-//!   table is long enough for: the same compare that closes a table sends it to the shared path.
+//! * `cpu_id` is read, never `cpu_id_start`; neither is written. An unregistered thread has the id -1 or -2: the table has
+//!   entries there, too, which lead to a region whose stacks have no room and no objects. So has a table that is closed,
+//!   everywhere. No compare is needed for either.
 //!
 //! Takes no lock, never retries: one attempt, one answer. Signal-safe. A child of `vfork` shares its parent's thread
 //! area and must not call these.
@@ -24,40 +28,32 @@
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Bytes from one CPU's row to the next, as a power of two: 128 pointers.
-pub const ROW_SHIFT: usize = 10;
-
-/// Pointers in one row.
-pub const ROW_LENGTH: usize = (1 << ROW_SHIFT) / size_of::<usize>();
-
-/// The head of a stack of pointers; its cells follow directly in memory.
-#[repr(C, align(8))]
+/// A stack in a region; its cells, pointers, lie somewhere in the same region.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Stack {
-    /// For whoever owns the stack while it is in no row (a list of stacks).
-    pub next: AtomicPtr<Stack>,
-    /// Cells in use. In a row: written by sequences of that row's CPU alone.
-    pub count: AtomicU32,
-    /// Cells there are. Never changes while the stack is in a row.
-    pub capacity: AtomicU32,
+    /// The cell above the topmost object.
+    pub head: AtomicPtr<*mut u8>,
+    /// The lowest cell. Never changes while the region is in a table.
+    pub bottom: AtomicPtr<*mut u8>,
+    /// The cell above the highest; the same as `bottom`, or null, sends every operation to the caller's slow path.
+    pub end: AtomicPtr<*mut u8>,
 }
 
-/// What the sequences start from. `cpus` = 0 closes the table: every operation fails until it is opened again.
+/// What the sequences start from.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Table {
-    /// Rows there are; 0 closes the table.
-    pub cpus: AtomicU32,
     /// Where the thread's rseq area lies from its thread pointer.
     pub offset: AtomicU32,
-    /// The rows: one per CPU, each [`ROW_LENGTH`] pointers to stacks, none of them null.
-    pub rows: AtomicPtr<AtomicPtr<Stack>>,
+    /// One pointer per CPU that the kernel may name, to its region; two more below, for -1 and -2.
+    pub regions: AtomicPtr<AtomicPtr<u8>>,
 }
 
 impl Table {
-    /// A closed table without rows.
-    pub const fn closed() -> Table {
-        Table { cpus: AtomicU32::new(0), offset: AtomicU32::new(0), rows: AtomicPtr::new(core::ptr::null_mut()) }
+    /// A table that no sequence may start from yet.
+    pub const fn unopened() -> Table {
+        Table { offset: AtomicU32::new(0), regions: AtomicPtr::new(core::ptr::null_mut()) }
     }
 }
 
@@ -66,7 +62,7 @@ impl Table {
 pub enum Outcome {
     /// It happened.
     Committed,
-    /// The stack was empty (pop) or full (push), the entry was not the expected one (exchange), or the table is closed.
+    /// The stack has too few objects (pop) or too little room (push).
     Refused,
     /// The thread was interrupted; nothing happened.
     Aborted,
@@ -99,9 +95,17 @@ pub fn registered_offset() -> Option<usize> {
     (offset != 0 && offset < 1 << 31).then_some(offset)
 }
 
+/// Whether the kernel knows the call that registers a thread, and a sandbox lets it through.
+pub fn may_register() -> bool {
+    let number = linux_raw_sys::general::__NR_rseq as usize;
+    // SAFETY: nothing is registered at address 0 with length 0; the kernel only looks at the arguments and refuses.
+    let answer = unsafe { crate::syscall::syscall5(number, 0, 0, 0, 0, 0) };
+    matches!(answer, Err(crate::Errno::INVAL | crate::Errno::BUSY | crate::Errno::FAULT))
+}
+
 /// The CPU this thread is on; `None` for a thread that is not registered.
 pub fn current_cpu() -> Option<usize> {
-    registered_offset().and_then(|offset| cpu_at(offset))
+    registered_offset().and_then(cpu_at)
 }
 
 /// The same where [`registered_offset`] is known already.
@@ -115,130 +119,185 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
     (cpu < u32::MAX - 15).then_some(cpu as usize)
 }
 
-impl Table {
-    /// The CPU this thread is on where the table has a row for it and is open.
-    #[inline]
-    pub fn current_row(&self) -> Option<usize> {
-        let cpus = self.cpus.load(Ordering::Relaxed) as usize;
-        if cpus == 0 {
-            return None;
-        }
-        cpu_at(self.offset.load(Ordering::Relaxed) as usize).filter(|&cpu| cpu < cpus)
-    }
-}
-
-/// The descriptor that the kernel reads, the abort exit with its signature, both out of the way of the hot code.
+/// The descriptor that the kernel reads, the abort exit with its signature, both out of the way of the hot code, and the
+/// way from the CPU id to the region, whose address is in `t` when `body` starts.
 macro_rules! sequence {
-    ($($body:literal),* ; abort: $($abort:literal),*) => {
+    ($($body:literal),* ; abort: $abort:literal) => {
         concat!(
             ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
             "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
             "lea {t}, [rip + 20b]\n",
             "mov qword ptr fs:[{offset} + 8], {t}\n",
             "21:\n",
-            "mov {t:e}, dword ptr fs:[{offset} + 4]\n",
-            "cmp {t:e}, dword ptr [{table}]\n",
-            "jae 23f\n",
-            "shl {t}, 10\n",
-            "add {t}, qword ptr [{table} + 8]\n",
+            "movsxd {t}, dword ptr fs:[{offset} + 4]\n",
+            "mov {t}, qword ptr [{regions} + {t} * 8]\n",
             $($body, "\n",)*
             ".pushsection __rseq_failure, \"ax\", @progbits\n",
             ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
-            "24:\n", $($abort, "\n",)* "jmp 23f\n.popsection\n",
+            "24:\n", $abort, "\njmp 23f\n.popsection\n",
             "23:\n",
         )
     };
 }
 
-/// Takes the topmost pointer of this CPU's stack in column `column`. The pointer is null
-/// unless the outcome is `Committed`.
+/// Takes the topmost pointer of this CPU's stack at `place` (in units of 8 bytes from the start of a region); null if that
+/// was refused or aborted.
 ///
 /// # Safety
-/// `table` is closed, or its rows and the stacks they point to are laid out as described at the top, stay mapped, and
-/// `offset` is [`registered_offset`].
+/// `offset` is [`registered_offset`], `regions` is as described there, with stacks at `place`, and stays mapped.
 #[inline(always)]
-pub unsafe fn pop(table: &Table, column: usize) -> (*mut u8, Outcome) {
+pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     let value: *mut u8;
-    // SAFETY: as the caller promises; the only store is the commit, into the count of a stack in this CPU's row.
+    // SAFETY: as the caller promises; the only store is the commit, into the head of a stack of this CPU.
     unsafe {
         asm!(
             "xor {value:e}, {value:e}",
             sequence!(
-                "mov {t}, qword ptr [{t} + {column} * 8]",
-                "mov {count:e}, dword ptr [{t} + 8]",
-                "dec {count:e}",
-                "cmp {count:e}, dword ptr [{t} + 12]",
-                "jae 23f",
-                "mov {value}, qword ptr [{t} + 16 + {count} * 8]",
-                "mov dword ptr [{t} + 8], {count:e}",
+                "lea {t}, [{t} + {place} * 8]",
+                "mov {head}, qword ptr [{t}]",
+                "cmp {head}, qword ptr [{t} + 8]",
+                "je 23f",
+                "mov {value}, qword ptr [{head} - 8]",
+                "sub {head}, 8",
+                "mov qword ptr [{t}], {head}",
                 "22:";
-                abort: "mov {value}, -1"
+                abort: "xor {value:e}, {value:e}"
             ),
-            table = in(reg) table, offset = in(reg) table.offset.load(Ordering::Relaxed) as usize, column = in(reg) column,
-            t = out(reg) _, count = out(reg) _, value = out(reg) value,
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            t = out(reg) _, head = out(reg) _, value = out(reg) value,
             options(nostack),
         );
     }
-    match value.addr() {
-        0 => (value, Outcome::Refused),
-        usize::MAX => (core::ptr::null_mut(), Outcome::Aborted),
-        _ => (value, Outcome::Committed),
-    }
+    value
 }
 
-/// Puts `value` (neither null nor all ones) on this CPU's stack in column `column`.
+/// Puts `value` (not null) on this CPU's stack at `place`.
 ///
 /// # Safety
 /// As for [`pop`].
 #[inline(always)]
-pub unsafe fn push(table: &Table, column: usize, value: *mut u8) -> Outcome {
+pub unsafe fn push(table: &Table, place: usize, value: *mut u8) -> Outcome {
     let status: u32;
-    // SAFETY: as the caller promises; the cell above the count is nobody's until the commit.
+    // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
     unsafe {
         asm!(
             "mov {status:e}, 1",
             sequence!(
-                "mov {t}, qword ptr [{t} + {column} * 8]",
-                "mov {count:e}, dword ptr [{t} + 8]",
-                "cmp {count:e}, dword ptr [{t} + 12]",
-                "jae 23f",
-                "mov qword ptr [{t} + 16 + {count} * 8], {value}",
-                "inc {count:e}",
-                "mov dword ptr [{t} + 8], {count:e}",
+                "lea {t}, [{t} + {place} * 8]",
+                "mov {head}, qword ptr [{t}]",
+                "cmp {head}, qword ptr [{t} + 16]",
+                "je 23f",
+                "mov qword ptr [{head}], {value}",
+                "add {head}, 8",
+                "mov qword ptr [{t}], {head}",
                 "22:",
                 "xor {status:e}, {status:e}";
                 abort: "mov {status:e}, 2"
             ),
-            table = in(reg) table, offset = in(reg) table.offset.load(Ordering::Relaxed) as usize, column = in(reg) column,
-            value = in(reg) value, t = out(reg) _, count = out(reg) _, status = out(reg) status,
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            value = in(reg) value, t = out(reg) _, head = out(reg) _, status = out(reg) status,
             options(nostack),
         );
     }
     outcome(status)
 }
 
-/// Puts the stack `new` into this CPU's row at `column` if `expected` is there; the caller owns `expected` then.
-///
-/// The commit is one locked compare-and-exchange as the last instruction, so a sequence that is let run to its end can
-/// still not overwrite what a remote taker has put there meanwhile.
+/// Takes the topmost `to.len()` pointers off this CPU's stack at `place`, in the order they lie there; all or none.
 ///
 /// # Safety
-/// As for [`pop`], and the caller owns `new`, which is initialised.
+/// As for [`pop`].
 #[inline]
-pub unsafe fn exchange(table: &Table, column: usize, expected: *mut Stack, new: *mut Stack) -> Outcome {
+pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outcome {
     let status: u32;
-    // SAFETY: as the caller promises.
+    // SAFETY: as the caller promises; the copies go to the caller's own memory and count only after the commit.
     unsafe {
         asm!(
             "mov {status:e}, 1",
             sequence!(
-                "lock cmpxchg qword ptr [{t} + {column} * 8], {new}",
+                "lea {t}, [{t} + {place} * 8]",
+                "lea rsi, [rcx * 8]",
+                "neg rsi",
+                "add rsi, qword ptr [{t}]",
+                "cmp rsi, qword ptr [{t} + 8]",
+                "jl 23f",
+                "mov {rest}, rsi",
+                "rep movsq",
+                "mov qword ptr [{t}], {rest}",
                 "22:",
-                "setne {status:l}";
+                "xor {status:e}, {status:e}";
                 abort: "mov {status:e}, 2"
             ),
-            table = in(reg) table, offset = in(reg) table.offset.load(Ordering::Relaxed) as usize, column = in(reg) column,
-            new = in(reg) new, inout("rax") expected => _, t = out(reg) _, status = out(reg) status,
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _,
+            t = out(reg) _, rest = out(reg) _, status = out(reg) status,
+            options(nostack),
+        );
+    }
+    outcome(status)
+}
+
+/// Puts all of `from` on top of this CPU's stack at `place`; all or none.
+///
+/// # Safety
+/// As for [`pop`]; no pointer is null.
+#[inline]
+pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcome {
+    let status: u32;
+    // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
+    unsafe {
+        asm!(
+            "mov {status:e}, 1",
+            sequence!(
+                "lea {t}, [{t} + {place} * 8]",
+                "mov rdi, qword ptr [{t}]",
+                "lea {total}, [rdi + rcx * 8]",
+                "cmp {total}, qword ptr [{t} + 16]",
+                "jg 23f",
+                "rep movsq",
+                "mov qword ptr [{t}], {total}",
+                "22:",
+                "xor {status:e}, {status:e}";
+                abort: "mov {status:e}, 2"
+            ),
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _,
+            t = out(reg) _, total = out(reg) _, status = out(reg) status,
+            options(nostack),
+        );
+    }
+    outcome(status)
+}
+
+/// Sets the capacity of this CPU's stack at `place`, unless the region's first word is 0: that marks the one region that
+/// nobody may write to.
+///
+/// # Safety
+/// As for [`pop`]; the region has that many cells, and no stack holds more than its capacity.
+#[inline]
+pub unsafe fn set_capacity(table: &Table, place: usize, capacity: u32) -> Outcome {
+    let status: u32;
+    // SAFETY: as the caller promises; the only store is the commit.
+    unsafe {
+        asm!(
+            "mov {status:e}, 1",
+            sequence!(
+                "cmp dword ptr [{t}], 0",
+                "je 23f",
+                "lea {t}, [{t} + {place} * 8]",
+                "mov {end}, qword ptr [{t} + 8]",
+                "lea {end}, [{end} + {capacity} * 8]",
+                "mov qword ptr [{t} + 16], {end}",
+                "22:",
+                "xor {status:e}, {status:e}";
+                abort: "mov {status:e}, 2"
+            ),
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            capacity = in(reg) capacity as usize, end = out(reg) _, t = out(reg) _, status = out(reg) status,
             options(nostack),
         );
     }
@@ -260,36 +319,40 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
+    /// A region with a stack of four cells at place 1.
     #[repr(C)]
-    struct Sheaf {
-        head: Stack,
+    struct Region {
+        writable: u64,
+        stack: Stack,
+        before: u64,
         cells: [*mut u8; 4],
+        after: u64,
     }
 
-    fn sheaf(capacity: u32) -> Box<Sheaf> {
-        let head = Stack { next: AtomicPtr::default(), count: AtomicU32::new(0), capacity: AtomicU32::new(capacity) };
-        Box::new(Sheaf { head, cells: [core::ptr::null_mut(); 4] })
-    }
-
-    /// A table whose every entry is one stack, so that it does not matter which CPU the test is on.
-    fn table(stack: *mut Stack) -> Option<(Table, Vec<AtomicPtr<Stack>>)> {
+    /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
+    fn table(capacity: usize) -> Option<(Table, Box<Region>, Vec<AtomicPtr<u8>>)> {
         let offset = registered_offset()? as u32;
-        let mut rows: Vec<_> = (0..256 * ROW_LENGTH).map(|_| AtomicPtr::new(stack)).collect();
-        let table = Table {
-            cpus: AtomicU32::new(256),
-            offset: AtomicU32::new(offset),
-            rows: AtomicPtr::new(rows.as_mut_ptr()),
-        };
-        Some((table, rows))
+        let null = || AtomicPtr::new(core::ptr::null_mut());
+        let stack = Stack { head: null(), bottom: null(), end: null() };
+        let mut region =
+            Box::new(Region { writable: 1, stack, before: 7, cells: [core::ptr::null_mut(); 4], after: 7 });
+        let cells = region.cells.as_mut_ptr();
+        region.stack.head.store(cells, Ordering::Relaxed);
+        region.stack.bottom.store(cells, Ordering::Relaxed);
+        region.stack.end.store(cells.wrapping_add(capacity), Ordering::Relaxed);
+        let mut regions: Vec<_> = (0..1024).map(|_| AtomicPtr::new((&raw mut *region).cast())).collect();
+        let regions_start = AtomicPtr::new(regions.as_mut_ptr());
+        Some((Table { offset: AtomicU32::new(offset), regions: regions_start }, region, regions))
     }
 
-    fn settled<T>(mut attempt: impl FnMut() -> (T, Outcome)) -> (T, Outcome) {
-        loop {
-            let (value, outcome) = attempt();
-            if outcome != Outcome::Aborted {
-                return (value, outcome);
-            }
-        }
+    /// Tries until it is not aborted. A pop that is aborted answers as one that is refused: several in a row are not chance.
+    fn settled(mut attempt: impl FnMut() -> Outcome) -> Outcome {
+        std::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
+    }
+
+    unsafe fn settled_pop(table: &Table) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        (0..100).map(|_| unsafe { pop(table, 1) }).find(|value| !value.is_null()).unwrap_or_default()
     }
 
     fn pointer(value: usize) -> *mut u8 {
@@ -298,46 +361,51 @@ mod tests {
 
     #[test]
     fn a_stack_is_last_in_first_out_and_bounded() {
-        let mut sheaf = sheaf(4);
-        let Some((table, _rows)) = table(&raw mut sheaf.head) else { return };
-        // SAFETY: the table and its one stack live to the end of the test, and only this thread uses them.
+        let Some((table, region, _regions)) = table(4) else { return };
+        // SAFETY: the table and its one region live to the end of the test, and only this thread uses them.
         unsafe {
             for value in 1..=4 {
-                assert_eq!(settled(|| ((), push(&table, 1, pointer(value)))).1, Outcome::Committed);
+                assert_eq!(settled(|| push(&table, 1, pointer(value))), Outcome::Committed);
             }
-            assert_eq!(settled(|| ((), push(&table, 1, pointer(5)))).1, Outcome::Refused);
+            assert_eq!(settled(|| push(&table, 1, pointer(5))), Outcome::Refused);
             for value in (1..=4).rev() {
-                assert_eq!(settled(|| pop(&table, 1)), (pointer(value), Outcome::Committed));
+                assert_eq!(settled_pop(&table), pointer(value));
             }
-            assert_eq!(settled(|| pop(&table, 1)), (pointer(0), Outcome::Refused));
+            assert!(settled_pop(&table).is_null());
         }
+        assert_eq!((region.before, region.after), (7, 7));
     }
 
     #[test]
-    fn a_closed_table_refuses_everything() {
-        let mut sheaf = sheaf(4);
-        let stack = &raw mut sheaf.head;
-        let Some((table, rows)) = table(stack) else { return };
-        table.cpus.store(0, Ordering::Relaxed);
+    fn many_go_together_or_not_at_all() {
+        let Some((table, region, _regions)) = table(4) else { return };
+        let three = [1, 2, 3].map(pointer);
+        let mut taken = [pointer(0); 2];
         // SAFETY: as above.
         unsafe {
-            assert_eq!(settled(|| ((), push(&table, 0, pointer(1)))).1, Outcome::Refused);
-            assert_eq!(settled(|| pop(&table, 0)).1, Outcome::Refused);
-            assert_eq!(settled(|| ((), exchange(&table, 0, stack, stack))).1, Outcome::Refused);
+            assert_eq!(settled(|| push_many(&table, 1, &three)), Outcome::Committed);
+            assert_eq!(settled(|| push_many(&table, 1, &three)), Outcome::Refused);
+            assert_eq!(settled(|| pop_many(&table, 1, &mut taken)), Outcome::Committed);
+            assert_eq!(taken, [2, 3].map(pointer));
+            assert_eq!(settled(|| pop_many(&table, 1, &mut taken)), Outcome::Refused);
+            assert_eq!(settled_pop(&table), pointer(1));
         }
-        assert!(rows.iter().all(|entry| entry.load(Ordering::Relaxed) == stack));
+        assert_eq!((region.before, region.after), (7, 7));
     }
 
     #[test]
-    fn exchange_replaces_only_what_was_expected() {
-        let (mut first, mut second) = (sheaf(4), sheaf(4));
-        let (first, second) = (&raw mut first.head, &raw mut second.head);
-        let Some((table, rows)) = table(first) else { return };
+    fn a_stack_without_capacity_refuses_until_it_has_some() {
+        let Some((table, mut region, _regions)) = table(0) else { return };
+        region.writable = 0;
+        // SAFETY: as above.
+        assert_eq!(settled(|| unsafe { set_capacity(&table, 1, 1) }), Outcome::Refused);
+        region.writable = 1;
         // SAFETY: as above.
         unsafe {
-            assert_eq!(settled(|| ((), exchange(&table, 2, second, second))).1, Outcome::Refused);
-            assert_eq!(settled(|| ((), exchange(&table, 2, first, second))).1, Outcome::Committed);
+            assert_eq!(settled(|| push(&table, 1, pointer(1))), Outcome::Refused);
+            assert_eq!(settled(|| set_capacity(&table, 1, 1)), Outcome::Committed);
+            assert_eq!(settled(|| push(&table, 1, pointer(1))), Outcome::Committed);
+            assert_eq!(settled(|| push(&table, 1, pointer(2))), Outcome::Refused);
         }
-        assert_eq!(rows.iter().filter(|entry| entry.load(Ordering::Relaxed) == second).count(), 1);
     }
 }

@@ -87,6 +87,19 @@ impl Topology {
     }
 }
 
+/// How many CPU ids the kernel could ever hand out: no thread is on a CPU with an id as high as that. Asked of the
+/// scheduler, which answers even where `/sys` is missing.
+pub fn nameable() -> usize {
+    // Room for the largest kernels: 8192 CPUs.
+    let mut mask = [0_u64; 128];
+    let number = linux_raw_sys::general::__NR_sched_getaffinity as usize;
+    // SAFETY: the kernel writes at most as many bytes as it is told there are.
+    let bytes =
+        unsafe { crate::syscall::syscall5(number, 0, size_of_val(&mask), mask.as_mut_ptr().expose_provenance(), 0, 0) };
+    // It answers the size of its own masks, which has a bit for every id.
+    bytes.map_or(8192, |bytes| bytes * 8)
+}
+
 /// The CPUs up to the highest that this thread may run on.
 fn allowed() -> CpuSet {
     let mut set = CpuSet::EMPTY;
@@ -123,5 +136,6 @@ mod tests {
         let topology = Topology::read();
         assert!(topology.table_length() >= 1 && topology.possible.count() >= 1);
         assert!(allowed().count() >= 1);
+        assert!(nameable() >= topology.table_length() && nameable() <= 8192);
     }
 }

@@ -105,7 +105,14 @@ impl Buddy {
         self.free_chunks.words = chunks.div_ceil(64) as usize;
         self.backed_chunks.words = self.free_chunks.words;
         self.managed += pages;
-        self.give_range(start, pages, false);
+        if !(start.0 | pages).is_multiple_of(CHUNK) {
+            return self.give_range(start, pages, false);
+        }
+        // Whole chunks, fresh: nothing about them has to be looked at or written but the map.
+        let first = start.0 / CHUNK;
+        bitmap::set_range(self.free_chunks.get_mut(), first as usize, chunks as usize);
+        self.chunk_hint = self.chunk_hint.min(first);
+        self.free += pages;
     }
 
     /// Hands a block out, backed if there is one.
@@ -164,7 +171,8 @@ impl Buddy {
         (pfn, class)
     }
 
-    /// Puts a block among the free ones and merges it with its buddies.
+    /// Puts a block among the free ones and merges it with its buddies. No frame of it may say that it is anything: the
+    /// caller has seen to that, so that the frames of a long run, most of them never written, are not all looked at.
     pub(crate) fn give(&mut self, pfn: Pfn, order: Order, touched: bool) {
         let pages = order.pages();
         let backed = if touched {
@@ -176,7 +184,6 @@ impl Buddy {
         self.free += pages;
         self.backed_free += backed;
         let (mut pfn, mut order, mut class) = (pfn, order, usize::from(backed > 0));
-        self.frames.frame(pfn).set_state(State::Inside);
         while order < CHUNK_ORDER {
             let buddy = Pfn(pfn.0 ^ order.pages());
             if buddy.0 >= self.frames.pages() {

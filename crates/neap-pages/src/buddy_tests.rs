@@ -222,6 +222,7 @@ enum Large {
     Resize(usize, u32),
     Chunks(u32, u32, bool),
     Release(u32),
+    Part(u32, u8),
     Chain(u8, u32),
 }
 
@@ -234,6 +235,7 @@ fn large() -> impl Strategy<Value = Large> {
         4 => (any::<usize>(), pages()).prop_map(|(index, pages)| Large::Resize(index, pages)),
         1 => (1..6_u32, 1..5000_u32, any::<bool>()).prop_map(|(most, pages, fails)| Large::Chunks(most, pages, fails)),
         2 => (1..1024_u32).prop_map(Large::Release),
+        1 => (1..1024_u32, 3..10_u8).prop_map(|(pages, least)| Large::Part(pages, least)),
         2 => (0..=3_u8, 1..100_u32).prop_map(|(order, blocks)| Large::Chain(order, blocks)),
     ]
 }
@@ -346,10 +348,21 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
                 model.dirty[Model::range(pfn, order.pages())].fill(false);
             }
         }
+        Large::Part(pages, least) => {
+            if let Some((pfn, order, backed)) = buddy.detach_part(*pages, Order(*least)) {
+                assert!(order >= Order(*least) && backed > 0 && backed <= *pages);
+                assert!(backed == model.dirty(pfn, order.pages()) && model.is_free(pfn, order.pages()));
+                buddy.attach(pfn, order.pages(), order.pages());
+                model.dirty[Model::range(pfn, order.pages())].fill(false);
+            }
+        }
         Large::Chain(order, blocks) => {
             let mut chain = buddy.take_chain(Order(*order), *blocks);
             let most = (0..tiny.pages >> order).filter(|n| model.is_free(Pfn(n << order), 1 << order)).count();
-            assert_eq!(chain.blocks, (*blocks).min(most as u32));
+            assert!(chain.blocks <= *blocks && (chain.blocks > 0) == (most > 0));
+            let fresh = |n: u32| model.is_free(Pfn(n * 512), 512) && model.dirty(Pfn(n * 512), 512) == 0;
+            let short = chain.blocks < (*blocks).min(most as u32);
+            assert!(!short || (0..tiny.pages / 512).any(fresh), "a chain is short for no reason");
             while chain.blocks > 0 {
                 buddy.give_chain(&mut chain, Order(*order), 7);
             }

@@ -6,6 +6,7 @@
 
 use crate::buddy::{BACKED, Buddy, UNBACKED};
 use crate::frames::State;
+use crate::populate::HUGE;
 use neap_base::{Order, Pfn};
 
 /// In the `spare` of a listed block's first frame: its bytes may be anything, since some of it was backed.
@@ -26,11 +27,15 @@ impl Chain {
 }
 
 impl Buddy {
-    /// Cuts up to `blocks` blocks out of what is free, backed ones first. Empty if there is none.
+    /// Cuts up to `blocks` blocks out of what is free, backed ones first. Empty if there is none. Shorter than it could be
+    /// where the next block would break into unbacked memory of a huge page: it may be populated before that.
     pub(crate) fn take_chain(&mut self, order: Order, blocks: u32) -> Chain {
         let mut chain = Chain::EMPTY;
         while chain.blocks < blocks {
             let Some((found, size, class)) = self.find(order) else { break };
+            if chain.blocks > 0 && class == UNBACKED && size >= HUGE {
+                break;
+            }
             // The whole block if it is not too much, else the largest part that is not.
             let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8);
             let (pfn, class) = self.carve(found, size, class, Order(cut));
@@ -66,6 +71,7 @@ impl Buddy {
                 crate::buddy::not_handed_out("listed block", &self.frames, pfn, order.pages());
             }
             chain.head = frame.next();
+            frame.set_state(State::Inside);
             let touched = frame.spare() == TOUCHED;
             self.give(pfn, order, touched);
         }

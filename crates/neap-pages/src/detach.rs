@@ -47,6 +47,34 @@ impl Buddy {
         })
     }
 
+    /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the upper part if both will
+    /// do; `None` where nothing but parts smaller than `least` would do.
+    pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
+        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER));
+        let larger = (least.index() + 1..LIST_ORDERS).rev();
+        let block = || larger.into_iter().find_map(|order| Some((self.lists[BACKED][order].tail.some()?, order)));
+        let (mut pfn, mut size) = chunk.or_else(|| block().map(|(pfn, order)| (pfn, Order(order as u8))))?;
+        if size <= least || pages < least.pages() {
+            return None;
+        }
+        self.remove(pfn, size, BACKED);
+        while self.count_backed(pfn, size.pages()) > pages {
+            size.0 -= 1;
+            let upper = pfn.plus(size.pages());
+            let (lower_class, upper_class) = (self.class(pfn, size), self.class(upper, size));
+            if upper_class == BACKED {
+                self.insert(pfn, size, lower_class);
+                pfn = upper;
+            } else {
+                self.insert(upper, size, upper_class);
+            }
+        }
+        self.insert(pfn, size, BACKED);
+        let backed = self.count_backed(pfn, size.pages());
+        self.detach(pfn, size, BACKED);
+        Some((pfn, size, backed))
+    }
+
     /// Detaches a free block that is known to be one.
     pub(crate) fn detach(&mut self, pfn: Pfn, order: Order, class: usize) {
         self.remove(pfn, order, class);
@@ -57,6 +85,13 @@ impl Buddy {
 
     /// Puts detached pages back; the first `emptied` of them have no memory behind them any more.
     pub(crate) fn attach(&mut self, pfn: Pfn, pages: u32, emptied: u32) {
+        for head in (pfn.0..pfn.0 + pages).step_by(CHUNK as usize) {
+            // The frames of chunks may be gone themselves by now.
+            let frame = self.frames.frame(Pfn(head));
+            if frame.state() == State::Releasing {
+                frame.set_state(State::Inside);
+            }
+        }
         bitmap::clear_range(self.backed.get_mut(), pfn.index(), pfn.index() + emptied as usize);
         self.give_range(pfn, pages, false);
     }

@@ -8,6 +8,8 @@
 #![deny(missing_docs)]
 
 #[cfg(test)]
+extern crate self as neap_pages;
+#[cfg(test)]
 extern crate std;
 
 mod arena;
@@ -17,9 +19,15 @@ mod buddy_tests;
 mod chains;
 mod detach;
 mod frames;
+#[cfg(test)]
+mod known_bug_tests;
+#[cfg(test)]
+#[path = "../tests/machine/mod.rs"]
+mod machine;
 mod page_lists;
 mod pages;
 mod policy;
+mod populate;
 mod release;
 mod runs;
 mod statistics;

@@ -2,8 +2,9 @@
 //!
 //! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
 //! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
-//! links and unlinks, and gives chains to the zone after unlocking. A list keeps at most `high` pages, so all of them
-//! together at most `cpus * high`; what has not changed for a whole interval goes back to the zone.
+//! links and unlinks, and gives chains to the zone after unlocking. A CPU's lists keep at
+//! most `high` pages (and up to seven more for a moment, where blocks of mixed order do not come out even), so all CPUs
+//! together at most `cpus * (high + 7)`; what has not changed for a whole interval goes back to the zone.
 
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
@@ -176,8 +177,9 @@ impl PageLists {
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
     }
 
+    /// The CPU's lists, if nobody has them.
     #[inline]
-    fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList>, Busy> {
+    pub(crate) fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList>, Busy> {
         self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())
     }
 
@@ -210,7 +212,8 @@ impl PageLists {
         self.spills.fetch_add(1, Relaxed);
         // From the order that has most: taking from the one just pushed would empty it again and again.
         let order = list.largest();
-        Ok(Some((list.cut(frames, order, self.policy.blocks(order.0)), order)))
+        let over = (list.count - self.policy.high).div_ceil(order.pages());
+        Ok(Some((list.cut(frames, order, self.policy.blocks(order.0).max(over)), order)))
     }
 
     /// A chain into this CPU's list, if it has room; otherwise the chain comes back.

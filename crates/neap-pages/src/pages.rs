@@ -11,9 +11,9 @@ use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
 use crate::frames::{Frames, State};
 use crate::page_lists::{LISTED_ORDERS, PageLists};
 use crate::policy::{Fixed, NOMINAL};
-use crate::release::{Release, Run};
+use crate::release::{Release, Run, Turn};
 use crate::statistics::{Finding, Statistics};
-use crate::zone::Zone;
+use crate::zone::{Wanted, Zone, wait};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
@@ -87,17 +87,17 @@ pub enum Drain {
 /// All pages of an instance.
 #[derive(Debug)]
 pub struct Pages<P: Platform> {
-    arena: Arena,
-    zone: Zone,
-    lists: PageLists,
+    pub(crate) arena: Arena,
+    pub(crate) zone: Zone,
+    pub(crate) lists: PageLists,
     release: Release,
     /// Address and length of the memory that lists and release keep.
     own: (usize, usize),
     platform: PhantomData<fn(&P)>,
 }
 
-/// Looks at a turn that another thread has, with [`Platform::pause`] in between.
-const TURN_LOOKS: u32 = 100_000;
+/// Looks at a turn that another thread has: some tenths of a second.
+const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform> Pages<P> {
     /// Finds address space and maps the first piece of it.
@@ -125,7 +125,7 @@ impl<P: Platform> Pages<P> {
             table(arena::FREE_CHUNKS),
             table(arena::BACKED_CHUNKS),
         );
-        let zone = Zone::new(buddy, shape.budget, page_shift);
+        let zone = Zone::new(buddy, shape.budget, page_shift, shape.huge);
         zone.add(grown);
         Ok(Pages { arena, zone, lists, release, own: (own, length), platform: PhantomData })
     }
@@ -214,13 +214,12 @@ impl<P: Platform> Pages<P> {
             }
         }
         assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
-        let pages = order.pages();
-        self.zone.acquire(&self.arena, platform, pages, pages, |buddy, _| buddy.allocate_block(order))
+        self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, _| buddy.allocate_block(order))
     }
 
     #[cold]
     fn refill(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        let mut chain = self.zone.acquire(&self.arena, platform, order.pages(), order.pages(), |buddy, room| {
+        let mut chain = self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, room| {
             let blocks = self.lists.policy.refill(order.0).min(room >> order.0);
             Some(buddy.take_chain(order, blocks)).filter(|chain| chain.blocks > 0)
         })?;
@@ -261,8 +260,11 @@ impl<P: Platform> Pages<P> {
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
         // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
-        let need = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
-        self.zone.acquire(&self.arena, platform, pages, need, |buddy, _| buddy.allocate_run(pages, align_pages))
+        let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
+        // `populate` looks at the order: a long run may never be touched as a whole.
+        let populate = Some(Order::holding(pages.max(align_pages)));
+        let wanted = Wanted { pages, growth, populate };
+        self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
@@ -283,14 +285,11 @@ impl<P: Platform> Pages<P> {
     /// is nothing to do.
     pub fn tick(&self, platform: &P, _now: u64) -> Report {
         let mut report = Report::default();
-        let Some(mut turn) = self.release.turn() else { return Report { left: true, ..report } };
+        let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
         let listed = self.drain_lists(true, &mut report);
         let unneeded = self.zone.lock().buddy.backed_low;
-        let (release, ranges) = turn.parts();
-        let willing = self.run(platform, release, ranges, false).run(unneeded, &mut report);
-        let mut inner = self.zone.lock();
-        inner.buddy.backed_low = inner.buddy.backed_free;
-        report.left = listed || willing && inner.buddy.backed_free > 0;
+        self.give_back(platform, turn, unneeded, false, &mut report);
+        report.left |= listed;
         report
     }
 
@@ -298,32 +297,25 @@ impl<P: Platform> Pages<P> {
     pub fn release_all(&self, platform: &P) -> Report {
         let mut report = Report::default();
         let listed = self.drain_lists(false, &mut report);
-        let mut turn = self.release.turn();
-        for _ in 0..TURN_LOOKS {
-            if turn.is_some() {
-                break;
+        for look in 0..TURN_LOOKS {
+            if let Some(turn) = self.release.turn() {
+                self.give_back(platform, turn, u32::MAX, true, &mut report);
+                report.left |= listed;
+                return report;
             }
-            platform.pause();
-            turn = self.release.turn();
+            wait(platform, look);
         }
-        let Some(mut turn) = turn else { return Report { left: true, ..report } };
-        let (release, ranges) = turn.parts();
-        let willing = self.run(platform, release, ranges, true).run(u32::MAX, &mut report);
-        let mut inner = self.zone.lock();
-        inner.buddy.backed_low = inner.buddy.backed_free;
-        report.left = listed || willing && inner.buddy.backed_free > 0;
-        report
+        Report { left: true, ..report }
     }
 
-    fn run<'a>(
-        &'a self,
-        platform: &'a P,
-        release: &'a Release,
-        ranges: &'a mut [neap_base::platform::memory::Range],
-        explicit: bool,
-    ) -> Run<'a, P> {
-        let hold = self.lists.policy.batch;
-        Run { release, ranges, platform, arena: &self.arena, zone: &self.zone, hold, explicit }
+    /// Releases up to `pages` backed pages, and begins a new interval.
+    fn give_back(&self, platform: &P, mut turn: Turn<'_>, pages: u32, explicit: bool, report: &mut Report) {
+        let (release, ranges) = turn.parts();
+        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.policy.batch);
+        let willing = Run { release, ranges, platform, arena, zone, hold, explicit }.run(pages, report);
+        let mut inner = self.zone.lock();
+        inner.buddy.backed_low = inner.buddy.backed_free;
+        report.left = willing && inner.buddy.backed_free > 0;
     }
 
     /// Drains every CPU's list, or only those that rested; answers whether something is left in one.
@@ -385,13 +377,13 @@ impl<P: Platform> Pages<P> {
             used: inner.used(),
             listed,
             releasing: inner.releasing,
-            travelling: self.zone.travelling(),
+            travelling: inner.releasing + self.zone.draining(),
             budget: self.zone.budget,
             watermarks: self.zone.watermarks,
             released: self.release.released.load(Relaxed),
             release_calls: self.release.calls.load(Relaxed),
             release_failures: self.release.failures.load(Relaxed),
-            populated: 0,
+            populated: inner.population.pages,
             zone_locks: inner.locks,
             list_busy: self.lists.busy.load(Relaxed),
             list_refills: self.lists.refills.load(Relaxed),
@@ -416,6 +408,6 @@ impl<P: Platform> Pages<P> {
         Finding::unless_equal("listed pages", Pfn::NONE, sums.listed.into(), listed.into())?;
         Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), inner.used().into())?;
         Finding::unless_equal("releasing pages", Pfn::NONE, sums.releasing.into(), inner.releasing.into())?;
-        Finding::unless_equal("pages under way while nobody runs", Pfn::NONE, 0, self.zone.travelling().into())
+        Finding::unless_equal("pages under way while nobody runs", Pfn::NONE, 0, self.zone.draining().into())
     }
 }

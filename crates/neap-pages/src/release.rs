@@ -11,10 +11,12 @@ use crate::pages::{Report, TABLES};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
-use neap_base::{Pfn, Platform};
+use neap_base::{Order, Pfn, Platform};
 
 /// The most bytes that one call gives back: the kernel flushes other CPUs for each, and holds locks meanwhile.
 const CALL_BYTES: usize = 32 << 20;
+/// What is not cut up for a program that is running: a huge page may stand behind it.
+const HUGE_BYTES: usize = 2 << 20;
 /// Calls for single blocks in one tick.
 const SINGLE_CALLS: u32 = 64;
 /// Refused calls after which a run gives up.
@@ -43,6 +45,7 @@ unsafe impl Send for Release {}
 unsafe impl Sync for Release {}
 
 /// The right to release.
+#[derive(Debug)]
 pub(crate) struct Turn<'a>(&'a Release);
 
 impl Drop for Turn<'_> {
@@ -108,7 +111,8 @@ impl<P: Platform> Run<'_, P> {
             return false;
         }
         let left = self.chunks(pages, report);
-        self.blocks(left, report);
+        let left = self.blocks(left, report);
+        self.parts(left, report);
         release.released.fetch_add(report.released.into(), Ordering::Relaxed);
         release.calls.fetch_add(report.calls.into(), Ordering::Relaxed);
         release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);
@@ -131,7 +135,6 @@ impl<P: Platform> Run<'_, P> {
             let Some((first, count, backed)) = inner.buddy.detach_chunks(below, most, wanted) else { break };
             let (pfn, pages) = (Pfn(first * CHUNK), count * CHUNK);
             inner.releasing += pages;
-            self.zone.depart(pages);
             drop(inner);
             let emptied = self.range(pfn, pages, report);
             if emptied == pages {
@@ -190,8 +193,8 @@ impl<P: Platform> Run<'_, P> {
         }
     }
 
-    /// Blocks smaller than a chunk.
-    fn blocks(&mut self, mut wanted: u32, report: &mut Report) {
+    /// Blocks smaller than a chunk; answers how many of the pages are still wanted.
+    fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
         let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
         while wanted > 0 && rationed > 0 {
             let count = self.gather(&mut wanted);
@@ -200,6 +203,26 @@ impl<P: Platform> Run<'_, P> {
             if done < count || count == 0 {
                 break;
             }
+        }
+        wanted
+    }
+
+    /// Parts of what has more backed pages than are wanted, but none smaller than a huge page.
+    fn parts(&mut self, mut wanted: u32, report: &mut Report) {
+        let least = Order((HUGE_BYTES >> self.arena.page_shift()).trailing_zeros() as u8);
+        let failed = report.failed;
+        while report.failed == failed {
+            let mut inner = self.zone.lock();
+            let Some((pfn, order, backed)) = inner.buddy.detach_part(wanted, least) else { break };
+            inner.releasing += order.pages();
+            drop(inner);
+            let emptied = self.range(pfn, order.pages(), report);
+            self.back(|buddy| {
+                report.released += buddy.count_backed(pfn, emptied);
+                buddy.attach(pfn, order.pages(), emptied);
+                order.pages()
+            });
+            wanted -= backed;
         }
     }
 
@@ -222,7 +245,6 @@ impl<P: Platform> Run<'_, P> {
                     break;
                 };
                 inner.releasing += order.pages();
-                self.zone.depart(order.pages());
                 let length = (order.pages() as usize) << shift;
                 self.ranges[count] = Range { start: self.arena.address(pfn), length };
                 bytes += length;
@@ -289,7 +311,5 @@ impl<P: Platform> Run<'_, P> {
         let mut inner = self.zone.lock();
         let pages = put(&mut inner.buddy);
         inner.releasing -= pages;
-        drop(inner);
-        self.zone.arrive(pages);
     }
 }

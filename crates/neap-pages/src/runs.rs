@@ -31,6 +31,7 @@ impl Buddy {
     /// Takes a run back.
     pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32) {
         self.check_run(pfn, pages);
+        self.frames.frame(pfn).set_state(State::Inside);
         self.give_range(pfn, pages, true);
     }
 
@@ -90,6 +91,12 @@ impl Buddy {
             }
         }
         None
+    }
+
+    /// Pages of free chunks at the end of everything: what new pages would follow on.
+    pub(crate) fn free_tail(&self) -> u32 {
+        let (map, end) = (self.free_chunks.get(), self.frames.pages() / CHUNK);
+        (0..end).rev().take_while(|chunk| bitmap::get(map, *chunk as usize)).count() as u32 * CHUNK
     }
 
     /// Removes exactly these pages from what is free, if all of them are.

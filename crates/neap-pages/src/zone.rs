@@ -1,8 +1,8 @@
 //! The zone: the buddy behind a mutex, the budget, and growth when it is empty.
 //!
 //! Sits between the CPU lists (and everything too large for them) and the arena. One mutex protects the buddy and the
-//! counters; no system call is made under it. Pages that travel (detached from a CPU's list, or being released) are
-//! counted apart, and an allocation that is about to fail waits for them, a bounded time. Never calls upwards: no
+//! counters; no system call is made under it. Pages that travel (cut off a CPU's list, or under release or population)
+//! are counted apart, and an allocation that is about to fail waits for them, a bounded time. Never calls upwards: no
 //! reclaim, no draining of lists here.
 
 use crate::arena::{Arena, Grown};
@@ -10,13 +10,22 @@ use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::pages::Exhausted;
 use crate::policy::watermarks;
+use crate::populate::Population;
 use crate::statistics::Watermarks;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
-/// Looks at travelling pages before an allocation fails, with [`Platform::pause`] in between: some ten milliseconds.
-const LOOKS: u32 = 20_000;
+/// Looks at travelling pages before an allocation fails: some twenty milliseconds.
+const LOOKS: u32 = 250;
+
+/// The time between one look and the next, in a bounded wait for another thread's system call.
+pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
+    /// Looks that only let others run; the later ones sleep.
+    const QUICK: u32 = 32;
+    const NANOSECONDS: u64 = 50_000;
+    if look < QUICK { platform.pause() } else { platform.sleep(NANOSECONDS) }
+}
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -24,6 +33,7 @@ pub(crate) struct Inner {
     /// Pages detached for release or population.
     pub(crate) releasing: u32,
     pub(crate) locks: u64,
+    pub(crate) population: Population,
     budget: u32,
 }
 
@@ -39,23 +49,43 @@ impl Inner {
     }
 }
 
+/// What an allocation needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Pages that the budget must have room for.
+    pub(crate) pages: u32,
+    /// Free pages in a row at the end of the arena that are enough in any case.
+    pub(crate) growth: u32,
+    /// For blocks that will be touched at once: their order.
+    pub(crate) populate: Option<Order>,
+}
+
+impl Wanted {
+    /// One block.
+    pub(crate) fn block(order: Order) -> Wanted {
+        Wanted { pages: order.pages(), growth: order.pages(), populate: Some(order) }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
     pub(crate) budget: Option<u32>,
     pub(crate) watermarks: Watermarks,
-    /// Pages that are on their way back into the buddy.
-    travelling: AtomicU32,
+    /// Pages on their way from a CPU's list into the buddy.
+    draining: AtomicU32,
 }
 
 impl Zone {
     /// A zone over `buddy`, in which at most `budget` pages are in use at once.
-    pub(crate) fn new(buddy: Buddy, budget: Option<u32>, page_shift: u32) -> Zone {
+    pub(crate) fn new(buddy: Buddy, budget: Option<u32>, page_shift: u32, huge: bool) -> Zone {
+        let population = Population::new(huge && page_shift == 12);
+        let most = budget.unwrap_or(u32::MAX);
         Zone {
-            inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, budget: budget.unwrap_or(u32::MAX) }),
+            inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
             budget,
             watermarks: budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default(),
-            travelling: AtomicU32::new(0),
+            draining: AtomicU32::new(0),
         }
     }
 
@@ -66,14 +96,13 @@ impl Zone {
         inner
     }
 
-    /// Lets `take` take something of `pages` pages out of the buddy; it is told how many pages the budget still has, and is
-    /// called again when the arena has grown, by at least `growth`, or travelling pages have arrived.
+    /// Lets `take` take something out of the buddy; it is told how many pages the budget still has, and is called again
+    /// when the arena has grown, memory has been populated, or travelling pages have arrived.
     pub(crate) fn acquire<P: Platform, T>(
         &self,
         arena: &Arena,
         platform: &P,
-        pages: u32,
-        growth: u32,
+        Wanted { pages, growth, populate }: Wanted,
         mut take: impl FnMut(&mut Buddy, u32) -> Option<T>,
     ) -> Result<T, Exhausted> {
         let mut looks = 0;
@@ -81,20 +110,28 @@ impl Zone {
             let mut inner = self.lock();
             let room = inner.room();
             let fits = room >= pages;
+            if fits && let Some(pfn) = populate.and_then(|order| inner.detach_to_populate(order)) {
+                drop(inner);
+                self.populate(arena, platform, pfn);
+                continue;
+            }
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
                 return Ok(taken);
             }
-            // Both are read under the lock of the attempt: what arrives or grows later makes another one worth while.
-            let (seen, travelling) = (inner.buddy.frames.pages(), self.travelling.load(Relaxed));
+            // Read under the lock of the attempt: what arrives or grows later makes another one worth while.
+            let seen = inner.buddy.frames.pages();
+            // Pages under release count as free for the budget already.
+            let coming = self.draining() > 0 || fits && inner.releasing > 0;
+            let missing = if fits { growth.saturating_sub(inner.buddy.free_tail()).max(1) } else { 0 };
             drop(inner);
-            if fits && arena.grow(platform, growth, seen, |grown| self.add(grown)).is_ok() {
+            if fits && arena.grow(platform, missing, seen, |grown| self.add(grown)).is_ok() {
                 continue;
             }
-            if travelling == 0 || looks == LOOKS {
+            if !coming || looks == LOOKS {
                 return Err(Exhausted);
             }
+            wait(platform, looks);
             looks += 1;
-            platform.pause();
         }
     }
 
@@ -110,19 +147,19 @@ impl Zone {
         }
     }
 
-    /// Pages that are on their way back.
-    pub(crate) fn travelling(&self) -> u32 {
-        self.travelling.load(Relaxed)
+    /// Pages on their way from a CPU's list into the buddy.
+    pub(crate) fn draining(&self) -> u32 {
+        self.draining.load(Relaxed)
     }
 
-    /// Says that pages leave: before they do, for the lists; under the zone's lock, for the buddy.
+    /// Says that pages leave a list, under its lock.
     pub(crate) fn depart(&self, pages: u32) {
-        self.travelling.fetch_add(pages, Relaxed);
+        self.draining.fetch_add(pages, Relaxed);
     }
 
     /// Says that pages are back, after the zone's lock was held to put them there. So a reader under the lock that no
     /// longer sees them travel sees them in the buddy.
     pub(crate) fn arrive(&self, pages: u32) {
-        self.travelling.fetch_sub(pages, Relaxed);
+        self.draining.fetch_sub(pages, Relaxed);
     }
 }

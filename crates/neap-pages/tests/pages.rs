@@ -3,9 +3,10 @@
 mod machine;
 
 use machine::{Held, Opened, PAGE_SIZES, Random, give, seed, shape, take_block, take_run};
+use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
-use neap_base::{Order, Platform};
-use neap_pages::{Drain, Exhausted};
+use neap_base::{Order, Pfn, Platform};
+use neap_pages::{Drain, Exhausted, Shape};
 
 fn machines() -> Vec<Virtual> {
     let usual = PAGE_SIZES.map(|size| Virtual::new(size, 3));
@@ -53,5 +54,279 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
         o.pages.verify().unwrap();
         let statistics = o.pages.statistics();
         assert_eq!((statistics.used, statistics.backed_free, statistics.free), (0, 0, statistics.managed));
+    }
+}
+
+#[test]
+fn the_window_and_its_tables_are_where_the_arithmetic_says() {
+    for machine in machines() {
+        let o = Opened::new(&machine, &shape(None)).unwrap();
+        let pages = &o.pages;
+        assert_eq!(pages.base() % (1 << 30), 0);
+        let last = pages.base() + pages.limit() - 1;
+        assert_eq!(pages.address(pages.pfn(last)), last + 1 - machine.page_size());
+        for (index, table) in machine::tables().iter().enumerate().filter(|(_, table)| table.shift > 0) {
+            for address in [pages.base(), last] {
+                let byte = pages.side_table(index) + ((address - pages.base()) >> table.shift);
+                let byte = core::ptr::with_exposed_provenance_mut::<u8>(byte);
+                // SAFETY: a byte of a table that reaches as far as the arena, used by this test alone.
+                unsafe {
+                    assert_eq!(byte.read(), 0);
+                    byte.write(index as u8);
+                }
+            }
+        }
+        assert_eq!(pages.frames().pages() as usize * machine.page_size(), pages.limit());
+        pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn opening_and_long_runs_touch_few_pages_of_the_tables() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let frames = core::ptr::from_ref(o.pages.frames().frame(Pfn(0))).addr();
+    let length = o.pages.frames().pages() as usize * 16;
+    assert_eq!(machine::resident(frames, length), 0);
+    let run = o.pages.allocate_run(&machine, 100_000, 1).unwrap();
+    assert!(o.pages.resize_run(&machine, run.pfn, 100_000, 200_000));
+    o.pages.free_run(&machine, run.pfn, 200_000);
+    let touched = machine::resident(frames, length) / 4096;
+    assert!(touched <= 16, "{touched} pages of frames; one of each chunk would be 195");
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn scarce_address_space_is_taken_in_small_steps() {
+    let machine = Virtual::new(4096, 2).with_scarce_address_space();
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    assert_eq!(o.pages.statistics().mapped_bytes, 4 << 20);
+    assert!(o.pages.statistics().table_bytes < 1 << 20);
+    let run = take_run(&o, 2500, 1, 1).unwrap();
+    assert_eq!(o.pages.statistics().mapped_bytes, 12 << 20, "the free end of the arena counts");
+    give(&o, run);
+    o.pages.verify().unwrap();
+    let plenty = Virtual::new(4096, 2);
+    assert_eq!(Opened::new(&plenty, &shape(None)).unwrap().pages.statistics().mapped_bytes, 1 << 30);
+}
+
+#[test]
+fn a_system_that_refuses_much_at_once_is_asked_for_little() {
+    let machine = Virtual::new(4096, 2);
+    // The segment comes after the tables: ten of them.
+    machine.fail(Call::MapAt, 10, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    assert_eq!(o.pages.statistics().mapped_bytes, 4 << 20);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn the_arena_grows_around_what_is_in_its_way() {
+    for size in PAGE_SIZES {
+        let machine = Virtual::new(size, 2).with_scarce_address_space();
+        let o = Opened::new(&machine, &shape(None)).unwrap();
+        let foreign = o.pages.base() + o.pages.limit() + 3 * size;
+        memory::map_at(foreign, 2 * size).unwrap();
+        let foreign_byte = core::ptr::with_exposed_provenance_mut::<u8>(foreign);
+        // SAFETY: mapped above.
+        unsafe { foreign_byte.write(77) };
+        let held: Vec<Held> = (0..7).map(|stamp| take_run(&o, 700, 1, stamp).unwrap()).collect();
+        o.pages.verify().unwrap();
+        for run in &held {
+            let (start, end) = (o.pages.address(run.pfn), o.pages.address(run.pfn.plus(run.pages)));
+            assert!(end <= foreign || start >= foreign + 2 * size);
+        }
+        assert!(held.iter().any(|run| o.pages.address(run.pfn) > foreign));
+        held.into_iter().for_each(|held| give(&o, held));
+        o.pages.verify().unwrap();
+        drop(o);
+        // SAFETY: still mapped: closing took only what was the arena's.
+        unsafe {
+            assert_eq!(foreign_byte.read(), 77);
+            memory::unmap(foreign, 2 * size).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_window_that_is_full_is_exhausted_and_usable() {
+    let machine = Virtual::new(4096, 2).with_scarce_address_space();
+    let o = Opened::new(&machine, &Shape { span: 12 << 20, ..shape(None) }).unwrap();
+    assert_eq!(o.pages.allocate_run(&machine, 4000, 1), Err(Exhausted));
+    let run = take_run(&o, 3 * 1024, 1, 5).unwrap();
+    assert_eq!(o.pages.allocate_block(&machine, Order(0)), Err(Exhausted));
+    assert_eq!(o.pages.allocate_run(&machine, u32::MAX, 1 << 31), Err(Exhausted));
+    assert!(o.pages.resize_run(&machine, run.pfn, 3 * 1024, 3 * 1024 - 5));
+    assert_eq!((0..9).filter(|_| o.pages.allocate_block(&machine, Order(0)).is_ok()).count(), 5);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn strict_alignment_is_kept() {
+    for machine in machines() {
+        let o = Opened::new(&machine, &shape(None)).unwrap();
+        let mut held = Vec::new();
+        for align in 0..13 {
+            held.push(take_run(&o, 3, 1 << align, align).unwrap());
+            held.push(take_run(&o, 1 << align, 1 << align, align).unwrap());
+        }
+        o.pages.verify().unwrap();
+        held.into_iter().for_each(|held| give(&o, held));
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_budget_counts_what_is_used_and_what_lists_keep() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(Some(20_000))).unwrap();
+    let mut held = Vec::new();
+    while let Ok(block) = take_block(&o, 0, held.len() as u64) {
+        held.push(block);
+    }
+    assert_eq!(held.len(), 20_000);
+    assert_eq!(o.pages.allocate_run(&machine, 1, 1), Err(Exhausted));
+    let more = held.split_off(19_900);
+    more.into_iter().for_each(|held| give(&o, held));
+    let statistics = o.pages.statistics();
+    assert_eq!((statistics.used, statistics.listed), (20_000, 100));
+    assert_eq!(o.pages.allocate_run(&machine, 100, 1), Err(Exhausted), "no reclaim and no draining of its own");
+    assert_eq!(o.pages.drain_all(&machine), (100, 0));
+    let run = take_run(&o, 60, 1, 1).unwrap();
+    assert!(!o.pages.resize_run(&machine, run.pfn, 60, 101), "over the budget");
+    let marks = o.pages.statistics().watermarks;
+    assert!(0 < marks.min && marks.min < marks.low && marks.low < marks.high && marks.high < 20_000 / 8);
+    give(&o, run);
+    held.into_iter().for_each(|held| give(&o, held));
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn a_tiny_budget_works_without_lists() {
+    let machine = Virtual::new(4096, 4);
+    for budget in [1, 2, 7, 31] {
+        let o = Opened::new(&machine, &shape(Some(budget))).unwrap();
+        let held: Vec<Held> = core::iter::from_fn(|| take_block(&o, 0, 3).ok()).collect();
+        assert_eq!(held.len(), budget as usize);
+        held.into_iter().for_each(|held| give(&o, held));
+        assert_eq!((o.pages.statistics().listed, o.pages.statistics().list_high), (0, 0));
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn lists_stay_below_their_high_mark_whatever_is_freed() {
+    let machine = Virtual::new(4096, 3);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let high = o.pages.statistics().list_high;
+    let mut random = Random(seed());
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        Virtual::run_on(random.below(3) as usize);
+        let order = random.below(4) as u8;
+        (0..400 >> order).for_each(|stamp| held.push(take_block(&o, order, stamp).unwrap()));
+        Virtual::run_on(random.below(3) as usize);
+        for _ in 0..held.len() / 2 {
+            give(&o, held.swap_remove(random.below(held.len() as u64) as usize));
+            assert!((0..3).all(|cpu| o.pages.listed_on(cpu).unwrap() <= high));
+        }
+        o.pages.verify().unwrap();
+    }
+    assert!(o.pages.statistics().list_spills > 10);
+    held.into_iter().for_each(|held| give(&o, held));
+    let listed: u32 = (0..3).map(|cpu| o.pages.listed_on(cpu).unwrap()).sum();
+    assert!(listed > 0);
+    let Drain::Drained(first) = o.pages.drain_cpu(&machine, 0) else { panic!("nobody holds it") };
+    assert_eq!(o.pages.listed_on(0), Some(0));
+    assert_eq!(o.pages.drain_all(&machine), (listed - first, 0));
+    assert_eq!(o.pages.statistics().used, 0);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn lists_of_a_small_zone_stay_below_their_high_mark_too() {
+    let machine = Virtual::new(4096, 1);
+    for budget in [64, 300, 8191] {
+        let o = Opened::new(&machine, &shape(Some(budget))).unwrap();
+        let (mut random, high) = (Random(seed()), o.pages.statistics().list_high);
+        for _ in 0..20 {
+            let held = core::iter::from_fn(|| take_block(&o, random.below(4) as u8, 1).ok()).collect::<Vec<Held>>();
+            for held in held {
+                give(&o, held);
+                let listed = o.pages.listed_on(0).unwrap();
+                assert!(high > 0 && listed <= high + 7, "{listed} pages over {high} of {budget}");
+            }
+            o.pages.verify().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_run_grows_over_free_pages_only() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let first = take_run(&o, 5, 1, 1).unwrap();
+    assert!(o.pages.resize_run(&machine, first.pfn, 5, 3000));
+    let first = Held::stamp(&o.pages, first.pfn, 3000, None, false, 9);
+    let second = take_run(&o, 1, 1, 2).unwrap();
+    let gap = second.pfn.0 - first.pfn.0;
+    assert!(gap >= 3000 && !o.pages.resize_run(&machine, first.pfn, 3000, gap + 1));
+    o.pages.verify().unwrap();
+    first.check(&o.pages);
+    assert!(o.pages.resize_run(&machine, first.pfn, 3000, gap));
+    assert!(o.pages.resize_run(&machine, first.pfn, gap, 1));
+    o.pages.verify().unwrap();
+    o.pages.free_run(&machine, first.pfn, 1);
+    give(&o, second);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn frames_belong_to_the_holder_and_a_freed_slab_leaves_nothing_behind() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let frames = o.pages.frames();
+    for order in [0, 2, 3, 6] {
+        let block = o.pages.allocate_block(&machine, Order(order)).unwrap();
+        frames.mark_slab(block.pfn, Order(order), 41);
+        let inside = |n: u32| frames.frame(block.pfn.plus(n));
+        assert!((0..1 << order).all(|n| inside(n).owner() == 41 && inside(n).state() == neap_pages::State::Slab));
+        inside(0).set_next(Pfn(7));
+        inside(0).set_spare(9);
+        o.pages.verify().unwrap();
+        o.pages.free_block(&machine, block.pfn, Order(order));
+        o.pages.verify().unwrap();
+        assert!((0..1 << order).all(|n| inside(n).state() != neap_pages::State::Slab));
+    }
+}
+
+#[test]
+fn many_instances_of_different_shape_live_in_one_process_and_go() {
+    let machines: Vec<Virtual> = (0..24).map(|n| Virtual::new(PAGE_SIZES[n % 3], 1 + n % 5)).collect();
+    let mut bases = Vec::new();
+    {
+        let opened: Vec<Opened<'_, Virtual>> = machines
+            .iter()
+            .enumerate()
+            .map(|(n, machine)| Opened::new(machine, &shape((n % 2 == 1).then_some(500 * n as u32))).unwrap())
+            .collect();
+        let mut held = Vec::new();
+        for round in 0..50 {
+            for (n, o) in opened.iter().enumerate() {
+                held.push((n, take_block(o, (round % 4) as u8, round * 100 + n as u64).unwrap()));
+            }
+        }
+        held.into_iter().for_each(|(n, held)| give(&opened[n], held));
+        for o in &opened {
+            o.pages.verify().unwrap();
+            bases.push((o.pages.base(), o.pages.limit()));
+            bases.extend((0..5).map(|table| (o.pages.side_table(table), 1)));
+        }
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for line in maps.lines() {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let (start, end) = (usize::from_str_radix(start, 16).unwrap(), usize::from_str_radix(end, 16).unwrap());
+        assert!(bases.iter().all(|(base, length)| end <= *base || start >= base + length), "{line} is left over");
     }
 }

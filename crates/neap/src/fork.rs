@@ -5,14 +5,25 @@
 use crate::mm::Mm;
 use neap_base::Platform;
 
+/// Looks at the gate with a mere yield in between, before naps.
+const YIELDS: u32 = 20;
+
+/// Nanoseconds of a nap.
+const NAP: u64 = 50_000;
+
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
     /// is held, unless the wait of `looks` looks for cold paths was in vain.
     pub(crate) fn close_for_fork(&self, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
-        // One fork at a time: the C library holds its own lock while the handlers run.
-        self.gate.close(looks, || core.objects.platform.pause());
-        if core.objects.slots.unpublish(&core.objects.platform, &self.hot.table).is_err() {
+        // One fork at a time: the C library holds its own lock while the handlers run. Most cold paths are over in a
+        // microsecond; one whose thread was preempted takes as long as the scheduler lets it wait.
+        let mut looks_left = looks;
+        self.gate.close(looks, || {
+            looks_left -= 1;
+            if looks - looks_left < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
+        });
+        if core.objects.slots.close_table(&core.objects.platform).is_err() {
             // No fence: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
             (0..100).for_each(|_| core.objects.platform.pause());
         }
@@ -21,7 +32,7 @@ impl<P: Platform> Mm<P> {
     /// Opens both again.
     pub(crate) fn reopen_after_fork(&self) {
         let Some(core) = self.core_if_open() else { return };
-        core.objects.slots.publish(&self.hot.table);
+        core.objects.slots.open_table(&core.objects.platform);
         self.gate.open();
     }
 
@@ -30,6 +41,7 @@ impl<P: Platform> Mm<P> {
         self.gate.forget_inside();
         if let Some(core) = self.core_if_open() {
             core.maintenance.forget_thread();
+            core.page.forget();
         }
         self.reopen_after_fork();
     }

@@ -27,13 +27,12 @@ impl<P: Platform> Core<P> {
         (pointer.addr() % pages.page_size() == 0 && frame.state() == State::Run).then(|| frame.owner())
     }
 
-    /// Takes back the run at `pointer`, which is in the arena and no small object.
-    pub(crate) fn free_run(&self, pointer: *const u8) {
+    /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its size in bytes.
+    pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
-        match self.run_at(pointer) {
-            Some(count) => pages.free_run(&self.objects.platform, pages.pfn(pointer.addr()), count),
-            None => self.die_of(Class::NONE, pointer, "free"),
-        }
+        let Some(count) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "free") };
+        pages.free_run(&self.objects.platform, pages.pfn(pointer.addr()), count);
+        count as usize * pages.page_size()
     }
 
     /// Makes the run at `pointer` hold `size` bytes where it is; `false` if it cannot.

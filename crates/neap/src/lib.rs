@@ -16,6 +16,7 @@ pub mod maintenance;
 pub mod mm;
 pub mod options;
 pub mod process;
+mod stat_page;
 pub mod statistics;
 
 pub use global::Neap;

@@ -1,6 +1,6 @@
 //! Maintenance: giving back what nobody needs.
 //!
-//! Sits between the clock and the object and page layers. A tick drains the slots of CPUs that did nothing since the last
+//! Sits between the clock and the object and page layers. A tick drains the stacks of CPUs that did nothing since the last
 //! one, trims barns to their working sets and releases pages. It is made by one background thread, which comes into
 //! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
 //! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
@@ -30,6 +30,10 @@ const NEVER: u32 = 4;
 const WORTH_A_THREAD: u64 = 16 << 20;
 /// With less than this nobody does.
 const WORTH_A_LOOK: u64 = 1 << 20;
+/// Slow calls from one thought about a thread to the next; a large free is thought about at once.
+const LOOK_EVERY: u32 = 64;
+/// Bytes that make a free large.
+pub(crate) const LARGE_FREE: usize = 1 << 20;
 
 /// The state of maintenance.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub(crate) struct Maintenance {
     drains: AtomicU64,
     /// When the last tick was, in the platform's nanoseconds.
     last: AtomicU64,
+    /// Calls that went the slow way while there was no thread.
+    calls: AtomicU32,
     /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
     seen: Mutex<Seen>,
 }
@@ -52,7 +58,7 @@ struct Seen {
 /// What a tick did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tick {
-    /// CPUs whose idle sheaves were taken.
+    /// CPUs whose idle stacks were taken.
     pub drained: u32,
     /// CPUs that could not be drained now.
     pub skipped: u32,
@@ -71,6 +77,7 @@ impl Maintenance {
             ticks: AtomicU64::new(0),
             drains: AtomicU64::new(0),
             last: AtomicU64::new(platform.now()),
+            calls: AtomicU32::new(0),
             seen: Mutex::new(Seen { memory }),
         })
     }
@@ -116,24 +123,25 @@ impl Seen {
             core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
         // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is held.
         let before = unsafe { entry.replace(now) };
-        before == now && now.holds_any()
+        before == now && now.active
     }
 }
 
 impl<P: Platform> Core<P> {
     /// What follows every call that went the slow way: wakes or makes the thread, or ticks in its place. Not inside the
     /// gate: making a thread allocates.
+    /// `large`: at least [`LARGE_FREE`] came back.
     #[inline]
-    pub(crate) fn after(&self, mm: &Mm<P>) {
+    pub(crate) fn after(&self, mm: &Mm<P>, large: bool) {
         // Relaxed: the states only tell what to do next.
         if self.maintenance.thread.load(Ordering::Relaxed) != AWAKE {
-            self.after_without_thread(mm);
+            self.after_without_thread(mm, large);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn after_without_thread(&self, mm: &Mm<P>) {
+    fn after_without_thread(&self, mm: &Mm<P>, large: bool) {
         let state = &self.maintenance.thread;
         match state.load(Ordering::Relaxed) {
             ASLEEP => {
@@ -142,15 +150,23 @@ impl<P: Platform> Core<P> {
                     futex::wake(state, 1, Scope::Process);
                 }
             }
+            // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
             ABSENT | NEVER => {
-                let now = self.objects.platform.now();
-                let interval = u64::from(self.options.interval) * 1_000_000;
-                let due = now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval;
-                if due && !self.consider_thread(mm) {
-                    self.tick(mm, now);
+                let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0;
+                if (look || large) && !self.consider_thread(mm) {
+                    self.tick_if_due(mm);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Ticks where the thread would have done it.
+    fn tick_if_due(&self, mm: &Mm<P>) {
+        let now = self.objects.platform.now();
+        let interval = u64::from(self.options.interval) * 1_000_000;
+        if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
+            self.tick(mm, now);
         }
     }
 
@@ -160,8 +176,12 @@ impl<P: Platform> Core<P> {
         if !self.options.background || maintenance.thread.load(Ordering::Relaxed) != ABSENT {
             return false;
         }
-        let Some(spawn) = mm.spawner else { return false };
-        let cached = self.cached_bytes();
+        let Some(spawn) = mm.hooks.spawn else { return false };
+        let cached = {
+            // It takes mutexes, which fork has to find free.
+            let _inside = mm.gate.enter(self.objects.platform.cpu());
+            self.cached_bytes()
+        };
         let worth =
             cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && thread::count().is_none_or(|threads| threads > 1);
         if !worth
@@ -180,6 +200,10 @@ impl<P: Platform> Core<P> {
     /// Bytes that are resident and free, as far as that is known without looking into every cache.
     fn cached_bytes(&self) -> u64 {
         let statistics = self.objects.pages.statistics();
+        let page_size = self.objects.pages.page_size() as u64;
+        if u64::from(statistics.backed_free + statistics.used) * page_size < WORTH_A_LOOK {
+            return 0;
+        }
         let pages = u64::from(statistics.backed_free) + u64::from(statistics.listed);
         let in_slabs: u64 = Class::all()
             .map(|class| {
@@ -188,7 +212,7 @@ impl<P: Platform> Core<P> {
                 (in_barn + cache.free) * class.size() as u64
             })
             .sum();
-        pages * self.objects.pages.page_size() as u64 + in_slabs
+        pages * page_size + in_slabs
     }
 
     /// Gives back what was not needed since the last tick.
@@ -206,7 +230,7 @@ impl<P: Platform> Core<P> {
             let mut any = false;
             for class in Class::all() {
                 let now = self.objects.slots.peek(&self.objects.platform, cpu, class);
-                tick.left |= now.holds_any();
+                tick.left |= now.active;
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];
             }
@@ -222,6 +246,7 @@ impl<P: Platform> Core<P> {
         tick.pages = self.objects.pages.tick(&self.objects.platform, now);
         tick.left |= tick.pages.left;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
+        mm.hooks.ticked.inspect(|ticked| ticked(mm));
         tick
     }
 
@@ -254,6 +279,14 @@ impl<P: Platform> Mm<P> {
         core.objects.pages.release_all(&core.objects.platform).released > 0
     }
 
+    /// Tells who wants to know that the numbers have changed.
+    pub(crate) fn ticked(&self) {
+        if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            ticked(self);
+        }
+    }
+
     /// The background thread: ticks while there is anything to give back, then sleeps until it is woken.
     pub(crate) fn background(&self) {
         thread::name(c"neap");
@@ -261,8 +294,7 @@ impl<P: Platform> Mm<P> {
         let state = &core.maintenance.thread;
         let interval = u64::from(core.options.interval) * 1_000_000;
         loop {
-            // Nobody changes the word and nobody wakes: a sleep.
-            futex::wait(&AtomicU32::new(0), 0, Some(interval), Scope::Process);
+            thread::sleep(interval);
             if core.tick(self, core.objects.platform.now()).left {
                 continue;
             }
@@ -270,6 +302,7 @@ impl<P: Platform> Mm<P> {
             // the state is AWAKE, and the wait below returns at once.
             // Acquire pairs with the Release in `after_without_thread`.
             if state.compare_exchange(AWAKE, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                self.ticked();
                 while state.load(Ordering::Acquire) == ASLEEP {
                     futex::wait(state, ASLEEP, None, Scope::Process);
                 }

@@ -5,12 +5,13 @@
 //! gate. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
-use crate::maintenance::Maintenance;
+use crate::maintenance::{LARGE_FREE, Maintenance};
 use crate::options::Options;
+use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_objects::hot::{Freed, Hot};
@@ -34,10 +35,19 @@ pub struct Mm<P: Platform> {
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
-    opener: fn(&Mm<P>),
-    /// Starts a thread that runs [`Mm::background`], where there can be one.
-    pub(crate) spawner: Option<fn(&Mm<P>) -> Result<(), Errno>>,
+    pub(crate) hooks: Hooks<P>,
     core: UnsafeCell<MaybeUninit<Core<P>>>,
+}
+
+/// What a manager asks of its surroundings.
+#[derive(Debug)]
+pub struct Hooks<P: Platform> {
+    /// Opens the manager (by [`Mm::open`]) when it is first needed.
+    pub open: fn(&Mm<P>),
+    /// Starts a maintenance thread; without one memory goes back from within ordinary calls and by [`Mm::tick`].
+    pub spawn: Option<fn(&Mm<P>) -> Result<(), Errno>>,
+    /// Called after each tick, and before the maintenance thread sleeps; must neither allocate nor free.
+    pub ticked: Option<fn(&Mm<P>)>,
 }
 
 // SAFETY: `core` is written once, before `state` says so.
@@ -49,18 +59,19 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) objects: Objects<P>,
     pub(crate) maintenance: Maintenance,
     pub(crate) options: Options,
+    /// Bytes of runs that the program has.
+    pub(crate) run_bytes: AtomicU64,
+    pub(crate) page: StatPage,
 }
 
 impl<P: Platform> Mm<P> {
-    /// A manager that `opener` opens (by [`Mm::open`]) when it is first needed.
-    /// `spawner` starts a maintenance thread; without one memory goes back from within ordinary calls and by [`Mm::tick`].
-    pub const fn new(opener: fn(&Mm<P>), spawner: Option<fn(&Mm<P>) -> Result<(), Errno>>) -> Mm<P> {
+    /// A manager that is not open yet.
+    pub const fn new(hooks: Hooks<P>) -> Mm<P> {
         Mm {
             hot: Hot::closed(),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
-            opener,
-            spawner,
+            hooks,
             core: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -102,7 +113,8 @@ impl<P: Platform> Mm<P> {
                 core.maintenance.close(&core.objects.platform);
                 core.objects.close();
             }
-            *self = Mm::new(self.opener, self.spawner);
+            let Hooks { open, spawn, ticked } = self.hooks;
+            *self = Mm::new(Hooks { open, spawn, ticked });
         }
     }
 
@@ -115,7 +127,7 @@ impl<P: Platform> Mm<P> {
                 OPEN => return Some(unsafe { (*self.core.get()).assume_init_ref() }),
                 OPENING => futex::wait(&self.state, OPENING, None, Scope::Process),
                 _ => {
-                    (self.opener)(self);
+                    (self.hooks.open)(self);
                     // Relaxed: only whether to give up.
                     if self.state.load(Ordering::Relaxed) == CLOSED {
                         return None;
@@ -134,14 +146,16 @@ impl<P: Platform> Mm<P> {
     /// At least `size` bytes on a multiple of 16, or null.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> *mut u8 {
-        let object = self.allocate_fast(size);
-        if object.is_null() { self.allocate_slow(size) } else { object }
+        self.allocate_or(size, || self.allocate_slow(size))
     }
 
-    /// The same from this CPU's sheaf alone; null means: ask [`Mm::allocate_slow`].
+    /// The same from this CPU's stack alone; otherwise what `slow` answers, which is to end in [`Mm::allocate_slow`].
     #[inline(always)]
-    pub fn allocate_fast(&self, size: usize) -> *mut u8 {
-        self.hot.allocate(size)
+    pub fn allocate_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        match self.hot.allocate(size) {
+            Some(object) => object.as_ptr(),
+            None => slow(),
+        }
     }
 
     /// The same without the fast path.
@@ -192,10 +206,10 @@ impl<P: Platform> Mm<P> {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
                 Some(class) => core.retry(|| core.objects.allocate(&self.hot, class)).map(|object| (object, false)),
-                None => core.retry(|| core.allocate_run(self, size, align)),
+                None => core.retry(|| core.allocate_run(self, size, align)).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        core.after(self);
+        core.after(self, false);
         memory.unwrap_or((null_mut(), false))
     }
 
@@ -221,7 +235,7 @@ impl<P: Platform> Mm<P> {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             core.objects.free(&self.hot, class, pointer);
         }
-        core.after(self);
+        core.after(self, false);
     }
 
     #[cold]
@@ -231,18 +245,21 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
-        {
+        let large = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             let class = core.class_of(pointer, "free");
             if class == Class::NONE {
-                core.free_run(pointer);
+                let bytes = core.free_run(pointer);
+                core.count_run(0, bytes);
+                bytes >= LARGE_FREE
             } else if core.objects.disown(class, pointer) {
                 core.objects.free(&self.hot, class, pointer);
+                false
             } else {
                 core.die_of(class, pointer, "free");
             }
-        }
-        core.after(self);
+        };
+        core.after(self, large);
     }
 
     /// How many bytes the memory at `pointer` really has; 0 for null.
@@ -278,6 +295,7 @@ impl<P: Platform> Mm<P> {
         if class == Class::NONE {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             if size > LARGEST && core.resize_run(self, pointer, size) {
+                core.count_run(size, usable);
                 return pointer;
             }
         } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {
@@ -301,7 +319,8 @@ impl<P: Platform> Core<P> {
         let maintenance = Maintenance::open(&platform)?;
         let config = Config { span: SPAN, budget, rseq: options.rseq, huge: options.huge };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
-        Ok(Core { objects: Objects::open(platform, &config)?, maintenance, options: *options })
+        let objects = Objects::open(platform, &config)?;
+        Ok(Core { objects, maintenance, options: *options, run_bytes: AtomicU64::new(0), page: StatPage::new() })
     }
 
     /// Tries, and where there is no memory: empties every cache into the pages, and tries once more. Nothing else stands

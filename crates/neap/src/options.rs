@@ -181,9 +181,9 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_named_and_left_out() {
-        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:9999999999g,rseq:off");
+        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off");
         assert_eq!(options, Options { rseq: false, ..Options::DEFAULT });
         let wrong: Vec<&str> = complaints.iter().map(|(item, _)| item.as_str()).collect();
-        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:9999999999g"]);
+        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:99999999999g"]);
     }
 }

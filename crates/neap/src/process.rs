@@ -7,15 +7,16 @@
 //! Fork: prepare closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
 //! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
 
-use crate::mm::Mm;
+use crate::mm::{Hooks, Mm};
 use crate::options::Options;
+use crate::stat_page;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use neap_base::platform::{Errno, Linux};
 use neap_os::thread;
 
 /// The process's memory manager.
-pub static PROCESS: Mm<Linux> = Mm::new(open, Some(spawn));
+pub static PROCESS: Mm<Linux> = Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) });
 
 /// Looks at the gate while fork waits for cold paths to end: about a second. A thread that forks from a signal handler
 /// which interrupted its own cold path waits that long in vain and then forks anyway: its child may lose a few objects.
@@ -28,6 +29,7 @@ fn open(mm: &Mm<Linux>) {
     if opened.is_ok() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        mm.ticked();
     }
 }
 

@@ -4,6 +4,7 @@
 //! that go on working are of slightly different moments.
 
 use crate::mm::{Core, Mm};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Kind;
@@ -19,6 +20,9 @@ pub struct Usage {
     pub cached_bytes: u64,
     /// Free pages that are resident.
     pub free_bytes: u64,
+    /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless some got lost. While
+    /// other threads allocate, parts are read at different moments, and it may be a little more or less.
+    pub unaccounted_bytes: i64,
 }
 
 /// One class's objects.
@@ -28,6 +32,8 @@ pub struct ClassNumbers {
     pub size: u32,
     /// Slabs.
     pub slabs: u32,
+    /// Pages of these slabs.
+    pub pages: u64,
     /// Objects there are in these slabs.
     pub objects: u64,
     /// Free, in slabs.
@@ -39,22 +45,28 @@ pub struct ClassNumbers {
 }
 
 impl<P: Platform> Core<P> {
+    /// Counts a run of `new` bytes that took the place of one of `old` bytes; 0 for none.
+    pub(crate) fn count_run(&self, new: usize, old: usize) {
+        let new = new.next_multiple_of(self.objects.pages.page_size());
+        // Relaxed: a number. It wraps around zero where the free is counted first.
+        self.run_bytes.fetch_add(new.wrapping_sub(old) as u64, Ordering::Relaxed);
+    }
+
     /// The numbers of one class.
     pub(crate) fn class_numbers(&self, class: Class) -> ClassNumbers {
         let objects = &self.objects;
         let mut in_slots = 0;
         for cpu in 0..objects.slots.cpus() {
-            let peek = objects.slots.peek(&objects.platform, cpu, class);
-            in_slots += u64::from(peek.main) + u64::from(peek.spare);
+            in_slots += u64::from(objects.slots.peek(&objects.platform, cpu, class).count);
         }
         let cache = objects.caches[class.index()].lock();
-        let mut in_barn = 0;
-        cache.full.each(|sheaf| in_barn += u64::from(sheaf.count()));
-        let per_slab = u64::from(class.slab_shape(objects.pages.page_size()).objects);
+        let in_barn = cache.full.objects();
+        let shape = class.slab_shape(objects.pages.page_size());
         ClassNumbers {
             size: class.size() as u32,
             slabs: cache.slabs,
-            objects: u64::from(cache.slabs) * per_slab,
+            pages: u64::from(cache.slabs) << shape.order,
+            objects: u64::from(cache.slabs) * u64::from(shape.objects),
             in_slabs: cache.free,
             in_barn,
             in_slots,
@@ -65,19 +77,24 @@ impl<P: Platform> Core<P> {
     pub(crate) fn usage(&self) -> Usage {
         let page = self.objects.pages.page_size() as u64;
         let pages = self.objects.pages.statistics();
-        let (mut cached, mut in_slabs) = (0, 0);
+        let (mut cached, mut in_slabs, mut slab_pages) = (0, 0, 0);
         for class in Class::all() {
             let numbers = self.class_numbers(class);
             let free = numbers.in_slabs + numbers.in_barn + numbers.in_slots;
             cached += free.min(numbers.objects) * u64::from(numbers.size);
             in_slabs += numbers.objects * u64::from(numbers.size);
+            slab_pages += numbers.pages;
         }
         let handed_out = u64::from(pages.used.saturating_sub(pages.listed)) * page;
+        let draining = pages.travelling.saturating_sub(pages.releasing);
+        // Relaxed: a number.
+        let owned = (slab_pages + u64::from(draining)) * page + self.run_bytes.load(Ordering::Relaxed);
         Usage {
             mapped_bytes: pages.mapped_bytes as u64,
             used_bytes: handed_out.max(in_slabs) - cached.min(handed_out.max(in_slabs)),
             cached_bytes: cached,
             free_bytes: u64::from(pages.backed_free + pages.listed) * page,
+            unaccounted_bytes: handed_out.wrapping_sub(owned) as i64,
         }
     }
 }

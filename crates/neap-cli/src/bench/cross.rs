@@ -1,12 +1,13 @@
 //! `neap bench cross`: blocks allocated on one thread and freed on another.
 //!
-//! Figure: `cross_ratio`, the larger of the ratios in the two workloads, each to the peer that is fastest in it.
+//! Figures: `larson_ratio` and `xmalloc_ratio`, each to the peer that is fastest in it, and `cross_ratio`, the larger of the
+//! two; with `_cpu` behind, the same of processor time.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::{Options, Session, Workload, default_peers};
+use super::{Options, Reading, Session, Workload, default_peers};
 use crate::report::{cell, table};
 use crate::variant::{Choice, Variant};
 use crate::work::Outcome;
@@ -20,12 +21,15 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         Workload::timed("larson", rounds, &["larson", "--generations", &generations]),
         Workload::timed("xmalloc", rounds, &["xmalloc", "--batches", &batches]),
     ]);
-    let ratios = ["larson", "xmalloc"].map(|workload| session.ratio_to_fastest("neap", workload, None, default_peers));
-    if let [Some(larson), Some(xmalloc)] = ratios {
-        let larger = if larson.summary.median >= xmalloc.summary.median { larson.clone() } else { xmalloc.clone() };
-        session.figure_of_ratio("larson_ratio", Some(larson));
-        session.figure_of_ratio("xmalloc_ratio", Some(xmalloc));
-        session.figure_of_ratio("cross_ratio", Some(larger));
+    for (suffix, reading) in [("", None), ("_cpu", Some(Outcome::cpu_ns_each as Reading))] {
+        let ratios =
+            ["larson", "xmalloc"].map(|workload| session.ratio_to_fastest("neap", workload, reading, default_peers));
+        if let [Some(larson), Some(xmalloc)] = ratios {
+            let larger = if larson.summary.median >= xmalloc.summary.median { larson.clone() } else { xmalloc.clone() };
+            session.figure_of_ratio(&format!("larson_ratio{suffix}"), Some(larson));
+            session.figure_of_ratio(&format!("xmalloc_ratio{suffix}"), Some(xmalloc));
+            session.figure_of_ratio(&format!("cross_ratio{suffix}"), Some(larger));
+        }
     }
     let tables = tables(&session);
     session.finish(options.json, &tables)

@@ -1,15 +1,16 @@
 //! `neap bench idle`: what stays resident after a burst, and what the burst took.
 //!
 //! Figures: `rss_2s_mib_SIZE` (resident two seconds after the last free, worst of the rounds), `rss_2s_mib` (largest over
-//! the sizes), `busy_ratio` (largest over the sizes of the ratio to the fastest peer in its default), and the same two
-//! for each peer that is set to return memory: `rss_2s_mib_NAME`, and `busy_ratio_NAME` for neap's time over that peer's.
+//! the sizes), `busy_ratio` (largest over the sizes of the ratio to the fastest peer in its default) and `busy_ratio_cpu`
+//! (the same of processor time). For each peer that is set to return memory: `rss_2s_mib_NAME`, and `busy_ratio_NAME`,
+//! neap's time over that peer's.
 //! neap waits in the first three rounds and peers in the first alone; the later ones measure the burst.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::{Options, Session, Workload, default_peers};
+use super::{Options, Reading, Session, Workload, default_peers};
 use crate::report::{Ratio, cell, table};
 use crate::statistics::Summary;
 use crate::variant::{Choice, Kind, Variant};
@@ -51,8 +52,11 @@ fn figures(session: &mut Session, sizes: &[String]) {
         session.figure(&format!("rss_2s_mib_{size}"), resident(session, "neap", size, 3).map(|rss| rss.max));
     }
     session.figure("rss_2s_mib", worst_resident(session, "neap", sizes));
-    let to_fastest = sizes.iter().map(|size| session.ratio_to_fastest("neap", size, None, default_peers)).collect();
-    session.figure_of_ratio("busy_ratio", largest(to_fastest));
+    for (name, reading) in [("busy_ratio", None), ("busy_ratio_cpu", Some(Outcome::cpu_ns_each as Reading))] {
+        let to_fastest =
+            sizes.iter().map(|size| session.ratio_to_fastest("neap", size, reading, default_peers)).collect();
+        session.figure_of_ratio(name, largest(to_fastest));
+    }
     let tuned: Vec<&'static str> = session
         .found
         .variants

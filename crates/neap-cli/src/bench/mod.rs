@@ -266,7 +266,8 @@ impl Session {
         self.ratio_of(variant, against, workload, None)
     }
 
-    fn ratio_of(
+    /// The same of another reading.
+    pub(crate) fn ratio_of(
         &self,
         variant: &'static str,
         against: &'static str,

@@ -1,6 +1,6 @@
 //! `neap bench start`: what preloading costs a program that does nothing.
 //!
-//! Figure: `start_ratio`, neap to no preload at all. Starts and awaits `/bin/true` a thousand times, one after the other,
+//! Figures: `start_ratio`, neap to no preload at all, and `start_ratio_cpu`, the same of processor time. Starts and awaits `/bin/true` a thousand times, one after the other,
 //! by posix_spawn with an environment that holds nothing but the variant's variables. Peers are only shown, so they take
 //! part in the first rounds alone.
 
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Options, Session, Workload};
+use super::{Options, Reading, Session, Workload};
 use crate::process::cpu_ns;
 use crate::report::{cell, table};
 use crate::variant::{Choice, Variant};
@@ -35,8 +35,10 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         let counts = variant.is_neap() || variant.name == "glibc";
         (counts || round < PEER_ROUNDS).then(|| spawn(variant, count))
     });
-    let ratio = session.ratio("neap", "glibc", "start");
-    session.figure_of_ratio("start_ratio", ratio);
+    for (name, reading) in [("start_ratio", None), ("start_ratio_cpu", Some(Outcome::cpu_ns_each as Reading))] {
+        let ratio = session.ratio_of("neap", "glibc", "start", reading);
+        session.figure_of_ratio(name, ratio);
+    }
     let tables = tables(&session);
     session.finish(options.json, &tables)
 }

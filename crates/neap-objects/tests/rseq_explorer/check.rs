@@ -1,17 +1,22 @@
-//! What must hold in a state: every object and every sheaf is in exactly one place.
+//! What must hold in a state: every object and every region is in exactly one place.
 //!
 //! Sits between `execute` and `search`. Reads a state, changes nothing, locks nothing. Never looks at
 //! how a state was reached, except for the flaw that a step has noted.
 //!
-//! The memory is judged as it will be when all buffers have drained, so an object is in a sheaf from
+//! The memory is judged as it will be when all buffers have drained, so an object is in a stack from
 //! the moment its commit is executed. In every state:
-//! 1. Each object is once in: a slot below the count of a sheaf, a thread's hand, the pool.
-//! 2. Each sheaf is once in: a row, the barn, a thread's registers `s` or `d`.
-//! 3. A row is DUMMY only while some taker is between its swap and its store to the row.
-//! 4. No sequence has stored into a sheaf that is neither in its CPU's row nor just swapped out
+//! 1. Each object is once in: a cell below the count of a stack of its class, a thread's hand, a
+//!    thread's private memory where that counts, the barn. The stacks are those of the regions in the
+//!    rows and of the region that a taker has, the latter only of the wanted classes once the spare
+//!    region is in the row.
+//! 2. Each region is once in: a row, a taker's register `d`, the word for the spare region.
+//! 3. No count is above its capacity and no capacity above what there is.
+//! 4. The spare region is all zeroes unless a taker is at work on it; DUMMY always is.
+//! 5. A row is DUMMY only while some taker is between its swap and its next store to the row.
+//! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
-//! "At rest" 1 to 3 are judged only where all threads have finished and all buffers are empty: a
+//! "At rest" 1 to 5 are judged only where all threads have finished and all buffers are empty: a
 //! violation there is real damage that stays. Popped rubbish, an object received twice and a torn
 //! snapshot are damage at once and count in both modes.
 
@@ -19,8 +24,8 @@ use crate::model::*;
 use crate::protocol::*;
 use crate::steps::Machine;
 
-pub fn pointer_name(pointer: u8) -> &'static str {
-    ["nothing", "EMPTY0", "DUMMY", "A", "B", "C", "D"].get(pointer as usize).copied().unwrap_or("?")
+pub fn region_name(pointer: u8) -> &'static str {
+    ["nothing", "DUMMY", "A", "B", "C", "D"].get(pointer as usize).copied().unwrap_or("?")
 }
 
 impl Machine {
@@ -31,62 +36,85 @@ impl Machine {
     /// Says what is wrong with a state, if anything is.
     pub fn judge(&self, s: &State) -> Option<String> {
         let text = match s.flaw {
-            Flaw::None => return self.judge_places(s),
-            Flaw::ForeignStore => "a sequence stored into a sheaf that was not its CPU's any more",
+            Flaw::None if self.scenario.at_rest && !self.at_rest(s) => return None,
+            Flaw::None => {
+                let mem = s.settled();
+                return self.judge_regions(s, &mem).or_else(|| self.judge_objects(s, &mem));
+            }
+            Flaw::ForeignStore => "a sequence stored into a region that was not its CPU's any more",
             Flaw::CommitWhileClosed => "a sequence committed while fork had the table closed",
-            Flaw::PoppedNothing => "a pop returned what is no object",
-            Flaw::ObjectTwice => "a thread received an object that was there already",
-            Flaw::SheafTwice => "a sheaf was put into the barn twice",
-            Flaw::OutOfBounds => "a slot outside the sheaf was used",
+            Flaw::PoppedNothing => "what was popped is no object",
+            Flaw::ObjectTwice => "an object came to where it was already",
+            Flaw::OutOfBounds => "a cell outside the stack was used",
             Flaw::SnapshotInFlight => "the copied memory had a sequence or a store in flight",
-            Flaw::SnapshotLocked => "the copied memory had a locked slot: nobody in the child unlocks it",
+            Flaw::SnapshotLocked => "the copied memory had a locked mutex: nobody in the child unlocks it",
             Flaw::SnapshotDummy => "the copied memory had DUMMY in a row: the child could never use it",
+            Flaw::SnapshotLoses => "the copied memory had objects that only another thread knew of: the child loses them",
         };
         Some(text.to_string())
     }
 
-    fn judge_places(&self, s: &State) -> Option<String> {
-        if self.scenario.at_rest && !self.at_rest(s) {
-            return None;
-        }
-        let mem = s.settled();
+    /// The lines that threads are at which hold a region, with their frames.
+    fn takers<'a>(&'a self, s: &'a State, flag: u8) -> impl Iterator<Item = (usize, Frame)> + 'a {
+        let holds = move |(_, t): &(usize, &Thread)| self.program.lines[t.now.pc as usize].flags & flag != 0;
+        s.thr.iter().enumerate().filter(holds).map(|(index, t)| (index, t.now))
+    }
+
+    fn judge_regions(&self, s: &State, mem: &[u8; WORDS]) -> Option<String> {
         for row in 0..ROWS {
-            let taking = |f: &Frame| self.program.lines[f.pc as usize].flags & DETACHED != 0 && f.c as usize == row;
-            if mem[ROW + row] == DUMMY && !s.thr.iter().any(|t| taking(&t.now) || taking(&t.saved)) {
+            if mem[ROW + row] == DUMMY && !self.takers(s, DETACHED).any(|(_, f)| f.c as usize == row) {
                 return Some(format!("row[{row}] is DUMMY and no taker is at work"));
             }
         }
-        let mut objects = [0_u8; 8];
-        for sheaf in 0..self.scenario.sheaves.len() {
-            let pointer = A + sheaf as u8;
-            let count = count_of(pointer);
-            let full = mem[count] & !LOCK;
-            if full > CAPACITY {
-                return Some(format!("sheaf {} has count {full}", pointer_name(pointer)));
+        let spares: Vec<usize> = (SPARE..SPARE + self.spares()).collect();
+        // Where the spare region has become a row's, the word still names it.
+        let stale = |&word: &usize| self.takers(s, PUBLISHED).any(|(t, _)| self.spare_of(t) == word);
+        for region in A..C + self.spares() as u8 {
+            let rows = mem[ROW..ROW + ROWS].iter().filter(|&&row| row == region).count();
+            let taken = self.takers(s, DETACHED | PUBLISHED).filter(|(_, f)| f.d == region).count();
+            let spare = spares.iter().filter(|word| mem[**word] == region && !stale(word)).count();
+            if rows + taken + spare != 1 {
+                return Some(format!("region {} is in {} places", region_name(region), rows + taken + spare));
             }
-            for slot in 0..full as usize {
-                objects[mem[count + 1 + slot] as usize & 7] += 1;
-            }
-            let held = |t: &Thread| {
-                let holds =
-                    |f: &Frame| usize::from(f.s == pointer) + usize::from(f.d == pointer && self.decided(f, &mem));
-                holds(&t.now) + holds(&t.saved)
-            };
-            let rows = mem[ROW..ROW + ROWS].iter().filter(|&&row| row == pointer).count();
-            let places = rows + usize::from(s.barn >> sheaf & 1) + s.thr.iter().map(held).sum::<usize>();
-            if places != 1 {
-                return Some(format!("sheaf {} is in {places} places", pointer_name(pointer)));
+            let used = s.frames().any(|f| f.s == region);
+            let zero = |class| mem[count_of(region, class)..][..2] == [0, 0];
+            if spare == 1 && !used && !(0..self.scenario.classes()).all(zero) {
+                return Some(format!("the spare region {} is not all zeroes", region_name(region)));
             }
         }
-        for mask in s.thr.iter().map(|t| t.hand).chain([s.pool]) {
-            for (object, places) in objects.iter_mut().enumerate() {
+        let touched = mem[REGION..REGION + STRIDE].iter().any(|&word| word != 0);
+        touched.then(|| "DUMMY was written to".to_string())
+    }
+
+    fn judge_objects(&self, s: &State, mem: &[u8; WORDS]) -> Option<String> {
+        let mut places = [0_u8; 8];
+        let rows = (ROW..ROW + ROWS).map(|row| (mem[row], 0xff)).filter(|&(region, _)| region != DUMMY);
+        let detached = self.takers(s, DETACHED).map(|(_, f)| (f.d, 0xff));
+        let published = self.takers(s, PUBLISHED).map(|(t, f)| (f.d, self.wanted(s, t)));
+        for (region, classes) in rows.chain(detached).chain(published) {
+            for class in (0..self.scenario.classes()).filter(|class| classes >> class & 1 == 1) {
+                let name = format!("{}.{class}", region_name(region));
+                let [count, capacity] = [0, 1].map(|word| mem[count_of(region, class) + word]);
+                if count > capacity || capacity > self.scenario.capacity {
+                    return Some(format!("stack {name} has count {count} and capacity {capacity}"));
+                }
+                for &object in &mem[count_of(region, class) + 2..][..count as usize] {
+                    if object == NOTHING || self.scenario.class_of(object) != class {
+                        return Some(format!("a cell of {name} below the count holds no object of the class"));
+                    }
+                    places[object as usize & 7] += 1;
+                }
+            }
+        }
+        for f in s.frames() {
+            f.b[..f.m as usize].iter().for_each(|&object| places[object as usize & 7] += 1);
+        }
+        for mask in s.thr.iter().map(|t| t.hand).chain([s.barn]) {
+            for (object, places) in places.iter_mut().enumerate() {
                 *places += mask >> object & 1;
             }
         }
-        if objects[0] != 0 {
-            return Some("a slot below the count holds no object".to_string());
-        }
-        for (object, &places) in objects.iter().enumerate().skip(1) {
+        for (object, &places) in places.iter().enumerate().skip(1) {
             if places != u8::from(self.exists(object as u8)) {
                 return Some(format!("object {object} is in {places} places"));
             }
@@ -94,18 +122,18 @@ impl Machine {
         None
     }
 
-    /// Whether what a taker has in `d` counts as taken. It always does, except in the variant where an
-    /// exchange may overwrite DUMMY and the taker finds out later.
-    fn decided(&self, f: &Frame, settled: &[u8; 16]) -> bool {
-        let open =
-            matches!(self.program.lines[f.pc as usize].instr, Instr::FenceRow | Instr::Recheck | Instr::PutBackCas);
-        let overwritten = settled[ROW + (f.c as usize).min(ROWS - 1)] != DUMMY;
-        !(self.scenario.mutant == Mutant::PlainExchangeRecheck && open && overwritten)
+    /// The classes that a taker is after, as a mask.
+    fn wanted(&self, s: &State, t: usize) -> u8 {
+        match self.scenario.actors[t].ops[s.thr[t].op as usize] {
+            Op::Take(_, wanted) => wanted,
+            _ => 0,
+        }
     }
 
     fn exists(&self, object: u8) -> bool {
-        let pushes = |op: &Op| matches!(*op, Op::Push(v) | Op::ColdPush(v) if v == object);
-        self.scenario.sheaves.iter().flatten().any(|&v| v == object)
+        let pushes = |op: &Op| matches!(*op, Op::Push(v) | Op::SlowPush(v) if v == object);
+        self.scenario.stacks.iter().flatten().flatten().any(|&v| v == object)
+            || self.scenario.barn >> object & 1 == 1
             || self.scenario.actors.iter().any(|a| a.ops.iter().chain(&a.handler).any(pushes))
     }
 }

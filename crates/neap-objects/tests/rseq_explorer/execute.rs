@@ -19,63 +19,59 @@ impl Machine {
 
     fn load(&self, s: &State, t: usize, word: usize) -> u8 {
         let newest = s.buf[s.thr[t].cpu as usize].iter().rfind(|&&entry| (entry >> 4) as usize == word + 1);
-        newest.map_or(s.mem[word], |entry| entry & 15)
+        newest.map_or(s.mem[word], |entry| (entry & 15) as u8)
     }
 
     /// Puts a store into the buffer of the thread's CPU; false if that is full, so that it must drain.
     fn store(&self, s: &mut State, t: usize, word: usize, value: u8) -> bool {
         let buffer = &mut s.buf[s.thr[t].cpu as usize];
-        match buffer.iter_mut().find(|entry| **entry == 0) {
-            Some(free) => *free = (word as u8 + 1) << 4 | value,
-            None => return false,
-        }
-        true
+        let free = buffer.iter_mut().find(|entry| **entry == 0);
+        free.map(|entry| *entry = (word as u16 + 1) << 4 | u16::from(value)).is_some()
     }
 
-    fn count(&self, s: &State, t: usize, pointer: u8) -> u8 {
-        if pointer >= A { self.load(s, t, count_of(pointer)) } else { 0 }
-    }
-
-    /// A word of a sheaf's slots. Only a broken protocol asks for one outside.
-    fn slot(&self, s: &mut State, pointer: u8, index: u8) -> usize {
-        if index >= capacity(pointer) {
+    /// The word of a cell. Only a broken protocol asks for one outside.
+    fn cell(&self, s: &mut State, region: u8, class: u8, index: u8) -> usize {
+        let inside = index < self.scenario.capacity;
+        if !inside {
             self.note(s, Flaw::OutOfBounds);
-            return count_of(A) + 1;
         }
-        count_of(pointer) + 1 + index as usize
+        count_of(region, class) + 2 + if inside { index as usize } else { 0 }
     }
 
-    /// A sequence stores into sheaf `p` of CPU `c`: right only if that is the row of the CPU it is
-    /// on, or if a taker has swapped the sheaf out and not fenced yet.
+    /// A sequence stores into region `p` of CPU `c`: right only if that is the row of the CPU it is
+    /// on, or if a taker has swapped the region out and not fenced yet.
     fn check_owner(&self, s: &mut State, t: usize, p: u8, c: u8) {
         let flags = |frame: &Frame| self.program.lines[frame.pc as usize].flags;
-        let leaving = |f: &Frame| f.d == p && f.c == c && flags(f) & (DETACHED | FENCED) == DETACHED;
+        let leaving = |f: Frame| f.d == p && f.c == c && flags(&f) & (DETACHED | FENCED) == DETACHED;
         let own = c == s.thr[t].cpu && (c as usize) < ROWS;
-        if !own
-            || s.settled()[ROW + c as usize] != p
-                && !s.thr.iter().any(|other| leaving(&other.now) || leaving(&other.saved))
-        {
+        if !own || s.settled()[ROW + c as usize] != p && !s.frames().any(leaving) {
             self.note(s, Flaw::ForeignStore);
         }
     }
 
-    fn put_into_barn(&self, s: &mut State, t: usize, pointer: u8) {
-        s.drain(s.thr[t].cpu as usize);
-        if pointer >= A {
-            let bit = 1 << (pointer - A);
-            if s.barn & bit != 0 {
-                self.note(s, Flaw::SheafTwice);
-            }
-            s.barn |= bit;
+    fn put_into_barn(&self, s: &mut State, object: u8) {
+        if object == NOTHING {
+            self.note(s, Flaw::PoppedNothing);
+        } else if s.barn >> object & 1 == 1 {
+            self.note(s, Flaw::ObjectTwice);
         }
+        s.barn |= 1 << object & !1;
     }
 
-    fn take_from_barn(&self, s: &mut State, t: usize, empty: bool) -> Option<u8> {
-        s.drain(s.thr[t].cpu as usize);
-        let fits = |&p: &u8| s.barn >> (p - A) & 1 == 1 && (s.mem[count_of(p)] == 0) == empty;
-        let found = (A..A + MAX_SHEAVES as u8).find(fits)?;
-        s.barn &= !(1 << (found - A));
-        Some(found)
+    fn take_from_barn(&self, s: &mut State, class: u8) -> u8 {
+        let fits = |object: &u8| s.barn >> object & 1 == 1 && self.scenario.class_of(*object) == class;
+        let Some(found) = (1..8).find(fits) else { return NOTHING };
+        s.barn &= !(1 << found);
+        found
+    }
+
+    fn receive(&self, s: &mut State, t: usize, object: u8) {
+        if object == NOTHING {
+            self.note(s, Flaw::PoppedNothing);
+        } else if s.thr[t].hand >> object & 1 == 1 {
+            self.note(s, Flaw::ObjectTwice);
+        }
+        s.thr[t].hand |= 1 << object & !1;
     }
 
     /// Executes the next line of thread `t`; false if that is not possible, or has no such branch.
@@ -84,7 +80,7 @@ impl Machine {
         let line = self.program.lines[f.pc as usize];
         let cpu = s.thr[t].cpu as usize;
         let two = match line.instr {
-            Instr::Choice | Instr::WaitBit => true,
+            Instr::Choice => true,
             Instr::FenceRow => self.scenario.fence_may_fail,
             _ => false,
         };
@@ -96,6 +92,8 @@ impl Machine {
         let mut seen = 0;
         // Whether the line does what it says; otherwise it jumps.
         let mut goes_on = true;
+        // A plain store of the line: a word and its value.
+        let mut store = None;
         match line.instr {
             Instr::Finish => unreachable!("settled by the step before"),
             Instr::Arm => s.thr[t].armed = self.scenario.actors[t].rseq == Rseq::Registered,
@@ -116,180 +114,82 @@ impl Machine {
                 }
             }
             Instr::LoadRow => f.p = self.load(s, t, row),
-            Instr::CountForPush => {
-                f.n = self.count(s, t, f.p);
-                goes_on = f.n < capacity(f.p);
+            Instr::LoadCount => f.n = self.load(s, t, count_of(f.p, f.k)),
+            Instr::LoadCountDown(many) => {
+                let less = if many { self.scenario.half() } else { 1 };
+                f.n = self.load(s, t, count_of(f.p, f.k)).wrapping_sub(less) & 15;
+                // The unsigned trick: 0 - 1 is above any capacity. The pop of many looks at the borrow, too.
+                goes_on = !many || f.n < 8;
             }
-            // The unsigned trick: 0 - 1 and a count with the lock bit are both above any capacity.
-            Instr::CountForPop | Instr::CountForLock => {
-                let n = self.count(s, t, f.p);
-                let below = n.wrapping_sub(1);
-                goes_on = below < capacity(f.p);
-                f.n = if line.instr == Instr::CountForPop { below } else { n };
-            }
-            Instr::StoreSlot | Instr::StoreCountUp | Instr::StoreCountDown | Instr::StoreLocked => {
-                self.check_owner(s, t, f.p, f.c);
-                let count = count_of(f.p);
-                let (word, value) = match line.instr {
-                    Instr::StoreSlot => (self.slot(s, f.p, f.n), f.v),
-                    Instr::StoreCountUp => (count, f.n + 1),
-                    Instr::StoreCountDown => (count, f.n),
-                    _ => (count, f.n | LOCK),
+            Instr::CheckRoom(_) | Instr::CheckObjects => {
+                let capacity = self.load(s, t, count_of(f.p, f.k) + 1);
+                goes_on = match line.instr {
+                    Instr::CheckRoom(many) => f.n + if many { f.m } else { 1 } <= capacity,
+                    _ => f.n < capacity,
                 };
-                if !self.store(s, t, word, value) {
-                    return false;
-                }
-                if line.flags & COMMIT != 0 {
-                    seen = if line.hand == Hand::Give { event::PUSHED } else { event::POPPED };
-                }
             }
-            Instr::LoadSlot => {
-                let word = self.slot(s, f.p, f.n);
+            Instr::CheckDummy => goes_on = f.p != DUMMY,
+            Instr::StoreCell => store = Some((self.cell(s, f.p, f.k, f.n), f.v)),
+            Instr::CopyIn => {
+                store = Some((self.cell(s, f.p, f.k, f.n + f.i), f.b[f.i as usize]));
+                f.i += 1;
+                goes_on = f.i == f.m;
+            }
+            Instr::StoreCountUp(many) => store = Some((count_of(f.p, f.k), f.n + if many { f.m } else { 1 })),
+            Instr::StoreCountDown => store = Some((count_of(f.p, f.k), f.n)),
+            Instr::StoreCapacity => store = Some((count_of(f.p, f.k) + 1, self.scenario.capacity)),
+            Instr::LoadCell => {
+                let word = self.cell(s, f.p, f.k, f.n);
                 f.t = self.load(s, t, word);
             }
-            Instr::HeldSlot => {
-                let word = self.slot(s, f.p, f.n - 1);
-                f.t = self.load(s, t, word);
+            Instr::CopyOut => {
+                let word = self.cell(s, f.p, f.k, f.n + f.i);
+                f.b[f.i as usize] = self.load(s, t, word);
+                f.i += 1;
+                goes_on = f.i == self.scenario.half();
             }
-            Instr::HeldUnlock => {
-                if !self.store(s, t, count_of(f.p), f.n - 1) {
-                    return false;
-                }
-            }
-            Instr::SharedPush => {
+            Instr::BarnPutOne => {
                 s.drain(cpu);
-                if s.pool >> f.v & 1 == 1 {
-                    self.note(s, Flaw::ObjectTwice);
-                }
-                s.pool |= 1 << f.v;
+                self.put_into_barn(s, f.v);
             }
-            Instr::LoadExpected => {
-                if f.c != cpu as u8 && f.c != NO_CPU {
-                    seen = event::MIGRATED;
-                }
-                f.e = if (f.c as usize) < ROWS { self.load(s, t, row) } else { DUMMY };
-                goes_on = f.e != DUMMY || self.scenario.mutant == Mutant::ExpectDummy;
-                f.c = 0;
-                if !goes_on {
-                    f.e = NOTHING;
-                }
-            }
-            Instr::BarnEmpty | Instr::BarnFull => {
-                let found = self.take_from_barn(s, t, line.instr == Instr::BarnEmpty);
-                goes_on = found.is_some();
-                f.s = found.unwrap_or(NOTHING);
-            }
-            Instr::PrivateFill => {
-                let count = count_of(f.s);
-                if !self.store(s, t, count + 1, f.v) || !self.store(s, t, count, 1) {
-                    return false;
-                }
-            }
-            Instr::PrivateTake => {
-                let n = self.count(s, t, f.s).wrapping_sub(1);
-                let word = self.slot(s, f.s, n);
-                f.t = self.load(s, t, word);
-                if !self.store(s, t, count_of(f.s), n & 15) {
-                    return false;
-                }
-            }
-            Instr::CmpXchg | Instr::PlainCompare | Instr::PlainStore => {
-                if line.instr == Instr::CmpXchg {
-                    s.drain(cpu);
-                }
-                if line.instr != Instr::PlainStore {
-                    goes_on = self.load(s, t, row) == f.e;
-                }
-                if !goes_on {
-                    f.e = NOTHING;
-                    seen = event::EXCHANGE_LOST;
-                } else if line.instr != Instr::PlainCompare {
-                    if !self.store(s, t, row, f.s) {
-                        return false;
-                    }
-                    if line.instr == Instr::CmpXchg {
-                        s.drain(cpu);
-                    }
-                    (f.d, f.s, f.e) = (f.e, NOTHING, NOTHING);
-                    seen = event::EXCHANGED;
-                }
-            }
-            Instr::BarnPutOwn => {
-                self.put_into_barn(s, t, f.s);
-                f.s = NOTHING;
-            }
-            Instr::BarnPutOld => {
-                self.put_into_barn(s, t, f.d);
-                f.d = NOTHING;
-            }
-            Instr::Swap => {
+            Instr::BarnPutMany => {
                 s.drain(cpu);
-                f.d = s.mem[row];
-                s.mem[row] = DUMMY;
-                goes_on = f.d != DUMMY;
-                if !goes_on {
-                    seen = event::BUSY;
-                }
+                f.b[..f.m as usize].iter().for_each(|&object| self.put_into_barn(s, object));
             }
-            Instr::FenceRow => {
-                goes_on = branch == 0;
+            Instr::BarnTake(keep) => {
+                s.drain(cpu);
+                let kept = if keep { self.take_from_barn(s, f.k) } else { NOTHING };
+                if kept != NOTHING {
+                    self.receive(s, t, kept);
+                }
+                for _ in 0..self.scenario.half() {
+                    f.b[f.m as usize] = self.take_from_barn(s, f.k);
+                    f.m += u8::from(f.b[f.m as usize] != NOTHING);
+                }
+                goes_on = f.m > 0;
+            }
+            Instr::EnterGate | Instr::LeaveGate => {
+                s.drain(cpu);
+                s.mem[INSIDE] = if line.instr == Instr::EnterGate { s.mem[INSIDE] + 1 } else { s.mem[INSIDE] - 1 };
+            }
+            Instr::CheckGate => {
+                goes_on = self.load(s, t, GATE) == 1;
                 if goes_on {
-                    self.fence(s, t, f.c, &mut seen);
+                    seen = event::GATE_CLOSED;
                 }
             }
-            Instr::FenceCpu(target) => self.fence(s, t, target, &mut seen),
-            Instr::Recheck => {
-                goes_on = self.load(s, t, row) == DUMMY;
-                if !goes_on {
-                    f.d = NOTHING;
-                    seen = event::RECHECK_LOST;
-                }
-            }
-            Instr::WaitBit => {
-                let locked = self.count(s, t, f.d) & LOCK != 0;
-                if locked != (branch == 1) {
-                    return false;
-                }
-                goes_on = !locked;
-                if locked {
-                    seen = event::WAITED_FOR_BIT;
-                }
-            }
-            Instr::OldCount => {
-                f.n = self.count(s, t, f.d) & !LOCK;
-                goes_on = f.n > 0;
-            }
-            Instr::OldSlot => {
-                let word = self.slot(s, f.d, f.n - 1);
-                f.t = self.load(s, t, word);
-            }
-            Instr::OldStore => {
-                f.n -= 1;
-                if !self.store(s, t, count_of(f.d), f.n) {
-                    return false;
-                }
-                seen = event::TOOK_OBJECT;
-            }
-            Instr::RowEmpty | Instr::PutBack => {
-                let value = if line.instr == Instr::RowEmpty { EMPTY0 } else { f.d };
-                if !self.store(s, t, row, value) {
-                    return false;
-                }
-                if line.instr == Instr::PutBack {
-                    f.d = NOTHING;
-                    seen = event::PUT_BACK;
-                }
-            }
-            Instr::PutBackCas => {
-                s.drain(cpu);
-                if s.mem[row] == DUMMY {
-                    s.mem[row] = f.d;
-                    seen = event::PUT_BACK;
+            Instr::WaitGate if self.load(s, t, GATE) == 1 => return false,
+            Instr::WaitEmpty if self.load(s, t, INSIDE) > 0 => return false,
+            Instr::WaitGate | Instr::WaitEmpty => {}
+            Instr::CloseGate => {
+                if self.scenario.mutant == Mutant::GateNoBarrier {
+                    store = Some((GATE, 1));
                 } else {
-                    seen = event::RECHECK_LOST;
+                    s.drain(cpu);
+                    s.mem[GATE] = 1;
                 }
-                f.d = NOTHING;
             }
+            Instr::OpenGate => store = Some((GATE, 0)),
             Instr::LockTakers | Instr::UnlockTakers => {
                 let lock = line.instr == Instr::LockTakers;
                 if lock && s.mem[TAKERS] == 1 {
@@ -298,55 +198,124 @@ impl Machine {
                 s.drain(cpu);
                 s.mem[TAKERS] = u8::from(lock);
             }
-            Instr::Close | Instr::Reopen => {
-                let value = if line.instr == Instr::Close { 0 } else { ROWS as u8 };
-                if !self.store(s, t, NCPUS, value) {
-                    return false;
+            Instr::LoadSpare => {
+                f.s = self.load(s, t, self.spare_of(t));
+                if f.s < C {
+                    seen = event::REUSED;
                 }
             }
+            Instr::Swap => {
+                s.drain(cpu);
+                f.d = s.mem[row];
+                s.mem[row] = DUMMY;
+                goes_on = f.d != DUMMY;
+                if !goes_on {
+                    seen = event::BUSY;
+                    let ignored = self.scenario.mutant == Mutant::IgnoreDummy;
+                    (f.d, f.s) = if ignored { (f.d, f.s) } else { (NOTHING, NOTHING) };
+                }
+            }
+            Instr::LoadOld => f.d = self.load(s, t, row),
+            Instr::FenceRow => {
+                goes_on = branch == 0;
+                if goes_on {
+                    self.fence(s, t, f.c, &mut seen);
+                }
+            }
+            Instr::FenceCpu(target) => self.fence(s, t, target, &mut seen),
+            Instr::OldCount(class) => {
+                f.n = self.load(s, t, count_of(f.d, class));
+                goes_on = f.n > 0;
+            }
+            Instr::CopyCell(class) => {
+                let (from, to) = (self.cell(s, f.d, class, f.i), self.cell(s, f.s, class, f.i));
+                store = Some((to, self.load(s, t, from)));
+                f.i += 1;
+                goes_on = f.i == f.n;
+                seen = event::KEPT;
+            }
+            Instr::CopyCount(class) => {
+                store = Some((count_of(f.s, class), f.n));
+                (f.n, f.i) = (0, 0);
+            }
+            Instr::CopyCapacity(class) => store = Some((count_of(f.s, class) + 1, self.load(s, t, count_of(f.d, class) + 1))),
+            Instr::Publish => store = Some((row, f.s)),
+            Instr::Dissolve(class) => {
+                s.drain(cpu);
+                for index in 0..f.n {
+                    let word = self.cell(s, f.d, class, index);
+                    let object = self.load(s, t, word);
+                    self.put_into_barn(s, object);
+                    seen = event::TOOK_OBJECT;
+                }
+                f.n = 0;
+                if self.scenario.mutant != Mutant::SpareNotZeroed {
+                    store = Some((count_of(f.d, class), 0));
+                }
+            }
+            Instr::ZeroCount(class) => store = Some((count_of(f.d, class), 0)),
+            Instr::ZeroCapacity(class) => store = Some((count_of(f.d, class) + 1, 0)),
+            Instr::StoreSpare => store = Some((self.spare_of(t), f.d)),
+            Instr::PutBack => {
+                store = Some((row, f.d));
+                seen = event::PUT_BACK;
+            }
+            Instr::Close => store = Some((NCPUS, 0)),
+            Instr::Reopen => store = Some((NCPUS, ROWS as u8)),
             Instr::FullBarrier => s.drain(cpu),
             Instr::Snapshot => self.snapshot(s, t, &mut seen),
         }
-        *events = seen;
-        self.move_on(s, t, f, line, goes_on);
+        if let Some((word, value)) = store {
+            if line.flags & (SEQ | COMMIT) != 0 {
+                self.check_owner(s, t, f.p, f.c);
+            }
+            if !self.store(s, t, word, value) {
+                return false;
+            }
+        }
+        if matches!(line.instr, Instr::StoreSpare | Instr::PutBack) {
+            (f.d, f.s) = (NOTHING, NOTHING);
+        }
+        if !goes_on && f.p == DUMMY {
+            seen |= event::REFUSED;
+        }
+        *events |= seen;
+        self.move_on(s, t, f, line, goes_on, events);
         true
     }
 
     /// The part of a step that is the thread's own business: hand, next line, forgotten registers.
-    fn move_on(&self, s: &mut State, t: usize, mut f: Frame, line: Line, goes_on: bool) {
+    fn move_on(&self, s: &mut State, t: usize, mut f: Frame, line: Line, goes_on: bool, events: &mut u32) {
         if goes_on && line.flags & COMMIT != 0 {
-            let closed = |other: &Thread| self.program.lines[other.now.pc as usize].flags & CLOSED != 0;
-            if s.thr.iter().any(closed) {
+            if s.frames().any(|f| self.program.lines[f.pc as usize].flags & CLOSED != 0) {
                 self.note(s, Flaw::CommitWhileClosed);
             }
+            *events |= match line.hand {
+                Hand::Same => event::ACTIVATED,
+                Hand::Give => event::PUSHED,
+                Hand::Get => event::POPPED,
+                Hand::GiveMany => event::PUSHED_MANY,
+                Hand::GetMany => event::POPPED_MANY,
+            };
         }
         match line.hand {
             Hand::Give if goes_on => {
                 s.thr[t].hand &= !(1 << f.v);
                 f.v = NOTHING;
             }
-            Hand::Get if goes_on => {
-                if f.t == NOTHING {
-                    self.note(s, Flaw::PoppedNothing);
-                } else if s.thr[t].hand >> f.t & 1 == 1 {
-                    self.note(s, Flaw::ObjectTwice);
-                }
-                s.thr[t].hand |= 1 << f.t & !1;
-                f.t = NOTHING;
-            }
+            Hand::Get if goes_on => self.receive(s, t, f.t),
+            Hand::GiveMany if goes_on => (f.m, f.b) = (0, [NOTHING; 2]),
+            Hand::GetMany if goes_on => f.m = self.scenario.half(),
             _ => {}
         }
-        // The loop of the taker: `OldStore` goes back while there is more.
-        let jumps = !goes_on || line.instr == Instr::OldStore && f.n > 0;
-        f.pc = if jumps { line.to } else { f.pc + 1 };
-        if line.flags & SEQ != 0 && self.program.lines[f.pc as usize].flags & SEQ == 0 {
+        f.pc = if goes_on { line.next } else { line.to };
+        let next = self.program.lines[f.pc as usize];
+        if (line.flags & SEQ != 0 || line.instr == Instr::StoreCapacity) && next.flags & SEQ == 0 {
             s.thr[t].armed = false;
-            if line.instr != Instr::StoreLocked || !goes_on {
-                (f.c, f.p, f.n, f.t) = (0, NOTHING, 0, NOTHING);
-            }
+            f = f.private();
         }
         s.thr[t].now = f;
-        if self.program.lines[f.pc as usize].instr == Instr::Finish {
+        if next.instr == Instr::Finish {
             let thread = &mut s.thr[t];
             if thread.saved.pc != 0 {
                 thread.now = thread.saved;
@@ -358,32 +327,27 @@ impl Machine {
         }
     }
 
-    /// Fork copies the memory: no sequence may be half way, no store pending, no row a DUMMY.
+    /// Fork copies the memory: nothing may be half way, pending, locked or held by a thread but its own objects.
     fn snapshot(&self, s: &mut State, forker: usize, seen: &mut u32) {
         *seen = event::SNAPSHOT;
-        let others = |t: &usize| *t != forker;
-        for t in (0..self.scenario.actors.len()).filter(others) {
-            let Thread { now, saved, .. } = s.thr[t];
-            if self.program.lines[now.pc as usize].flags & PAST != 0 {
-                self.note(s, Flaw::SnapshotInFlight);
-            }
-            if [now.s, now.d, saved.s, saved.d].iter().any(|&p| p >= A) {
-                *seen |= event::SNAPSHOT_MISSES_SHEAF;
+        for t in (0..self.scenario.actors.len()).filter(|&t| t != forker) {
+            for f in [s.thr[t].now, s.thr[t].saved] {
+                if self.program.lines[f.pc as usize].flags & PAST != 0 {
+                    self.note(s, Flaw::SnapshotInFlight);
+                }
+                if f.m > 0 || f.d >= A {
+                    self.note(s, Flaw::SnapshotLoses);
+                }
             }
         }
-        let settled = s.settled();
-        for row in ROW..ROW + ROWS {
-            let pointer = s.mem[row];
-            if pointer == DUMMY {
-                self.note(s, Flaw::SnapshotDummy);
-            }
-            if pointer >= A && settled[count_of(pointer)] & LOCK != 0 {
-                self.note(s, Flaw::SnapshotLocked);
-            }
-            let sheaf = if pointer >= A { count_of(pointer)..count_of(pointer) + 3 } else { row..row + 1 };
-            if settled[row] != pointer || settled[sheaf.clone()] != s.mem[sheaf] {
-                self.note(s, Flaw::SnapshotInFlight);
-            }
+        if s.mem[ROW..ROW + ROWS].contains(&DUMMY) {
+            self.note(s, Flaw::SnapshotDummy);
+        }
+        if s.mem[TAKERS] == 1 {
+            self.note(s, Flaw::SnapshotLocked);
+        }
+        if s.settled() != s.mem {
+            self.note(s, Flaw::SnapshotInFlight);
         }
     }
 }

@@ -6,14 +6,14 @@
 //!
 //! The machine, x86-64 TSO: each CPU has a buffer of stores in order; its own loads see them, other
 //! CPUs only after they drained, at any time. A `lock` instruction, a fence for that CPU, a signal
-//! and a context switch drain it. CPUs 0 and 1 have a row; CPU 2 has none and is where a taker sits
+//! and a context switch drain it. CPUs 0 and 1 have a region; CPU 2 has none and is where a taker sits
 //! that nobody disturbs. A thread leaves its CPU at any step and goes on where it finds a free one.
 //!
 //! What is one step: one access to shared memory with the arithmetic that follows it. Merging those
 //! is safe, because registers are private and an abort forgets them. Four further merges:
-//! * Filling or popping a sheaf of one's own is one step. No other thread reads or writes such a
-//!   sheaf before the step that publishes it; the check in every state that a sheaf is in one place
-//!   only would report the first state where that is not so.
+//! * A load from a region that a taker has for itself is one step with the store that it leads to. No
+//!   other thread writes to such a region; the check in every state that a region is in one place
+//!   only, and the check of every store of a sequence, would report the first state where that is not so.
 //! * A barn operation is one step, because the barn has a mutex; the lock instruction drains.
 //! * The end of an operation or of a signal handler belongs to the step before it: it is private.
 //! * `rseq_cs` is a flag, cleared at END. The real word goes stale there instead, which no one can
@@ -25,45 +25,46 @@
 //! * memory orders other than TSO; more than four pending stores a CPU;
 //! * the kernel's own races: a fence is one step here, and an abort happens when the thread is
 //!   interrupted, not when it returns; a kernel that fails to abort is a broken protocol (`NoArm`);
-//! * a fence that fails under fork; what fork must do then is not modelled;
+//! * a fence that fails under fork; what fork must do then is not modelled; nor is the child;
 //! * more than one signal a thread, nested handlers, handlers that use the barn; more threads, CPUs,
-//!   operations or objects than the scenarios have; a barn that hands out other than its lowest sheaf;
+//!   operations or objects than the scenarios have; a barn that hands out other than its lowest objects;
 //! * progress: a thread may try again for ever. That every state can go on is checked.
 
 use crate::protocol::*;
 
 pub const CPUS: usize = 3;
+/// CPUs that the table has a region for.
 pub const ROWS: usize = 2;
-pub const MAX_SHEAVES: usize = 4;
 pub const MAX_THREADS: usize = 4;
-pub const CAPACITY: u8 = 2;
-pub const LOCK: u8 = 8;
 /// The CPU number of a thread that waits for one.
 pub const OFF: u8 = 3;
 /// What an unregistered thread reads as its CPU id: -1.
 pub const NO_CPU: u8 = 15;
 
+/// Pointers to regions. A and B start as those of CPU 0 and 1, C is spare; D is spare in one variant.
 pub const NOTHING: u8 = 0;
-pub const EMPTY0: u8 = 1;
-pub const DUMMY: u8 = 2;
-pub const A: u8 = 3;
-pub const B: u8 = 4;
+pub const DUMMY: u8 = 1;
+pub const A: u8 = 2;
+pub const C: u8 = 4;
 
-/// Memory words: `ncpus`, the rows, then count and two slots of each sheaf, then the takers' mutex.
+/// Memory words: the table, the takers' spare regions and mutex, fork's gate, then the regions.
 pub const NCPUS: usize = 0;
 pub const ROW: usize = 1;
-pub const SHEAF: usize = 3;
-pub const TAKERS: usize = 15;
+pub const SPARE: usize = 3;
+pub const TAKERS: usize = 5;
+pub const GATE: usize = 6;
+pub const INSIDE: usize = 7;
+pub const REGION: usize = 8;
+/// Words a region: room for two stacks with two cells or one stack with three.
+pub const STRIDE: usize = 8;
+const STACK: usize = 4;
+const REGIONS: usize = 5;
+pub const WORDS: usize = REGION + REGIONS * STRIDE;
 const DEPTH: usize = 4;
 
-/// The slots that a sheaf has; EMPTY0 and DUMMY have none, which is what makes push and pop fail.
-pub fn capacity(pointer: u8) -> u8 {
-    if pointer >= A { CAPACITY } else { 0 }
-}
-
-/// Where the count of a real sheaf lies.
-pub fn count_of(pointer: u8) -> usize {
-    SHEAF + 3 * (pointer - A) as usize
+/// Where the count of a stack lies; its capacity and its cells follow.
+pub fn count_of(region: u8, class: u8) -> usize {
+    REGION + (region - DUMMY) as usize * STRIDE + class as usize * STACK
 }
 
 /// Something that only a broken protocol does, noticed while a step is carried out.
@@ -74,32 +75,37 @@ pub enum Flaw {
     CommitWhileClosed,
     PoppedNothing,
     ObjectTwice,
-    SheafTwice,
     OutOfBounds,
     SnapshotInFlight,
     SnapshotDummy,
     SnapshotLocked,
+    SnapshotLoses,
 }
 
 /// What a run must have seen, so that a scenario cannot pass by doing nothing.
 pub mod event {
     pub const PUSHED: u32 = 1;
     pub const POPPED: u32 = 1 << 1;
-    pub const ABORT_SWITCH: u32 = 1 << 2;
-    pub const ABORT_SIGNAL: u32 = 1 << 3;
-    pub const ABORT_FENCE: u32 = 1 << 4;
-    pub const FENCE_DRAINED: u32 = 1 << 5;
-    pub const EXCHANGED: u32 = 1 << 6;
-    pub const EXCHANGE_LOST: u32 = 1 << 7;
-    pub const TOOK_OBJECT: u32 = 1 << 8;
-    pub const BUSY: u32 = 1 << 9;
-    pub const PUT_BACK: u32 = 1 << 10;
-    pub const CLOSED_OUT: u32 = 1 << 11;
-    pub const SNAPSHOT: u32 = 1 << 12;
-    pub const SNAPSHOT_MISSES_SHEAF: u32 = 1 << 13;
-    pub const MIGRATED: u32 = 1 << 14;
-    pub const WAITED_FOR_BIT: u32 = 1 << 15;
-    pub const RECHECK_LOST: u32 = 1 << 16;
+    pub const PUSHED_MANY: u32 = 1 << 2;
+    pub const POPPED_MANY: u32 = 1 << 3;
+    pub const ACTIVATED: u32 = 1 << 4;
+    pub const ABORT_SWITCH: u32 = 1 << 5;
+    pub const ABORT_SIGNAL: u32 = 1 << 6;
+    pub const ABORT_FENCE: u32 = 1 << 7;
+    pub const FENCE_DRAINED: u32 = 1 << 8;
+    /// A sequence was refused because it found DUMMY.
+    pub const REFUSED: u32 = 1 << 9;
+    pub const TOOK_OBJECT: u32 = 1 << 10;
+    /// A taker copied an object of an unwanted class.
+    pub const KEPT: u32 = 1 << 11;
+    pub const PUT_BACK: u32 = 1 << 12;
+    /// A taker used a region as its spare that had been a CPU's.
+    pub const REUSED: u32 = 1 << 13;
+    pub const BUSY: u32 = 1 << 14;
+    pub const CLOSED_OUT: u32 = 1 << 15;
+    pub const SNAPSHOT: u32 = 1 << 16;
+    /// Somebody came to the gate and found it closed.
+    pub const GATE_CLOSED: u32 = 1 << 17;
 }
 
 /// How the kernel knows a thread.
@@ -129,28 +135,52 @@ pub struct Actor {
 pub struct Scenario {
     pub name: &'static str,
     pub actors: Vec<Actor>,
-    pub rows: [u8; ROWS],
-    /// The objects in each sheaf at the beginning.
-    pub sheaves: Vec<Vec<u8>>,
-    /// The sheaves in the barn, as a mask.
+    /// The objects in the stacks of region A and of region B at the beginning, by class: one class or two.
+    pub stacks: [Vec<Vec<u8>>; ROWS],
+    /// The objects in the barn at the beginning, as a mask.
     pub barn: u8,
+    /// The objects of class 1, as a mask.
+    pub second: u8,
+    /// The room in a stack that is not drained.
+    pub capacity: u8,
+    /// Whether A and B start without room, as after a take.
+    pub drained: bool,
     pub fence_may_fail: bool,
     pub mutant: Mutant,
     /// Judge only where everybody has finished, instead of every state.
     pub at_rest: bool,
 }
 
+impl Scenario {
+    pub fn classes(&self) -> u8 {
+        self.stacks[0].len() as u8
+    }
+
+    pub fn class_of(&self, object: u8) -> u8 {
+        self.second >> object & 1
+    }
+
+    /// How many objects the slow paths move at once.
+    pub fn half(&self) -> u8 {
+        self.capacity.div_ceil(2)
+    }
+}
+
+/// Registers: what they mean is told in `protocol`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Frame {
     pub pc: u8,
+    pub k: u8,
     pub c: u8,
     pub p: u8,
     pub n: u8,
+    pub i: u8,
     pub t: u8,
     pub v: u8,
-    pub e: u8,
-    pub s: u8,
+    pub b: [u8; 2],
+    pub m: u8,
     pub d: u8,
+    pub s: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -169,54 +199,66 @@ pub struct Thread {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
-    pub mem: [u8; 16],
+    pub mem: [u8; WORDS],
     /// Oldest first; `(word + 1) << 4 | value`, 0 where unused.
-    pub buf: [[u8; DEPTH]; CPUS],
+    pub buf: [[u16; DEPTH]; CPUS],
     pub thr: [Thread; MAX_THREADS],
-    /// The sheaves in the barn, as a mask.
+    /// The objects in the barn, as a mask.
     pub barn: u8,
-    /// The objects in the shared pool, as a mask.
-    pub pool: u8,
     pub flaw: Flaw,
 }
 
-/// A state in 88 bytes: what the search keeps.
-pub type Packed = [u64; 11];
+/// A state in 112 bytes: what the search keeps.
+pub type Packed = [u64; 14];
 
 impl Frame {
+    /// What is left of the registers outside a sequence. What an aborted one copied to `b` means nothing.
+    pub fn private(&self) -> Frame {
+        let Frame { pc, k, v, b, m, .. } = *self;
+        Frame { pc, k, v, b: if m == 0 { [NOTHING; 2] } else { b }, m, ..Frame::default() }
+    }
+
     fn pack(&self) -> u64 {
-        let nibbles = [self.c, self.p, self.n, self.t, self.v, self.e, self.s, self.d];
-        nibbles.iter().fold(u64::from(self.pc), |word, &nibble| word << 4 | u64::from(nibble))
+        let nibbles = [self.c, self.p, self.n, self.t, self.v, self.b[0], self.b[1], self.d, self.s];
+        let small = u64::from(self.pc) << 5 | u64::from(self.i) << 3 | u64::from(self.m) << 1 | u64::from(self.k);
+        nibbles.iter().fold(small, |word, &nibble| word << 4 | u64::from(nibble))
     }
 
     fn unpack(word: u64) -> Frame {
         let nibble = |i: u32| (word >> (4 * i)) as u8 & 15;
+        let small = word >> 36;
         Frame {
-            pc: (word >> 32) as u8,
-            c: nibble(7),
-            p: nibble(6),
-            n: nibble(5),
-            t: nibble(4),
-            v: nibble(3),
-            e: nibble(2),
-            s: nibble(1),
-            d: nibble(0),
+            pc: (small >> 5) as u8,
+            i: (small >> 3) as u8 & 3,
+            m: (small >> 1) as u8 & 3,
+            k: small as u8 & 1,
+            c: nibble(8),
+            p: nibble(7),
+            n: nibble(6),
+            t: nibble(5),
+            v: nibble(4),
+            b: [nibble(3), nibble(2)],
+            d: nibble(1),
+            s: nibble(0),
         }
     }
 }
 
 impl State {
     pub fn pack(&self) -> Packed {
-        let mut words = [0; 11];
-        words[0] = self.mem.iter().fold(0, |word, &value| word << 4 | u64::from(value));
-        let buffer = |i: usize| u64::from(u32::from_le_bytes(self.buf[i]));
-        words[1] = buffer(0) << 32 | buffer(1);
-        let rest = u64::from(self.barn) << 16 | u64::from(self.pool) << 8 | self.flaw as u64;
-        words[2] = buffer(2) << 32 | rest;
+        let mut words = [0; 14];
+        for (word, values) in words.iter_mut().zip(self.mem.chunks(16)) {
+            *word = values.iter().fold(0, |word, &value| word << 4 | u64::from(value));
+        }
+        for (word, buffer) in words[3..].iter_mut().zip(&self.buf) {
+            *word = buffer.iter().fold(0, |word, &entry| word << 12 | u64::from(entry));
+        }
+        words[3] |= u64::from(self.barn) << 48;
+        words[4] |= (self.flaw as u64) << 48;
         for (i, t) in self.thr.iter().enumerate() {
-            let small = u64::from(t.op) << 12 | u64::from(t.cpu) << 8 | u64::from(t.signals) << 1 | u64::from(t.armed);
-            words[3 + 2 * i] = t.now.pack() | small << 40;
-            words[4 + 2 * i] = t.saved.pack() | u64::from(t.hand) << 40;
+            let small = u64::from(t.op) << 6 | u64::from(t.cpu) << 2 | u64::from(t.signals) << 1 | u64::from(t.armed);
+            words[6 + 2 * i] = t.now.pack() | small << 49;
+            words[7 + 2 * i] = t.saved.pack() | u64::from(t.hand) << 49;
         }
         words
     }
@@ -229,53 +271,54 @@ impl State {
             CommitWhileClosed,
             PoppedNothing,
             ObjectTwice,
-            SheafTwice,
             OutOfBounds,
             SnapshotInFlight,
             SnapshotDummy,
             SnapshotLocked,
+            SnapshotLoses,
         ];
-        let mut mem = [0; 16];
+        let mut mem = [0; WORDS];
         for (i, value) in mem.iter_mut().enumerate() {
-            *value = (words[0] >> (60 - 4 * i)) as u8 & 15;
+            *value = (words[i / 16] >> (60 - 4 * (i % 16))) as u8 & 15;
+        }
+        let mut buf = [[0; DEPTH]; CPUS];
+        for (cpu, buffer) in buf.iter_mut().enumerate() {
+            *buffer = [36, 24, 12, 0].map(|shift| (words[3 + cpu] >> shift) as u16 & 0xfff);
         }
         let mut thr = [Thread::default(); MAX_THREADS];
         for (i, t) in thr.iter_mut().enumerate() {
-            let (first, second) = (words[3 + 2 * i], words[4 + 2 * i]);
-            let small = first >> 40;
+            let (first, second) = (words[6 + 2 * i], words[7 + 2 * i]);
+            let small = first >> 49;
             *t = Thread {
-                now: Frame::unpack(first & 0xff_ffff_ffff),
-                saved: Frame::unpack(second & 0xff_ffff_ffff),
-                op: (small >> 12) as u8,
-                cpu: (small >> 8) as u8 & 15,
+                now: Frame::unpack(first & ((1 << 49) - 1)),
+                saved: Frame::unpack(second & ((1 << 49) - 1)),
+                op: (small >> 6) as u8,
+                cpu: (small >> 2) as u8 & 15,
                 armed: small & 1 == 1,
                 signals: (small >> 1) as u8 & 1,
-                hand: (second >> 40) as u8,
+                hand: (second >> 49) as u8,
             };
         }
-        let low = |word: u64| (word as u32).to_le_bytes();
-        State {
-            mem,
-            buf: [low(words[1] >> 32), low(words[1]), low(words[2] >> 32)],
-            thr,
-            barn: (words[2] >> 16) as u8,
-            pool: (words[2] >> 8) as u8,
-            flaw: FLAWS[words[2] as usize & 15],
-        }
+        State { mem, buf, thr, barn: (words[3] >> 48) as u8, flaw: FLAWS[(words[4] >> 48) as usize] }
+    }
+
+    /// What every thread does and what a signal interrupted.
+    pub fn frames(&self) -> impl Iterator<Item = Frame> + '_ {
+        self.thr.iter().flat_map(|t| [t.now, t.saved])
     }
 
     /// The memory as it will be when every buffer has drained.
-    pub fn settled(&self) -> [u8; 16] {
+    pub fn settled(&self) -> [u8; WORDS] {
         let mut mem = self.mem;
         for entry in self.buf.iter().flatten().filter(|&&entry| entry != 0) {
-            mem[(entry >> 4) as usize - 1] = entry & 15;
+            mem[(entry >> 4) as usize - 1] = (entry & 15) as u8;
         }
         mem
     }
 
     pub fn drain_one(&mut self, cpu: usize) {
         let entry = self.buf[cpu][0];
-        self.mem[(entry >> 4) as usize - 1] = entry & 15;
+        self.mem[(entry >> 4) as usize - 1] = (entry & 15) as u8;
         self.buf[cpu].copy_within(1.., 0);
         self.buf[cpu][DEPTH - 1] = 0;
     }

@@ -8,7 +8,7 @@
 use crate::model::*;
 use crate::protocol::Mutant::{self, *};
 use crate::protocol::Op::*;
-use crate::{holds, look, remote, scenario, worker};
+use crate::{holds, look, remote, scenario, second_class, worker};
 
 /// `damage` is part of the sentence that must describe what is wrong in the end.
 fn caught(right: Scenario, wrong: Scenario, damage: &str) {
@@ -29,37 +29,43 @@ fn mutant(right: Scenario, mutant: Mutant, damage: &str) {
 
 /// The smallest scenario with a taker: one push against it.
 fn push_take() -> Scenario {
-    scenario("push, take", &[&[1], &[]], vec![worker("W1", &[Push(2)]), remote("T", &[Take(0)])])
+    scenario("push, take", &[1], &[], &[], vec![worker("W1", &[Push(2)]), remote("T", &[Take(0, 1)])])
 }
 
-fn exchange_take() -> Scenario {
-    let actors = vec![worker("W1", &[ColdPush(3)]), remote("T", &[Take(0)])];
-    scenario("exchange, take", &[&[1, 2], &[], &[]], actors)
+/// A push of the class that the taker does not want.
+fn push_keep() -> Scenario {
+    let actors = vec![worker("W1", &[Push(3)]), remote("T", &[Take(0, 1)])];
+    second_class(scenario("push of another class, take", &[1], &[], &[], actors), &[2], &[], &[3])
 }
 
-fn exchange_two_takers() -> Scenario {
-    let actors = vec![worker("W1", &[ColdPush(3)]), worker("T1", &[Take(0)]), remote("T2", &[Take(0)])];
-    scenario("exchange, two takers", &[&[1, 2], &[], &[]], actors)
+fn two_takers(of: u8) -> Scenario {
+    let actors = vec![worker("T1", &[Take(0, 1)]), remote("T2", &[Take(of, 1)])];
+    scenario("two takers", &[1], &[2], &[], actors)
 }
 
 #[test]
 fn no_fence() {
-    mutant(push_take(), NoFence, "2 places");
+    mutant(push_take(), NoFence, "places");
 }
 
 #[test]
 fn fence_without_abort() {
-    mutant(push_take(), FenceWithoutAbort, "2 places");
+    mutant(push_take(), FenceWithoutAbort, "places");
 }
 
 #[test]
 fn fence_without_drain() {
-    mutant(push_take(), FenceWithoutDrain, "2 places");
+    mutant(push_take(), FenceWithoutDrain, "places");
 }
 
 #[test]
 fn fence_before_the_swap() {
-    mutant(push_take(), FenceBeforeSwap, "2 places");
+    mutant(push_take(), FenceBeforeSwap, "places");
+}
+
+#[test]
+fn failed_fence_taken_for_success() {
+    mutant(push_take(), FenceFailureIgnored, "places");
 }
 
 #[test]
@@ -68,107 +74,146 @@ fn count_read_before_the_fence() {
 }
 
 #[test]
+fn unwanted_stack_copied_before_the_fence() {
+    mutant(push_keep(), CopyBeforeFence, "0 places");
+}
+
+#[test]
+fn unwanted_stack_copied_after_its_region_was_published() {
+    let actors = vec![worker("W1", &[Pop(1), SlowPush(3)]), remote("T", &[Take(0, 1)])];
+    let right = second_class(scenario("pop and push of another class, take", &[1], &[], &[], actors), &[2], &[], &[3]);
+    mutant(right, CopyAfterPublish, "places");
+}
+
+#[test]
 fn put_back_after_touching() {
-    mutant(push_take(), PutBackAfterTouch, "2 places");
+    mutant(push_take(), PutBackAfterTouch, "places");
+}
+
+#[test]
+fn take_without_a_swap() {
+    mutant(push_take(), NoSwap, "places");
+}
+
+#[test]
+fn spare_region_not_zeroed() {
+    // What was left in it comes back to life on the next CPU: of the wanted class, and of one that was copied.
+    let one = vec![worker("W1", &[Pop(0)]), remote("T", &[Take(0, 1), Take(1, 1)])];
+    mutant(scenario("pop, take from both", &[1], &[2], &[], one), SpareNotZeroed, "places");
+    let each = vec![worker("W1", &[Pop(1)]), remote("T", &[Take(0, 1), Take(1, 2)])];
+    let right = scenario("pop, take a class of each", &[], &[], &[], each);
+    mutant(second_class(right, &[3], &[4], &[]), SpareNotZeroed, "places");
+}
+
+#[test]
+fn two_takers_share_the_spare_region() {
+    mutant(two_takers(1), SharedSpare, "region C is in 2 places");
+}
+
+#[test]
+fn two_takers_need_no_mutex_with_a_spare_region_each_unless_they_ignore_dummy() {
+    for fence_may_fail in [true, false] {
+        let takers = Scenario { fence_may_fail, ..two_takers(0) };
+        holds(Scenario { mutant: OwnSpares, ..takers.clone() }, event::BUSY | event::TOOK_OBJECT);
+        mutant(takers, IgnoreDummy, "place");
+    }
 }
 
 #[test]
 fn nothing_armed_against_a_taker() {
-    mutant(push_take(), NoArm, "2 places");
+    mutant(push_take(), NoArm, "places");
 }
 
 #[test]
 fn nothing_armed_against_preemption() {
     let actors = vec![worker("W1", &[Push(2)]), worker("W2", &[Push(3)])];
-    mutant(scenario("push, push", &[&[], &[]], actors), NoArm, "0 places");
+    mutant(scenario("push, push", &[], &[], &[], actors), NoArm, "0 places");
 }
 
 #[test]
 fn gap_between_arming_and_start() {
-    mutant(push_take(), GapAfterArm, "2 places");
+    mutant(push_take(), GapAfterArm, "places");
 }
 
 #[test]
 fn a_signal_alone_in_the_gap() {
-    let mut w1 = worker("W1", &[Push(2)]);
-    (w1.stays, w1.handler) = (true, Some(Push(3)));
-    let actors = vec![w1, remote("T", &[Take(0)])];
-    mutant(scenario("push with a handler that pushes, take", &[&[1], &[]], actors), GapAfterArm, "places");
+    let w1 = Actor { stays: true, handler: Some(Push(3)), ..worker("W1", &[Push(2)]) };
+    let actors = vec![w1, remote("T", &[Take(0, 1)])];
+    mutant(scenario("push with a handler that pushes, take", &[1], &[], &[], actors), GapAfterArm, "places");
 }
 
 #[test]
 fn no_check_of_the_cpu_id() {
-    let mut w1 = worker("W1", &[Push(2)]);
-    w1.rseq = Rseq::Unregistered;
+    let w1 = Actor { rseq: Rseq::Unregistered, ..worker("W1", &[Push(2)]) };
     let actors = vec![w1, worker("W2", &[Push(3)])];
-    mutant(scenario("an unregistered thread, push", &[&[], &[]], actors), NoCpuCheck, "0 places");
+    mutant(scenario("an unregistered thread, push", &[], &[], &[], actors), NoCpuCheck, "0 places");
 }
 
 #[test]
 fn a_vfork_child_that_uses_its_parents_area() {
     let actors = vec![worker("W1", &[Push(2)]), worker("W2", &[Push(3)])];
-    let right = scenario("a child of vfork, push", &[&[], &[]], actors);
+    let right = scenario("a child of vfork, push", &[], &[], &[], actors);
     let mut wrong = right.clone();
     wrong.actors[0].rseq = Rseq::Borrowed;
     caught(right, wrong, "0 places");
 }
 
 #[test]
-fn count_stored_before_the_slot() {
-    let actors = vec![worker("W1", &[Push(2)])];
-    mutant(scenario("push", &[&[1], &[]], actors), CountBeforeSlot, "no object");
+fn count_stored_before_the_cell() {
+    mutant(scenario("push", &[1], &[], &[], vec![worker("W1", &[Push(2)])]), CountFirst, "no object");
 }
 
 #[test]
-fn exchange_by_a_plain_store() {
-    // The fence comes too late: the exchange has read the old pointer before the swap and its store arrives after
-    // it, so both own the old sheaf, also when no fence fails.
-    mutant(exchange_take(), PlainExchange, "2 places");
-    mutant(Scenario { fence_may_fail: false, ..exchange_take() }, PlainExchange, "twice");
+fn count_stored_before_the_cell_is_read() {
+    mutant(scenario("pop", &[1], &[], &[], vec![worker("W1", &[Pop(0)])]), CountFirst, "0 places");
 }
 
 #[test]
-fn a_plain_store_is_enough_if_the_one_taker_looks_again() {
-    holds(Scenario { mutant: PlainExchangeRecheck, ..exchange_take() }, event::RECHECK_LOST | event::PUT_BACK);
-    let mut locked = exchange_two_takers();
-    locked.actors[1].ops = vec![TakeLocked(0)];
-    locked.actors[2].ops = vec![TakeLocked(0)];
-    holds(Scenario { mutant: PlainExchangeRecheck, ..locked }, event::RECHECK_LOST | event::PUT_BACK);
-    mutant(exchange_two_takers(), PlainExchangeRecheck, "places");
+fn count_stored_before_many_cells() {
+    let right = scenario("push many", &[], &[], &[1, 2], vec![worker("W1", &[Fill(0)])]);
+    mutant(Scenario { capacity: 3, ..right }, CountFirst, "no object");
 }
 
 #[test]
-fn exchange_that_expects_dummy() {
-    mutant(exchange_take(), ExpectDummy, "0 places");
+fn count_stored_before_many_cells_are_read() {
+    let right = scenario("pop many", &[1, 2, 3], &[], &[], vec![worker("W1", &[Flush(0)])]);
+    mutant(Scenario { capacity: 3, ..right }, CountFirst, "0 places");
 }
 
 #[test]
-fn exchange_outside_any_sequence() {
-    let actors = vec![worker("W1", &[ColdPush(3), ColdPop]), worker("W2", &[Pop])];
-    mutant(scenario("exchange and pop, pop", &[&[1, 2], &[], &[]], actors), CasOutsideSequence, "2 places");
+fn cell_stored_before_the_check() {
+    mutant(push_take(), StoreBeforeCheck, "DUMMY was written to");
+    let full = scenario("push", &[1, 3], &[], &[], vec![worker("W1", &[Push(2)])]);
+    mutant(full, StoreBeforeCheck, "outside the stack");
 }
 
 #[test]
-fn no_wait_for_the_lock_bit() {
-    let actors = vec![worker("W1", &[LockedPop]), remote("T", &[Take(0)])];
-    mutant(scenario("pop under the lock bit, take", &[&[1], &[]], actors), NoWaitForBit, "2 places");
+fn capacity_given_to_dummy() {
+    // Once DUMMY has room it takes objects in, those of any CPU, and they are gone.
+    let actors = vec![worker("W1", &[SlowPush(2)]), remote("T", &[Take(0, 1)])];
+    let right = scenario("slow push, take", &[1], &[], &[], actors);
+    mutant(right, CapacityOnDummy, "DUMMY was written to");
 }
 
 #[test]
-fn second_taker_ignores_dummy() {
-    // With fences that fail it puts back a DUMMY that it never owned; without, it overwrites a new sheaf.
-    mutant(exchange_two_takers(), IgnoreDummy, "DUMMY");
-    mutant(Scenario { fence_may_fail: false, ..exchange_two_takers() }, IgnoreDummy, "0 places");
+fn capacity_stored_outside_any_sequence() {
+    let actors = vec![worker("W1", &[SlowPush(2)]), remote("T", &[Take(0, 1)])];
+    let right = scenario("slow push, take", &[1], &[], &[], actors);
+    mutant(right, CapacityOutsideSequence, "not all zeroes");
 }
 
-#[test]
-fn second_taker_puts_dummy_back() {
-    mutant(exchange_two_takers(), PutBackDummy, "DUMMY");
-}
-
-/// Fork, one push and one exchange.
+/// Fork against one push.
 fn fork_push() -> Scenario {
-    scenario("fork, push", &[&[1], &[]], vec![worker("W1", &[Push(2)]), remote("F", &[Fork])])
+    scenario("fork, push", &[1], &[], &[], vec![worker("W1", &[Push(2)]), remote("F", &[Fork])])
+}
+
+/// Fork against a push that finds the stack full.
+fn fork_slow_push() -> Scenario {
+    scenario("fork, slow push", &[1, 2], &[], &[], vec![worker("W1", &[SlowPush(3)]), remote("F", &[Fork])])
+}
+
+fn fork_take() -> Scenario {
+    scenario("fork, take", &[1], &[], &[], vec![worker("T", &[Take(0, 1)]), remote("F", &[Fork])])
 }
 
 #[test]
@@ -182,17 +227,24 @@ fn fork_that_fences_first() {
 }
 
 #[test]
-fn fork_while_a_slot_is_locked() {
-    // Closing and fencing stops sequences, not the ordinary steps of a thread that holds a slot by its bit.
-    let actors = vec![worker("W1", &[Pop]), remote("F", &[Fork])];
-    let right = scenario("fork, pop", &[&[1], &[]], actors);
-    let mut wrong = right.clone();
-    wrong.actors[0].ops = vec![LockedPop];
-    caught(right, wrong, "locked slot");
+fn fork_while_nobody_checks_the_cpu_id() {
+    mutant(fork_push(), NoCpuCheck, "in flight");
 }
 
 #[test]
-fn fork_that_does_not_wait_for_a_taker() {
-    let actors = vec![worker("T", &[TakeLocked(0)]), remote("F", &[Fork])];
-    mutant(scenario("fork, take", &[&[1], &[]], actors), ForkNoMutex, "DUMMY");
+fn fork_that_does_not_close_the_gate() {
+    mutant(fork_slow_push(), ForkNoGate, "child loses them");
+    mutant(fork_take(), ForkNoGate, "copied memory");
+}
+
+#[test]
+fn gate_that_is_looked_at_before_counting_in() {
+    mutant(fork_slow_push(), GateCheckFirst, "child loses them");
+    mutant(fork_take(), GateCheckFirst, "copied memory");
+}
+
+#[test]
+fn gate_that_is_closed_without_a_barrier() {
+    mutant(fork_slow_push(), GateNoBarrier, "child loses them");
+    mutant(fork_take(), GateNoBarrier, "copied memory");
 }

@@ -6,7 +6,7 @@
 
 use core::fmt::Write;
 
-use crate::check::pointer_name;
+use crate::check::region_name;
 use crate::model::*;
 use crate::protocol::*;
 use crate::steps::*;
@@ -119,21 +119,30 @@ fn trace(machine: &Machine, visited: &Visited, last: usize) -> String {
     text
 }
 
-fn word_name(word: usize) -> String {
+fn word_name(machine: &Machine, word: usize) -> String {
     match word {
         NCPUS => "ncpus".to_string(),
+        ROW..SPARE => format!("row[{}]", word - ROW),
+        SPARE..TAKERS => "spare".to_string(),
         TAKERS => "mutex".to_string(),
-        ROW..SHEAF => format!("row[{}]", word - ROW),
+        GATE => "gate".to_string(),
+        INSIDE => "inside".to_string(),
         _ => {
-            let (sheaf, part) = ((word - SHEAF) / 3, (word - SHEAF) % 3);
-            let name = pointer_name(A + sheaf as u8);
-            if part == 0 { format!("{name}.count") } else { format!("{name}.slots[{}]", part - 1) }
+            let region = DUMMY + ((word - REGION) / STRIDE) as u8;
+            let from = |class: &u8| word >= count_of(region, *class);
+            let class = (0..machine.scenario.classes()).rfind(from).expect("a region has a class");
+            let name = format!("{}.{class}", region_name(region));
+            match word - count_of(region, class) {
+                0 => format!("{name}.count"),
+                1 => format!("{name}.capacity"),
+                cell => format!("{name}.cells[{}]", cell - 2),
+            }
         }
     }
 }
 
 fn value_name(word: usize, value: u8) -> String {
-    if (ROW..SHEAF).contains(&word) { pointer_name(value).to_string() } else { value.to_string() }
+    if (ROW..TAKERS).contains(&word) { region_name(value).to_string() } else { value.to_string() }
 }
 
 /// One step in words: who, where, which line, and what changed.
@@ -148,7 +157,6 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
                 (Instr::Choice, 0) => " -> the latter",
                 (Instr::Choice, _) => " -> the former",
                 (Instr::FenceRow, 1) => " -> it fails",
-                (Instr::WaitBit, 1) => " -> waited long enough",
                 _ => "",
             };
             format!("{}{handler} on CPU {}: {}{outcome}", name(t), thread.cpu, line.text)
@@ -162,23 +170,23 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
     if let Action::Step(t, _) = action {
         let (old, new) = (before.thr[t].now, after.thr[t].now);
         let numbers = [("c", old.c, new.c), ("n", old.n, new.n), ("t", old.t, new.t)];
-        let pointers = [("p", old.p, new.p), ("e", old.e, new.e), ("s", old.s, new.s), ("d", old.d, new.d)];
+        let pointers = [("p", old.p, new.p), ("s", old.s, new.s), ("d", old.d, new.d)];
         let gone = before.thr[t].op != after.thr[t].op;
         for (register, _, new) in numbers.into_iter().filter(|r| r.1 != r.2 && !gone) {
             notes.push(format!("{register} = {new}"));
         }
         for (register, _, new) in pointers.into_iter().filter(|r| r.1 != r.2 && !gone) {
-            notes.push(format!("{register} = {}", pointer_name(new)));
+            notes.push(format!("{register} = {}", region_name(new)));
         }
     }
-    for word in (0..16).filter(|&word| before.mem[word] != after.mem[word]) {
-        notes.push(format!("memory: {} = {}", word_name(word), value_name(word, after.mem[word])));
+    for word in (0..WORDS).filter(|&word| before.mem[word] != after.mem[word]) {
+        notes.push(format!("memory: {} = {}", word_name(machine, word), value_name(word, after.mem[word])));
     }
     for cpu in 0..CPUS {
         let pending = |s: &State| s.buf[cpu].iter().filter(|&&entry| entry != 0).count();
         for &entry in &after.buf[cpu][pending(before).min(pending(after))..pending(after)] {
             let word = (entry >> 4) as usize - 1;
-            notes.push(format!("pending: {} = {}", word_name(word), value_name(word, entry & 15)));
+            notes.push(format!("pending: {} = {}", word_name(machine, word), value_name(word, (entry & 15) as u8)));
         }
     }
     for (t, actor) in machine.scenario.actors.iter().enumerate() {
@@ -193,6 +201,14 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
             let verb = if new.hand >> object & 1 == 1 { "now holds" } else { "gave away" };
             notes.push(format!("{} {verb} object {object}", actor.name));
         }
+        if old.now.m != new.now.m && old.saved.pc == new.saved.pc {
+            let held = &new.now.b[..new.now.m as usize];
+            notes.push(format!("{}'s private memory has {held:?}", actor.name));
+        }
+    }
+    if before.barn != after.barn {
+        let objects: Vec<u8> = (1..8).filter(|object| after.barn >> object & 1 == 1).collect();
+        notes.push(format!("the barn has {objects:?}"));
     }
     if !notes.is_empty() {
         let _ = write!(text, "  ({})", notes.join(", "));

@@ -27,35 +27,44 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(scenario: Scenario) -> Machine {
-        assert!(scenario.actors.len() <= MAX_THREADS && scenario.sheaves.len() <= MAX_SHEAVES);
+        assert!(scenario.actors.len() <= MAX_THREADS);
+        assert!((scenario.classes(), scenario.capacity) == (1, 3) || scenario.classes() <= 2 && scenario.capacity <= 2);
         let pinned = scenario.actors.iter().filter(|a| a.cpus & 1 << 2 != 0).count();
         assert!(pinned <= 1, "CPU 2 is for one thread");
-        let handlers = scenario.actors.iter().filter_map(|a| a.handler);
-        assert!(handlers.into_iter().all(|op| matches!(op, Op::Pop | Op::Push(1..))), "no such handler");
-        let lock_bit = scenario.actors.iter().any(|a| a.ops.contains(&Op::LockedPop));
-        let program = Program::new(scenario.mutant, lock_bit);
+        let mut handlers = scenario.actors.iter().filter_map(|a| a.handler);
+        assert!(handlers.all(|op| matches!(op, Op::Pop(_) | Op::Push(1..))), "no such handler");
+        let takes = |a: &Actor| a.ops.iter().any(|op| matches!(op, Op::Take(..)));
+        assert!(!scenario.actors.iter().any(|a| a.handler.is_some() && takes(a)), "no handler on top of a taker");
+        let ops = scenario.actors.iter().flat_map(|a| a.ops.iter().copied().chain(a.handler));
+        let program = Program::new(scenario.mutant, scenario.classes(), ops);
         Machine { scenario, program }
     }
 
     pub fn initial(&self) -> State {
         let mut s = State {
-            mem: [0; 16],
+            mem: [0; WORDS],
             buf: Default::default(),
             thr: [Thread { cpu: OFF, ..Thread::default() }; MAX_THREADS],
             barn: self.scenario.barn,
-            pool: 0,
             flaw: Flaw::None,
         };
         s.mem[NCPUS] = ROWS as u8;
-        s.mem[ROW..ROW + ROWS].copy_from_slice(&self.scenario.rows);
-        for (i, objects) in self.scenario.sheaves.iter().enumerate() {
-            let count = count_of(A + i as u8);
-            s.mem[count] = objects.len() as u8;
-            s.mem[count + 1..][..objects.len()].copy_from_slice(objects);
+        for (row, stacks) in self.scenario.stacks.iter().enumerate() {
+            let region = A + row as u8;
+            s.mem[ROW + row] = region;
+            for (class, objects) in stacks.iter().enumerate() {
+                let count = count_of(region, class as u8);
+                s.mem[count] = objects.len() as u8;
+                s.mem[count + 1] = if self.scenario.drained { 0 } else { self.scenario.capacity };
+                s.mem[count + 2..][..objects.len()].copy_from_slice(objects);
+            }
+        }
+        for spare in 0..self.spares() {
+            s.mem[SPARE + spare] = C + spare as u8;
         }
         for (t, actor) in self.scenario.actors.iter().enumerate() {
             for op in actor.ops.iter().chain(&actor.handler) {
-                if let Op::Push(v @ 1..) | Op::ColdPush(v @ 1..) = *op {
+                if let Op::Push(v @ 1..) | Op::SlowPush(v @ 1..) = *op {
                     s.thr[t].hand |= 1 << v;
                 }
             }
@@ -66,6 +75,16 @@ impl Machine {
             self.load_op(&mut s, t);
         }
         s
+    }
+
+    /// How many spare regions there are.
+    pub fn spares(&self) -> usize {
+        if matches!(self.scenario.mutant, Mutant::OwnSpares | Mutant::IgnoreDummy) { 2 } else { 1 }
+    }
+
+    /// Where a taker finds its spare region.
+    pub fn spare_of(&self, t: usize) -> usize {
+        SPARE + t % self.spares()
     }
 
     /// Whether the thread has CPU 2 for itself. A switch there would only drain a buffer that can
@@ -87,7 +106,7 @@ impl Machine {
             _ => thread.hand,
         };
         while let Some(&op) = actor.ops.get(thread.op as usize) {
-            if !matches!(op, Op::Push(0) | Op::ColdPush(0)) || own != 0 {
+            if !matches!(op, Op::Push(0) | Op::SlowPush(0)) || own != 0 {
                 thread.now = self.frame_for(op, own);
                 return;
             }
@@ -100,10 +119,14 @@ impl Machine {
     fn frame_for(&self, op: Op, own: u8) -> Frame {
         let mut frame = Frame { pc: self.program.entry(op), ..Frame::default() };
         match op {
-            Op::Push(0) | Op::ColdPush(0) => frame.v = own.trailing_zeros() as u8,
-            Op::Push(v) | Op::ColdPush(v) => frame.v = v,
-            Op::Take(cpu) | Op::TakeLocked(cpu) => frame.c = cpu,
-            _ => {}
+            Op::Push(0) | Op::SlowPush(0) => frame.v = own.trailing_zeros() as u8,
+            Op::Push(v) | Op::SlowPush(v) => frame.v = v,
+            Op::Pop(class) | Op::SlowPop(class) | Op::Flush(class) | Op::Fill(class) => frame.k = class,
+            Op::Take(cpu, _) => frame.c = cpu,
+            Op::Fork => {}
+        }
+        if frame.v != NOTHING {
+            frame.k = self.scenario.class_of(frame.v);
         }
         frame
     }
@@ -184,8 +207,7 @@ impl Machine {
         let abort = thread.armed && line.flags & SEQ != 0;
         thread.armed = false;
         if abort {
-            let Frame { v, e, s, d, .. } = thread.now;
-            thread.now = Frame { pc: line.abort, v, e, s, d, ..Frame::default() };
+            thread.now = Frame { pc: line.abort, ..thread.now.private() };
         }
         abort
     }

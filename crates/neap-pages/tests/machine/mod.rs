@@ -4,9 +4,13 @@
 //! that came as zero is looked through completely first.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
+pub(crate) mod probe;
+
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 use neap_pages::{Exhausted, Pages, Shape, SideTable, TABLES};
+use std::println;
+use std::vec;
 
 pub(crate) const PAGE_SIZES: [usize; 3] = [4096, 16384, 65536];
 

@@ -1,0 +1,392 @@
+//! `neap stat` on real processes: under neap, beside it, forked, shut off, and of another user.
+//!
+//! Method: the test executable runs itself with the library preloaded, in a role (`program` below) that says on standard
+//! output how far it is and goes on when it is written to. The library is the one that `NEAP_LIBRARY` names, or is built.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const ROLE: &str = "NEAP_TEST_ROLE";
+const LINK: &str = "/memfd:neap-stat (deleted)";
+
+/// The preload library, up to date.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        if let Some(given) = std::env::var_os("NEAP_LIBRARY") {
+            return fs::canonicalize(&given).unwrap_or_else(|error| panic!("NEAP_LIBRARY {given:?}: {error}"));
+        }
+        let target = Path::new(env!("CARGO_BIN_EXE_neap")).parent().and_then(Path::parent).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--release", "--package", "neap-malloc", "--target-dir"]).arg(target);
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        assert!(built.success(), "cannot build the library");
+        target.join("release/libneap_malloc.so")
+    })
+}
+
+/// A process that the test talks to; it ends with the test.
+struct Program {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Program {
+    /// This executable in a role, under neap with some options; `before` is a command that runs it.
+    fn start(role: &str, options: &str, before: &[&str]) -> Program {
+        let own = std::env::current_exe().unwrap();
+        let mut line: Vec<_> = before.iter().map(std::ffi::OsString::from).collect();
+        line.push(own.into());
+        line.extend(["--exact", "program", "--ignored", "--nocapture", "--test-threads=1"].map(Into::into));
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).env(ROLE, role).env("NEAP", options).env("LD_PRELOAD", library());
+        Program::run(command)
+    }
+
+    fn run(mut command: Command) -> Program {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Program { input: child.stdin.take(), output, child }
+    }
+
+    fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What follows `word` on the next line that begins with it.
+    fn hear(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the program ended before it said {word}");
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_string();
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.input.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.input = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn neap_stat(pid: u32, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.arg("stat").arg(pid.to_string()).args(more).output().unwrap()
+}
+
+/// The object that `neap stat --json` prints, or its complaint.
+fn numbers(pid: u32) -> Result<Value, String> {
+    let output = neap_stat(pid, &["--json"]);
+    if output.status.success() {
+        Ok(serde_json::from_slice(&output.stdout).unwrap())
+    } else {
+        assert!(output.stdout.is_empty());
+        Err(String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+/// Looks until `wanted` answers something.
+fn until<T>(what: &str, mut wanted: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = wanted() {
+            return answer;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no {what} in a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn numbers_with(pid: u32, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    until(what, || numbers(pid).ok().filter(&wanted))
+}
+
+/// The descriptors of a process that are a page, with the file's inode.
+fn pages(pid: u32) -> Vec<(u32, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let pages = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK));
+    pages
+        .map(|entry| (entry.file_name().to_str().unwrap().parse().unwrap(), entry.path().metadata().unwrap().ino()))
+        .collect()
+}
+
+/// What a preloaded program does. Run by the tests below; by itself it does nothing.
+#[test]
+#[ignore = "a role that the other tests start"]
+fn program() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let say = |text: &str| {
+        // Not by `print!`, which libtest captures or delays.
+        std::io::stdout().write_all(format!("\n{text}\n").as_bytes()).unwrap();
+        std::io::stdout().flush().unwrap();
+    };
+    let wait = || {
+        let mut byte = 0_u8;
+        // SAFETY: one byte of the caller's. Not by std, whose lock a forked child may find taken.
+        unsafe { libc::read(0, (&raw mut byte).cast(), 1) }
+    };
+    match role.as_str() {
+        "burst" => {
+            let mut kept: Vec<Vec<u8>> = (0..40_000).map(|n| vec![1; 16 + n % 2000]).collect();
+            kept.extend((0..40).map(|n| vec![1; 100_000 + n]));
+            let mut at = 0;
+            kept.retain(|_| {
+                at += 1;
+                at % 4 == 0
+            });
+            say("ready");
+            wait();
+            drop(kept);
+            say("freed");
+            wait();
+        }
+        "churn" => {
+            say("ready");
+            let mut blocks: Vec<Vec<u8>> = Vec::new();
+            for n in 0_usize.. {
+                blocks.push(vec![1; 1 + n * 7919 % 60_000]);
+                if blocks.len() > 500 {
+                    blocks.swap_remove(n * 31 % 500);
+                }
+            }
+        }
+        "spawn" => {
+            let mut child = Command::new("ls");
+            let listing = child.args(["-l", "/proc/self/fd"]).env_remove("LD_PRELOAD").output().unwrap();
+            assert!(listing.status.success());
+            say(&format!("inherited {}", String::from_utf8_lossy(&listing.stdout).matches("neap-stat").count()));
+            wait();
+            let _ = Command::new("sleep").arg("1000").env_remove("LD_PRELOAD").exec();
+        }
+        "close" => {
+            (3..65_536).for_each(|descriptor| {
+                // SAFETY: a program that closes what is not its own, as daemons do.
+                unsafe { libc::close(descriptor) };
+            });
+            say("ready");
+            wait();
+        }
+        "fork" => {
+            // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: asks for the child's end with its parent's.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                wait();
+                loop {
+                    // A run of pages goes the slow way, which is where maintenance is done.
+                    core::hint::black_box(vec![1_u8; 1 << 20]);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            say(&format!("forked {child}"));
+            // SAFETY: waits for the child made above.
+            unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+#[test]
+fn a_burst_is_seen_in_use_and_then_given_back() {
+    let mut program = Program::start("burst", "interval:10", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let used = |object: &Value| object["bytes"]["used"].as_u64().unwrap();
+    let object = numbers_with(pid, "burst in use", |object| used(object) > 10 << 20);
+    assert_eq!((object["pid"].as_u64(), &object["read_by"]), (Some(u64::from(pid)), &"descriptor".into()));
+    for key in ["version", "mode", "pages", "released", "ticks", "fences", "skipped", "resident_bytes", "age_ms"] {
+        assert!(!object[key].is_null(), "{key} is missing: {object}");
+    }
+    assert_eq!(object["mode"]["page_size"].as_u64(), Some(page_size()));
+    assert!(object["resident_bytes"].as_u64().unwrap() > 10 << 20);
+    let classes = object["classes"].as_array().unwrap();
+    assert!(classes.len() > 20 && classes.iter().all(|class| class["slabs"].as_u64().unwrap() > 0), "{classes:?}");
+    let in_use = used(&object);
+    program.go_on();
+    program.hear("freed");
+    let object = numbers_with(pid, "memory given back by a sleeping process", |object| {
+        used(object) < 5 << 20 && object["mode"]["background"] == "asleep"
+    });
+    assert!(used(&object) < in_use && object["released"]["pages"].as_u64().unwrap() > 0, "{object}");
+    assert_eq!(object["bytes"]["unaccounted"], 0, "{object}");
+    // The report for people, from the same page.
+    let report = neap_stat(pid, &[]);
+    assert!(report.status.success());
+    let report = String::from_utf8(report.stdout).unwrap();
+    for part in [&format!("Process {pid} ("), "| in use ", "| unaccounted, exact when idle ", "thread asleep"] {
+        assert!(report.contains(part), "{part} is not in\n{report}");
+    }
+}
+
+fn page_size() -> u64 {
+    // SAFETY: a query without side effects.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
+
+#[test]
+fn a_process_that_works_all_the_time_is_never_read_torn() {
+    let mut program = Program::start("churn", "interval:10", &[]);
+    program.hear("ready");
+    let mut ticks = 0;
+    for _ in 0..100 {
+        // Parsed by `numbers`: half an object would not be one.
+        let object = numbers(program.id()).unwrap();
+        assert!(object["ticks"].as_u64().unwrap() >= ticks);
+        ticks = object["ticks"].as_u64().unwrap();
+        assert_eq!(object["truncated"], false);
+    }
+    assert_eq!(program.child.try_wait().unwrap(), None, "it works on");
+}
+
+#[test]
+fn the_mode_says_why() {
+    let reason = |options: &str, tunable: &str| {
+        let before = ["env", &format!("GLIBC_TUNABLES=glibc.pthread.rseq={tunable}")];
+        let mut program = Program::start("burst", options, &before);
+        program.hear("ready");
+        let mode = numbers(program.id()).unwrap()["mode"].take();
+        (mode["slots"].as_str().unwrap().to_string(), mode["why"].as_str().unwrap().to_string())
+    };
+    assert_eq!(reason("rseq:off", "1"), ("atomic".into(), "rseq:off was set".into()));
+    let (slots, why) = reason("", "0");
+    assert_eq!((slots.as_str(), why.as_str()), ("atomic", "the C library registered no rseq"));
+    let (slots, why) = reason("", "1");
+    assert!(slots == "atomic" || why == "restartable sequences and fences work", "{slots}: {why}");
+}
+
+#[test]
+fn the_page_stays_behind_at_exec() {
+    let mut program = Program::start("spawn", "", &[]);
+    assert_eq!(program.hear("inherited"), "0", "a child that was executed has the page");
+    let pid = program.id();
+    assert_eq!(pages(pid).len(), 1);
+    assert!(numbers(pid).is_ok());
+    program.go_on();
+    let expected = format!("process {pid} (sleep) does not run under neap");
+    until(&expected, || numbers(pid).err().filter(|complaint| complaint.contains(&expected)));
+}
+
+#[test]
+fn a_forked_child_has_a_page_of_its_own_once_it_has_published() {
+    let mut program = Program::start("fork", "interval:10", &[]);
+    let child: u32 = program.hear("forked").parse().unwrap();
+    let parent = program.id();
+    let (parents, inherited) = (pages(parent), pages(child));
+    assert_eq!((parents.len(), &parents), (1, &inherited));
+    let complaint = numbers(child).unwrap_err();
+    assert!(complaint.contains(&format!("process {child} was forked by process {parent}")), "{complaint}");
+    program.go_on();
+    let object = until("page of the child's own", || numbers(child).ok());
+    assert_eq!(object["pid"].as_u64(), Some(u64::from(child)));
+    let own = pages(child);
+    assert_eq!(own.len(), 1, "the inherited one is closed");
+    assert_ne!(own[0].1, parents[0].1, "another file");
+    assert_eq!(numbers(parent).unwrap()["pid"].as_u64(), Some(u64::from(parent)), "the parent's is as it was");
+    assert_eq!(pages(parent), parents);
+}
+
+#[test]
+fn a_program_that_closed_every_descriptor_is_read_by_its_memory() {
+    let mut program = Program::start("close", "", &[]);
+    program.hear("ready");
+    assert!(pages(program.id()).is_empty());
+    match numbers(program.id()) {
+        Ok(object) => assert_eq!(object["read_by"], "memory"),
+        // Where even one's own processes may not be traced.
+        Err(complaint) => assert!(complaint.contains("has closed neap's descriptor"), "{complaint}"),
+    }
+}
+
+#[test]
+fn limits_keep_the_page_out_of_the_way_and_the_program_alive() {
+    let under = |limit: &str| {
+        let mut program = Program::start("burst", "", &["sh", "-c", &format!("ulimit {limit}; exec \"$@\""), "sh"]);
+        program.hear("ready");
+        program
+    };
+    let program = under("-n 20");
+    assert!(matches!(pages(program.id())[..], [(10.., _)]), "{:?}", pages(program.id()));
+    assert!(numbers(program.id()).is_ok());
+    // Growing a file over this limit would end the program by a signal.
+    let mut program = under("-f 8");
+    let complaint = numbers(program.id()).unwrap_err();
+    assert!(complaint.contains("a limit or a sandbox"), "{complaint}");
+    assert_eq!(program.child.try_wait().unwrap(), None);
+}
+
+#[test]
+fn a_process_without_numbers_is_told_from_one_without_neap() {
+    let mut program = Program::start("burst", "stat:on,stat:off", &[]);
+    program.hear("ready");
+    assert!(pages(program.id()).is_empty());
+    assert!(numbers(program.id()).unwrap_err().contains("stat:off"));
+    let mut sleep = Command::new("sleep");
+    sleep.arg("1000").env_remove("LD_PRELOAD");
+    let other = Program::run(sleep);
+    let complaint = numbers(other.id()).unwrap_err();
+    assert!(complaint.contains("does not run under neap"), "{complaint}");
+}
+
+#[test]
+fn a_process_that_ended_or_never_was_is_named() {
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    let complaint = until("end of the process", || numbers(pid).err().filter(|text| text.contains("has ended")));
+    assert!(complaint.contains(&format!("process {pid} has ended")), "{complaint}");
+    child.wait().unwrap();
+    let highest: u32 = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+    let complaint = numbers(highest + 1).unwrap_err();
+    assert_eq!(complaint, format!("neap: there is no process {}\n", highest + 1));
+    assert_eq!(neap_stat(0, &[]).status.code(), Some(2), "0 is a usage error");
+}
+
+#[test]
+fn another_users_process_is_not_shown() {
+    const NOBODY: u32 = 65_534;
+    // SAFETY: a query without side effects.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can run a process of another user");
+        return;
+    }
+    let mut program = Program::start("burst", "", &[]);
+    program.hear("ready");
+    // A copy where another user can execute it.
+    let folder = std::env::temp_dir().join(format!("neap-stat-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.join("neap");
+    fs::copy(env!("CARGO_BIN_EXE_neap"), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(["stat", &program.id().to_string()]).uid(NOBODY).gid(NOBODY).current_dir("/");
+    // A process that another test forks holds the copy open for writing until it executes something.
+    let output = until("copy that can be executed", || match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+        output => Some(output),
+    });
+    fs::remove_dir_all(&folder).unwrap();
+    let output = output.unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(complaint.contains("not permitted") && complaint.contains("its user (0)"), "{complaint}");
+}

@@ -1,0 +1,94 @@
+//! Frees that must not go unnoticed: each ends the process, with one line that names the page and its state.
+//!
+//! Each case runs in a process of its own: this test program again, told by a variable which case it is.
+
+mod machine;
+
+use machine::{Opened, shape};
+use neap_base::virtual_platform::Virtual;
+use neap_base::{Order, Pfn};
+use std::process::Command;
+
+const VARIABLE: &str = "NEAP_FATAL_CASE";
+
+fn case(name: &str) {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let pages = &o.pages;
+    let block = |order: u8| pages.allocate_block(&machine, Order(order)).unwrap().pfn;
+    let run = |count: u32| pages.allocate_run(&machine, count, 1).unwrap().pfn;
+    match name {
+        "listed twice" => {
+            let pfn = block(0);
+            pages.free_block(&machine, pfn, Order(0));
+            pages.free_block(&machine, pfn, Order(0));
+        }
+        "zone twice" => {
+            let pfn = block(6);
+            pages.free_block(&machine, pfn, Order(6));
+            pages.free_block(&machine, pfn, Order(6));
+        }
+        "wrong order" => pages.free_block(&machine, block(3), Order(2)),
+        "inside" => pages.free_block(&machine, block(3).plus(1), Order(0)),
+        "never handed out" => pages.free_block(&machine, Pfn(700), Order(0)),
+        "outside" => pages.free_block(&machine, Pfn(pages.frames().pages()), Order(0)),
+        "run as block" => pages.free_block(&machine, run(4), Order(2)),
+        "block as run" => pages.free_run(&machine, block(2), 4),
+        "run twice" => {
+            let pfn = run(3000);
+            pages.free_run(&machine, pfn, 3000);
+            pages.free_run(&machine, pfn, 3000);
+        }
+        "run of another length" => pages.free_run(&machine, run(30), 31),
+        "resized run of old length" => {
+            let pfn = run(30);
+            assert!(pages.resize_run(&machine, pfn, 30, 20));
+            pages.free_run(&machine, pfn, 30);
+        }
+        other => panic!("no such case: {other}"),
+    }
+}
+
+fn dies_with(name: &str, line: &str) {
+    let answer = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_case", "--nocapture"])
+        .env(VARIABLE, name)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&answer.stderr).into_owned();
+    let signal = std::os::unix::process::ExitStatusExt::signal(&answer.status);
+    // SIGABRT is sent to the process; where another thread is to take it, an undefined instruction may come first.
+    assert!(matches!(signal, Some(6 | 4)), "{name}: {text}");
+    assert!(text.lines().any(|text| text.starts_with("neap: ") && text.contains(line)), "{name}: {text}");
+}
+
+/// Runs a case where it is told to, and does nothing otherwise.
+#[test]
+fn a_case() {
+    if let Ok(name) = std::env::var(VARIABLE) {
+        case(&name);
+    }
+}
+
+#[test]
+fn a_block_that_is_freed_twice() {
+    dies_with("listed twice", "free of a block of 1 pages that is not handed out: page 0 is Listed, order 0");
+    dies_with("zone twice", "free of a block of 64 pages that is not handed out: page 0 is Inside");
+}
+
+#[test]
+fn b11_a_block_that_is_freed_as_something_else() {
+    dies_with("wrong order", "block of 4 pages that is not handed out: page 0 is Allocated, order 3");
+    dies_with("inside", "page 1 is Absent");
+    dies_with("never handed out", "page 700 is Absent");
+    dies_with("outside", "page 262144 is outside the arena of 262144 pages");
+    dies_with("run as block", "block of 4 pages that is not handed out: page 0 is Run");
+}
+
+#[test]
+fn a_run_that_is_freed_twice_or_as_something_else() {
+    dies_with("run twice", "run of 3000 pages that is not handed out: page 0 is Inside");
+    dies_with("block as run", "run of 4 pages that is not handed out: page 0 is Allocated");
+    dies_with("run of another length", "run of 31 pages that is not handed out: page 0 is Run, order 0, owner 30");
+    dies_with("resized run of old length", "owner 20");
+}

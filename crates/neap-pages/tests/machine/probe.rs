@@ -1,0 +1,150 @@
+//! A virtual machine that writes down what it is told, and lets a test act in the middle of a call.
+
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use neap_base::Platform;
+use neap_base::platform::Errno;
+use neap_base::platform::memory::Range;
+use neap_base::virtual_platform::Virtual;
+use std::boxed::Box;
+use std::sync::Mutex;
+use std::vec::Vec;
+
+type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+
+/// Records and hooks around a [`Virtual`].
+pub(crate) struct Probe {
+    pub(crate) machine: Virtual,
+    /// Lengths of single releases, and of the ranges of scattered ones.
+    pub(crate) released: Mutex<Vec<usize>>,
+    pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
+    pub(crate) pauses: AtomicUsize,
+    /// Added to the CPU id at every question: a thread that migrates all the time.
+    pub(crate) wander: usize,
+    /// Added to the CPU id once.
+    pub(crate) shift: usize,
+    pub(crate) asked: AtomicUsize,
+    pub(crate) on_pause: Hook,
+    pub(crate) on_release: Hook,
+    pub(crate) on_populate: Hook,
+}
+
+impl Probe {
+    pub(crate) fn new(machine: Virtual) -> Probe {
+        Probe {
+            machine,
+            released: Mutex::default(),
+            scattered: Mutex::default(),
+            pauses: AtomicUsize::new(0),
+            wander: 0,
+            shift: 0,
+            asked: AtomicUsize::new(0),
+            on_pause: Mutex::new(None),
+            on_release: Mutex::new(None),
+            on_populate: Mutex::new(None),
+        }
+    }
+}
+
+fn run(hook: &Hook) {
+    if let Some(action) = hook.lock().expect("no hook panics").as_mut() {
+        action();
+    }
+}
+
+impl Platform for Probe {
+    fn page_size(&self) -> usize {
+        self.machine.page_size()
+    }
+
+    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+        self.machine.address_hint(attempt, span)
+    }
+
+    fn address_space_is_scarce(&self) -> bool {
+        self.machine.address_space_is_scarce()
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.machine.map_at(address, length)
+    }
+
+    fn map(&self, length: usize) -> Result<usize, Errno> {
+        self.machine.map(length)
+    }
+
+    unsafe fn unmap(&self, address: usize, length: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { self.machine.unmap(address, length) }
+    }
+
+    unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.released.lock().expect("no holder panics").push(length);
+        run(&self.on_release);
+        // SAFETY: as the caller promises.
+        unsafe { self.machine.release(address, length) }
+    }
+
+    unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        self.scattered.lock().expect("no holder panics").push(ranges.iter().map(|range| range.length).collect());
+        run(&self.on_release);
+        // SAFETY: as the caller promises.
+        unsafe { self.machine.release_scattered(ranges) }
+    }
+
+    fn populate(&self, address: usize, length: usize) -> Result<(), Errno> {
+        run(&self.on_populate);
+        self.machine.populate(address, length)
+    }
+
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+        self.machine.huge_pages(address, length, allowed);
+    }
+
+    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.machine.move_pages(from, to, length) }
+    }
+
+    fn cpus(&self) -> usize {
+        self.machine.cpus()
+    }
+
+    fn nameable_cpus(&self) -> usize {
+        self.machine.nameable_cpus()
+    }
+
+    fn is_isolated(&self, cpu: usize) -> bool {
+        self.machine.is_isolated(cpu)
+    }
+
+    fn cpu(&self) -> usize {
+        let wandered = self.asked.fetch_add(self.wander, Relaxed);
+        (self.machine.cpu() + wandered) % self.cpus() + self.shift
+    }
+
+    fn rseq_offset(&self) -> Option<u32> {
+        None
+    }
+
+    fn fence(&self, cpu: usize) -> Result<(), Errno> {
+        self.machine.fence(cpu)
+    }
+
+    fn fence_all(&self) -> Result<(), Errno> {
+        self.machine.fence_all()
+    }
+
+    fn now(&self) -> u64 {
+        self.machine.now()
+    }
+
+    fn pause(&self) {
+        self.pauses.fetch_add(1, Relaxed);
+        run(&self.on_pause);
+        self.machine.pause();
+    }
+
+    fn sleep(&self, nanoseconds: u64) {
+        self.machine.sleep(nanoseconds);
+    }
+}

@@ -1,0 +1,135 @@
+//! Memory that comes as huge pages: when it does, what is known about it, and what it leaves behind.
+
+mod machine;
+
+use machine::probe::Probe;
+use machine::{Held, Opened, give, resident, shape, take_block, take_run};
+use neap_base::virtual_platform::{Call, Virtual};
+use neap_base::{Linux, Order};
+use neap_pages::Shape;
+
+fn huge() -> Shape {
+    Shape { huge: true, ..shape(None) }
+}
+
+#[test]
+fn small_zones_and_other_pages_never_populate() {
+    for (size, count) in [(4096, 4000), (16384, 6000), (65536, 5000)] {
+        let machine = Virtual::new(size, 1);
+        let o = Opened::new(&machine, &huge()).unwrap();
+        for _ in 0..count {
+            o.pages.allocate_block(&machine, Order(0)).unwrap();
+        }
+        assert_eq!((machine.made(Call::Populate), o.pages.statistics().populated), (0, 0));
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_large_zone_populates_ahead_by_one_huge_page_at_most() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let held: Vec<Held> = (0..20_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+    let statistics = o.pages.statistics();
+    assert!(statistics.populated >= 15_000 && statistics.populated % 512 == 0, "{statistics:?}");
+    assert_eq!(machine.made(Call::Populate) as u64, statistics.populated / 512);
+    let bytes = resident(o.pages.base(), 256 << 20);
+    assert!(bytes >= 20_000 * 4096 && bytes <= (20_000 + 512 + 64) * 4096, "{bytes} bytes");
+    o.pages.verify().unwrap();
+    // What was populated and not used goes back like everything else.
+    o.pages.tick(&machine, 1);
+    o.pages.drain_all(&machine);
+    o.pages.tick(&machine, 2);
+    o.pages.tick(&machine, 3);
+    assert_eq!(o.pages.statistics().backed_free, 0);
+    assert!(resident(o.pages.base(), 256 << 20) <= (20_000 + 64) * 4096);
+    held.into_iter().for_each(|held| give(&o, held));
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn runs_that_may_not_be_touched_are_not_populated() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    for _ in 0..60 {
+        assert!(o.pages.allocate_run(&machine, 300, 1).unwrap().zero);
+        assert!(o.pages.allocate_run(&machine, 3000, 1).unwrap().zero);
+        assert!(o.pages.allocate_block(&machine, Order(7)).unwrap().zero);
+    }
+    assert_eq!(machine.made(Call::Populate), 0);
+    // Short ones are, once the pieces that the long ones left are used up; populated pages count as backed.
+    let short = (0..1000).find(|_| !o.pages.allocate_run(&machine, 60, 1).unwrap().zero);
+    assert!(short.is_some() && machine.made(Call::Populate) == 1);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn a_system_that_cannot_populate_is_asked_rarely() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    machine.fail(Call::Populate, 3, usize::MAX);
+    let held: Vec<Held> = (0..30_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+    assert_eq!(o.pages.statistics().populated, 3 * 512);
+    assert!((4..10).contains(&machine.made(Call::Populate)), "{} calls", machine.made(Call::Populate));
+    o.pages.verify().unwrap();
+    held.into_iter().for_each(|held| give(&o, held));
+    assert!(!o.pages.release_all(&machine).left);
+    o.pages.verify().unwrap();
+}
+
+/// A thread that finds the last memory under population waits for it instead of failing.
+#[test]
+fn memory_under_population_is_waited_for() {
+    let machine = Probe::new(Virtual::new(4096, 2).with_scarce_address_space());
+    let o = Opened::new(&machine, &Shape { span: 24 << 20, ..huge() }).unwrap();
+    let first = take_run(&o, 5 * 1024, 1, 1).unwrap();
+    let (inside, entered) = std::sync::mpsc::channel();
+    let (go_on, waited) = std::sync::mpsc::channel::<()>();
+    let mut untouched = true;
+    *machine.on_populate.lock().unwrap() = Some(Box::new(move || {
+        if core::mem::take(&mut untouched) {
+            inside.send(()).unwrap();
+            waited.recv().unwrap();
+        }
+    }));
+    let mut pauses = 0;
+    *machine.on_pause.lock().unwrap() = Some(Box::new(move || {
+        pauses += 1;
+        if pauses == 4 {
+            go_on.send(()).unwrap();
+        }
+    }));
+    std::thread::scope(|scope| {
+        let populating = scope.spawn(|| take_run(&o, 64, 1, 2).unwrap());
+        entered.recv().unwrap();
+        // One half of the last free chunk is being populated; the other is there, and then nothing.
+        let half = take_run(&o, 512, 1, 3).unwrap();
+        let rest = take_run(&o, 256, 1, 4).expect("a part of what is being populated");
+        [half, rest, populating.join().unwrap()].into_iter().for_each(|held| give(&o, held));
+    });
+    give(&o, first);
+    assert_eq!(o.pages.statistics().populated, 512);
+    o.pages.verify().unwrap();
+}
+
+/// Each populated block is its own mapping for a moment: none of them may stay one.
+#[test]
+fn mappings_do_not_grow_with_what_is_populated() {
+    let platform = Linux::probe();
+    let o = Opened::new(&platform, &huge()).unwrap();
+    for round in 0..4 {
+        let held: Vec<Held> = (0..16_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+        let (keep, go): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| held.pfn.0 % 1500 == round);
+        go.into_iter().for_each(|held| give(&o, held));
+        o.pages.release_all(&platform);
+        keep.into_iter().for_each(|held| give(&o, held));
+    }
+    o.pages.verify().unwrap();
+    let (base, end) = (o.pages.base(), o.pages.base() + o.pages.limit());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|line| {
+        let start = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        (base..end).contains(&start)
+    });
+    assert!(ours.count() <= 3, "{maps}");
+}
