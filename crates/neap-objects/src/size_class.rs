@@ -67,17 +67,19 @@ impl Class {
         }
     }
 
-    /// Objects that a CPU's stack holds: at most 1024, at most 64 KiB of them, at least 4. So a CPU keeps at most 128 KiB of
-    /// a class back from everybody else, until it rests for a tick.
+    /// Objects that a CPU's stack holds: 64 KiB of them, or 128 KiB if those are fewer than 32; 4 to 1024. So a CPU keeps at
+    /// most 128 KiB of a class back from everybody else, until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
-        let fits = (64 << 10) / SIZES[self.0 as usize] as u32;
-        if fits > 1024 {
-            1024
-        } else if fits < 4 {
-            4
-        } else {
+        let size = SIZES[self.0 as usize] as u32;
+        let (fits, fits_twice) = ((64 << 10) / size, (128 << 10) / size);
+        let objects = if fits >= 32 {
             fits
-        }
+        } else if fits_twice < 32 {
+            fits_twice
+        } else {
+            32
+        };
+        if objects > 1024 { 1024 } else { objects }
     }
 
     /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or
@@ -100,12 +102,13 @@ impl Class {
         };
         // The largest order of at most so many bytes.
         let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
-        // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages).
-        let (low, high) = if size <= 4 << 10 {
+        // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages). Larger ones:
+        // so many that what is done once a slab does not count.
+        let (low, high) = if size <= 1 << 10 {
             let order = order_of((512 * size).min(32 << 10));
             (order, order)
         } else {
-            (order_of(64 << 10), order_of(256 << 10))
+            (order_of(128 << 10), order_of(256 << 10))
         };
         // The first that wastes at most a sixteenth at its end, or the one that wastes least.
         let fits = (low..=high).map(shape).find(|shape| shape.waste * 16 <= page_size << shape.order);

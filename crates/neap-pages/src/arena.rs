@@ -70,7 +70,6 @@ pub(crate) struct Arena {
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
     span: usize,
-    keep_small: bool,
     growth: Mutex<Growth>,
 }
 
@@ -96,7 +95,6 @@ impl Arena {
                 frames: frames::Frames::at(tables[FRAMES].start),
                 tables,
                 span: less,
-                keep_small: shape.huge && platform.page_size() == 4096,
                 growth: Mutex::new(Growth { end: 0, tables: [0; ALL_TABLES], holes: [(0, 0); HOLES], hole_count: 0 }),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
@@ -264,10 +262,8 @@ impl Arena {
             }
         }
         platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
-        if self.keep_small {
-            // Huge pages come by `populate` alone: a range that the kernel may refill would never stay released.
-            platform.huge_pages(self.base + start, size, false);
-        }
+        // Huge pages come by population alone: a range that the kernel may refill would never stay released.
+        platform.huge_pages(self.base + start, size, false);
         Ok(())
     }
 
@@ -289,7 +285,7 @@ fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]
     let mut tables = [Table::default(); ALL_TABLES];
     // A frame is 16 bytes a page; the maps are a bit a page, a byte a chunk, and twice a bit a chunk.
     for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 10), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
-        tables[table].shift = page_shift.checked_add_signed(shift).expect("a page has at least sixteen bytes");
+        tables[table].shift = page_shift.wrapping_add_signed(shift);
     }
     // The frames of a free chunk say nothing, where they fill whole pages.
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;

@@ -4,6 +4,11 @@
 //! Sits between `neap-base` and the object layer. [`Pages`] is the whole of it; the platform is passed to every call.
 //! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
 //! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
+//!
+//! What stays resident after everything was freed: nothing once three ticks have passed in which nobody allocated. While
+//! CPUs go on using their lists, at most [`Statistics::list_high`] (and up to seven) pages in each; while a program goes
+//! on using the zone, what it needed since the last tick and less than two mebibytes above that. What the system
+//! refuses to take is counted, and tried again less and less often.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -16,8 +16,8 @@ use neap_base::{Order, Pfn, Platform};
 pub(crate) const HUGE: Order = Order(9);
 /// The largest blocks it is done for.
 pub(crate) const LARGEST: Order = Order(6);
-/// Pages in use or backed from which on it is done: a huge page is an eighth of 16 MiB.
-const FLOOR: u32 = 4096;
+/// Pages in use or backed from which on it is done: a huge page is a quarter of 8 MiB.
+const FLOOR: u32 = 2048;
 /// Opportunities that are let pass after the system refused.
 const PATIENCE: u32 = 256;
 

@@ -16,8 +16,8 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
-/// Looks at travelling pages before an allocation fails: some twenty milliseconds.
-const LOOKS: u32 = 250;
+/// Looks at travelling pages before an allocation fails: one or two tenths of a second.
+const LOOKS: u32 = 2000;
 
 /// The time between one look and the next, in a bounded wait for another thread's system call.
 pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {

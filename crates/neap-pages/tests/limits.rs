@@ -22,7 +22,7 @@ fn under_a_limit() {
     let mut held: Vec<Held> = Vec::new();
     while let Ok(run) = take_run(&o, 900, 1, held.len() as u64) {
         held.push(run);
-        if held.len() % 20 == 0 {
+        if held.len().is_multiple_of(20) {
             o.pages.verify().unwrap();
         }
     }

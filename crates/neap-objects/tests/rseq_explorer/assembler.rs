@@ -66,6 +66,7 @@ impl Assembler {
             Op::Take(_, wanted) => self.take(wanted),
             Op::Fork => self.fork(),
         }
+        self.flags = 0;
         for [exit, again, given_up] in core::mem::take(&mut self.exits) {
             self.here(exit);
             let line = self.jump(Instr::Choice, again, "aborted: try again, or give up");
@@ -270,7 +271,9 @@ impl Assembler {
         } else {
             self.line(Instr::EnterGate, "gate: inside := inside + 1");
             self.jump(Instr::CheckGate, inside, "is the gate closed?");
-            self.line(Instr::LeaveGate, "gate: inside := inside - 1");
+        }
+        if !matches!(self.mutant, Mutant::GateCheckFirst | Mutant::GateWaitInside) {
+            self.leave_gate();
         }
         self.line(Instr::WaitGate, "wait until the gate is open").next = enter.0 as u8;
         self.here(inside);
@@ -307,7 +310,9 @@ impl Assembler {
         self.here(found);
         self.flags = DETACHED;
         match m {
-            M::ReadBeforeFence => self.each(wanted, |asm, k| _ = asm.line(Instr::OldCount(k), "n := d.count, too early")),
+            M::ReadBeforeFence => {
+                self.each(wanted, |asm, k| _ = asm.line(Instr::OldCount(k), "n := d.count, too early"))
+            }
             M::PutBackAfterTouch => self.each(wanted, Assembler::dissolve),
             M::CopyBeforeFence => self.each(!wanted, Assembler::copy),
             _ => {}

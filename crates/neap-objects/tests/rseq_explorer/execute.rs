@@ -238,7 +238,9 @@ impl Machine {
                 store = Some((count_of(f.s, class), f.n));
                 (f.n, f.i) = (0, 0);
             }
-            Instr::CopyCapacity(class) => store = Some((count_of(f.s, class) + 1, self.load(s, t, count_of(f.d, class) + 1))),
+            Instr::CopyCapacity(class) => {
+                store = Some((count_of(f.s, class) + 1, self.load(s, t, count_of(f.d, class) + 1)))
+            }
             Instr::Publish => store = Some((row, f.s)),
             Instr::Dissolve(class) => {
                 s.drain(cpu);

@@ -52,6 +52,7 @@ fn scenario(name: &'static str, a: &[u8], b: &[u8], barn: &[u8], actors: Vec<Act
         second: 0,
         capacity: 2,
         drained: false,
+        one_region: false,
         fence_may_fail: true,
         mutant: Mutant::None,
         at_rest: false,
@@ -74,7 +75,7 @@ fn look(scenario: Scenario) -> Report {
     report
 }
 
-/// The scenario has no bad state, and everything in `must_see` happened somewhere in it.
+/// The scenario has no bad state and none without a way to the end, and everything in `must_see` happened somewhere in it.
 fn holds(scenario: Scenario, must_see: u32) {
     let report = look(scenario);
     if let Some((wrong, trace)) = report.violation {
@@ -264,6 +265,24 @@ fn a_thread_takes_after_it_pushed() {
 }
 
 #[test]
+fn slow_paths_and_two_takers() {
+    let actors = vec![worker("W1", &[SlowPush(3)]), worker("T1", &[Take(1, 1)]), remote("T2", &[Take(0, 1)])];
+    holds(
+        scenario("slow push, two takers", &[1, 2], &[4], &[], actors),
+        PUSHED | POPPED_MANY | ACTIVATED | REFUSED | ABORT_FENCE | TOOK_OBJECT | PUT_BACK | REUSED,
+    );
+}
+
+#[test]
+fn slow_paths_of_both_classes_and_a_take() {
+    let actors = vec![worker("W1", &[SlowPush(2)]), worker("W2", &[SlowPop(1)]), remote("T", &[Take(0, 1)])];
+    holds(
+        second_class(scenario("slow push, slow pop of another class, take", &[1], &[], &[], actors), &[3], &[], &[]),
+        PUSHED | POPPED | ACTIVATED | REFUSED | ABORT_FENCE | TOOK_OBJECT | KEPT | PUT_BACK,
+    );
+}
+
+#[test]
 fn fork_closes_push_and_pop() {
     let actors = vec![worker("W1", &[SlowPush(4)]), worker("W2", &[Pop(0)]), remote("F", &[Fork])];
     holds(
@@ -291,10 +310,27 @@ fn fork_and_a_taker_and_push() {
 }
 
 #[test]
+fn fork_and_everybody() {
+    let t = worker("T", &[Take(0, 1)]);
+    let actors = vec![worker("W1", &[SlowPush(3)]), worker("W2", &[Pop(0)]), t, remote("F", &[Fork])];
+    holds(
+        scenario("fork, take, slow push, pop", &[1, 2], &[4], &[], actors),
+        PUSHED | POPPED | POPPED_MANY | TOOK_OBJECT | PUT_BACK | CLOSED_OUT | ABORT_FENCE | SNAPSHOT | GATE_CLOSED,
+    );
+}
+
+#[test]
 fn a_thread_without_registration_uses_the_barn() {
     let w1 = Actor { rseq: Rseq::Unregistered, ..worker("W1", &[SlowPush(2), SlowPop(0)]) };
     let actors = vec![w1, worker("W2", &[Push(3)]), remote("T", &[Take(0, 1)])];
     holds(scenario("an unregistered thread, push, take", &[1], &[], &[], actors), PUSHED | TOOK_OBJECT);
+}
+
+#[test]
+fn a_cpu_with_dummy_for_good_uses_the_barn() {
+    let actors = vec![worker("W1", &[SlowPush(2), SlowPop(0)]), worker("W2", &[Push(3)]), remote("T", &[Take(0, 1)])];
+    let one = scenario("a CPU without a region, slow push and pop, push, take", &[1], &[], &[], actors);
+    holds(Scenario { one_region: true, ..one }, PUSHED | POPPED | ACTIVATED | REFUSED | TOOK_OBJECT);
 }
 
 #[test]

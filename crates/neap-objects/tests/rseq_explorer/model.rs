@@ -28,7 +28,7 @@
 //! * a fence that fails under fork; what fork must do then is not modelled; nor is the child;
 //! * more than one signal a thread, nested handlers, handlers that use the barn; more threads, CPUs,
 //!   operations or objects than the scenarios have; a barn that hands out other than its lowest objects;
-//! * progress: a thread may try again for ever. That every state can go on is checked.
+//! * progress: a thread may try again for ever. That it may come to an end from every state is checked.
 
 use crate::protocol::*;
 
@@ -45,6 +45,7 @@ pub const NO_CPU: u8 = 15;
 pub const NOTHING: u8 = 0;
 pub const DUMMY: u8 = 1;
 pub const A: u8 = 2;
+pub const B: u8 = 3;
 pub const C: u8 = 4;
 
 /// Memory words: the table, the takers' spare regions and mutex, fork's gate, then the regions.
@@ -145,6 +146,8 @@ pub struct Scenario {
     pub capacity: u8,
     /// Whether A and B start without room, as after a take.
     pub drained: bool,
+    /// CPU 1 has no region: its row is DUMMY for good.
+    pub one_region: bool,
     pub fence_may_fail: bool,
     pub mutant: Mutant,
     /// Judge only where everybody has finished, instead of every state.

@@ -90,6 +90,8 @@ pub enum Mutant {
     ForkNoGate,
     /// Who passes the gate looks first and counts in after.
     GateCheckFirst,
+    /// Who finds the gate closed does not count out before waiting.
+    GateWaitInside,
     /// Fork closes the gate by a plain store, without a barrier.
     GateNoBarrier,
 }

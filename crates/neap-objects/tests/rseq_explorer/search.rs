@@ -41,8 +41,8 @@ impl Visited {
         Visited { states: Vec::new(), parents: Vec::new(), table: vec![0; 1 << 12] }
     }
 
-    /// Adds a state; false if it was known.
-    fn insert(&mut self, state: Packed, parent: u32) -> bool {
+    /// The index of a state, which is added if it was not known.
+    fn insert(&mut self, state: Packed, parent: u32) -> u32 {
         if self.states.len() * 2 >= self.table.len() {
             let mut table = vec![0; self.table.len() * 4];
             for (index, known) in self.states.iter().enumerate() {
@@ -57,15 +57,46 @@ impl Visited {
         let mut at = hash(&state) as usize & (self.table.len() - 1);
         while self.table[at] != 0 {
             if self.states[self.table[at] as usize - 1] == state {
-                return false;
+                return self.table[at] - 1;
             }
             at = (at + 1) & (self.table.len() - 1);
         }
         self.states.push(state);
         self.parents.push(parent);
         self.table[at] = self.states.len() as u32;
-        true
+        self.table[at] - 1
     }
+}
+
+/// A state from which no way leads to one of `ends`, if there is any; the first that was found. `leads_to`
+/// has for each state the states that follow it; a slice of `starts` says where those of a state are.
+fn without_an_end(starts: &[u32], leads_to: &[u32], ends: Vec<u32>) -> Option<usize> {
+    let states = starts.len() - 1;
+    let follow = |state: usize| &leads_to[starts[state] as usize..starts[state + 1] as usize];
+    // The same edges by the state that they lead to: after the last loop those of `state` lie from `from[state]`.
+    let mut from = vec![0_u32; states + 1];
+    leads_to.iter().for_each(|&to| from[to as usize] += 1);
+    let mut sum = 0;
+    for count in &mut from {
+        sum += *count;
+        *count = sum;
+    }
+    let mut comes_from = vec![0_u32; leads_to.len()];
+    for state in 0..states {
+        for &to in follow(state) {
+            from[to as usize] -= 1;
+            comes_from[from[to as usize] as usize] = state as u32;
+        }
+    }
+    let mut good = vec![false; states];
+    let mut queue = ends;
+    while let Some(state) = queue.pop() {
+        let state = state as usize;
+        if !core::mem::replace(&mut good[state], true) {
+            queue.extend_from_slice(&comes_from[from[state] as usize..from[state + 1] as usize]);
+        }
+    }
+    good.iter().position(|good| !good)
 }
 
 /// Explores everything, or stops at the first state that is wrong.
@@ -73,27 +104,28 @@ pub fn explore(machine: &Machine) -> Report {
     let mut report = Report { name: machine.scenario.name, states: 0, steps: 0, events: 0, violation: None };
     let mut visited = Visited::new();
     visited.insert(machine.initial().pack(), 0);
-    let mut index = 0;
-    while index < visited.states.len() {
+    let (mut starts, mut leads_to, mut ends) = (vec![0], Vec::new(), Vec::new());
+    let mut wrong = None;
+    while wrong.is_none() && starts.len() <= visited.states.len() {
+        let index = starts.len() - 1;
         assert!(index < MOST_STATES, "{}: more than {MOST_STATES} states", report.name);
         let state = State::unpack(&visited.states[index]);
         debug_assert_eq!(state.pack(), visited.states[index], "packing loses something");
-        let wrong = machine.judge(&state);
-        let before = report.steps;
+        wrong = machine.judge(&state).map(|wrong| (wrong, index));
         if wrong.is_none() {
             report.events |= machine.successors(&state, |_, next| {
-                report.steps += 1;
-                visited.insert(next.pack(), index as u32);
+                leads_to.push(visited.insert(next.pack(), index as u32));
             });
+            if machine.at_rest(&state) {
+                ends.push(index as u32);
+            }
+            starts.push(leads_to.len() as u32);
         }
-        let stuck = wrong.is_none() && report.steps == before && !machine.at_rest(&state);
-        if let Some(wrong) = wrong.or(stuck.then(|| "nothing can happen any more".to_string())) {
-            report.violation = Some((wrong, trace(machine, &visited, index)));
-            break;
-        }
-        index += 1;
     }
-    report.states = visited.states.len();
+    (report.states, report.steps) = (visited.states.len(), leads_to.len());
+    let stuck = || without_an_end(&starts, &leads_to, ends);
+    wrong = wrong.or_else(|| stuck().map(|index| ("it can never finish from here".to_string(), index)));
+    report.violation = wrong.map(|(wrong, index)| (wrong, trace(machine, &visited, index)));
     report
 }
 

@@ -49,8 +49,11 @@ impl Machine {
             flaw: Flaw::None,
         };
         s.mem[NCPUS] = ROWS as u8;
-        for (row, stacks) in self.scenario.stacks.iter().enumerate() {
-            let region = A + row as u8;
+        for (row, (region, stacks)) in (A..).zip(&self.scenario.stacks).enumerate() {
+            if region == B && self.scenario.one_region {
+                s.mem[ROW + row] = DUMMY;
+                break;
+            }
             s.mem[ROW + row] = region;
             for (class, objects) in stacks.iter().enumerate() {
                 let count = count_of(region, class as u8);
