@@ -132,7 +132,7 @@ mod tests {
                 let _inside = gate.enter(0);
                 entered.fetch_add(1, Ordering::Relaxed)
             });
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(core::time::Duration::from_millis(20));
             assert_eq!(entered.load(Ordering::Relaxed), 0);
             gate.open();
             thread.join().unwrap();

@@ -58,7 +58,7 @@ pub struct Virtual {
 impl Virtual {
     /// A machine with pages of `page_size` bytes (a multiple of the real one, or tests of memory fail) and `cpus` CPUs.
     pub fn new(page_size: usize, cpus: usize) -> Virtual {
-        assert!(page_size.is_power_of_two() && page_size % memory::page_size() == 0 && cpus > 0);
+        assert!(page_size.is_power_of_two() && page_size.is_multiple_of(memory::page_size()) && cpus > 0);
         let zeros = || [const { AtomicUsize::new(0) }; CALLS];
         Virtual {
             page_size,
@@ -147,7 +147,10 @@ impl Platform for Virtual {
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
-        assert!(address % self.page_size == 0 && length % self.page_size == 0, "release of a part of a page");
+        assert!(
+            address.is_multiple_of(self.page_size) && length.is_multiple_of(self.page_size),
+            "release of a part of a page"
+        );
         self.attempt(Call::Release)?;
         // SAFETY: as the caller promises.
         unsafe { memory::release(address, length)? };
@@ -159,7 +162,10 @@ impl Platform for Virtual {
         assert!(ranges.len() <= memory::SCATTERED_RANGES, "more ranges than one call takes");
         self.attempt(Call::ReleaseScattered)?;
         for range in ranges {
-            assert!(range.start % self.page_size == 0 && range.length % self.page_size == 0, "a part of a page");
+            assert!(
+                range.start.is_multiple_of(self.page_size) && range.length.is_multiple_of(self.page_size),
+                "a part of a page"
+            );
             // SAFETY: as the caller promises.
             unsafe { memory::release(range.start, range.length)? };
         }

@@ -120,6 +120,7 @@ impl Hot {
         if size >= self.limit.load(Ordering::Relaxed) {
             return None;
         }
+        #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: the limit is at most the largest size and one.
         let offset = unsafe { *self.sizes.get_unchecked((size + GRAIN - 1) / GRAIN) };
         let map = self.map(offset);

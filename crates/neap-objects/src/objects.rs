@@ -133,14 +133,14 @@ impl<P: Platform> Objects<P> {
 
     /// Whether the program has the object of `class` at `pointer`: not one inside it, not one that is free.
     pub fn is_allocated(&self, class: Class, pointer: *const u8) -> bool {
-        let aligned = pointer.addr() % GRAIN == 0;
+        let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
         aligned && unsafe { self.maps[class.index()].is(pointer.addr() / GRAIN, ALLOCATED) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program does not have it.
     pub fn disown(&self, class: Class, pointer: *const u8) -> bool {
-        let aligned = pointer.addr() % GRAIN == 0;
+        let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
         aligned && unsafe { self.maps[class.index()].change(pointer.addr() / GRAIN, ALLOCATED, CACHED) }
     }

@@ -30,7 +30,7 @@ impl Class {
     /// The class of objects of `size` bytes (at most [`LARGEST`]; 0 counts as 1).
     #[inline(always)]
     pub fn of_size(size: usize) -> Class {
-        Class(OF_GRAINS[(size + GRAIN - 1) / GRAIN])
+        Class(OF_GRAINS[size.div_ceil(GRAIN)])
     }
 
     /// The smallest class whose objects hold `size` bytes and all lie on multiples of `align` (a power of two), if any.
@@ -175,7 +175,7 @@ mod tests {
     fn every_size_has_the_smallest_class_that_holds_it() {
         for size in 0..=LARGEST {
             let class = Class::of_size(size);
-            assert!(class.size() >= size && class.size() % GRAIN == 0, "size {size}");
+            assert!(class.size() >= size && class.size().is_multiple_of(GRAIN), "size {size}");
             assert!(class.0 == 1 || Class(class.0 - 1).size() < size, "size {size}");
         }
     }
@@ -220,7 +220,7 @@ mod tests {
             for size in (0..5000).step_by(7) {
                 let align = 1 << align_bits;
                 let class = Class::of_layout(size, align, 4096).unwrap();
-                assert!(class.size() >= size && class.size() % align == 0);
+                assert!(class.size() >= size && class.size().is_multiple_of(align));
             }
         }
         assert_eq!(Class::of_layout(1, 8192, 4096), None);

@@ -358,7 +358,7 @@ mod tests {
     fn numbers_are_used_again_and_run_out() {
         let (table, _memory) = table();
         let shape = Class(5).slab_shape(4096);
-        let ids: Vec<SlabId> = std::iter::from_fn(|| table.create(Pfn(0), Class(5), shape)).collect();
+        let ids: Vec<SlabId> = core::iter::from_fn(|| table.create(Pfn(0), Class(5), shape)).collect();
         assert_eq!(ids.len() as u32, table.limit);
         table.destroy(ids[3]);
         assert_eq!(table.create(Pfn(0), Class(5), shape), Some(ids[3]));

@@ -357,17 +357,11 @@ impl Slots {
         let stack = stack(region, class);
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
-        let top = if count == 0 { bottom } else { head.wrapping_sub(1) };
-        Peek {
-            count: (count as u32).min(class.stack_capacity()),
-            active: stack.end.load(Ordering::Relaxed) != bottom,
-            // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
-            top: if bottom.is_null() {
-                0
-            } else {
-                unsafe { (*top.cast::<AtomicPtr<u8>>()).load(Ordering::Relaxed) }.addr()
-            },
-        }
+        let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
+        // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
+        let top = if top.is_null() { 0 } else { unsafe { (*top).load(Ordering::Relaxed) }.addr() };
+        let active = stack.end.load(Ordering::Relaxed) != bottom;
+        Peek { count: (count as u32).min(class.stack_capacity()), active, top }
     }
 
     /// CPUs there are slots for.

@@ -154,7 +154,7 @@ mod tests {
                 (0..objects).for_each(|object| map.cache(grains(object)));
                 (0..objects).for_each(|object| assert!(map.change(grains(object), CACHED, ALLOCATED)));
                 for grain in BASE / GRAIN..grains(objects) {
-                    let starts = (grain * GRAIN - BASE) % class.size() == 0;
+                    let starts = (grain * GRAIN - BASE).is_multiple_of(class.size());
                     assert_eq!(map.is(grain, ALLOCATED), starts, "{class:?} at grain {grain}");
                 }
                 (0..objects).for_each(|object| assert!(map.change(grains(object), ALLOCATED, CACHED)));

@@ -103,7 +103,7 @@ pub unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     match unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) } {
-        // EINVAL is the answer for locked pages.
+        // SAFETY: as the caller promises; EINVAL is the answer for locked pages.
         Err(Errno::INVAL) => unsafe { madvise(address, length, linux_raw_sys::general::MADV_DONTNEED_LOCKED as i32) },
         answer => answer,
     }

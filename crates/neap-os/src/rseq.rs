@@ -347,7 +347,7 @@ mod tests {
 
     /// Tries until it is not aborted. A pop that is aborted answers as one that is refused: several in a row are not chance.
     fn settled(mut attempt: impl FnMut() -> Outcome) -> Outcome {
-        std::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
+        core::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
     }
 
     unsafe fn settled_pop(table: &Table) -> *mut u8 {

@@ -24,7 +24,7 @@ impl<P: Platform> Core<P> {
     fn run_at(&self, pointer: *const u8) -> Option<u32> {
         let pages = &self.objects.pages;
         let frame = pages.frames().frame(pages.pfn(pointer.addr()));
-        (pointer.addr() % pages.page_size() == 0 && frame.state() == State::Run).then(|| frame.owner())
+        (pointer.addr().is_multiple_of(pages.page_size()) && frame.state() == State::Run).then(|| frame.owner())
     }
 
     /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its size in bytes.
@@ -70,7 +70,7 @@ impl<P: Platform> Core<P> {
         let (page, size) = (self.objects.pages.page_size(), class.size());
         if class == Class::NONE {
             let state = self.objects.pages.frames().frame(self.objects.pages.pfn(pointer.addr())).state();
-            if pointer.addr() % page == 0 && state != State::Inside {
+            if pointer.addr().is_multiple_of(page) && state != State::Inside {
                 die(format_args!(
                     "double free or bad pointer: {call}: the page at {pointer:p} is {state:?}, not allocated"
                 ));
@@ -80,7 +80,7 @@ impl<P: Platform> Core<P> {
             ));
         }
         let into = self.objects.offset_in(class, pointer);
-        if into != 0 || pointer.addr() % GRAIN != 0 {
+        if into != 0 || !pointer.addr().is_multiple_of(GRAIN) {
             die(format_args!("interior pointer: {call}: {pointer:p} is {into} bytes into an object of {size} bytes"));
         }
         let where_to = if self.objects.is_cached(class, pointer) { "cached" } else { "in its slab" };

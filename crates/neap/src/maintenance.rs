@@ -142,22 +142,23 @@ impl<P: Platform> Core<P> {
     #[cold]
     #[inline(never)]
     fn after_without_thread(&self, mm: &Mm<P>, large: bool) {
-        let state = &self.maintenance.thread;
-        match state.load(Ordering::Relaxed) {
-            ASLEEP => {
-                // Release pairs with the Acquire of the thread's next look.
-                if state.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
-                    futex::wake(state, 1, Scope::Process);
-                }
+        let thread = &self.maintenance.thread;
+        let state = thread.load(Ordering::Relaxed);
+        if state == ASLEEP {
+            // Release pairs with the Acquire of the thread's next look.
+            if thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
+                futex::wake(thread, 1, Scope::Process);
             }
-            // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
-            ABSENT | NEVER => {
-                let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0;
-                if (look || large) && !self.consider_thread(mm) {
-                    self.tick_if_due(mm);
-                }
-            }
-            _ => {}
+            return;
+        }
+        if state == STARTING {
+            return;
+        }
+        // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
+        let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
+        let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
+        if (look || large) && !self.consider_thread(mm) {
+            self.tick_if_due(mm);
         }
     }
 

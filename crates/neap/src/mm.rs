@@ -39,13 +39,16 @@ pub struct Mm<P: Platform> {
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
+/// Starts a thread that runs a manager's background work.
+pub type Spawn<P> = fn(&Mm<P>) -> Result<(), Errno>;
+
 /// What a manager asks of its surroundings.
 #[derive(Debug)]
 pub struct Hooks<P: Platform> {
     /// Opens the manager (by [`Mm::open`]) when it is first needed.
     pub open: fn(&Mm<P>),
     /// Starts a maintenance thread; without one memory goes back from within ordinary calls and by [`Mm::tick`].
-    pub spawn: Option<fn(&Mm<P>) -> Result<(), Errno>>,
+    pub spawn: Option<Spawn<P>>,
     /// Called after each tick, and before the maintenance thread sleeps; must neither allocate nor free.
     pub ticked: Option<fn(&Mm<P>)>,
 }

@@ -123,10 +123,6 @@ impl Assembler {
         }
         self.flags = if loose { 0 } else { SEQ };
         self.line(Instr::ReadCpu, "START: c := cpu id");
-        if self.mutant != Mutant::NoCpuCheck {
-            self.jump(Instr::CheckCpu, refused, "refused unless c < ncpus");
-        }
-        self.flags |= if loose { 0 } else { PAST };
         self.line(Instr::LoadRow, "p := row[c]");
         match kind {
             Sequence::Push | Sequence::PushMany => self.push(kind == Sequence::PushMany, refused),
@@ -148,7 +144,7 @@ impl Assembler {
         if careless {
             self.line(Instr::StoreCell, "p.cells[n] := v, before the check");
         }
-        let room = if many { "refused if n + m > p.capacity" } else { "refused if n >= p.capacity" };
+        let room = if many { "refused if n + m > p.capacity" } else { "refused if n = p.capacity" };
         self.jump(Instr::CheckRoom(many), refused, room);
         if early {
             self.line(Instr::StoreCountUp(many), "p.count := n + what comes, before the cells");
@@ -167,9 +163,9 @@ impl Assembler {
 
     fn pop(&mut self, many: bool, refused: Label) {
         let early = self.mutant == Mutant::CountFirst;
-        let count = if many { "n := p.count - half; refused if negative" } else { "n := p.count - 1" };
+        let count =
+            if many { "n := p.count - half; refused if negative" } else { "n := p.count - 1; refused if negative" };
         self.jump(Instr::LoadCountDown(many), refused, count);
-        self.jump(Instr::CheckObjects, refused, "refused unless n < p.capacity, unsigned");
         if early {
             self.line(Instr::StoreCountDown, "p.count := n, before the cells");
         }
@@ -202,20 +198,19 @@ impl Assembler {
     }
 
     fn slow_push(&mut self) {
-        let [slow, activate, again, barn] = [(); 4].map(|()| self.label());
+        let [slow, small, again, barn] = [(); 4].map(|()| self.label());
         self.sequence(Sequence::Push, slow);
         self.finish();
         self.here(slow);
         self.enter_gate();
-        self.jump(Instr::Choice, activate, "slow: the stack looks as if it had no capacity, or were full");
-        self.sequence(Sequence::PopMany, barn);
+        self.sequence(Sequence::PopMany, small);
         self.line(Instr::BarnPutMany, "what is in b goes to the barn").hand = Hand::GiveMany;
         self.here(again);
         self.sequence(Sequence::Push, barn);
         self.leave_gate();
         self.finish();
-        self.here(activate);
-        self.sequence(Sequence::SetCapacity, barn);
+        self.here(small);
+        self.sequence(Sequence::SetCapacity, again);
         self.lines.last_mut().expect("a sequence has lines").next = again.0 as u8;
         self.here(barn);
         self.line(Instr::BarnPutOne, "v goes to the barn").hand = Hand::Give;
@@ -238,12 +233,17 @@ impl Assembler {
     }
 
     fn refill(&mut self, keep: bool) {
-        let [refused, leave] = [(); 2].map(|()| self.label());
+        let [small, again, refused, leave] = [(); 4].map(|()| self.label());
         self.jump(Instr::BarnTake(keep), leave, if keep { "barn: keep one, others to b" } else { "barn: some to b" });
-        self.sequence(Sequence::PushMany, refused);
+        self.sequence(Sequence::PushMany, small);
         self.here(leave);
         self.leave_gate();
         self.finish();
+        self.here(small);
+        self.sequence(Sequence::SetCapacity, again);
+        self.here(again);
+        self.sequence(Sequence::PushMany, refused);
+        self.lines.last_mut().expect("a sequence has lines").next = leave.0 as u8;
         self.here(refused);
         self.line(Instr::BarnPutMany, "what is in b goes back to the barn").hand = Hand::GiveMany;
         self.leave_gate();
@@ -383,15 +383,18 @@ impl Assembler {
             self.line(Instr::FenceCpu(0), "fork: fence CPU 0, too early");
             self.line(Instr::FenceCpu(1), "fork: fence CPU 1, too early");
         }
-        self.line(Instr::Close, "fork: ncpus := 0");
-        self.line(Instr::FullBarrier, "fork: full barrier");
+        self.line(Instr::CloseRow(0), "fork: d := xchg(row[0], DUMMY)");
+        self.flags = SHUT;
+        self.line(Instr::CloseRow(1), "fork: s := xchg(row[1], DUMMY)");
         if m != Mutant::ForkFenceFirst && m != Mutant::ForkNoFence {
             self.line(Instr::FenceCpu(0), "fork: fence CPU 0");
             self.line(Instr::FenceCpu(1), "fork: fence CPU 1");
         }
-        self.flags = CLOSED;
+        self.flags = SHUT | CLOSED;
         self.line(Instr::Snapshot, "fork: copy the memory");
-        self.line(Instr::Reopen, "fork: ncpus := 2");
+        self.line(Instr::ReopenRow(0), "fork: row[0] := d");
+        self.flags = SHUT;
+        self.line(Instr::ReopenRow(1), "fork: row[1] := s");
         self.flags = 0;
         if m != Mutant::ForkNoGate {
             self.line(Instr::OpenGate, "fork: open the gate");

@@ -7,12 +7,12 @@
 //! the moment its commit is executed. In every state:
 //! 1. Each object is once in: a cell below the count of a stack of its class, a thread's hand, a
 //!    thread's private memory where that counts, the barn. The stacks are those of the regions in the
-//!    rows and of the region that a taker has, the latter only of the wanted classes once the spare
-//!    region is in the row.
-//! 2. Each region is once in: a row, a taker's register `d`, the word for the spare region.
+//!    rows, of those that fork has, and of the region that a taker has, this only of the wanted classes
+//!    once the spare region is in the row.
+//! 2. Each region is once in: a row, the registers of fork or of a taker, the word for the spare region.
 //! 3. No count is above its capacity and no capacity above what there is.
 //! 4. The spare region is all zeroes unless a taker is at work on it; DUMMY always is.
-//! 5. A row is DUMMY only while some taker is between its swap and its next store to the row.
+//! 5. A row is DUMMY only while some taker, or fork, is between its swap and its next store to the row.
 //! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
@@ -42,13 +42,13 @@ impl Machine {
                 return self.judge_objects(s, &mem).or_else(|| self.judge_regions(s, &mem));
             }
             Flaw::ForeignStore => "a sequence stored into a region that was not its CPU's any more",
-            Flaw::CommitWhileClosed => "a sequence committed while fork had the table closed",
+            Flaw::CommitWhileClosed => "a sequence committed while fork had the rows closed",
             Flaw::PoppedNothing => "what was popped is no object",
             Flaw::ObjectTwice => "an object came to where it was already",
             Flaw::OutOfBounds => "a cell outside the stack was used",
             Flaw::SnapshotInFlight => "the copied memory had a sequence or a store in flight",
             Flaw::SnapshotLocked => "the copied memory had a locked mutex: nobody in the child unlocks it",
-            Flaw::SnapshotDummy => "the copied memory had DUMMY in a row: the child could never use it",
+            Flaw::SnapshotDummy => "the row that fork closed had DUMMY already: nobody would ever undo that",
             Flaw::SnapshotLoses => {
                 "the copied memory had objects that only another thread knew of: the child loses them"
             }
@@ -66,8 +66,10 @@ impl Machine {
         // What breaks the rule itself is to be found at rest by what follows from that.
         let kept = |rule: Mutant| !(self.scenario.at_rest && self.scenario.mutant == rule);
         for row in 0..if self.scenario.one_region { 1 } else { ROWS } {
-            if mem[ROW + row] == DUMMY && !self.takers(s, DETACHED).any(|(_, f)| f.c as usize == row) {
-                return Some(format!("row[{row}] is DUMMY and no taker is at work"));
+            let taking = self.takers(s, DETACHED).any(|(_, f)| f.c as usize == row);
+            let forking = self.takers(s, SHUT).any(|(_, f)| [f.d, f.s][row] != NOTHING);
+            if mem[ROW + row] == DUMMY && !taking && !forking {
+                return Some(format!("row[{row}] is DUMMY and neither a taker nor fork is at work"));
             }
         }
         let spares: Vec<usize> = (SPARE..SPARE + self.spares()).collect();
@@ -75,7 +77,8 @@ impl Machine {
         let stale = |&word: &usize| self.takers(s, PUBLISHED).any(|(t, _)| self.spare_of(t) == word);
         for region in A..C + self.spares() as u8 {
             let rows = mem[ROW..ROW + ROWS].iter().filter(|&&row| row == region).count();
-            let taken = self.takers(s, DETACHED | PUBLISHED).filter(|(_, f)| f.d == region).count();
+            let taken = self.takers(s, DETACHED | PUBLISHED | SHUT).filter(|(_, f)| f.d == region).count()
+                + self.takers(s, SHUT).filter(|(_, f)| f.s == region).count();
             let spare = spares.iter().filter(|word| mem[**word] == region && !stale(word)).count();
             let expected = usize::from(!self.scenario.one_region || region != B);
             if rows + taken + spare != expected {
@@ -95,8 +98,10 @@ impl Machine {
         let mut places = [0_u8; 8];
         let rows = (ROW..ROW + ROWS).map(|row| (mem[row], 0xff)).filter(|&(region, _)| region != DUMMY);
         let detached = self.takers(s, DETACHED).map(|(_, f)| (f.d, 0xff));
+        let shut =
+            self.takers(s, SHUT).flat_map(|(_, f)| [(f.d, 0xff), (f.s, 0xff)]).filter(|&(region, _)| region >= A);
         let published = self.takers(s, PUBLISHED).map(|(t, f)| (f.d, self.wanted(s, t)));
-        for (region, classes) in rows.chain(detached).chain(published) {
+        for (region, classes) in rows.chain(detached).chain(published).chain(shut) {
             for class in (0..self.scenario.classes()).filter(|class| classes >> class & 1 == 1) {
                 let name = format!("{}.{class}", region_name(region));
                 let [count, capacity] = [0, 1].map(|word| mem[count_of(region, class) + word]);

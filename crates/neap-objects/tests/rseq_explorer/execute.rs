@@ -42,7 +42,8 @@ impl Machine {
     /// on, or if a taker has swapped the region out and not fenced yet.
     fn check_owner(&self, s: &mut State, t: usize, p: u8, c: u8) {
         let flags = |frame: &Frame| self.program.lines[frame.pc as usize].flags;
-        let leaving = |f: Frame| f.d == p && f.c == c && flags(&f) & (DETACHED | FENCED) == DETACHED;
+        let shut = |f: &Frame| flags(f) & (SHUT | CLOSED) == SHUT && [f.d, f.s].get(c as usize) == Some(&p);
+        let leaving = |f: Frame| f.d == p && f.c == c && flags(&f) & (DETACHED | FENCED) == DETACHED || shut(&f);
         let own = c == s.thr[t].cpu && (c as usize) < ROWS;
         if !own || s.settled()[ROW + c as usize] != p && !s.frames().any(leaving) {
             self.note(s, Flaw::ForeignStore);
@@ -87,7 +88,7 @@ impl Machine {
         if branch == 1 && !two {
             return false;
         }
-        // The table has rows 0 and 1. What lies in front of it is, in the model, row 0 again.
+        // A row that takers and sequences may ask for beside those of the table is, if anything, row 0 again.
         let row = ROW + if (f.c as usize) < ROWS { f.c as usize } else { 0 };
         let mut seen = 0;
         // Whether the line does what it says; otherwise it jumps.
@@ -106,27 +107,23 @@ impl Machine {
                     Rseq::Borrowed => 0,
                 };
             }
-            Instr::CheckCpu => {
-                let ncpus = self.load(s, t, NCPUS);
-                goes_on = f.c < ncpus;
-                if ncpus == 0 {
+            Instr::LoadRow => {
+                let entry = (f.c as usize) < ROWS || self.scenario.mutant == Mutant::NoOtherEntries;
+                f.p = if entry { self.load(s, t, row) } else { DUMMY };
+                if f.p == DUMMY && s.frames().any(|f| self.program.lines[f.pc as usize].flags & SHUT != 0) {
                     seen = event::CLOSED_OUT;
                 }
             }
-            Instr::LoadRow => f.p = self.load(s, t, row),
             Instr::LoadCount => f.n = self.load(s, t, count_of(f.p, f.k)),
             Instr::LoadCountDown(many) => {
                 let less = if many { self.scenario.half() } else { 1 };
-                f.n = self.load(s, t, count_of(f.p, f.k)).wrapping_sub(less) & 15;
-                // The unsigned trick: 0 - 1 is above any capacity. The pop of many looks at the borrow, too.
-                goes_on = !many || f.n < 8;
+                let count = self.load(s, t, count_of(f.p, f.k));
+                goes_on = count >= less;
+                f.n = count.saturating_sub(less);
             }
-            Instr::CheckRoom(_) | Instr::CheckObjects => {
+            Instr::CheckRoom(many) => {
                 let capacity = self.load(s, t, count_of(f.p, f.k) + 1);
-                goes_on = match line.instr {
-                    Instr::CheckRoom(many) => f.n + if many { f.m } else { 1 } <= capacity,
-                    _ => f.n < capacity,
-                };
+                goes_on = if many { f.n + f.m <= capacity } else { f.n != capacity };
             }
             Instr::CheckDummy => goes_on = f.p != DUMMY,
             Instr::StoreCell => store = Some((self.cell(s, f.p, f.k, f.n), f.v)),
@@ -262,9 +259,15 @@ impl Machine {
                 store = Some((row, f.d));
                 seen = event::PUT_BACK;
             }
-            Instr::Close => store = Some((NCPUS, 0)),
-            Instr::Reopen => store = Some((NCPUS, ROWS as u8)),
-            Instr::FullBarrier => s.drain(cpu),
+            Instr::CloseRow(of) => {
+                s.drain(cpu);
+                let region = core::mem::replace(&mut s.mem[ROW + of as usize], DUMMY);
+                *(if of == 0 { &mut f.d } else { &mut f.s }) = region;
+            }
+            Instr::ReopenRow(of) => {
+                let held = if of == 0 { &mut f.d } else { &mut f.s };
+                store = Some((ROW + of as usize, core::mem::replace(held, NOTHING)));
+            }
             Instr::Snapshot => self.snapshot(s, t, &mut seen),
         }
         if let Some((word, value)) = store {
@@ -334,7 +337,7 @@ impl Machine {
         *seen = event::SNAPSHOT;
         for t in (0..self.scenario.actors.len()).filter(|&t| t != forker) {
             for f in [s.thr[t].now, s.thr[t].saved] {
-                if self.program.lines[f.pc as usize].flags & PAST != 0 {
+                if self.program.lines[f.pc as usize].flags & SEQ != 0 && f.p >= A {
                     self.note(s, Flaw::SnapshotInFlight);
                 }
                 if f.m > 0 || f.d >= A {
@@ -342,7 +345,7 @@ impl Machine {
                 }
             }
         }
-        if s.mem[ROW..ROW + ROWS].contains(&DUMMY) {
+        if [s.thr[forker].now.d, s.thr[forker].now.s].contains(&DUMMY) {
             self.note(s, Flaw::SnapshotDummy);
         }
         if s.mem[TAKERS] == 1 {

@@ -48,13 +48,12 @@ pub const A: u8 = 2;
 pub const B: u8 = 3;
 pub const C: u8 = 4;
 
-/// Memory words: the table, the takers' spare regions and mutex, fork's gate, then the regions.
-pub const NCPUS: usize = 0;
-pub const ROW: usize = 1;
-pub const SPARE: usize = 3;
-pub const TAKERS: usize = 5;
-pub const GATE: usize = 6;
-pub const INSIDE: usize = 7;
+/// Memory words: the table, the takers' spare regions and mutex, fork's gate, a gap, then the regions.
+pub const ROW: usize = 0;
+pub const SPARE: usize = 2;
+pub const TAKERS: usize = 4;
+pub const GATE: usize = 5;
+pub const INSIDE: usize = 6;
 pub const REGION: usize = 8;
 /// Words a region: room for two stacks with two cells or one stack with three.
 pub const STRIDE: usize = 8;
@@ -103,6 +102,7 @@ pub mod event {
     /// A taker used a region as its spare that had been a CPU's.
     pub const REUSED: u32 = 1 << 13;
     pub const BUSY: u32 = 1 << 14;
+    /// The same while fork had the rows.
     pub const CLOSED_OUT: u32 = 1 << 15;
     pub const SNAPSHOT: u32 = 1 << 16;
     /// Somebody came to the gate and found it closed.

@@ -145,10 +145,10 @@ fn a_signal_alone_in_the_gap() {
 }
 
 #[test]
-fn no_check_of_the_cpu_id() {
+fn no_entry_for_an_unregistered_thread() {
     let w1 = Actor { rseq: Rseq::Unregistered, ..worker("W1", &[Push(2)]) };
     let actors = vec![w1, worker("W2", &[Push(3)])];
-    mutant(scenario("an unregistered thread, push", &[], &[], &[], actors), NoCpuCheck, "0 places");
+    mutant(scenario("an unregistered thread, push", &[], &[], &[], actors), NoOtherEntries, "0 places");
 }
 
 #[test]
@@ -231,8 +231,9 @@ fn fork_that_fences_first() {
 }
 
 #[test]
-fn fork_while_nobody_checks_the_cpu_id() {
-    mutant(fork_push(), NoCpuCheck, "in flight");
+fn no_entry_for_a_cpu_that_came_late() {
+    let actors = vec![Actor { cpus: 0b101, ..worker("W1", &[Push(2)]) }, worker("W2", &[Push(3)])];
+    mutant(scenario("a CPU that came late, push", &[], &[], &[], actors), NoOtherEntries, "0 places");
 }
 
 #[test]

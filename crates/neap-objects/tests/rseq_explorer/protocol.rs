@@ -4,23 +4,26 @@
 //! the operations). Holds no state and takes no lock. Never describes real instruction encodings.
 //!
 //! The protocol in plain words. A *region* has one stack per size class: a count, a capacity, and the
-//! cells. A table `row` has one pointer a CPU, to that CPU's region. DUMMY is a region of zeroes that
-//! nobody ever writes to: without room and without objects, its stacks refuse everything. A stack of
-//! capacity 0 does so, too: it has never been used, or not since it was taken. A word `ncpus` is the
-//! size of the table; 0 closes every fast path.
+//! cells. (The real stacks are pointers to cells, head, bottom and end; bottom never changes, head and
+//! end change where count and capacity do here.) A table `row` has one pointer a CPU, to that CPU's
+//! region. DUMMY is a region of zeroes that nobody ever writes to: without room and without objects,
+//! its stacks refuse everything. The table has DUMMY for the ids of unregistered threads and for CPUs
+//! that came late, too, so that no sequence compares the CPU id with anything. A stack of capacity 0
+//! also refuses everything: it has never been used, or not since it was taken.
 //!
-//! Push: 1. arm (`rseq_cs` := descriptor). 2. START: read the CPU id. 3. Refused unless it is below
-//! `ncpus`. 4. Load the row. 5. Load the count. 6. Refused unless it is below the capacity. 7. Store
-//! the object into the cell. 8. COMMIT: store the count plus one; END follows at once. Pop is the
-//! mirror: the cell is loaded, and the commit stores the count minus one. Push and pop of many copy
-//! several cells from and to private memory before the one commit, all or none; what an aborted pop
-//! left in private memory means nothing. Set capacity: 1-4, 5. refused if the region is DUMMY,
-//! 6. COMMIT: store the capacity. It has to look for DUMMY itself, because it checks nothing else.
+//! Push: 1. arm (`rseq_cs` := descriptor). 2. START: read the CPU id. 3. Load the row. 4. Load the
+//! count. 5. Refused if it is the capacity. 6. Store the object into the cell. 7. COMMIT: store the
+//! count plus one; END follows at once. Pop is the mirror: refused if the count is 0; the cell is
+//! loaded, and the commit stores the count minus one. Push and pop of many copy several cells from and
+//! to private memory before the one commit, all or none; what an aborted pop left in private memory
+//! means nothing. Set capacity: 1-3, 4. refused if the region is DUMMY, which has a mark for that,
+//! 5. COMMIT: store the capacity. It has to look for DUMMY itself, because it checks nothing else.
 //!
-//! Refused push: either give the stack its capacity, or pop half of it into the barn; which of the
-//! two it takes for necessary is a hint. Push again; where anything is refused the object goes to
-//! the barn. Refused pop: take objects from the barn, keep one, push the others; if that is refused
-//! they go back. An aborted sequence may be tried again or counts as refused.
+//! Refused push: pop half a stack into the barn; if that is refused, too, the stack has no room, so
+//! set its capacity. Push again; if that is refused the object goes to the barn. Refused pop: take
+//! objects from the barn, keep one, push the others; if that is refused set the capacity and push
+//! them again; if that is refused they go back. An aborted sequence may be tried again or counts as
+//! refused.
 //!
 //! Take, from anywhere: 1. lock the takers' mutex; a spare region, all zeroes, comes with it. 2. Swap
 //! the row for DUMMY. 3. Fence that CPU: its stores become visible and a sequence that runs there is
@@ -31,8 +34,9 @@
 //!
 //! Slow paths and takes pass a gate: 1. count in. 2. Look whether the gate is closed; if so count
 //! out, wait, start again. 3. Count out in the end. Fork: 1. close the gate, full barrier. 2. Wait
-//! until nobody is inside. 3. Store 0 in `ncpus`, full barrier. 4. Fence every CPU. 5. Now no
-//! sequence can commit: the memory may be copied. 6. Store `ncpus`, open the gate.
+//! until nobody is inside. 3. Swap every row for DUMMY. 4. Fence every CPU. 5. Now no sequence can
+//! commit: the memory may be copied. 6. Store the rows again, open the gate. (The real code knows a
+//! row's pointer from the lock of its CPU; here the swap tells it, to takers and to fork.)
 
 use crate::assembler::Assembler;
 
@@ -72,8 +76,8 @@ pub enum Mutant {
     NoArm,
     /// One instruction lies between the store to `rseq_cs` and START.
     GapAfterArm,
-    /// Nobody compares the CPU id with `ncpus`.
-    NoCpuCheck,
+    /// The table has entries for its own CPUs only; what lies beside them is, here, row 0.
+    NoOtherEntries,
     /// Every sequence stores the count first and copies the cells after.
     CountFirst,
     /// Push stores the object above the count before it looks whether there is room.
@@ -82,9 +86,9 @@ pub enum Mutant {
     CapacityOnDummy,
     /// Set capacity is a plain store outside any sequence.
     CapacityOutsideSequence,
-    /// Fork closes the table but does not fence.
+    /// Fork closes the rows but does not fence.
     ForkNoFence,
-    /// Fork fences first and closes the table after.
+    /// Fork fences first and closes the rows after.
     ForkFenceFirst,
     /// Fork does not close the gate.
     ForkNoGate,
@@ -117,7 +121,7 @@ pub enum Op {
 
 /// One step. Registers: `k` class, `c` CPU, `p` region of the row, `n` count, `i` cells copied, `t`
 /// loaded object, `v` object to push, `b` private memory for objects and `m` how many it has, `d`
-/// region taken out of a row, `s` spare region. A number in a taker's line is a class.
+/// region taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Instr {
     Finish,
@@ -126,7 +130,6 @@ pub enum Instr {
     /// Take the branch, or do not: both are explored.
     Choice,
     ReadCpu,
-    CheckCpu,
     LoadRow,
     LoadCount,
     /// Of one, or of what is in `b`.
@@ -136,7 +139,6 @@ pub enum Instr {
     StoreCountUp(bool),
     /// Loads the count and subtracts 1, or half a stack.
     LoadCountDown(bool),
-    CheckObjects,
     LoadCell,
     CopyOut,
     StoreCountDown,
@@ -169,17 +171,16 @@ pub enum Instr {
     CloseGate,
     WaitEmpty,
     OpenGate,
-    Close,
-    FullBarrier,
+    CloseRow(u8),
     FenceCpu(u8),
     Snapshot,
-    Reopen,
+    ReopenRow(u8),
 }
 
 /// Inside `[START, END)`: an interruption of an armed thread here aborts.
 pub const SEQ: u8 = 1;
-/// Past the check of `ncpus`: a sequence in flight, as far as fork is concerned.
-pub const PAST: u8 = 2;
+/// Fork has swapped a row: `d` is that of CPU 0, `s` that of CPU 1.
+pub const SHUT: u8 = 2;
 /// This line's store is the commit.
 pub const COMMIT: u8 = 4;
 /// The row holds this thread's DUMMY.
@@ -188,7 +189,7 @@ pub const DETACHED: u8 = 8;
 pub const FENCED: u8 = 16;
 /// The spare region is in the row; of the taken one only the wanted classes count.
 pub const PUBLISHED: u8 = 32;
-/// The table is closed and fenced: no commit may happen.
+/// Every row is DUMMY and fenced: no commit may happen.
 pub const CLOSED: u8 = 64;
 
 /// What the line does to the objects that the thread holds, besides its memory access.

@@ -153,7 +153,6 @@ fn trace(machine: &Machine, visited: &Visited, last: usize) -> String {
 
 fn word_name(machine: &Machine, word: usize) -> String {
     match word {
-        NCPUS => "ncpus".to_string(),
         ROW..SPARE => format!("row[{}]", word - ROW),
         SPARE..TAKERS => "spare".to_string(),
         TAKERS => "mutex".to_string(),

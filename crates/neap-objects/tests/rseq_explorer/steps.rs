@@ -48,7 +48,6 @@ impl Machine {
             barn: self.scenario.barn,
             flaw: Flaw::None,
         };
-        s.mem[NCPUS] = ROWS as u8;
         for (row, (region, stacks)) in (A..).zip(&self.scenario.stacks).enumerate() {
             if region == B && self.scenario.one_region {
                 s.mem[ROW + row] = DUMMY;
