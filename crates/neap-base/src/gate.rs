@@ -6,12 +6,20 @@
 //! its place. One mechanism instead of taking every mutex in order; it costs a cold path two locked instructions on a
 //! cache line of its own CPU.
 //!
+//! Closers queue before it, so it is also what makes one fork wait for another: the C library's own lock does not (since
+//! glibc 2.36 it is dropped around each handler).
+//!
 //! Never nested: only entry points pass it. The wait is bounded: a thread that forks from a signal handler which
 //! interrupted a cold path would wait for itself.
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, model_fence, wait, wake};
 use crossbeam_utils::CachePadded;
+
+const OPEN: u32 = 0;
+const CLOSED: u32 = 1;
+/// Closed, though somebody is still inside.
+const CLOSED_IN_VAIN: u32 = 2;
 
 /// Counters that threads are spread over, by CPU.
 const LANES: usize = 16;
@@ -41,18 +49,23 @@ impl Gate {
             lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
             model_fence();
             // SeqCst pairs with the store in `close`, and as an Acquire with the Release in `open`.
-            if self.closed.load(Ordering::SeqCst) == 0 {
+            let closed = self.closed.load(Ordering::SeqCst);
+            if closed == OPEN {
                 return Inside { lane };
             }
             drop(Inside { lane });
-            wait(&self.closed, 1);
+            wait(&self.closed, closed);
         }
     }
 
     /// Closes the gate and waits until nobody is inside, looking at most `looks` times with `pause` in between. Answers
-    /// whether that came true; the gate is closed either way. One closer at a time: the caller holds a lock for that.
+    /// whether that came true; the gate is closed either way. Closers queue: where the gate is closed already, this first
+    /// waits until it is open again.
     pub fn close(&self, looks: u32, mut pause: impl FnMut()) -> bool {
-        self.closed.store(1, Ordering::SeqCst); // Pairs with the load in `enter`.
+        // SeqCst pairs with the load in `enter`; as an Acquire with the Release in `open` of the last closer.
+        while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::Relaxed) {
+            wait(&self.closed, closed);
+        }
         model_fence();
         for _ in 0..looks {
             // SeqCst pairs with the addition in `enter`, and as an Acquire with the Release in Inside::drop.
@@ -61,18 +74,19 @@ impl Gate {
             }
             pause();
         }
+        self.closed.store(CLOSED_IN_VAIN, Ordering::Relaxed);
         false
     }
 
-    /// Opens the gate again and wakes who waits before it.
-    pub fn open(&self) {
-        self.closed.store(0, Ordering::Release); // Pairs with the Acquire in `enter`.
-        wake(&self.closed, i32::MAX as u32);
+    /// Whether the gate is closed and nobody was inside when it was.
+    pub fn is_empty(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// Forgets everybody inside: in a forked child, where they do not exist.
-    pub fn forget_inside(&self) {
-        self.inside.iter().for_each(|lane| lane.store(0, Ordering::Relaxed));
+    /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
+    pub fn open(&self) {
+        self.closed.store(OPEN, Ordering::Release); // Pairs with the Acquire in `enter` and `close`.
+        wake(&self.closed, i32::MAX as u32);
     }
 }
 
@@ -116,11 +130,29 @@ mod tests {
     fn closing_waits_for_those_inside_and_gives_up() {
         let gate = Gate::new();
         let inside = gate.enter(3);
-        assert!(!gate.close(5, || ()));
+        assert!(!gate.close(5, || ()) && !gate.is_empty());
+        gate.open();
         drop(inside);
-        assert!(gate.close(1, || ()));
+        assert!(gate.close(1, || ()) && gate.is_empty());
         gate.open();
         drop(gate.enter(19));
+    }
+
+    #[test]
+    fn closers_queue() {
+        let (gate, closed) = (Gate::new(), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        assert!(gate.close(1, || ()));
+                        assert_eq!(closed.fetch_add(1, Ordering::Relaxed), 0, "two closed the gate");
+                        closed.fetch_sub(1, Ordering::Relaxed);
+                        gate.open();
+                    }
+                });
+            }
+        });
     }
 
     #[test]

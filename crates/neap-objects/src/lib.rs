@@ -16,3 +16,4 @@ pub mod size_class;
 pub mod slab;
 pub mod slots;
 pub mod state;
+pub mod verify;

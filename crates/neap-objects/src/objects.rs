@@ -192,6 +192,11 @@ impl<P: Platform> Objects<P> {
             return self.allocate_directly(hot, class);
         };
         self.fill(hot, class, &mut sheaf);
+        if sheaf.objects().is_empty() {
+            // The sheaf's own memory may be what is missing.
+            self.drop_sheaf(class, sheaf);
+            return self.allocate_directly(hot, class);
+        }
         // The caller's object first: whatever happens to the stack, this call has what it came for.
         let object = sheaf.pop();
         self.unload(hot, class, &mut sheaf);
@@ -212,15 +217,11 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Fills a sheaf from slabs, making new ones until it is at least half full.
+    /// Fills a sheaf from slabs, with new ones until it is at least half full.
     fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
-        loop {
-            let mut cache = self.caches[class.index()].lock();
+        while sheaf.objects().len() * 2 < sheaf.capacity() {
             let room = sheaf.capacity() - sheaf.objects().len();
-            // SAFETY: the lock is held.
-            unsafe { cache.take(&self.slabs, room, |place| _ = sheaf.push(self.cached(class, place))) };
-            drop(cache);
-            if sheaf.objects().len() * 2 >= sheaf.capacity() || !self.new_slab(hot, class) {
+            if self.take(hot, class, room, |place| _ = sheaf.push(self.cached(class, place))) == 0 {
                 return;
             }
         }
@@ -242,34 +243,41 @@ impl<P: Platform> Objects<P> {
         if let Some(object) = self.caches[class.index()].lock().take_one() {
             return Some(object);
         }
-        loop {
-            let mut object = None;
-            // SAFETY: the lock is held.
-            unsafe {
-                let mut cache = self.caches[class.index()].lock();
-                cache.take(&self.slabs, 1, |place| object = Some(self.cached(class, place)));
-            }
-            if object.is_some() || !self.new_slab(hot, class) {
-                return object;
-            }
+        let mut object = None;
+        self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
+        object
+    }
+
+    /// Takes up to `most` objects out of the slabs of a class, with a new slab if they have none; answers how many. A new slab
+    /// is added and taken from under one hold of the lock: left wholly free, it would never be given back.
+    fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+        // SAFETY: the lock is held.
+        let taken = unsafe { self.caches[class.index()].lock().take(&self.slabs, most, &mut each) };
+        if taken > 0 {
+            return taken;
+        }
+        let Some(slab) = self.new_slab(hot, class) else { return 0 };
+        let mut cache = self.caches[class.index()].lock();
+        // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
+        unsafe {
+            cache.add(&self.slabs, slab);
+            cache.take(&self.slabs, most, each)
         }
     }
 
-    /// Adds a slab to a class; `false` where no page can be had.
-    fn new_slab(&self, hot: &Hot, class: Class) -> bool {
+    /// A new slab, on no list; `None` where no page can be had.
+    fn new_slab(&self, hot: &Hot, class: Class) -> Option<SlabId> {
         let shape = class.slab_shape(self.pages.page_size());
-        let Ok(block) = self.pages.allocate_block(&self.platform, Order(shape.order)) else { return false };
+        let block = self.pages.allocate_block(&self.platform, Order(shape.order)).ok()?;
         let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
             self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
-            return false;
+            return None;
         };
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
         self.pages.mark_side_table(block.pfn, table_of(class));
         self.set_kind(block.pfn, Order(shape.order), class);
         hot.cover(self.pages.limit());
-        // SAFETY: the slab is new, and its cache's lock is held.
-        unsafe { self.caches[class.index()].lock().add(&self.slabs, slab) };
-        true
+        Some(slab)
     }
 
     /// Gives wholly free slabs back to the pages.
@@ -389,22 +397,15 @@ impl<P: Platform> Objects<P> {
     fn new_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
         let capacity = class.sheaf_capacity();
         let memory_class = Class::of_size(Sheaf::bytes(capacity));
-        loop {
-            let mut place = None;
-            // SAFETY: the lock is held.
-            unsafe { self.caches[memory_class.index()].lock().take(&self.slabs, 1, |found| place = Some(found)) };
-            if let Some(place) = place {
-                // SAFETY: the place was just taken, so the slab exists.
-                let pfn = unsafe { self.slabs.pfn_of(place.slab) };
-                let address = self.pages.address(pfn) + place.object as usize * memory_class.size();
-                let memory = NonNull::new(core::ptr::with_exposed_provenance_mut(address))?;
-                // SAFETY: an object of the right size that is nobody else's.
-                return Some(unsafe { Sheaf::make(memory, capacity) });
-            }
-            if !self.new_slab(hot, memory_class) {
-                return None;
-            }
-        }
+        let mut place = None;
+        self.take(hot, memory_class, 1, |found| place = Some(found));
+        let place = place?;
+        // SAFETY: the place was just taken, so the slab exists.
+        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
+        let address = self.pages.address(pfn) + place.object as usize * memory_class.size();
+        let memory = NonNull::new(core::ptr::with_exposed_provenance_mut(address))?;
+        // SAFETY: an object of the right size that is nobody else's.
+        Some(unsafe { Sheaf::make(memory, capacity) })
     }
 
     /// Gives the memory of an empty sheaf back.

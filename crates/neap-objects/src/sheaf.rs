@@ -59,6 +59,11 @@ impl Sheaf {
         unsafe { self.0.add(1).as_ptr().cast() }
     }
 
+    /// Where its memory is.
+    pub(crate) fn address(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
     /// Objects that fit.
     pub fn capacity(&self) -> usize {
         self.head().capacity as usize
@@ -154,14 +159,18 @@ impl SheafList {
 
     /// Objects in all sheaves of the list.
     pub fn objects(&self) -> u64 {
-        let (mut objects, mut next) = (0, self.head);
-        while let Some(head) = NonNull::new(next) {
-            // SAFETY: the list owns its sheaves, and is borrowed.
-            let head = unsafe { head.as_ref() };
-            objects += u64::from(head.count);
-            next = head.next;
-        }
-        objects
+        self.sheaves().map(|sheaf| u64::from(sheaf.head().count)).sum()
+    }
+
+    /// The sheaves, from the first; they stay the list's.
+    pub(crate) fn sheaves(&self) -> impl Iterator<Item = &Sheaf> {
+        let mut next = &raw const self.head;
+        core::iter::from_fn(move || {
+            // SAFETY: the list owns its sheaves, and is borrowed; a sheaf is a pointer that is not null.
+            let sheaf = unsafe { &*next.cast::<Option<Sheaf>>() }.as_ref()?;
+            next = &raw const sheaf.head().next;
+            Some(sheaf)
+        })
     }
 }
 

@@ -106,10 +106,15 @@ impl SlabTable {
         unsafe { self.pointer(id).as_mut() }
     }
 
-    fn words(&self, id: SlabId, objects: u32) -> NonNull<[u64]> {
+    pub(crate) fn words(&self, id: SlabId, objects: u32) -> NonNull<[u64]> {
         // SAFETY: the bitmap follows the descriptor directly.
         let words = unsafe { self.pointer(id).add(1).cast() };
         NonNull::slice_from_raw_parts(words, (objects as usize).div_ceil(64))
+    }
+
+    /// Numbers below this have descriptors.
+    pub(crate) fn numbers(&self) -> u32 {
+        self.numbers.lock().fresh
     }
 
     /// Slabs there are.

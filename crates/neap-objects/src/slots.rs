@@ -33,13 +33,13 @@ const ATTEMPTS: u32 = 3;
 const REMOTE_TRIES: u32 = 1000;
 
 /// Entries of the table below CPU 0: for the ids -1 and -2.
-const UNREGISTERED: usize = 2;
+pub(crate) const UNREGISTERED: usize = 2;
 
 /// Where the cells of each class begin in a region, in bytes; after the stacks of all classes.
-const CELLS: [usize; CLASSES] = layout().0;
+pub(crate) const CELLS: [usize; CLASSES] = layout().0;
 
 /// Bytes of a region.
-const REGION: usize = layout().1.next_multiple_of(4096);
+pub(crate) const REGION: usize = layout().1.next_multiple_of(4096);
 
 const fn layout() -> ([usize; CLASSES], usize) {
     let mut cells = [0; CLASSES];
@@ -87,13 +87,13 @@ pub enum Attempt<T> {
 pub struct Slots {
     cpus: usize,
     /// CPUs that the kernel could name.
-    named: usize,
+    pub(crate) named: usize,
     /// One mapping: the table, locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
     length: usize,
     offset: Option<u32>,
     /// The region that the next taker leaves behind, all zeroes.
-    spare: Mutex<usize>,
+    pub(crate) spare: Mutex<usize>,
     skipped: AtomicU32,
     fences: AtomicU32,
 }
@@ -152,16 +152,16 @@ impl Slots {
         (Slots::locks_at(named) + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
     }
 
-    fn first_region(&self) -> usize {
+    pub(crate) fn first_region(&self) -> usize {
         self.memory + Slots::regions_at(self.cpus, self.named)
     }
 
     /// The region that nobody writes to: zeroes, so no stack in it has objects or room.
-    fn dummy(&self) -> usize {
+    pub(crate) fn dummy(&self) -> usize {
         self.first_region() + (self.cpus + 1) * REGION
     }
 
-    fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
+    pub(crate) fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
         // SAFETY: the mapping begins with an entry for every CPU that could be named, and two more.
         unsafe { &*at::<AtomicPtr<u8>>(self.memory).add(entry) }
     }
@@ -175,7 +175,7 @@ impl Slots {
         at(self.memory + Slots::locks_at(self.named))
     }
 
-    fn lock(&self, cpu: usize) -> &CpuLock<usize> {
+    pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
         // SAFETY: there is a lock per CPU.
         unsafe { &*self.locks().add(cpu.min(self.cpus - 1)) }
     }
@@ -416,7 +416,7 @@ impl LockedStack {
 }
 
 /// The objects of a stack that the caller has alone.
-fn objects(stack: &Stack) -> &[*mut u8] {
+pub(crate) fn objects(stack: &Stack) -> &[*mut u8] {
     let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
     // SAFETY: the cells from bottom to head are objects.
     unsafe { core::slice::from_raw_parts(bottom, (head.addr() - bottom.addr()) / size_of::<usize>()) }
@@ -444,7 +444,7 @@ fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
     }
 }
 
-fn stack(region: usize, class: Class) -> &'static Stack {
+pub(crate) fn stack(region: usize, class: Class) -> &'static Stack {
     // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
     // is longer than that of the slots; no function here lets it out.
     unsafe { &*at::<Stack>(region + usize::from(class.place()) * size_of::<usize>()) }

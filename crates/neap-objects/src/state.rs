@@ -82,7 +82,7 @@ impl StateMap {
 
     /// What the byte of an object says in a state.
     #[inline(always)]
-    fn value(grain: usize, state: u8) -> u8 {
+    pub(crate) fn value(grain: usize, state: u8) -> u8 {
         (grain as u8).wrapping_mul(4).wrapping_add(state)
     }
 

@@ -13,32 +13,34 @@ const NAP: u64 = 50_000;
 
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
-    /// is held, unless the wait of `looks` looks for cold paths was in vain.
+    /// is held. If the wait of `looks` looks for cold paths was in vain (the forking thread's own, interrupted by a signal
+    /// handler that forks), the sequences stay as they are: rows and locks may be in use.
     pub(crate) fn close_for_fork(&self, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
-        // One fork at a time: the C library holds its own lock while the handlers run. Most cold paths are over in a
-        // microsecond; one whose thread was preempted takes as long as the scheduler lets it wait.
-        let mut looks_left = looks;
-        self.gate.close(looks, || {
-            looks_left -= 1;
-            if looks - looks_left < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
+        // Most cold paths are over in a microsecond; one whose thread was preempted takes as long as the scheduler lets it
+        // wait.
+        let mut seen = 0;
+        let empty = self.gate.close(looks, || {
+            seen += 1;
+            if seen < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
         });
-        if core.objects.slots.close_table(&core.objects.platform).is_err() {
+        if empty && core.objects.slots.close_table(&core.objects.platform).is_err() {
             // No fence: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
-            (0..100).for_each(|_| core.objects.platform.pause());
+            (0..YIELDS).for_each(|_| core.objects.platform.pause());
         }
     }
 
     /// Opens both again.
     pub(crate) fn reopen_after_fork(&self) {
         let Some(core) = self.core_if_open() else { return };
-        core.objects.slots.open_table(&core.objects.platform);
+        if self.gate.is_empty() {
+            core.objects.slots.open_table(&core.objects.platform);
+        }
         self.gate.open();
     }
 
     /// The same in the child, where nobody else exists.
     pub(crate) fn reopen_in_child(&self) {
-        self.gate.forget_inside();
         if let Some(core) = self.core_if_open() {
             core.maintenance.forget_thread();
             core.page.forget();

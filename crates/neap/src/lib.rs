@@ -18,6 +18,7 @@ pub mod options;
 pub mod process;
 mod stat_page;
 pub mod statistics;
+pub mod verify;
 
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};

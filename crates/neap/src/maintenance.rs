@@ -23,6 +23,8 @@ const STARTING: u32 = 1;
 const AWAKE: u32 = 2;
 /// Sleeping until woken.
 const ASLEEP: u32 = 3;
+/// Ticking, and about to sleep if nothing happens meanwhile.
+const DROWSY: u32 = 5;
 /// None can be had (a limit of threads, a sandbox) or none is wanted.
 const NEVER: u32 = 4;
 
@@ -149,6 +151,11 @@ impl<P: Platform> Core<P> {
             if thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
                 futex::wake(thread, 1, Scope::Process);
             }
+            return;
+        }
+        if state == DROWSY {
+            // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
+            thread.store(AWAKE, Ordering::Release);
             return;
         }
         if state == STARTING {
@@ -296,17 +303,20 @@ impl<P: Platform> Mm<P> {
         let interval = u64::from(core.options.interval) * 1_000_000;
         loop {
             thread::sleep(interval);
-            if core.tick(self, core.objects.platform.now()).left {
+            // What somebody caches from here on turns DROWSY back into AWAKE, so it is not slept over:
+            // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says AWAKE. 4. This thread
+            // finds the rest empty, but not DROWSY any more, and ticks again.
+            // SeqCst: before every look of the tick. Pairs with the load in `after`.
+            state.store(DROWSY, Ordering::SeqCst);
+            let left = core.tick(self, core.objects.platform.now()).left;
+            self.ticked();
+            // Acquire pairs with the Release in `after_without_thread`.
+            if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                state.store(AWAKE, Ordering::Relaxed);
                 continue;
             }
-            // 1. This thread says that it sleeps. 2. Somebody who caches something finds that and wakes it: from then on
-            // the state is AWAKE, and the wait below returns at once.
-            // Acquire pairs with the Release in `after_without_thread`.
-            if state.compare_exchange(AWAKE, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                self.ticked();
-                while state.load(Ordering::Acquire) == ASLEEP {
-                    futex::wait(state, ASLEEP, None, Scope::Process);
-                }
+            while state.load(Ordering::Acquire) == ASLEEP {
+                futex::wait(state, ASLEEP, None, Scope::Process);
             }
         }
     }

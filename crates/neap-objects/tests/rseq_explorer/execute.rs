@@ -208,8 +208,9 @@ impl Machine {
                 goes_on = f.d != DUMMY;
                 if !goes_on {
                     seen = event::BUSY;
-                    let ignored = self.scenario.mutant == Mutant::IgnoreDummy;
-                    (f.d, f.s) = if ignored { (f.d, f.s) } else { (NOTHING, NOTHING) };
+                    if matches!(self.scenario.mutant, Mutant::SharedSpare | Mutant::OwnSpares) {
+                        (f.d, f.s) = (NOTHING, NOTHING);
+                    }
                 }
             }
             Instr::LoadOld => f.d = self.load(s, t, row),

@@ -141,7 +141,7 @@ fn gap_between_arming_and_start() {
 fn a_signal_alone_in_the_gap() {
     let w1 = Actor { stays: true, handler: Some(Push(3)), ..worker("W1", &[Push(2)]) };
     let actors = vec![w1, remote("T", &[Take(0, 1)])];
-    mutant(scenario("push with a handler that pushes, take", &[1], &[], &[], actors), GapAfterArm, "0 places");
+    mutant(scenario("push with a handler that pushes, take", &[1], &[], &[], actors), GapAfterArm, "outside the stack");
 }
 
 #[test]

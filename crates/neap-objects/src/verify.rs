@@ -1,0 +1,370 @@
+//! The proof that every object is in exactly one place.
+//!
+//! Sits beside the objects while nobody else works on them. Marks what stacks and sheaves hold in the state bytes, walks
+//! the arena from slab to slab by the frames, compares every object's byte with its slab's bitmap, and all sums with what
+//! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
+//! end, and allocates nothing.
+
+use crate::objects::Objects;
+use crate::sheaf::Sheaf;
+use crate::size_class::{CLASSES, Class, GRAIN};
+use crate::slab::{SlabId, SlabList};
+use crate::slots::{CELLS, Kind, REGION, Slots, UNREGISTERED, objects, stack};
+use crate::state::{ALLOCATED, CACHED, SHIFTS, StateMap, table_of};
+use core::fmt;
+use core::ops::AddAssign;
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use neap_base::{Pfn, Platform, bitmap};
+use neap_pages::State;
+
+/// A cached object that has been met in a stack or sheaf; only while the proof runs.
+const MET: u8 = 3;
+
+/// Two numbers that should be equal and are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What does not add up.
+    pub what: &'static str,
+    /// In which class, [`Class::NONE`] if in none in particular.
+    pub class: Class,
+    /// Where it was seen: the address of an object or sheaf, or the number of a page or CPU; 0 if nowhere in particular.
+    pub at: usize,
+    /// What it should be.
+    pub expected: u64,
+    /// What it is.
+    pub found: u64,
+}
+
+impl Finding {
+    /// A finding unless both numbers are equal.
+    ///
+    /// # Errors
+    /// The finding.
+    pub fn unless_equal(what: &'static str, class: Class, at: usize, expected: u64, found: u64) -> Result<(), Finding> {
+        if expected == found { Ok(()) } else { Err(Finding { what, class, at, expected, found }) }
+    }
+}
+
+impl From<neap_pages::Finding> for Finding {
+    fn from(finding: neap_pages::Finding) -> Finding {
+        let neap_pages::Finding { what, page, expected, found } = finding;
+        Finding { what, class: Class::NONE, at: page.some().map_or(0, Pfn::index), expected, found }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { what, class, at, expected, found } = self;
+        write!(f, "{what}: expected {expected}, found {found}; class {} of {} bytes, at {at:#x}", class.0, class.size())
+    }
+}
+
+/// How many objects are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Slabs.
+    pub slabs: u64,
+    /// Free, in the bitmaps of slabs.
+    pub free: u64,
+    /// Free, in stacks and sheaves.
+    pub cached: u64,
+    /// The memory of sheaves.
+    pub sheaves: u64,
+    /// The program's.
+    pub allocated: u64,
+    /// Marked as cached but nowhere: on their way to or from a thread that was stopped, or lost.
+    pub in_hands: u64,
+}
+
+impl AddAssign for Census {
+    fn add_assign(&mut self, other: Census) {
+        self.slabs += other.slabs;
+        self.free += other.free;
+        self.cached += other.cached;
+        self.sheaves += other.sheaves;
+        self.allocated += other.allocated;
+        self.in_hands += other.in_hands;
+    }
+}
+
+/// What the walk over the arena saw.
+struct Walk {
+    classes: [Census; CLASSES],
+    /// Slabs with free objects.
+    partial: [u32; CLASSES],
+    run_pages: u64,
+}
+
+impl<P: Platform> Objects<P> {
+    /// Proves that every object is in exactly one place and that all counts are true; answers how many objects are where,
+    /// and how many pages are in runs.
+    ///
+    /// Only while nobody else is in a slow path and no sequence can commit. At most `in_hands` objects may be on their way
+    /// between a stack and a thread: one for every thread that may have been stopped in a fast path.
+    ///
+    /// # Errors
+    /// The first [`Finding`].
+    pub fn verify(&self, in_hands: u64) -> Result<(Census, u64), Finding> {
+        self.verify_slots()?;
+        let marked = self.change_cached(CACHED, MET);
+        let walked = marked.and_then(|()| self.walk());
+        // What was marked is as it was before; a finding leaves the rest alone.
+        let unmarked = self.change_cached(MET, CACHED);
+        let walk = walked?;
+        unmarked?;
+        let mut sum = Census::default();
+        for class in Class::all() {
+            self.verify_class(class, &walk)?;
+            sum += walk.classes[class.index()];
+        }
+        Finding::unless_equal("numbers of slabs", Class::NONE, 0, sum.slabs, self.slabs.used().into())?;
+        let lost = sum.in_hands.saturating_sub(in_hands);
+        Finding::unless_equal("objects that are cached but in no cache", Class::NONE, 0, 0, lost)?;
+        self.pages.verify()?;
+        Ok((sum, walk.run_pages))
+    }
+
+    /// The state byte of the object of `class` at `address`, which lies in the arena.
+    fn state_byte(&self, class: Class, address: usize) -> &AtomicU8 {
+        self.table_byte(table_of(class), (address - self.pages.base()) >> class.state_shift())
+    }
+
+    fn table_byte(&self, table: usize, index: usize) -> &AtomicU8 {
+        let byte = core::ptr::with_exposed_provenance::<AtomicU8>(self.pages.side_table(table) + index);
+        // SAFETY: every table reaches as far as the arena, and is accessed as atomic bytes.
+        unsafe { &*byte }
+    }
+
+    /// Moves everything in stacks and full sheaves from one state to another; what is there twice, or is not in the first
+    /// state, is a finding.
+    fn change_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
+        let change = |class: Class, pool: &[*mut u8]| {
+            pool.iter().map(|object| object.addr()).try_for_each(|at| {
+                let wrong = |what, found| Err(Finding { what, class, at, expected: 1, found });
+                match self.class_at(core::ptr::without_provenance(at)) {
+                    None => return wrong("address in the arena in a cache", 0),
+                    Some(found) if found != class => return wrong("object of the class in a cache", found.0.into()),
+                    Some(_) => {}
+                }
+                let (byte, value) = (self.state_byte(class, at), |state| StateMap::value(at / GRAIN, state));
+                let whole = at % GRAIN == 0 && byte.load(Relaxed) == value(from);
+                byte.store(if whole { value(to) } else { byte.load(Relaxed) }, Relaxed);
+                if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
+            })
+        };
+        // Everything is visited, whatever is found.
+        let mut answer = Ok(());
+        for class in Class::all() {
+            for cpu in 0..self.slots.cpus() {
+                // SAFETY: nobody else is here.
+                let region = unsafe { self.slots.lock(cpu).peek() };
+                answer = answer.and(change(class, objects(stack(region, class))));
+            }
+            let cache = self.caches[class.index()].lock();
+            answer = cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, sheaf.objects())));
+        }
+        answer
+    }
+
+    /// Goes through every page of the arena.
+    fn walk(&self) -> Result<Walk, Finding> {
+        let (empty, frames) = (Census::default(), self.pages.frames());
+        let mut walk = Walk { classes: [empty; CLASSES], partial: [0; CLASSES], run_pages: 0 };
+        let mut page = Pfn(0);
+        while page.0 < frames.pages() {
+            let frame = frames.frame(page);
+            let pages = match frame.state() {
+                State::Slab => self.walk_slab(page, &mut walk)?,
+                State::Run => {
+                    walk.run_pages += u64::from(frame.owner());
+                    frame.owner().max(1)
+                }
+                _ => 1,
+            };
+            if frame.state() != State::Slab {
+                self.verify_kinds(page, pages, Class::NONE)?;
+            }
+            page = page.plus(pages);
+        }
+        Ok(walk)
+    }
+
+    fn verify_kinds(&self, first: Pfn, pages: u32, class: Class) -> Result<(), Finding> {
+        let start = self.pages.address(first);
+        (start..start + pages as usize * self.pages.page_size()).step_by(1 << 12).try_for_each(|address| {
+            let kind = self.class_at(core::ptr::without_provenance(address)).map_or(u8::MAX, |kind| kind.0);
+            Finding::unless_equal("kind map", class, address, class.0.into(), kind.into())
+        })
+    }
+
+    /// Looks at the slab that starts at a page, and at all its objects; answers its pages.
+    fn walk_slab(&self, page: Pfn, walk: &mut Walk) -> Result<u32, Finding> {
+        let (frames, at) = (self.pages.frames(), self.pages.address(page));
+        let id = SlabId(frames.frame(page).owner());
+        let known = id.0 < self.slabs.numbers();
+        Finding::unless_equal("number of a slab", Class::NONE, at, 1, known.into())?;
+        // SAFETY: the number was given out, and nobody else is here.
+        let (slab, consistent, listed) =
+            unsafe { (self.slabs.get(id), self.slabs.is_consistent(id), SlabList::contains(&self.slabs, id)) };
+        let (class, objects, free, order) = (slab.class, slab.objects, slab.free, slab.order);
+        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
+        equal("first page of a slab", page.0.into(), slab.pfn.0.into())?;
+        equal("class of a slab", 1, u64::from(class != Class::NONE && class.index() < CLASSES))?;
+        let shape = class.slab_shape(self.pages.page_size());
+        equal("order of a slab", shape.order.into(), order.into())?;
+        equal("objects of a slab", shape.objects.into(), objects.into())?;
+        equal("counts and bitmap of a slab", 1, consistent.into())?;
+        equal("slab on the list of partly free ones", u64::from(free > 0), listed.into())?;
+        equal("slab that is wholly free", 0, u64::from(free == objects))?;
+        let pages = 1 << order;
+        for inside in (0..pages).map(|inside| frames.frame(page.plus(inside))) {
+            equal("page of a slab", State::Slab as u64, inside.state() as u64)?;
+            equal("owner of a slab's page", id.0.into(), inside.owner().into())?;
+        }
+        self.verify_kinds(page, pages, class)?;
+        let census = self.walk_objects(id, class, objects, at)?;
+        let bytes = pages as usize * self.pages.page_size();
+        equal("state bytes of a slab", census.allocated + census.cached + census.in_hands, self.bytes_set(at, bytes))?;
+        walk.classes[class.index()] += Census { slabs: 1, ..census };
+        walk.partial[class.index()] += u32::from(free > 0);
+        Ok(pages)
+    }
+
+    /// Compares every object's state with the bitmap.
+    fn walk_objects(&self, id: SlabId, class: Class, objects: u32, start: usize) -> Result<Census, Finding> {
+        let mut census = Census::default();
+        // SAFETY: the slab exists, and nobody else is here.
+        let words = unsafe { self.slabs.words(id, objects).as_ref() };
+        for object in 0..objects as usize {
+            let at = start + object * class.size();
+            let (found, value) = (self.state_byte(class, at).load(Relaxed), |state| StateMap::value(at / GRAIN, state));
+            let free = bitmap::get(words, object);
+            let count = match found {
+                0 if free => &mut census.free,
+                0 => &mut census.sheaves,
+                _ if free => return Err(Finding { what: "free object", class, at, expected: 0, found: found.into() }),
+                _ if found == value(ALLOCATED) => &mut census.allocated,
+                _ if found == value(MET) => &mut census.cached,
+                _ if found == value(CACHED) => &mut census.in_hands,
+                _ => {
+                    let (what, expected) = ("state of an object", value(ALLOCATED).into());
+                    return Err(Finding { what, class, at, expected, found: found.into() });
+                }
+            };
+            *count += 1;
+        }
+        Ok(census)
+    }
+
+    /// Bytes that are not 0 in all state tables for a part of the arena.
+    fn bytes_set(&self, start: usize, bytes: usize) -> u64 {
+        let offset = start - self.pages.base();
+        let set = |table: usize| {
+            let indices = offset >> SHIFTS[table]..(offset + bytes) >> SHIFTS[table];
+            indices.filter(|&index| self.table_byte(table, index).load(Relaxed) != 0).count() as u64
+        };
+        (0..SHIFTS.len()).map(set).sum()
+    }
+
+    /// Compares a class cache with what the walk saw.
+    fn verify_class(&self, class: Class, walk: &Walk) -> Result<(), Finding> {
+        let sheaves = (1..CLASSES as u8).map(Class).filter(|other| memory_class(*other) == class);
+        let sheaves = sheaves.map(|other| self.verify_barn(other)).sum::<Result<u64, Finding>>()?;
+        let (seen, cache) = (&walk.classes[class.index()], self.caches[class.index()].lock());
+        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
+        equal("memory of sheaves", sheaves, seen.sheaves)?;
+        equal("slabs of a class", seen.slabs, cache.slabs.into())?;
+        equal("free objects of a class", seen.free, cache.free)?;
+        equal("partly free slabs", walk.partial[class.index()].into(), cache.partial.length.into())?;
+        let (mut next, mut length) = (cache.partial.first(), 0);
+        while let Some(id) = next
+            && length <= cache.partial.length
+        {
+            // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
+            let (slab, after) = unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id)) };
+            equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
+            (next, length) = (after, length + 1);
+        }
+        equal("length of the list of slabs", cache.partial.length.into(), length.into())
+    }
+
+    /// The sheaves of a barn; answers how many there are.
+    fn verify_barn(&self, class: Class) -> Result<u64, Finding> {
+        let cache = self.caches[class.index()].lock();
+        let mut all = 0;
+        for (list, empty) in [(&cache.full, false), (&cache.empty, true)] {
+            let mut length = 0;
+            for sheaf in list.sheaves().take(list.length() as usize + 1) {
+                let at = sheaf.address();
+                let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
+                equal("empty sheaf", empty.into(), sheaf.objects().is_empty().into())?;
+                equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
+                let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
+                equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
+                equal("state of a sheaf's memory", 0, self.state_byte(memory_class(class), at).load(Relaxed).into())?;
+                length += 1;
+            }
+            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), length)?;
+            all += length;
+        }
+        Ok(all)
+    }
+
+    /// Regions, stacks and the table.
+    fn verify_slots(&self) -> Result<(), Finding> {
+        let slots = &self.slots;
+        slots.verify_empty(*slots.spare.lock(), 1)?;
+        slots.verify_empty(slots.dummy(), 0)?;
+        for cpu in 0..slots.cpus() {
+            let equal =
+                |what, expected: u64, found: u64| Finding::unless_equal(what, Class::NONE, cpu, expected, found);
+            // SAFETY: nobody else is here.
+            let region = unsafe { slots.lock(cpu).peek() };
+            equal("region of a CPU", 0, ((region - slots.first_region()) % REGION) as u64)?;
+            equal("region of a CPU", 1, u64::from(region < slots.dummy() && region != *slots.spare.lock()))?;
+            // SAFETY: nobody else is here.
+            let twice = (0..cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
+            equal("region of two CPUs", 0, twice.into())?;
+            let entry = slots.entry(cpu + UNREGISTERED).load(Relaxed).addr();
+            let owned = entry == region && slots.kind(&self.platform, cpu) == Kind::Rseq;
+            equal("table entry of a CPU", 1, u64::from(owned || entry == slots.dummy()))?;
+            Class::all().try_for_each(|class| slots.verify_stack(cpu, region, class))?;
+        }
+        let others = (0..UNREGISTERED).chain(slots.cpus() + UNREGISTERED..slots.named + UNREGISTERED);
+        let (what, dummy) = ("table entry of no CPU", slots.dummy() as u64);
+        others
+            .map(|entry| (entry, slots.entry(entry).load(Relaxed).addr() as u64))
+            .try_for_each(|(entry, found)| Finding::unless_equal(what, Class::NONE, entry, dummy, found))
+    }
+}
+
+impl Slots {
+    /// A region in which no stack has objects or room, and whether it may be written to.
+    fn verify_empty(&self, region: usize, writable: u64) -> Result<(), Finding> {
+        let mark = core::ptr::with_exposed_provenance::<u64>(region);
+        // SAFETY: a region begins with a mark.
+        Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
+        Class::all().try_for_each(|class| {
+            let (stack, cells) = (stack(region, class), (region + CELLS[class.index()]) * writable as usize);
+            [&stack.head, &stack.bottom, &stack.end].into_iter().try_for_each(|pointer| {
+                let found = pointer.load(Relaxed).addr();
+                Finding::unless_equal("stack that is to be empty", class, region, cells as u64, found as u64)
+            })
+        })
+    }
+
+    fn verify_stack(&self, cpu: usize, region: usize, class: Class) -> Result<(), Finding> {
+        let (stack, cells) = (stack(region, class), region + CELLS[class.index()]);
+        let [head, bottom, end] = [&stack.head, &stack.bottom, &stack.end].map(|pointer| pointer.load(Relaxed).addr());
+        let full = cells + class.stack_capacity() as usize * size_of::<usize>();
+        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, cpu, expected, found);
+        equal("bottom of a stack", cells as u64, bottom as u64)?;
+        equal("end of a stack", 1, u64::from(end == bottom || end == full))?;
+        equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))
+    }
+}
+
+/// The class that the sheaves of `class` have their memory from.
+fn memory_class(class: Class) -> Class {
+    Class::of_size(Sheaf::bytes(class.sheaf_capacity()))
+}

@@ -1,0 +1,115 @@
+//! Objects that open and close with a value, and the shortest way to use them.
+//!
+//! Sits between `Objects` and a test. An object that is held has its address in its first word.
+#![allow(dead_code, reason = "not every test file uses every piece")]
+
+use crate::machine::Shared;
+use core::ops::Deref;
+use neap_base::platform::Errno;
+use neap_base::virtual_platform::Virtual;
+use neap_base::{Linux, Platform};
+use neap_objects::hot::{Freed, Hot};
+use neap_objects::objects::{Config, Objects};
+use neap_objects::size_class::Class;
+use neap_objects::verify::Census;
+use std::collections::VecDeque;
+
+/// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
+pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false };
+
+/// Objects, and the hot part in front of them.
+pub(crate) struct Opened<P: Platform> {
+    objects: Box<Objects<P>>,
+    pub(crate) hot: Box<Hot>,
+}
+
+impl<P: Platform> Deref for Opened<P> {
+    type Target = Objects<P>;
+
+    fn deref(&self) -> &Objects<P> {
+        &self.objects
+    }
+}
+
+impl<P: Platform> Drop for Opened<P> {
+    fn drop(&mut self) {
+        // SAFETY: the test is over, and nothing it had is used after this.
+        unsafe { self.objects.close() };
+    }
+}
+
+/// A virtual machine in small steps, so that a proof looks at little.
+pub(crate) fn machine(cpus: usize) -> Shared<Virtual> {
+    Shared::new(Virtual::new(4096, cpus).with_scarce_address_space())
+}
+
+/// The real system, where it has restartable sequences.
+pub(crate) fn rseq() -> Option<Opened<Shared<Linux>>> {
+    let platform = Shared::new(Linux::probe());
+    platform.rseq_offset().map(|_| Opened::new(platform, &CONFIG).unwrap())
+}
+
+impl<P: Platform> Opened<P> {
+    pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
+        let objects = Box::new(Objects::open(platform, config)?);
+        let hot = Box::new(Hot::closed());
+        // SAFETY: nobody has used it, and both live in one value.
+        unsafe { objects.open_hot(&hot) };
+        Ok(Opened { objects, hot })
+    }
+
+    /// An object of a class, by the fast way where there is one.
+    pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
+        let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
+        let object = fast.or_else(|| self.allocate(&self.hot, class))?;
+        assert!(self.is_allocated(class, object));
+        // SAFETY: the object was just handed out, and holds at least two words.
+        unsafe { object.cast::<usize>().write(object.addr()) };
+        Some(object)
+    }
+
+    /// Gives an object back.
+    pub(crate) fn give(&self, class: Class, object: *mut u8) {
+        // SAFETY: the object is the test's.
+        assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
+        match self.hot.free(object) {
+            Freed::Done => {}
+            Freed::Homeless(found) => self.free(&self.hot, found, object),
+            Freed::Unknown => {
+                assert!(self.disown(class, object), "{object:p} is not allocated");
+                self.free(&self.hot, class, object);
+            }
+        }
+    }
+
+    pub(crate) fn take_many(&self, class: Class, count: usize) -> VecDeque<*mut u8> {
+        (0..count).map(|_| self.take(class).expect("there is memory")).collect()
+    }
+
+    /// Empties stacks and barns into the slabs.
+    pub(crate) fn drain(&self) {
+        (0..self.slots.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true)));
+        Class::all().for_each(|class| _ = self.trim_barn(class, true));
+    }
+
+    pub(crate) fn prove(&self) -> Census {
+        self.verify(0).unwrap_or_else(|finding| panic!("{finding}")).0
+    }
+
+    /// Objects in the stack of a CPU.
+    pub(crate) fn stacked(&self, cpu: usize, class: Class) -> u32 {
+        self.slots.peek(&self.platform, cpu, class).count
+    }
+
+    /// Full and empty sheaves in the barn of a class.
+    pub(crate) fn barn(&self, class: Class) -> (u32, u32) {
+        let cache = self.caches[class.index()].lock();
+        (cache.full.length(), cache.empty.length())
+    }
+
+    /// Slabs of a class, and free objects in them.
+    pub(crate) fn slabs_of(&self, class: Class) -> (u32, u64) {
+        let cache = self.caches[class.index()].lock();
+        (cache.slabs, cache.free)
+    }
+}

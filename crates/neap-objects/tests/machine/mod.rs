@@ -1,0 +1,202 @@
+//! What the tests of objects and of the facade share: a machine that several owners may hold, whose fences can be told to
+//! fail and whose CPU can be chosen, and a generator of numbers.
+//!
+//! Sits between a platform, virtual or real, and whoever is tested on it: managers own their platform, and tests want to
+//! go on talking to it.
+#![allow(dead_code, reason = "not every test file uses every piece")]
+
+use core::ops::Deref;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use neap_base::Platform;
+use neap_base::platform::Errno;
+use neap_base::platform::memory::Range;
+use std::sync::{Arc, Mutex};
+
+/// Something a test wants to happen in the middle of a call.
+type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+
+/// A platform that everybody has the same of.
+pub(crate) struct Shared<P>(Arc<Inner<P>>);
+
+/// The platform, and what is done to it.
+pub(crate) struct Inner<P> {
+    platform: P,
+    /// Fences that fail from now on.
+    pub(crate) failing_fences: AtomicUsize,
+    /// Added to the CPU id at every question: a thread that migrates all the time. Only for virtual machines.
+    pub(crate) wander: AtomicUsize,
+    asked: AtomicUsize,
+    /// Called before a fence, with the table's entry replaced.
+    pub(crate) on_fence: Hook,
+    /// Called when fresh memory is about to be mapped.
+    pub(crate) on_map_at: Hook,
+}
+
+impl<P> Shared<P> {
+    pub(crate) fn new(platform: P) -> Shared<P> {
+        Shared(Arc::new(Inner {
+            platform,
+            failing_fences: AtomicUsize::new(0),
+            wander: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+            on_fence: Mutex::new(None),
+            on_map_at: Mutex::new(None),
+        }))
+    }
+
+    fn fence_fails(&self) -> bool {
+        self.failing_fences.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+impl<P> Clone for Shared<P> {
+    fn clone(&self) -> Shared<P> {
+        Shared(Arc::clone(&self.0))
+    }
+}
+
+impl<P> Deref for Shared<P> {
+    type Target = Inner<P>;
+
+    fn deref(&self) -> &Inner<P> {
+        &self.0
+    }
+}
+
+impl<P> Deref for Inner<P> {
+    type Target = P;
+
+    fn deref(&self) -> &P {
+        &self.platform
+    }
+}
+
+/// Calls a hook, which is gone while it runs: what it does may come here again.
+fn run(hook: &Hook) {
+    let action = hook.lock().expect("no hook panics").take();
+    if let Some(mut action) = action {
+        action();
+        *hook.lock().expect("no hook panics") = Some(action);
+    }
+}
+
+impl<P: Platform + Send> Platform for Shared<P> {
+    fn page_size(&self) -> usize {
+        self.platform.page_size()
+    }
+
+    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+        self.platform.address_hint(attempt, span)
+    }
+
+    fn address_space_is_scarce(&self) -> bool {
+        self.platform.address_space_is_scarce()
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        run(&self.on_map_at);
+        self.platform.map_at(address, length)
+    }
+
+    fn map(&self, length: usize) -> Result<usize, Errno> {
+        self.platform.map(length)
+    }
+
+    unsafe fn unmap(&self, address: usize, length: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { self.platform.unmap(address, length) }
+    }
+
+    unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.platform.release(address, length) }
+    }
+
+    unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.platform.release_scattered(ranges) }
+    }
+
+    fn populate(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.platform.populate(address, length)
+    }
+
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+        self.platform.huge_pages(address, length, allowed);
+    }
+
+    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { self.platform.move_pages(from, to, length) }
+    }
+
+    fn cpus(&self) -> usize {
+        self.platform.cpus()
+    }
+
+    fn nameable_cpus(&self) -> usize {
+        self.platform.nameable_cpus()
+    }
+
+    fn is_isolated(&self, cpu: usize) -> bool {
+        self.platform.is_isolated(cpu)
+    }
+
+    fn cpu(&self) -> usize {
+        let wandered = self.asked.fetch_add(self.wander.load(Relaxed), Relaxed);
+        (self.platform.cpu() + wandered) % self.cpus()
+    }
+
+    fn rseq_offset(&self) -> Option<u32> {
+        self.platform.rseq_offset()
+    }
+
+    fn fence(&self, cpu: usize) -> Result<(), Errno> {
+        run(&self.on_fence);
+        if self.fence_fails() { Err(Errno::PERM) } else { self.platform.fence(cpu) }
+    }
+
+    fn fence_all(&self) -> Result<(), Errno> {
+        if self.fence_fails() { Err(Errno::PERM) } else { self.platform.fence_all() }
+    }
+
+    fn now(&self) -> u64 {
+        self.platform.now()
+    }
+
+    fn pause(&self) {
+        self.platform.pause();
+    }
+
+    fn sleep(&self, nanoseconds: u64) {
+        self.platform.sleep(nanoseconds);
+    }
+}
+
+/// A generator of numbers (SplitMix64); a test prints its seed.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
+
+/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be repeated.
+pub(crate) fn seed() -> u64 {
+    let seed = number("NEAP_SEED", 1);
+    println!("NEAP_SEED={seed} repeats this run");
+    seed
+}
+
+/// A number from the environment, or what holds without it.
+pub(crate) fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}

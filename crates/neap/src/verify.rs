@@ -1,0 +1,44 @@
+//! The proof that a whole manager adds up, at any moment.
+//!
+//! Sits between a test and the proofs of objects and pages. Closes the gate and the sequences as fork does, so that every
+//! object and page is in exactly one structure, and opens them again. Allocates nothing.
+
+use crate::mm::Mm;
+use core::sync::atomic::Ordering::Relaxed;
+use neap_base::Platform;
+use neap_objects::size_class::Class;
+pub use neap_objects::verify::{Census, Finding};
+
+/// Looks at the gate: some seconds.
+const LOOKS: u32 = 100_000;
+
+impl<P: Platform> Mm<P> {
+    /// Proves that every object and every page is in exactly one place and that all counts are true; answers how many
+    /// objects are where. Threads may go on meanwhile, and wait where they need a slow path. `in_hands`: how many
+    /// other threads there are, or were when this process was forked, each of which may have been stopped with an object on
+    /// its way between a stack and itself.
+    ///
+    /// Not while another thread forks or verifies.
+    ///
+    /// # Errors
+    /// The first [`Finding`].
+    pub fn verify(&self, in_hands: u64) -> Result<Census, Finding> {
+        let Some(core) = self.core_if_open() else { return Ok(Census::default()) };
+        let (objects, equal) = (&core.objects, |what, found| Finding::unless_equal(what, Class::NONE, 0, 0, found));
+        if !self.gate.close(LOOKS, || objects.platform.pause()) {
+            self.gate.open();
+            return equal("thread that stays in a slow path", 1).map(|()| Census::default());
+        }
+        let fenced = objects.slots.close_table(&objects.platform);
+        let answer = equal("fence that failed", fenced.is_err().into()).and_then(|()| {
+            let (census, run_pages) = objects.verify(in_hands)?;
+            equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;
+            let run_bytes = run_pages * objects.pages.page_size() as u64;
+            // Relaxed: whoever changed it has left the gate.
+            Finding::unless_equal("bytes in runs", Class::NONE, 0, run_bytes, core.run_bytes.load(Relaxed))?;
+            Ok(census)
+        });
+        self.reopen_after_fork();
+        answer
+    }
+}

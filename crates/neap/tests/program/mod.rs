@@ -1,0 +1,214 @@
+//! A program that uses a manager and knows what must be in its memory.
+//!
+//! Sits between a manager and a test. Every byte that the program may use is filled with a pattern made from its address
+//! and a stamp; blocks are kept in order, so that two that overlap are found at once.
+#![allow(dead_code, reason = "not every test file uses every piece")]
+
+use crate::machine::Shared;
+use core::ops::Deref;
+use neap::mm::{Hooks, Mm};
+use neap::options::Options;
+use neap_base::platform::Errno;
+use neap_base::{Linux, Platform};
+use neap_objects::size_class::Class;
+use std::collections::BTreeMap;
+
+/// A manager that is open from the start and closed with the value. It has no thread of its own.
+pub(crate) struct Opened<P: Platform>(pub(crate) Box<Mm<P>>);
+
+impl<P: Platform + Send> Opened<P> {
+    pub(crate) fn new(platform: P, options: &Options) -> Result<Opened<P>, Errno> {
+        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(platform, options) }.map(|()| Opened(mm))
+    }
+}
+
+impl<P: Platform> Deref for Opened<P> {
+    type Target = Mm<P>;
+
+    fn deref(&self) -> &Mm<P> {
+        &self.0
+    }
+}
+
+impl<P: Platform> Drop for Opened<P> {
+    fn drop(&mut self) {
+        // SAFETY: the test is over, and nothing it had is used after this.
+        unsafe { self.0.close() };
+    }
+}
+
+/// The real system, for tests that are run with both kinds of slots.
+pub(crate) fn linux(rseq: bool) -> (Shared<Linux>, Options) {
+    (Shared::new(Linux::probe()), Options { rseq, ..OPTIONS })
+}
+
+/// Nothing that depends on the process.
+pub(crate) const OPTIONS: Options = Options { stat: false, ..Options::DEFAULT };
+
+/// What a block is made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) size: usize,
+    pub(crate) align: usize,
+    pub(crate) zeroed: bool,
+}
+
+/// What the program knows of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    size: usize,
+    usable: usize,
+    align: usize,
+    stamp: usize,
+}
+
+fn word(address: usize) -> *mut usize {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+fn pointer(address: usize) -> *mut u8 {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// What the program expects at an address.
+fn pattern(address: usize, stamp: usize) -> usize {
+    (address ^ stamp).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A pattern into all words of a range; both ends are multiples of eight.
+pub(crate) fn fill(start: usize, length: usize, stamp: usize) {
+    for at in (start..start + length).step_by(8) {
+        // SAFETY: the memory is the caller's.
+        unsafe { word(at).write(pattern(at, stamp)) };
+    }
+}
+
+/// Whether the pattern that was written for `from` is at `start` still.
+pub(crate) fn check(start: usize, length: usize, from: usize, stamp: usize) {
+    for at in (0..length).step_by(8) {
+        // SAFETY: the memory is the caller's.
+        let found = unsafe { word(start + at).read() };
+        assert_eq!(found, pattern(from + at, stamp), "{:#x} ({at} bytes into its block) lost its contents", start + at);
+    }
+}
+
+/// The program.
+pub(crate) struct Program<'m, P: Platform> {
+    pub(crate) mm: &'m Mm<P>,
+    pub(crate) blocks: BTreeMap<usize, Block>,
+    stamps: usize,
+}
+
+impl<'m, P: Platform> Program<'m, P> {
+    pub(crate) fn new(mm: &'m Mm<P>) -> Program<'m, P> {
+        Program { mm, blocks: BTreeMap::new(), stamps: 0 }
+    }
+
+    /// Takes a block; `false` if there is no memory.
+    pub(crate) fn allocate(&mut self, request: Request) -> bool {
+        let Request { size, align, zeroed } = request;
+        let memory = match (align > 16, zeroed) {
+            (false, false) => self.mm.allocate(size),
+            (false, true) => self.mm.allocate_zeroed(size),
+            (true, false) => self.mm.allocate_aligned(size, align),
+            (true, true) => self.mm.allocate_zeroed_aligned(size, align),
+        };
+        if memory.is_null() {
+            return false;
+        }
+        let start = memory.expose_provenance();
+        if zeroed {
+            let bytes = (start..start + size).step_by(1);
+            // SAFETY: the block has at least that many bytes.
+            bytes.for_each(|at| assert_eq!(unsafe { pointer(at).read() }, 0, "{request:?} at {at:#x} is not zero"));
+        }
+        self.keep(start, size, align);
+        true
+    }
+
+    /// Learns of a block that was just handed out.
+    fn keep(&mut self, start: usize, size: usize, align: usize) {
+        let usable = self.mm.usable_size(pointer(start));
+        assert!(usable >= size.max(1) && usable % 8 == 0, "{usable} usable bytes of {size}");
+        assert_eq!(start % align.max(16), 0, "{start:#x} is not aligned to {align}");
+        let before = self.blocks.range(..start + usable).next_back();
+        assert!(before.is_none_or(|(at, block)| at + block.usable <= start), "{start:#x} overlaps {before:x?}");
+        self.stamps += 1;
+        fill(start, usable, self.stamps);
+        self.blocks.insert(start, Block { size, usable, align, stamp: self.stamps });
+    }
+
+    /// The start of one of the blocks.
+    pub(crate) fn choose(&self, number: usize) -> Option<usize> {
+        let from =
+            self.blocks.keys().next()? + number % (self.blocks.keys().next_back()? - self.blocks.keys().next()? + 1);
+        self.blocks.range(from..).next().map(|(start, _)| *start)
+    }
+
+    /// Gives a block back.
+    pub(crate) fn free(&mut self, start: usize) {
+        let block = self.blocks.remove(&start).expect("a block of the program's");
+        check(start, block.usable, start, block.stamp);
+        // SAFETY: the program forgets it.
+        unsafe { self.mm.free(pointer(start)) };
+    }
+
+    /// Makes a block another size; `false` if there is no memory, with the block as it was.
+    pub(crate) fn reallocate(&mut self, start: usize, size: usize) -> bool {
+        let block = self.blocks.remove(&start).expect("a block of the program's");
+        check(start, block.usable, start, block.stamp);
+        // SAFETY: the block is the program's.
+        let memory = unsafe {
+            if block.align > 16 {
+                self.mm.reallocate_aligned(pointer(start), size, block.align)
+            } else {
+                self.mm.reallocate(pointer(start), size)
+            }
+        };
+        if memory.is_null() {
+            assert_eq!(self.mm.usable_size(pointer(start)), block.usable, "a failed realloc changes nothing");
+            check(start, block.usable, start, block.stamp);
+            self.blocks.insert(start, block);
+            return false;
+        }
+        let moved = memory.expose_provenance();
+        check(moved, block.usable.min(size) / 8 * 8, start, block.stamp);
+        self.keep(moved, size, block.align);
+        true
+    }
+
+    /// Blocks that are objects of slabs, not runs of pages.
+    pub(crate) fn small(&self) -> u64 {
+        let small = |block: &&Block| Class::of_layout(block.size, block.align, self.mm.page_size()).is_some();
+        self.blocks.values().filter(small).count() as u64
+    }
+
+    /// Whether the manager counts what the program has.
+    pub(crate) fn verify(&self) {
+        self.blocks.iter().for_each(|(start, block)| check(*start, block.usable.min(256), *start, block.stamp));
+        let census = self.mm.verify(0).unwrap_or_else(|finding| panic!("{finding}"));
+        assert_eq!(census.allocated, self.small(), "{census:?}");
+        let used: usize = self.blocks.values().map(|block| block.usable).sum();
+        assert!(self.mm.usage().used_bytes >= used as u64, "{:?} with {used} bytes in use", self.mm.usage());
+    }
+
+    /// Gives everything back and proves that nothing is kept: no object, no slab, no sheaf, and no page either.
+    pub(crate) fn end(mut self) {
+        while let Some((start, _)) = self.blocks.first_key_value() {
+            self.free(*start);
+        }
+        self.verify();
+        self.mm.release_all();
+        nothing_is_kept(self.mm);
+    }
+}
+
+/// After everything was freed and released: no object, no slab, no sheaf, no run, no page used, cached or resident.
+pub(crate) fn nothing_is_kept<P: Platform>(mm: &Mm<P>) {
+    let census = mm.verify(0).unwrap_or_else(|finding| panic!("{finding}"));
+    assert_eq!(census, neap::verify::Census::default());
+    let usage = mm.usage();
+    assert_eq!((usage.used_bytes, usage.cached_bytes, usage.free_bytes), (0, 0, 0), "{usage:?}");
+}
