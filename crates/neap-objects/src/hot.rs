@@ -5,42 +5,33 @@
 //! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
 
-use crate::size_class::{CLASSES, Class, GRAIN, LARGEST};
-use crate::state::{ALLOCATED, CACHED, StateMap};
-use core::cell::UnsafeCell;
+use crate::size_class::{Class, GRAIN, LARGEST};
+use crate::state::{ALLOCATED, CACHED, States};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use neap_os::rseq::{self, Outcome, Table};
 
-/// What lies in 4 KiB of the arena: an entry of the kind map. All zeroes: no objects.
+/// What lies in 4 KiB of the arena: an entry of the kind map, the place of the class's stack ([`Class::place`]). Zero: no
+/// objects.
 #[derive(Debug, Default)]
-#[repr(C)]
-pub struct KindEntry {
-    /// [`Class::place`], here as well so that a free finds its stack by one load less.
-    place: AtomicU16,
-    /// The class, as where its map lies in bytes from the first.
-    map: AtomicU16,
-}
-
-const _: () = assert!(size_of::<KindEntry>() == 4);
+#[repr(transparent)]
+pub struct KindEntry(AtomicU16);
 
 impl KindEntry {
     /// Bytes of the arena that an entry stands for, on every page size, as a power of two.
     pub const SHIFT: u32 = 12;
 
     /// The shift of the kind map as a side table.
-    pub const TABLE_SHIFT: u8 = 10;
+    pub const TABLE_SHIFT: u8 = 11;
 
     /// What lies there.
-    #[inline(always)]
     pub fn class(&self) -> Class {
-        Class((usize::from(self.map.load(Ordering::Relaxed)) / size_of::<StateMap>()) as u8)
+        Class::of_place(self.0.load(Ordering::Relaxed))
     }
 
-    /// Says what lies there from now on.
+    /// Says what lies there from now on; [`Class::NONE`] for no objects.
     pub fn set(&self, class: Class) {
-        self.place.store(class.place(), Ordering::Relaxed);
-        self.map.store((class.index() * size_of::<StateMap>()) as u16, Ordering::Relaxed);
+        self.0.store(class.place(), Ordering::Relaxed);
     }
 }
 
@@ -58,13 +49,11 @@ pub struct Hot {
     grains: AtomicUsize,
     /// The kind map; the entry of address 0, so that an address needs no subtraction.
     kinds: AtomicPtr<KindEntry>,
-    maps: UnsafeCell<[StateMap; CLASSES]>,
-    /// For every size in grains, rounded up: where its class's map lies in bytes from the first.
-    sizes: [u16; LARGEST / GRAIN + 1],
+    /// [`States::origin`].
+    states: AtomicPtr<AtomicU8>,
+    /// For every size in grains, rounded up: the place of its class's stack.
+    places: [u16; LARGEST / GRAIN + 1],
 }
-
-// SAFETY: the maps are written once, before `limit` and `grains` let anybody read them.
-unsafe impl Sync for Hot {}
 
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,22 +75,21 @@ impl Hot {
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
-            maps: UnsafeCell::new([StateMap::NOTHING; CLASSES]),
-            sizes: crate::size_class::by_grains(size_of::<StateMap>() as u16),
+            states: AtomicPtr::new(core::ptr::null_mut()),
+            places: crate::size_class::places(),
         }
     }
 
-    /// Lets the fast paths work on an arena whose tables are mapped. Called once, after [`Slots::publish`]
-    /// (crate::slots::Slots::publish).
+    /// Lets the fast paths work on an arena whose tables are mapped. Called once, after
+    /// [`Slots::publish`](crate::slots::Slots::publish).
     ///
     /// # Safety
     /// The tables belong to the arena at `base`, and no other thread has used this value before.
-    pub unsafe fn open(&self, base: usize, kinds: usize, maps: &[StateMap; CLASSES]) {
-        // SAFETY: nobody reads the maps while `limit` and `grains` are 0.
-        unsafe { *self.maps.get() = *maps };
+    pub unsafe fn open(&self, base: usize, kinds: usize, states: &States) {
         self.base.store(base / GRAIN, Ordering::Relaxed);
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
         self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
+        self.states.store(states.origin().cast_mut(), Ordering::Relaxed);
         // Release: who sees the limit sees the rest; pairs with the dependent loads of the fast paths (x86-64 keeps them
         // in order), as does the store in `cover`.
         self.limit.store(LARGEST + 1, Ordering::Release);
@@ -122,12 +110,11 @@ impl Hot {
         }
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: the limit is at most the largest size and one.
-        let offset = unsafe { *self.sizes.get_unchecked((size + GRAIN - 1) / GRAIN) };
-        let map = self.map(offset);
+        let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
         // SAFETY: the limit is not 0, so the slots have been published.
-        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(map.place)) })?;
+        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
         // SAFETY: objects in stacks lie in the arena.
-        if unsafe { map.change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+        if unsafe { self.states().change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
             Some(object)
         } else {
             corrupt(object)
@@ -135,9 +122,9 @@ impl Hot {
     }
 
     #[inline(always)]
-    fn map(&self, offset: u16) -> &StateMap {
-        // SAFETY: offsets are those of classes; the maps were written before anybody could come here.
-        unsafe { &*self.maps.get().cast::<StateMap>().byte_add(usize::from(offset)) }
+    fn states(&self) -> States {
+        // SAFETY: written before anybody could come here, and the table lives as long as the arena.
+        unsafe { States::from_origin(self.states.load(Ordering::Relaxed)) }
     }
 
     /// Takes an object back.
@@ -149,19 +136,18 @@ impl Hot {
         if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= self.grains.load(Ordering::Relaxed) {
             return Freed::Unknown;
         }
-        // SAFETY: the kind map has an entry for every 4 KiB of the arena, and the maps one for every class; class 0's leads
-        // to a byte that is never "allocated".
+        // SAFETY: the kind map has an entry, and the state table a byte, for every part of the arena.
         unsafe {
             let kinds = self.kinds.load(Ordering::Relaxed);
             let entry = &*kinds.wrapping_add(grain >> (KindEntry::SHIFT - GRAIN.trailing_zeros()));
-            if !self.map(entry.map.load(Ordering::Relaxed)).change(grain, ALLOCATED, CACHED) {
+            let place = entry.0.load(Ordering::Relaxed);
+            if place == 0 || !self.states().change(grain, ALLOCATED, CACHED) {
                 return Freed::Unknown;
             }
-            if rseq::push(&self.table, usize::from(entry.place.load(Ordering::Relaxed)), pointer) == Outcome::Committed
-            {
+            if rseq::push(&self.table, usize::from(place), pointer) == Outcome::Committed {
                 return Freed::Done;
             }
-            Freed::Homeless(entry.class())
+            Freed::Homeless(Class::of_place(place))
         }
     }
 }

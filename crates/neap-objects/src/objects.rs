@@ -11,7 +11,7 @@ use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
-use crate::state::{ALLOCATED, CACHED, SHIFTS, StateMap, table_of};
+use crate::state::{self, ALLOCATED, CACHED, States};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
@@ -19,9 +19,10 @@ use neap_base::{Order, Pfn};
 use neap_os::write::die;
 use neap_pages::{Pages, Shape, SideTable, State};
 
-/// Where the tables stand in [`Shape::tables`]: the state tables first, in the order of [`SHIFTS`].
-const KINDS: usize = SHIFTS.len();
-const DESCRIPTORS: usize = KINDS + 1;
+/// Where the tables stand in [`Shape::tables`].
+pub(crate) const STATES: usize = 0;
+const KINDS: usize = 1;
+const DESCRIPTORS: usize = 2;
 
 /// What an instance is to be like.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +50,7 @@ pub struct Objects<P: Platform> {
     pub caches: [SharedCache; CLASSES],
     /// Descriptors of slabs.
     pub slabs: SlabTable,
-    maps: [StateMap; CLASSES],
+    states: States,
     kinds: *const KindEntry,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
@@ -67,9 +68,7 @@ impl<P: Platform> Objects<P> {
     /// What the platform answered where it refused; nothing stays mapped.
     pub fn open(platform: P, config: &Config) -> Result<Objects<P>, Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
-        for (table, shift) in tables.iter_mut().zip(SHIFTS) {
-            *table = SideTable { shift, droppable: true };
-        }
+        tables[STATES] = SideTable { shift: state::TABLE_SHIFT, droppable: true };
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, droppable: false };
         tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
         let shape = Shape { span: config.span, budget: config.budget, tables, huge: config.huge };
@@ -85,7 +84,7 @@ impl<P: Platform> Objects<P> {
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
         Ok(Objects {
-            maps: StateMap::all(core::array::from_fn(|table| pages.side_table(table)), pages.base()),
+            states: States::new(pages.side_table(STATES), pages.base()),
             kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
@@ -117,7 +116,7 @@ impl<P: Platform> Objects<P> {
         self.slots.publish(&hot.table);
         if self.slots.has_rseq() {
             // SAFETY: as the caller promises; the tables are those of the arena.
-            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.maps) };
+            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.states) };
             hot.cover(self.pages.limit());
         }
     }
@@ -131,24 +130,24 @@ impl<P: Platform> Objects<P> {
         (offset < self.pages.limit()).then(|| unsafe { &*self.kinds.add(offset >> KindEntry::SHIFT) }.class())
     }
 
-    /// Whether the program has the object of `class` at `pointer`: not one inside it, not one that is free.
-    pub fn is_allocated(&self, class: Class, pointer: *const u8) -> bool {
+    /// Whether the program has the object at `pointer`, an address of a slab: not one inside it, not one that is free.
+    pub fn is_allocated(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.maps[class.index()].is(pointer.addr() / GRAIN, ALLOCATED) }
+        aligned && unsafe { self.states.is(pointer.addr() / GRAIN, ALLOCATED) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program does not have it.
-    pub fn disown(&self, class: Class, pointer: *const u8) -> bool {
+    pub fn disown(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.maps[class.index()].change(pointer.addr() / GRAIN, ALLOCATED, CACHED) }
+        aligned && unsafe { self.states.change(pointer.addr() / GRAIN, ALLOCATED, CACHED) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
-    pub fn is_cached(&self, class: Class, pointer: *const u8) -> bool {
+    pub fn is_cached(&self, pointer: *const u8) -> bool {
         // SAFETY: `class_at` found the address in the arena.
-        unsafe { self.maps[class.index()].is(pointer.addr() / GRAIN, CACHED) }
+        unsafe { self.states.is(pointer.addr() / GRAIN, CACHED) }
     }
 
     /// How far into an object of `class` an address of one of its slabs points.
@@ -166,7 +165,7 @@ impl<P: Platform> Objects<P> {
             Attempt::Busy => self.allocate_directly(hot, class)?,
         };
         // SAFETY: objects lie in the arena.
-        if !unsafe { self.maps[class.index()].change(object.addr() / GRAIN, CACHED, ALLOCATED) } {
+        if !unsafe { self.states.change(object.addr() / GRAIN, CACHED, ALLOCATED) } {
             corrupt(NonNull::new(object)?);
         }
         Some(object)
@@ -233,7 +232,7 @@ impl<P: Platform> Objects<P> {
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
         let address = self.pages.address(pfn) + place.object as usize * class.size();
         // SAFETY: the object lies in the arena and is this thread's.
-        unsafe { self.maps[class.index()].cache(address / GRAIN) };
+        unsafe { self.states.set(address / GRAIN, CACHED) };
         core::ptr::with_exposed_provenance_mut(address)
     }
 
@@ -274,7 +273,7 @@ impl<P: Platform> Objects<P> {
             return None;
         };
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
-        self.pages.mark_side_table(block.pfn, table_of(class));
+        self.pages.mark_side_table(block.pfn, STATES);
         self.set_kind(block.pfn, Order(shape.order), class);
         hot.cover(self.pages.limit());
         Some(slab)
@@ -372,7 +371,7 @@ impl<P: Platform> Objects<P> {
                 let mut cache = self.caches[class.index()].lock();
                 for &object in batch {
                     // SAFETY: the objects are cached ones of this class, so in the arena.
-                    unsafe { self.maps[class.index()].clear(object.addr() / GRAIN) };
+                    unsafe { self.states.set(object.addr() / GRAIN, 0) };
                     let place = self.place(class, object);
                     // SAFETY: the lock is held; the frame says that the slab is one of this class.
                     if !unsafe { cache.put(&self.slabs, place, &mut empties) } {

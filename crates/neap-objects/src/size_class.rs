@@ -55,18 +55,6 @@ impl Class {
         self.0 as usize
     }
 
-    /// Which power of two one state byte covers (see [`state`](crate::state)): an object is at least that large, so no
-    /// two share a byte, and few tables are enough.
-    #[inline]
-    pub const fn state_shift(self) -> u8 {
-        match SIZES[self.0 as usize] {
-            0..32 => 4,
-            32..64 => 5,
-            64..1024 => 6,
-            _ => 10,
-        }
-    }
-
     /// Objects that a CPU's stack holds: 64 KiB of them, or 128 KiB if those are fewer than 32; 4 to 1024. So a CPU keeps at
     /// most 128 KiB of a class back from everybody else, until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
@@ -154,12 +142,12 @@ const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
     table
 };
 
-/// The class of every size, rounded up to grains, times `factor`.
-pub(crate) const fn by_grains(factor: u16) -> [u16; LARGEST / GRAIN + 1] {
+/// The place of the stack of every size's class, sizes rounded up to grains.
+pub(crate) const fn places() -> [u16; LARGEST / GRAIN + 1] {
     let mut table = [0; LARGEST / GRAIN + 1];
     let mut grains = 0;
     while grains < table.len() {
-        table[grains] = OF_GRAINS[grains] as u16 * factor;
+        table[grains] = Class(OF_GRAINS[grains]).place();
         grains += 1;
     }
     table
@@ -185,13 +173,6 @@ mod tests {
         for size in 129..=LARGEST {
             let waste = Class::of_size(size).size() - size;
             assert!(waste * 8 <= Class::of_size(size).size(), "size {size} wastes {waste}");
-        }
-    }
-
-    #[test]
-    fn two_objects_of_a_slab_never_share_a_state_byte() {
-        for class in Class::all() {
-            assert!(1 << class.state_shift() <= class.size());
         }
     }
 

@@ -53,12 +53,20 @@ const fn layout() -> ([usize; CLASSES], usize) {
     (cells, next)
 }
 
+/// Places from one class's stack to the next.
+const PLACES: u16 = (size_of::<Stack>() / size_of::<usize>()) as u16;
+
 impl Class {
-    /// Where the class's stack lies in a region, in units of 8 bytes. Place 0 is the region's mark: whether it may be
-    /// written to.
+    /// Where the class's stack lies in a region, in units of 8 bytes; 0 for [`Class::NONE`], since that is where the region's
+    /// mark is: whether it may be written to.
     #[inline(always)]
     pub const fn place(self) -> u16 {
-        1 + (self.0 as u16).saturating_sub(1) * (size_of::<Stack>() / size_of::<usize>()) as u16
+        if self.0 == 0 { 0 } else { 1 + (self.0 as u16 - 1) * PLACES }
+    }
+
+    /// The class of a place.
+    pub const fn of_place(place: u16) -> Class {
+        if place == 0 { Class::NONE } else { Class(((place - 1) / PLACES + 1) as u8) }
     }
 }
 

@@ -5,12 +5,12 @@
 //! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
 //! end, and allocates nothing.
 
-use crate::objects::Objects;
+use crate::objects::{Objects, STATES};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList};
 use crate::slots::{CELLS, Kind, REGION, Slots, UNREGISTERED, objects, stack};
-use crate::state::{ALLOCATED, CACHED, SHIFTS, StateMap, table_of};
+use crate::state::{ALLOCATED, CACHED};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -124,15 +124,11 @@ impl<P: Platform> Objects<P> {
         Ok((sum, walk.run_pages))
     }
 
-    /// The state byte of the object of `class` at `address`, which lies in the arena.
-    fn state_byte(&self, class: Class, address: usize) -> &AtomicU8 {
-        self.table_byte(table_of(class), (address - self.pages.base()) >> class.state_shift())
-    }
-
-    fn table_byte(&self, table: usize, index: usize) -> &AtomicU8 {
-        let byte = core::ptr::with_exposed_provenance::<AtomicU8>(self.pages.side_table(table) + index);
-        // SAFETY: every table reaches as far as the arena, and is accessed as atomic bytes.
-        unsafe { &*byte }
+    /// The state byte of what starts at `address`, which lies in the arena.
+    fn state_byte(&self, address: usize) -> &AtomicU8 {
+        let table = core::ptr::with_exposed_provenance::<AtomicU8>(self.pages.side_table(STATES));
+        // SAFETY: the table reaches as far as the arena, and is accessed as atomic bytes.
+        unsafe { &*table.add((address - self.pages.base()) / GRAIN) }
     }
 
     /// Moves everything in stacks and full sheaves from one state to another; what is there twice, or is not in the first
@@ -146,9 +142,9 @@ impl<P: Platform> Objects<P> {
                     Some(found) if found != class => return wrong("object of the class in a cache", found.0.into()),
                     Some(_) => {}
                 }
-                let (byte, value) = (self.state_byte(class, at), |state| StateMap::value(at / GRAIN, state));
-                let whole = at % GRAIN == 0 && byte.load(Relaxed) == value(from);
-                byte.store(if whole { value(to) } else { byte.load(Relaxed) }, Relaxed);
+                let byte = self.state_byte(at);
+                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from;
+                byte.store(if whole { to } else { byte.load(Relaxed) }, Relaxed);
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
         };
@@ -237,17 +233,17 @@ impl<P: Platform> Objects<P> {
         let words = unsafe { self.slabs.words(id, objects).as_ref() };
         for object in 0..objects as usize {
             let at = start + object * class.size();
-            let (found, value) = (self.state_byte(class, at).load(Relaxed), |state| StateMap::value(at / GRAIN, state));
+            let found = self.state_byte(at).load(Relaxed);
             let free = bitmap::get(words, object);
             let count = match found {
                 0 if free => &mut census.free,
                 0 => &mut census.sheaves,
                 _ if free => return Err(Finding { what: "free object", class, at, expected: 0, found: found.into() }),
-                _ if found == value(ALLOCATED) => &mut census.allocated,
-                _ if found == value(MET) => &mut census.cached,
-                _ if found == value(CACHED) => &mut census.in_hands,
+                ALLOCATED => &mut census.allocated,
+                MET => &mut census.cached,
+                CACHED => &mut census.in_hands,
                 _ => {
-                    let (what, expected) = ("state of an object", value(ALLOCATED).into());
+                    let (what, expected) = ("state of an object", ALLOCATED.into());
                     return Err(Finding { what, class, at, expected, found: found.into() });
                 }
             };
@@ -256,14 +252,9 @@ impl<P: Platform> Objects<P> {
         Ok(census)
     }
 
-    /// Bytes that are not 0 in all state tables for a part of the arena.
+    /// State bytes that are not 0 for a part of the arena.
     fn bytes_set(&self, start: usize, bytes: usize) -> u64 {
-        let offset = start - self.pages.base();
-        let set = |table: usize| {
-            let indices = offset >> SHIFTS[table]..(offset + bytes) >> SHIFTS[table];
-            indices.filter(|&index| self.table_byte(table, index).load(Relaxed) != 0).count() as u64
-        };
-        (0..SHIFTS.len()).map(set).sum()
+        (start..start + bytes).step_by(GRAIN).filter(|&at| self.state_byte(at).load(Relaxed) != 0).count() as u64
     }
 
     /// Compares a class cache with what the walk saw.
@@ -301,7 +292,7 @@ impl<P: Platform> Objects<P> {
                 equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
                 equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
-                equal("state of a sheaf's memory", 0, self.state_byte(memory_class(class), at).load(Relaxed).into())?;
+                equal("state of a sheaf's memory", 0, self.state_byte(at).load(Relaxed).into())?;
                 length += 1;
             }
             Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), length)?;

@@ -331,3 +331,16 @@ fn p9_a_growth_that_fails_anywhere_leaves_nothing_half_done() {
         o.pages.verify().unwrap();
     }
 }
+
+/// Two threads that found the arena too small both made it larger.
+#[test]
+fn who_comes_late_to_a_growth_does_not_repeat_it() {
+    let machine = Virtual::new(4096, 1).with_scarce_address_space();
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let seen = o.pages.frames().pages();
+    for _ in 0..2 {
+        o.pages.arena.grow(&machine, 1, seen, |grown| o.pages.zone.add(grown)).unwrap();
+        assert_eq!(o.pages.frames().pages(), seen + 1024);
+        o.pages.verify().unwrap();
+    }
+}

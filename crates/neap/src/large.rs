@@ -52,7 +52,7 @@ impl<P: Platform> Core<P> {
                 Some(pages) => pages as usize * self.objects.pages.page_size(),
                 None => self.die_of(Class::NONE, pointer, call),
             },
-            class if self.objects.is_allocated(class, pointer) => class.size(),
+            class if self.objects.is_allocated(pointer) => class.size(),
             class => self.die_of(class, pointer, call),
         }
     }
@@ -83,7 +83,7 @@ impl<P: Platform> Core<P> {
         if into != 0 || !pointer.addr().is_multiple_of(GRAIN) {
             die(format_args!("interior pointer: {call}: {pointer:p} is {into} bytes into an object of {size} bytes"));
         }
-        let where_to = if self.objects.is_cached(class, pointer) { "cached" } else { "in its slab" };
+        let where_to = if self.objects.is_cached(pointer) { "cached" } else { "in its slab" };
         die(format_args!("double free: {call}: {pointer:p} ({size} bytes) is free already, {where_to}"))
     }
 }

@@ -255,7 +255,7 @@ impl<P: Platform> Mm<P> {
                 let bytes = core.free_run(pointer);
                 core.count_run(0, bytes);
                 bytes >= LARGE_FREE
-            } else if core.objects.disown(class, pointer) {
+            } else if core.objects.disown(pointer) {
                 core.objects.free(&self.hot, class, pointer);
                 false
             } else {

@@ -62,7 +62,7 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
         let object = fast.or_else(|| self.allocate(&self.hot, class))?;
-        assert!(self.is_allocated(class, object));
+        assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
         unsafe { object.cast::<usize>().write(object.addr()) };
         Some(object)
@@ -76,7 +76,7 @@ impl<P: Platform> Opened<P> {
             Freed::Done => {}
             Freed::Homeless(found) => self.free(&self.hot, found, object),
             Freed::Unknown => {
-                assert!(self.disown(class, object), "{object:p} is not allocated");
+                assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(&self.hot, class, object);
             }
         }

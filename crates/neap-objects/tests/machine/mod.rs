@@ -26,6 +26,12 @@ pub(crate) struct Inner<P> {
     /// Added to the CPU id at every question: a thread that migrates all the time. Only for virtual machines.
     pub(crate) wander: AtomicUsize,
     asked: AtomicUsize,
+    /// Added to the CPU id once: a CPU that the tables do not reach.
+    pub(crate) shift: AtomicUsize,
+    /// CPUs that are told, if not all.
+    pub(crate) told: AtomicUsize,
+    /// Turns given to others in waits.
+    pub(crate) pauses: AtomicUsize,
     /// Called before a fence, with the table's entry replaced.
     pub(crate) on_fence: Hook,
     /// Called when fresh memory is about to be mapped.
@@ -39,6 +45,9 @@ impl<P> Shared<P> {
             failing_fences: AtomicUsize::new(0),
             wander: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
+            shift: AtomicUsize::new(0),
+            told: AtomicUsize::new(usize::MAX),
+            pauses: AtomicUsize::new(0),
             on_fence: Mutex::new(None),
             on_map_at: Mutex::new(None),
         }))
@@ -131,7 +140,7 @@ impl<P: Platform + Send> Platform for Shared<P> {
     }
 
     fn cpus(&self) -> usize {
-        self.platform.cpus()
+        self.platform.cpus().min(self.told.load(Relaxed))
     }
 
     fn nameable_cpus(&self) -> usize {
@@ -144,7 +153,7 @@ impl<P: Platform + Send> Platform for Shared<P> {
 
     fn cpu(&self) -> usize {
         let wandered = self.asked.fetch_add(self.wander.load(Relaxed), Relaxed);
-        (self.platform.cpu() + wandered) % self.cpus()
+        (self.platform.cpu() + wandered) % self.cpus() + self.shift.load(Relaxed)
     }
 
     fn rseq_offset(&self) -> Option<u32> {
@@ -165,6 +174,7 @@ impl<P: Platform + Send> Platform for Shared<P> {
     }
 
     fn pause(&self) {
+        self.pauses.fetch_add(1, Relaxed);
         self.platform.pause();
     }
 

@@ -1,0 +1,135 @@
+//! Every state that one class can get into with few objects, on two CPUs.
+//!
+//! Goal: no order of allocations, frees, drains and trims, from whichever CPU, loses an object or a sheaf, or brings
+//! counts and lists out of step. Method: the largest class has stacks of four objects, sheaves of two and slabs of four, so
+//! its states are few when seen as counts; a breadth-first search does every operation in each of them. A state is reached
+//! again by repeating the shortest way to it on a fresh instance. After each operation the instance proves that it adds
+//! up, and from each state everything can be given back.
+
+mod instance;
+mod machine;
+
+use instance::{CONFIG, Opened, machine};
+use machine::Shared;
+use neap_base::virtual_platform::Virtual;
+use neap_objects::size_class::Class;
+use neap_objects::verify::Census;
+use std::collections::{BTreeSet, VecDeque};
+
+/// The class with the smallest stacks.
+const CLASS: Class = Class(72);
+/// The most objects the program has at a time: more than all the stacks hold.
+const MOST: usize = 9;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Take(usize),
+    GiveOldest(usize),
+    GiveNewest(usize),
+    Drain(usize),
+    TrimIdle,
+    TrimAll,
+}
+
+const STEPS: [Step; 10] = [
+    Step::Take(0),
+    Step::Take(1),
+    Step::GiveOldest(0),
+    Step::GiveOldest(1),
+    Step::GiveNewest(0),
+    Step::GiveNewest(1),
+    Step::Drain(0),
+    Step::Drain(1),
+    Step::TrimIdle,
+    Step::TrimAll,
+];
+
+struct World {
+    o: Opened<Shared<Virtual>>,
+    held: VecDeque<*mut u8>,
+}
+
+impl World {
+    fn after(way: &[Step]) -> World {
+        let mut world = World { o: Opened::new(machine(2), &CONFIG).unwrap(), held: VecDeque::new() };
+        way.iter().for_each(|step| assert!(world.step(*step)));
+        world
+    }
+
+    /// Does a step; `false` if there is nothing to do it with.
+    fn step(&mut self, step: Step) -> bool {
+        let o = &self.o;
+        match step {
+            Step::Take(_) if self.held.len() == MOST => return false,
+            Step::Take(cpu) => {
+                Virtual::run_on(cpu);
+                self.held.push_back(o.take(CLASS).unwrap());
+            }
+            Step::GiveOldest(cpu) | Step::GiveNewest(cpu) => {
+                let oldest = matches!(step, Step::GiveOldest(_));
+                let object = if oldest { self.held.pop_front() } else { self.held.pop_back() };
+                let Some(object) = object else { return false };
+                Virtual::run_on(cpu);
+                o.give(CLASS, object);
+            }
+            Step::Drain(cpu) => assert!(o.drain_cpu(cpu, |class| class == CLASS)),
+            Step::TrimIdle => _ = o.trim_barn(CLASS, false),
+            Step::TrimAll => assert!(!o.trim_barn(CLASS, true)),
+        }
+        true
+    }
+
+    /// What the state is like, as counts.
+    fn state(&self) -> [u64; 9] {
+        let (o, census) = (&self.o, self.o.prove());
+        let peek = |cpu| o.slots.peek(&o.platform, cpu, CLASS);
+        let (full, empty) = o.barn(CLASS);
+        assert_eq!(census.allocated as usize, self.held.len());
+        assert_eq!(census.sheaves, u64::from(full + empty));
+        [
+            self.held.len() as u64,
+            peek(0).count.into(),
+            peek(1).count.into(),
+            peek(0).active.into(),
+            peek(1).active.into(),
+            full.into(),
+            o.caches[CLASS.index()].lock().full.objects(),
+            empty.into(),
+            o.slabs_of(CLASS).0.into(),
+        ]
+    }
+
+    /// Gives everything back.
+    fn end(mut self) {
+        while self.step(Step::GiveOldest(0)) {}
+        self.o.drain();
+        assert_eq!(self.o.prove(), Census::default());
+        self.o.pages.release_all(&self.o.platform);
+        let pages = self.o.pages.statistics();
+        assert_eq!((pages.used, pages.backed_free), (0, 0));
+    }
+}
+
+#[test]
+fn every_state_of_the_largest_class() {
+    assert_eq!((CLASS.stack_capacity(), CLASS.sheaf_capacity()), (4, 2), "what makes the search small");
+    let mut seen = BTreeSet::from([World::after(&[]).state()]);
+    let mut ways: VecDeque<Vec<Step>> = VecDeque::from([Vec::new()]);
+    let (mut steps, mut longest) = (0, 0);
+    while let Some(way) = ways.pop_front() {
+        longest = longest.max(way.len());
+        for step in STEPS {
+            let mut world = World::after(&way);
+            if !world.step(step) {
+                continue;
+            }
+            steps += 1;
+            if seen.insert(world.state()) {
+                ways.push_back([&way[..], &[step]].concat());
+                world.end();
+            }
+        }
+    }
+    println!("{} states, {steps} steps, the longest way {longest}", seen.len());
+    assert!(seen.len() > 1000, "{} states: the search did not get anywhere", seen.len());
+}
