@@ -13,7 +13,7 @@
 //! interrupted a cold path would wait for itself.
 
 use crate::constructor;
-use crate::sync::{AtomicU32, Ordering, model_fence, wait, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, me, model_fence, wait, wake};
 use crossbeam_utils::CachePadded;
 
 const OPEN: u32 = 0;
@@ -28,6 +28,8 @@ const LANES: usize = 16;
 #[derive(Debug)]
 pub struct Gate {
     closed: AtomicU32,
+    /// Who closed it: [`me`](crate::sync::me).
+    closer: AtomicUsize,
     inside: [CachePadded<AtomicU32>; LANES],
 }
 
@@ -35,7 +37,7 @@ impl Gate {
     constructor! {
         /// An open gate with nobody inside.
         pub fn new() -> Gate {
-            Gate { closed: AtomicU32::new(0), inside: lanes() }
+            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), inside: lanes() }
         }
     }
 
@@ -50,7 +52,8 @@ impl Gate {
             model_fence();
             // SeqCst pairs with the store in `close`, and as an Acquire with the Release in `open`.
             let closed = self.closed.load(Ordering::SeqCst);
-            if closed == OPEN {
+            // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork.
+            if closed == OPEN || self.closer.load(Ordering::Relaxed) == me() {
                 return Inside { lane };
             }
             drop(Inside { lane });
@@ -66,6 +69,7 @@ impl Gate {
         while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::Relaxed) {
             wait(&self.closed, closed);
         }
+        self.closer.store(me(), Ordering::Relaxed);
         model_fence();
         for _ in 0..looks {
             // SeqCst pairs with the addition in `enter`, and as an Acquire with the Release in Inside::drop.
@@ -78,6 +82,11 @@ impl Gate {
         false
     }
 
+    /// Whether somebody wants everybody out: those inside for long look at this.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) != OPEN
+    }
+
     /// Whether the gate is closed and nobody was inside when it was.
     pub fn is_empty(&self) -> bool {
         self.closed.load(Ordering::Relaxed) == CLOSED
@@ -85,6 +94,7 @@ impl Gate {
 
     /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
     pub fn open(&self) {
+        self.closer.store(0, Ordering::Relaxed);
         self.closed.store(OPEN, Ordering::Release); // Pairs with the Acquire in `enter` and `close`.
         wake(&self.closed, i32::MAX as u32);
     }
@@ -136,6 +146,14 @@ mod tests {
         assert!(gate.close(1, || ()) && gate.is_empty());
         gate.open();
         drop(gate.enter(19));
+    }
+
+    #[test]
+    fn the_closer_passes_its_own_gate() {
+        let gate = Gate::new();
+        assert!(gate.close(1, || ()));
+        drop(gate.enter(0));
+        gate.open();
     }
 
     #[test]

@@ -5,7 +5,7 @@
 #![no_std]
 #![deny(missing_docs)]
 
-#[cfg(any(test, feature = "virtual"))]
+#[cfg(any(test, feature = "virtual", loom))]
 extern crate std;
 
 pub mod bitmap;

@@ -7,7 +7,15 @@
 #[cfg(loom)]
 mod imp {
     pub use loom::cell::UnsafeCell;
-    pub use loom::sync::atomic::{AtomicU32, Ordering};
+    pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+    /// A number of this thread's own, not 0.
+    pub fn me() -> usize {
+        use core::hash::{Hash, Hasher};
+        let mut hasher = std::hash::DefaultHasher::new();
+        loom::thread::current().id().hash(&mut hasher);
+        hasher.finish() as usize | 1
+    }
 
     /// loom takes SeqCst accesses for AcqRel ones, but knows SeqCst fences: this one stands where the accesses around it
     /// need their order.
@@ -34,8 +42,9 @@ mod imp {
 
 #[cfg(not(loom))]
 mod imp {
-    pub use core::sync::atomic::{AtomicU32, Ordering};
+    pub use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
     use neap_os::futex::{self, Scope};
+    pub use neap_os::thread::pointer as me;
 
     /// Nothing: the SeqCst accesses around it do it.
     #[inline(always)]

@@ -19,7 +19,7 @@ use std::collections::{BTreeSet, VecDeque};
 /// The class with the smallest stacks.
 const CLASS: Class = Class(72);
 /// The most objects the program has at a time: more than all the stacks hold.
-const MOST: usize = 9;
+const MOST: usize = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -84,6 +84,7 @@ impl World {
         let (o, census) = (&self.o, self.o.prove());
         let peek = |cpu| o.slots.peek(&o.platform, cpu, CLASS);
         let (full, empty) = o.barn(CLASS);
+        let in_barn = o.caches[CLASS.index()].lock().full.objects();
         assert_eq!(census.allocated as usize, self.held.len());
         assert_eq!(census.sheaves, u64::from(full + empty));
         [
@@ -93,7 +94,7 @@ impl World {
             peek(0).active.into(),
             peek(1).active.into(),
             full.into(),
-            o.caches[CLASS.index()].lock().full.objects(),
+            in_barn,
             empty.into(),
             o.slabs_of(CLASS).0.into(),
         ]
@@ -118,6 +119,9 @@ fn every_state_of_the_largest_class() {
     let (mut steps, mut longest) = (0, 0);
     while let Some(way) = ways.pop_front() {
         longest = longest.max(way.len());
+        if steps % 5000 < 8 {
+            println!("{} {steps} {longest} queue {} {:?}", seen.len(), ways.len(), seen.iter().next_back());
+        }
         for step in STEPS {
             let mut world = World::after(&way);
             if !world.step(step) {

@@ -7,17 +7,23 @@ use crate::Errno;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
-/// A number that stands for this thread, for spreading threads where nobody says which CPU they are on. The kernel would,
-/// for the price of a system call.
+/// Where this thread's control block is: a number of its own, not 0.
 #[inline]
-pub fn number() -> usize {
+pub fn pointer() -> usize {
     let pointer: usize;
     // SAFETY: the first word of a thread's control block is its own address.
     unsafe {
         core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
     };
+    pointer
+}
+
+/// A small number that stands for this thread, for spreading threads where nobody says which CPU they are on. The kernel
+/// would, for the price of a system call.
+#[inline]
+pub fn number() -> usize {
     // Fibonacci hashing: control blocks lie at multiples of large powers of two.
-    pointer.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+    pointer().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 /// Lets another thread run.

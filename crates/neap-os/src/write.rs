@@ -50,11 +50,17 @@ pub fn say(message: fmt::Arguments<'_>) {
     let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line.as_bytes());
 }
 
+const SIGABRT: usize = 6;
+
 /// Says the message, then ends the process by SIGABRT.
 pub fn die(message: fmt::Arguments<'_>) -> ! {
     say(message);
-    // The C library's abort takes a lock that a crashing thread may hold; a signal does not.
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::ABORT);
+    // The C library's abort takes a lock that a crashing thread may hold; a signal to this very thread does not.
+    let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
+    let (process, thread) = (process.as_raw_pid() as usize, thread.as_raw_pid() as usize);
+    let number = linux_raw_sys::general::__NR_tgkill as usize;
+    // SAFETY: a signal to oneself; what it does is the program's to say.
+    let _ = unsafe { crate::syscall::syscall5(number, process, thread, SIGABRT, 0, 0) };
     // SAFETY: a program that ignores or blocks SIGABRT comes this far; an undefined instruction ends it in any case.
     unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }

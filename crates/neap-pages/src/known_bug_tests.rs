@@ -112,7 +112,7 @@ fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {
     assert_eq!(o.pages.drain_cpu(&machine, 1), Drain::Skipped);
     let (drained, skipped) = o.pages.drain_all(&machine);
     assert!(drained > 0 && skipped == 1);
-    let report = o.pages.tick(&machine, 1);
+    let report = o.pages.tick(&machine);
     assert!(report.skipped == 1 && report.left, "what was skipped is not forgotten: {report:?}");
     assert!(o.pages.release_all(&machine).left);
     drop(guard);
@@ -286,10 +286,8 @@ fn a6_decay_and_owners_lose_nothing_to_each_other() {
                 stop.store(true, Relaxed);
             });
         }
-        let mut now = 0;
         while !stop.load(Relaxed) {
-            now += 1;
-            o.pages.tick(&machine, now);
+            o.pages.tick(&machine);
         }
     });
     o.pages.verify().unwrap();
@@ -302,12 +300,12 @@ fn a7_lists_of_idle_cpus_decay_from_afar() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     (0..2).for_each(|cpu| listed(&o, cpu, 0, 60));
-    assert_eq!(o.pages.tick(&machine, 1).drained, 0);
+    assert_eq!(o.pages.tick(&machine).drained, 0);
     listed(&o, 0, 0, 1);
-    let report = o.pages.tick(&machine, 2);
+    let report = o.pages.tick(&machine);
     assert!(report.drained > 0 && report.left);
     assert!(o.pages.listed_on(0).unwrap() > 0 && o.pages.listed_on(1) == Some(0));
-    assert!(o.pages.tick(&machine, 3).drained > 0);
+    assert!(o.pages.tick(&machine).drained > 0);
     assert_eq!(o.pages.listed_on(0), Some(0));
 }
 

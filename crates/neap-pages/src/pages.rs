@@ -282,24 +282,37 @@ impl<P: Platform> Pages<P> {
 
     /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as
     /// many backed pages go to the system as were never needed. Only one thread at a time does this; for the others there
-    /// is nothing to do.
-    pub fn tick(&self, platform: &P, _now: u64) -> Report {
+    /// is nothing to do. An interval is whatever lies between two ticks.
+    pub fn tick(&self, platform: &P) -> Report {
+        self.tick_until(platform, &|| false)
+    }
+
+    /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
+    pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
         let listed = self.drain_lists(true, &mut report);
         let unneeded = self.zone.lock().buddy.backed_low;
-        self.give_back(platform, turn, unneeded, false, &mut report);
+        self.give_back(platform, turn, unneeded, false, stop, &mut report);
         report.left |= listed;
         report
     }
 
     /// Gives everything back that is free, lists included. Waits, a bounded time, for a tick in progress.
     pub fn release_all(&self, platform: &P) -> Report {
+        self.release_all_until(platform, &|| false)
+    }
+
+    /// The same, but looks between system calls whether to `stop`.
+    pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let listed = self.drain_lists(false, &mut report);
         for look in 0..TURN_LOOKS {
+            if stop() {
+                break;
+            }
             if let Some(turn) = self.release.turn() {
-                self.give_back(platform, turn, u32::MAX, true, &mut report);
+                self.give_back(platform, turn, u32::MAX, true, stop, &mut report);
                 report.left |= listed;
                 return report;
             }
@@ -309,10 +322,18 @@ impl<P: Platform> Pages<P> {
     }
 
     /// Releases up to `pages` backed pages, and begins a new interval.
-    fn give_back(&self, platform: &P, mut turn: Turn<'_>, pages: u32, explicit: bool, report: &mut Report) {
+    fn give_back(
+        &self,
+        platform: &P,
+        mut turn: Turn<'_>,
+        pages: u32,
+        explicit: bool,
+        stop: &dyn Fn() -> bool,
+        report: &mut Report,
+    ) {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.policy.batch);
-        let willing = Run { release, ranges, platform, arena, zone, hold, explicit }.run(pages, report);
+        let willing = Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
         report.left = willing && inner.buddy.backed_free > 0;

@@ -99,6 +99,8 @@ pub(crate) struct Run<'a, P> {
     pub(crate) hold: u32,
     /// Whether single calls are not rationed.
     pub(crate) explicit: bool,
+    /// Asked between system calls.
+    pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
 impl<P: Platform> Run<'_, P> {
@@ -130,7 +132,7 @@ impl<P: Platform> Run<'_, P> {
         let bytes = (CHUNK as usize) << self.arena.page_shift();
         let most = (CALL_BYTES / bytes).max(1) as u32;
         let (mut below, failed) = (u32::MAX, report.failed);
-        while wanted > 0 && report.failed - failed < REFUSALS {
+        while wanted > 0 && report.failed - failed < REFUSALS && !(self.stop)() {
             let mut inner = self.zone.lock();
             let Some((first, count, backed)) = inner.buddy.detach_chunks(below, most, wanted) else { break };
             let (pfn, pages) = (Pfn(first * CHUNK), count * CHUNK);
@@ -196,7 +198,7 @@ impl<P: Platform> Run<'_, P> {
     /// Blocks smaller than a chunk; answers how many of the pages are still wanted.
     fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
         let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
-        while wanted > 0 && rationed > 0 {
+        while wanted > 0 && rationed > 0 && !(self.stop)() {
             let count = self.gather(&mut wanted);
             let done = self.scattered(count, &mut rationed, report);
             self.scatter_back(count, done, report);
@@ -211,7 +213,7 @@ impl<P: Platform> Run<'_, P> {
     fn parts(&mut self, mut wanted: u32, report: &mut Report) {
         let least = Order((HUGE_BYTES >> self.arena.page_shift()).trailing_zeros() as u8);
         let failed = report.failed;
-        while report.failed == failed {
+        while report.failed == failed && !(self.stop)() {
             let mut inner = self.zone.lock();
             let Some((pfn, order, backed)) = inner.buddy.detach_part(wanted, least) else { break };
             inner.releasing += order.pages();

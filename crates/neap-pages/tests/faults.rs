@@ -23,7 +23,7 @@ fn program(o: &Opened<'_, Virtual>, machine: &Virtual) -> Vec<Held> {
             give(o, held.swap_remove(stamp as usize * 7 % held.len()));
         }
         match stamp % 40 {
-            19 => _ = o.pages.tick(machine, stamp),
+            19 => _ = o.pages.tick(machine),
             29 => _ = o.pages.release_all(machine),
             _ => {}
         }

@@ -20,7 +20,7 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
     let seed = seed();
     for machine in machines() {
         let o = Opened::new(&machine, &shape(None)).unwrap();
-        let (mut random, mut held, mut now) = (Random(seed), Vec::<Held>::new(), 0);
+        let (mut random, mut held) = (Random(seed), Vec::<Held>::new());
         let most = (24 << 20) / machine.page_size() as u64;
         for step in 0..1500 {
             Virtual::run_on(random.below(3) as usize);
@@ -44,8 +44,7 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
                 give(&o, held.swap_remove(random.below(held.len() as u64) as usize));
             }
             if step % 100 == 0 {
-                now += 250_000_000;
-                o.pages.tick(&machine, now);
+                o.pages.tick(&machine);
                 o.pages.verify().unwrap();
             }
         }

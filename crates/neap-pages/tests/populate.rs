@@ -37,10 +37,10 @@ fn a_large_zone_populates_ahead_by_one_huge_page_at_most() {
     assert!((20_000..=20_000 + 512 + 64).contains(&(bytes / 4096)), "{bytes} bytes");
     o.pages.verify().unwrap();
     // What was populated and not used goes back like everything else.
-    o.pages.tick(&machine, 1);
+    o.pages.tick(&machine);
     o.pages.drain_all(&machine);
-    o.pages.tick(&machine, 2);
-    o.pages.tick(&machine, 3);
+    o.pages.tick(&machine);
+    o.pages.tick(&machine);
     assert_eq!(o.pages.statistics().backed_free, 0);
     assert!(resident(o.pages.base(), 256 << 20) <= (20_000 + 64) * 4096);
     held.into_iter().for_each(|held| give(&o, held));

@@ -8,13 +8,11 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
 use neap_pages::{Pages, Report, Shape};
 
-const TICK: u64 = 250_000_000;
-
 /// Ticks until nothing is left to do; answers the sum of what they did.
 fn settle<P: Platform>(pages: &Pages<P>, platform: &P) -> Report {
     let mut sum = Report { left: true, ..Report::default() };
-    for tick in 0..2000 {
-        let report = pages.tick(platform, tick * TICK);
+    for _ in 0..2000 {
+        let report = pages.tick(platform);
         pages.verify().unwrap();
         sum.released += report.released;
         sum.calls += report.calls;
@@ -39,12 +37,12 @@ fn after_a_burst_everything_goes_back_in_three_ticks_and_then_nothing_happens() 
             let runs: Vec<Held> = (1..30).map(|n| take_run(&o, n * 7, 1, n.into()).unwrap()).collect();
             blocks.into_iter().chain(runs).for_each(|held| give(&o, held));
             assert!(resident(o.pages.base(), o.pages.limit().min(256 << 20)) > 300 * 4096);
-            let reports: Vec<Report> = (0..3).map(|n| o.pages.tick(&machine, n * TICK)).collect();
+            let reports: Vec<Report> = (0..3).map(|_| o.pages.tick(&machine)).collect();
             assert!(reports[0].left && reports[1].left && !reports[2].left, "{reports:?}");
             assert_eq!(resident(o.pages.base(), o.pages.limit().min(256 << 20)), 0);
             let statistics = o.pages.statistics();
             assert_eq!((statistics.backed_free, statistics.listed, statistics.used), (0, 0, 0));
-            let report = o.pages.tick(&machine, 4 * TICK);
+            let report = o.pages.tick(&machine);
             assert_eq!(report, Report::default());
             o.pages.verify().unwrap();
         }
@@ -63,7 +61,7 @@ fn what_a_program_reuses_every_interval_stays() {
             // The same 2000 pages are needed in every interval, for a while.
             let held: Vec<Held> = lengths.iter().map(|pages| take_run(&o, *pages, 1, interval).unwrap()).collect();
             held.into_iter().for_each(|held| give(&o, held));
-            let report = o.pages.tick(&machine, interval * TICK);
+            let report = o.pages.tick(&machine);
             assert!(interval < 3 || report.calls == 0, "{report:?} in interval {interval}");
             assert!(o.pages.statistics().backed_free >= 2000);
             o.pages.verify().unwrap();
@@ -131,10 +129,10 @@ fn without_scattered_calls_pages_go_one_by_one_and_rationed() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let held = riddled(&o, 4000);
     o.pages.drain_all(&machine);
-    o.pages.tick(&machine, 0);
-    let report = o.pages.tick(&machine, TICK);
+    o.pages.tick(&machine);
+    let report = o.pages.tick(&machine);
     assert_eq!((report.released, report.calls, report.failed, report.left), (64, 65, 1, true));
-    let report = o.pages.tick(&machine, 2 * TICK);
+    let report = o.pages.tick(&machine);
     assert_eq!((report.released, report.calls, report.failed), (64, 64, 0), "the refused way was tried again at once");
     let report = settle(&o.pages, &machine);
     assert!(!report.left && report.failed <= 2, "{report:?}");
@@ -156,7 +154,7 @@ fn p3_a_system_that_takes_nothing_back_is_left_in_peace() {
     give(&o, run);
     let mut calls = 0;
     for tick in 0..200 {
-        let report = o.pages.tick(&machine, tick * TICK);
+        let report = o.pages.tick(&machine);
         assert_eq!(report.released, 0);
         assert!(tick < 3 || !report.left, "the maintenance thread would never sleep");
         calls += report.calls;
@@ -297,7 +295,7 @@ fn a_second_thread_neither_waits_for_a_tick_nor_repeats_it() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let run = take_run(&o, 4096, 1, 1).unwrap();
     give(&o, run);
-    o.pages.tick(&machine, 0);
+    o.pages.tick(&machine);
     let (inside, entered) = std::sync::mpsc::channel();
     let (go_on, waited) = std::sync::mpsc::channel::<()>();
     let mut first = true;
@@ -308,9 +306,9 @@ fn a_second_thread_neither_waits_for_a_tick_nor_repeats_it() {
         }
     }));
     std::thread::scope(|scope| {
-        let tick = scope.spawn(|| o.pages.tick(&machine, TICK));
+        let tick = scope.spawn(|| o.pages.tick(&machine));
         entered.recv().unwrap();
-        assert_eq!(o.pages.tick(&machine, TICK), Report { left: true, ..Report::default() });
+        assert_eq!(o.pages.tick(&machine), Report { left: true, ..Report::default() });
         go_on.send(()).unwrap();
         assert_eq!(tick.join().unwrap().released, 4096);
     });

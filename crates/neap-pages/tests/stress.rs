@@ -53,7 +53,7 @@ fn stress(shape: &Shape, steps: u64) {
             let mut now = 0;
             while done.load(Relaxed) < THREADS as usize {
                 now += 1;
-                o.pages.tick(&platform, now);
+                o.pages.tick(&platform);
                 if now % 50 == 0 {
                     o.pages.release_all(&platform);
                 }

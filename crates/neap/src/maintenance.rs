@@ -109,7 +109,7 @@ impl Maintenance {
     /// What the background thread is doing, in a word.
     pub(crate) fn thread_state(&self) -> &'static str {
         match self.thread.load(Ordering::Relaxed) {
-            AWAKE => "awake",
+            AWAKE | DROWSY => "awake",
             ASLEEP => "asleep",
             STARTING => "starting",
             NEVER => "off",
@@ -251,7 +251,8 @@ impl<P: Platform> Core<P> {
         for class in Class::all() {
             tick.left |= self.objects.trim_barn(class, false);
         }
-        tick.pages = self.objects.pages.tick(&self.objects.platform, now);
+        // Fork waits for this: stop between two system calls when it does.
+        tick.pages = self.objects.pages.tick_until(&self.objects.platform, &|| mm.gate.is_closed());
         tick.left |= tick.pages.left;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
@@ -284,7 +285,7 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return false };
         let _inside = self.gate.enter(core.objects.platform.cpu());
         core.drain_everything();
-        core.objects.pages.release_all(&core.objects.platform).released > 0
+        core.objects.pages.release_all_until(&core.objects.platform, &|| self.gate.is_closed()).released > 0
     }
 
     /// Tells who wants to know that the numbers have changed.
@@ -309,12 +310,12 @@ impl<P: Platform> Mm<P> {
             // SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
             let left = core.tick(self, core.objects.platform.now()).left;
-            self.ticked();
             // Acquire pairs with the Release in `after_without_thread`.
             if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 state.store(AWAKE, Ordering::Relaxed);
                 continue;
             }
+            self.ticked();
             while state.load(Ordering::Acquire) == ASLEEP {
                 futex::wait(state, ASLEEP, None, Scope::Process);
             }
