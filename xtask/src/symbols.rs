@@ -26,9 +26,10 @@ const IMPORTS: &[&str] = &[
 ];
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
-/// Imports that may be there if they are weak: the compiler's start-up files put them into every shared object.
+/// Imports that may be there if they are weak: the compiler's start-up files put the first four into every shared object;
+/// `malloc_info` writes to the caller's `FILE` by the last, and is never called by anything but the program.
 const WEAK_IMPORTS: &[&str] =
-    &["__cxa_finalize", "__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"];
+    &["__cxa_finalize", "__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "fwrite"];
 
 /// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
 const FAMILY: &[&str] = &[

@@ -5,7 +5,7 @@
 #![no_std]
 #![deny(missing_docs)]
 
-#[cfg(any(test, feature = "virtual", loom))]
+#[cfg(any(test, feature = "virtual"))]
 extern crate std;
 
 pub mod bitmap;

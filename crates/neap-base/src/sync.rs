@@ -6,6 +6,8 @@
 
 #[cfg(loom)]
 mod imp {
+    extern crate std;
+
     pub use loom::cell::UnsafeCell;
     pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -6,10 +6,20 @@
 #![deny(missing_docs)]
 
 #[cfg(test)]
+extern crate self as neap_objects;
+#[cfg(test)]
 extern crate std;
 
 pub mod class_cache;
 pub mod hot;
+#[cfg(test)]
+#[path = "../tests/instance/mod.rs"]
+mod instance;
+#[cfg(test)]
+mod known_bug_tests;
+#[cfg(test)]
+#[path = "../tests/machine/mod.rs"]
+mod machine;
 pub mod objects;
 pub mod sheaf;
 pub mod size_class;

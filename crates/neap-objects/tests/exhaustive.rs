@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// The class with the smallest stacks.
 const CLASS: Class = Class(72);
-/// The most objects the program has at a time: more than all the stacks hold.
+/// The most objects the program has at a time: more than a stack or a slab holds.
 const MOST: usize = 5;
 
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +119,6 @@ fn every_state_of_the_largest_class() {
     let (mut steps, mut longest) = (0, 0);
     while let Some(way) = ways.pop_front() {
         longest = longest.max(way.len());
-        if steps % 5000 < 8 {
             println!("{} {steps} {longest} queue {} {:?}", seen.len(), ways.len(), seen.iter().next_back());
         }
         for step in STEPS {

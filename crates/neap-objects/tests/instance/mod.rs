@@ -12,6 +12,7 @@ use neap_objects::hot::{Freed, Hot};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
+use std::boxed::Box;
 use std::collections::VecDeque;
 
 /// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.

@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::platform::memory::Range;
+use std::boxed::Box;
+use std::println;
 use std::sync::{Arc, Mutex};
 
 /// Something a test wants to happen in the middle of a call.

@@ -1,0 +1,388 @@
+//! Bugs that object caches before this one had, each with the test that would have met it.
+//!
+//! Sits beside the objects with access to their locks, so that a holder can be stopped where it hurts. The names begin
+//! with the bug's id in the project's notes on Linux. Those of pages are with the pages; those that need a whole manager or
+//! real threads (A3, A6, B6, B11, P3) are in the facade's tests. Where a taker is stopped, that is done from what it calls:
+//! the choice of classes runs while it holds the CPU's lock or has DUMMY in the table.
+
+use crate::class_cache::Place;
+use crate::instance::{CONFIG, Opened, machine, rseq};
+use crate::machine::Shared;
+use crate::objects::Config;
+use crate::sheaf::Sheaf;
+use crate::size_class::{CLASSES, Class};
+use crate::slots::Kind;
+use core::cell::RefCell;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use neap_base::virtual_platform::Virtual;
+use neap_base::{Linux, Platform};
+use neap_pages::State;
+use std::collections::VecDeque;
+use std::vec::Vec;
+
+const CLASS: Class = Class(30);
+
+/// Allocates and frees on the calling CPU, in two classes.
+fn churn<P: Platform>(o: &Opened<P>) {
+    for class in [CLASS, Class(5)] {
+        let held = o.take_many(class, 3 * class.sheaf_capacity() as usize);
+        held.into_iter().for_each(|object| o.give(class, object));
+    }
+}
+
+/// An interrupt inside a drain allocated and freed through the stacks that were being drained.
+fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
+    for round in 0..3 {
+        churn(o);
+        let interrupted = RefCell::new(0);
+        let drained = o.drain_cpu(o.platform.cpu(), |class| {
+            if class == CLASS {
+                // The same thread, as a signal handler would: neither a deadlock nor a look at the stacks.
+                churn(o);
+                *interrupted.borrow_mut() += 1;
+            }
+            class.0 % 3 == round || class == CLASS
+        });
+        assert!(drained && *interrupted.borrow() > 0);
+        o.prove();
+    }
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+#[test]
+fn d1_who_interrupts_a_drain_of_its_own_cpu_goes_around_it() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    let before = o.busy();
+    drains_that_are_interrupted(&o);
+    assert!(o.busy() - before > 100, "the lock was held, so every call went around it");
+}
+
+#[test]
+fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
+    let Some(o) = rseq() else { return };
+    drains_that_are_interrupted(&o);
+    // And right before the fence, when sequences that began earlier could still commit.
+    let interrupter = o.platform.clone();
+    let (shared, hits) = (core::ptr::from_ref(&o).expose_provenance(), interrupter.pauses.load(Relaxed));
+    *interrupter.on_fence.lock().unwrap() = Some(std::boxed::Box::new(move || {
+        // SAFETY: the instance outlives the hook, which is taken away below.
+        churn(unsafe { &*core::ptr::with_exposed_provenance::<Opened<Shared<Linux>>>(shared) });
+    }));
+    for _ in 0..3 {
+        churn(&o);
+        o.drain();
+    }
+    *interrupter.on_fence.lock().unwrap() = None;
+    assert_eq!(interrupter.pauses.load(Relaxed), hits, "nobody waits");
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// A thread that unlocked in the middle went on with the lists of the CPU it had been on.
+#[test]
+fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
+    for wander in [1, 2, 3] {
+        let platform = machine(5);
+        platform.wander.store(wander, Relaxed);
+        let o = Opened::new(platform, &CONFIG).unwrap();
+        let mut held = VecDeque::new();
+        for round in 0..4000_usize {
+            held.push_back(o.take(CLASS).unwrap());
+            if round % 3 == 2 || round % 1000 > 700 {
+                o.give(CLASS, held.swap_remove_back(round % held.len()).unwrap());
+            }
+            if round % 100 == 0 {
+                assert_eq!(o.prove().allocated as usize, held.len());
+            }
+        }
+        assert!((0..5).filter(|cpu| o.stacked(*cpu, CLASS) > 0).count() > 1);
+        held.into_iter().for_each(|object| o.give(CLASS, object));
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+/// A count that was out of step with its lists made a bulk free look for objects for ever.
+#[test]
+fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
+    for class in [Class(1), Class(40), Class(71)] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        let mut held = VecDeque::new();
+        for round in 0..1500_usize {
+            Virtual::run_on(round / 7 % 2);
+            match round % 11 {
+                0..6 => held.extend(o.take_many(class, 1 + round % 5)),
+                6 if round % 5 == 0 => assert!(o.drain_cpu(round % 2, |_| true)),
+                7 if round % 3 == 0 => _ = o.trim_barn(class, round % 2 == 0),
+                _ if !held.is_empty() => o.give(class, held.swap_remove_front(round * 31 % held.len()).unwrap()),
+                _ => {}
+            }
+            assert_eq!(o.prove().allocated as usize, held.len());
+        }
+    }
+}
+
+/// A drainer waited for an owner that the scheduler had put aside.
+#[test]
+fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    for cpu in [0, 1] {
+        Virtual::run_on(cpu);
+        churn(&o);
+    }
+    let owner = o.slots.lock(1).try_lock().unwrap();
+    assert!(o.drain_cpu(0, |_| true) && !o.drain_cpu(1, |_| true));
+    assert_eq!(o.slots.counters().1, 1);
+    drop(owner);
+    assert_eq!((o.stacked(0, CLASS), o.stacked(1, CLASS) > 0), (0, true), "nothing was taken from the second");
+    assert!(o.drain_cpu(1, |_| true));
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// Allocating on one CPU and freeing on another sent every operation to the shared lock.
+#[test]
+fn b1_objects_that_cross_cpus_travel_by_the_sheaf() {
+    for class in [Class(4), CLASS, Class(72)] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        let (mut slabs, mut changes, mut before) = (0, 0, o.barn(class));
+        for round in 0..20_000_u32 {
+            Virtual::run_on(0);
+            let object = o.take(class).unwrap();
+            Virtual::run_on(1);
+            o.give(class, object);
+            let barn = o.barn(class);
+            (changes, before) = (changes + u32::from(barn != before), barn);
+            if round == 10_000 {
+                slabs = o.slabs_of(class).0;
+            }
+        }
+        let most = 2 * 20_000 / class.sheaf_capacity() + 10;
+        assert!(changes > 0 && changes <= most, "{changes} visits to the barn, {most} are needed");
+        assert_eq!(o.busy(), 0);
+        assert_eq!(o.slabs_of(class).0, slabs, "what flows in a circle needs no new slab");
+        o.prove();
+    }
+}
+
+/// A refill that failed half-way lost what it had got so far, or stopped short of what there was.
+#[test]
+fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
+    for class in [Class(4), Class(47), Class(60), Class(72)] {
+        let shape = class.slab_shape(4096);
+        for budget in (0..5 << shape.order).step_by(1 << shape.order >> 1 | 1) {
+            let o = Opened::new(machine(1), &Config { budget: Some(budget), ..CONFIG }).unwrap();
+            let mut held = VecDeque::new();
+            let mut tried = false;
+            // As the facade does: once more after everything has been drained.
+            loop {
+                match o.take(class) {
+                    Some(object) => held.push_back(object),
+                    None if tried => break,
+                    None => {
+                        o.drain();
+                        _ = o.pages.drain_all(&o.platform);
+                        assert_eq!(o.prove().allocated as usize, held.len());
+                    }
+                }
+                tried = !held.is_empty() && o.slots.peek(&o.platform, 0, class).count == 0 || held.is_empty();
+                if tried && o.take(class).inspect(|&object| held.push_back(object)).is_none() {
+                    o.drain();
+                    _ = o.pages.drain_all(&o.platform);
+                    if o.take(class).inspect(|&object| held.push_back(object)).is_none() {
+                        break;
+                    }
+                }
+            }
+            let fits = (budget >> shape.order) * shape.objects;
+            assert_eq!(held.len() as u32, fits, "{class:?} in {budget} pages, slabs of {}", 1 << shape.order);
+            o.prove();
+            held.into_iter().for_each(|object| o.give(class, object));
+            o.drain();
+            assert_eq!(o.prove().slabs, 0);
+        }
+    }
+}
+
+/// A flush that had to happen was skipped without a word because a try had failed.
+#[test]
+fn b3_what_a_flush_could_not_take_is_told() {
+    let Some(o) = rseq() else { return };
+    let cpus = 0..o.platform.cpus();
+    churn(&o);
+    let full = |cpu: &usize| o.stacked(*cpu, CLASS) > 0;
+    let used: Vec<usize> = cpus.clone().filter(full).collect();
+    assert!(!used.is_empty());
+    let (before, census) = (o.slots.counters(), o.prove());
+    o.platform.failing_fences.store(used.len(), Relaxed);
+    assert!(used.iter().all(|cpu| !o.drain_cpu(*cpu, |_| true)));
+    let after = o.slots.counters();
+    assert_eq!(after.1 - before.1, used.len() as u32, "counted");
+    assert_eq!(o.prove(), census, "nothing was acquired");
+    churn(&o);
+    assert!(cpus.clone().all(|cpu| o.drain_cpu(cpu, |_| true)));
+    assert_eq!(o.slots.counters().1, after.1);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// Making a sheaf went through the cache that it was to serve.
+#[test]
+fn b4_a_sheaf_for_a_class_comes_from_slabs_alone() {
+    for class in Class::all() {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let object = o.take(class).unwrap();
+        let memory = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
+        assert_eq!((o.barn(class), o.prove().sheaves), ((0, 1), 1), "{class:?}");
+        let others = (1..CLASSES as u8).map(Class).filter(|other| ![class, memory].contains(other));
+        others.for_each(|other| assert_eq!((o.slabs_of(other), o.barn(other)), ((0, 0), (0, 0)), "{class:?}"));
+        assert_eq!(o.stacked(0, memory), if memory == class { 1 } else { 0 }, "{class:?}");
+        o.give(class, object);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+/// A CPU that came late had no barn, and nobody had asked.
+#[test]
+fn b5_a_cpu_beyond_the_tables_shares_the_last_stacks() {
+    let platform = machine(2);
+    platform.shift.store(1000, Relaxed);
+    let o = Opened::new(platform, &CONFIG).unwrap();
+    churn(&o);
+    assert_eq!((o.stacked(0, CLASS), o.stacked(1, CLASS) > 0), (0, true));
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// The same where the kernel names a CPU that was not there at the start: this thread is on one, sooner or later.
+#[test]
+fn b5_a_cpu_beyond_the_rows_goes_without_a_stack() {
+    let platform = Shared::new(Linux::probe());
+    if platform.rseq_offset().is_none() || platform.nameable_cpus() < 2 {
+        return;
+    }
+    platform.told.store(1, Relaxed);
+    let o = Opened::new(platform, &CONFIG).unwrap();
+    assert_eq!(o.slots.kind(&o.platform, 0), Kind::Rseq);
+    for _ in 0..20 {
+        churn(&o);
+        std::thread::yield_now();
+    }
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// A container that was filled for one CPU was installed on another without a look.
+#[test]
+fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
+    // Every second question is answered with the other CPU: the refill begins on one and ends on the other.
+    let platform = machine(2);
+    platform.wander.store(1, Relaxed);
+    let o = Opened::new(platform, &CONFIG).unwrap();
+    Virtual::run_on(0);
+    let object = o.take(CLASS).unwrap();
+    let (here, there) = (o.stacked(0, CLASS), o.stacked(1, CLASS));
+    let census = o.prove();
+    assert_eq!(u64::from(here + there) + o.caches[CLASS.index()].lock().full.objects(), census.cached);
+    assert!((here == 0) != (there == 0) || o.barn(CLASS).0 == 1, "{here} and {there}");
+    o.give(CLASS, object);
+    churn(&o);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// A failed try of the lock was tried again and again where nobody may wait.
+#[test]
+fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let held = o.take_many(CLASS, 30);
+    let owner = o.slots.lock(0).try_lock().unwrap();
+    let (busy, free) = (o.busy(), o.slabs_of(CLASS).1);
+    held.into_iter().for_each(|object| o.give(CLASS, object));
+    assert_eq!((o.busy() - busy, o.platform.pauses.load(Relaxed)), (30, 0));
+    assert_eq!(o.slabs_of(CLASS).1 - free, 30, "they went to their slabs");
+    o.take_many(CLASS, 30);
+    assert_eq!((o.busy() - busy, o.platform.pauses.load(Relaxed)), (60, 0));
+    drop(owner);
+    assert_eq!(o.prove().allocated, 30);
+}
+
+/// A loop around a failed try took a fresh slab and threw it away in every pass.
+#[test]
+fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let owner = o.slots.lock(0).try_lock().unwrap();
+    let object = o.take(CLASS).unwrap();
+    let shape = CLASS.slab_shape(4096);
+    assert_eq!(o.slabs_of(CLASS), (1, u64::from(shape.objects) - 1));
+    let pages = o.pages.statistics();
+    assert_eq!(pages.used - pages.listed, 1 << shape.order);
+    assert_eq!(o.slabs.used(), 1, "and no slab for sheaves");
+    drop(owner);
+    o.give(CLASS, object);
+    assert_eq!(o.prove().allocated, 0);
+}
+
+/// A new slab whose maker was served by somebody else's frees meanwhile stayed wholly free on the list, out of reach.
+#[test]
+fn a_new_slab_is_used_by_who_made_it() {
+    let (class, stop) = (Class(72), AtomicBool::new(false));
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let owner = o.slots.lock(0).try_lock().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3000 {
+                let held = o.take_many(class, 5);
+                held.into_iter().for_each(|object| o.give(class, object));
+            }
+            stop.store(true, Relaxed);
+        });
+        // As a free from elsewhere does, in every gap: puts an object where the next one is taken from.
+        let mut other: Vec<*mut u8> = Vec::new();
+        while !stop.load(Relaxed) {
+            while other.len() < 4 {
+                other.push(o.take(class).unwrap());
+            }
+            while let Some(object) = other.pop() {
+                o.give(class, object);
+            }
+        }
+    });
+    drop(owner);
+    assert_eq!(o.slabs_of(class), (0, 0), "everything was given back");
+    o.prove();
+}
+
+/// The frame of a slab that is gone led into another class's slab.
+#[test]
+fn b11_a_slab_that_is_gone_leaves_no_trace() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    for class in Class::all().chain(Class::all().rev()) {
+        let object = o.take(class).unwrap();
+        let pfn = o.pages.pfn(object.addr());
+        assert_eq!((o.pages.frames().frame(pfn).state(), o.class_at(object)), (State::Slab, Some(class)));
+        o.give(class, object);
+        o.drain();
+        assert_eq!(o.class_at(object), Some(Class::NONE));
+        assert!(!o.is_allocated(object) && !o.is_cached(object) && !o.disown(object));
+        assert!(o.pages.frames().frame(pfn).state() != State::Slab);
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+/// A second free that got as far as the bitmap is told by the bitmap.
+#[test]
+fn b11_a_bitmap_takes_an_object_once() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let held = o.take_many(CLASS, 2);
+    let mut cache = o.caches[CLASS.index()].lock();
+    let (slab, mut empties) = (cache.partial.first().unwrap(), crate::slab::SlabList::new());
+    // SAFETY: the lock is held.
+    unsafe {
+        let start = o.pages.address(o.slabs.pfn_of(slab));
+        let place = Place { slab, object: ((held[0].addr() - start) / CLASS.size()) as u32 };
+        assert!(cache.put(&o.slabs, place, &mut empties) && !cache.put(&o.slabs, place, &mut empties));
+    }
+}
