@@ -20,11 +20,11 @@ pub trait Platform: Sync {
     /// address space is taken in small steps.
     fn address_space_is_scarce(&self) -> bool;
 
-    /// Maps zeroes at exactly `address`, over nothing.
+    /// Maps zeroes at exactly `address`, over nothing; `accounted` as for [`memory::map_at`].
     ///
     /// # Errors
     /// `EXIST` where something is mapped there; otherwise a limit.
-    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno>;
+    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno>;
 
     /// Maps zeroes anywhere.
     ///
@@ -206,8 +206,8 @@ impl Platform for Linux {
         self.scarce
     }
 
-    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
-        memory::map_at(address, length)
+    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
+        memory::map_at(address, length, accounted)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

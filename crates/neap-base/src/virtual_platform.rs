@@ -131,9 +131,9 @@ impl Platform for Virtual {
         self.scarce
     }
 
-    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
         self.attempt(Call::MapAt)?;
-        memory::map_at(address, length)
+        memory::map_at(address, length, accounted)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

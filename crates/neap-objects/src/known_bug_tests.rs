@@ -11,6 +11,7 @@ use crate::machine::Shared;
 use crate::objects::Config;
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class};
+use crate::slab::{SlabId, SlabList};
 use crate::slots::Kind;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -174,26 +175,17 @@ fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
         for budget in (0..5 << shape.order).step_by(1 << shape.order >> 1 | 1) {
             let o = Opened::new(machine(1), &Config { budget: Some(budget), ..CONFIG }).unwrap();
             let mut held = VecDeque::new();
-            let mut tried = false;
+            let drain = || {
+                o.drain();
+                _ = o.pages.drain_all(&o.platform);
+            };
             // As the facade does: once more after everything has been drained.
-            loop {
-                match o.take(class) {
-                    Some(object) => held.push_back(object),
-                    None if tried => break,
-                    None => {
-                        o.drain();
-                        _ = o.pages.drain_all(&o.platform);
-                        assert_eq!(o.prove().allocated as usize, held.len());
-                    }
-                }
-                tried = !held.is_empty() && o.slots.peek(&o.platform, 0, class).count == 0 || held.is_empty();
-                if tried && o.take(class).inspect(|&object| held.push_back(object)).is_none() {
-                    o.drain();
-                    _ = o.pages.drain_all(&o.platform);
-                    if o.take(class).inspect(|&object| held.push_back(object)).is_none() {
-                        break;
-                    }
-                }
+            while let Some(object) = o.take(class).or_else(|| {
+                drain();
+                o.prove();
+                o.take(class)
+            }) {
+                held.push_back(object);
             }
             let fits = (budget >> shape.order) * shape.objects;
             assert_eq!(held.len() as u32, fits, "{class:?} in {budget} pages, slabs of {}", 1 << shape.order);
@@ -378,7 +370,7 @@ fn b11_a_bitmap_takes_an_object_once() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let held = o.take_many(CLASS, 2);
     let mut cache = o.caches[CLASS.index()].lock();
-    let (slab, mut empties) = (cache.partial.first().unwrap(), crate::slab::SlabList::new());
+    let (slab, mut empties) = (SlabId(o.pages.frames().frame(o.pages.pfn(held[0].addr())).owner()), SlabList::new());
     // SAFETY: the lock is held.
     unsafe {
         let start = o.pages.address(o.slabs.pfn_of(slab));

@@ -173,10 +173,9 @@ impl<P: Platform> Objects<P> {
 
     /// Moves a sheaf's worth of objects to this CPU's stack and answers one more.
     fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
-        let full = {
+        let empty = {
             let mut cache = self.caches[class.index()].lock();
-            let full = cache.full.pop();
-            match full {
+            match cache.full.pop() {
                 // The common way: all of it under one hold of the lock.
                 Some(mut sheaf) => {
                     let object = sheaf.pop();
@@ -187,19 +186,16 @@ impl<P: Platform> Objects<P> {
                 None => cache.empty.pop(),
             }
         };
-        let Some(mut sheaf) = full.or_else(|| self.new_sheaf(hot, class)) else {
-            return self.allocate_directly(hot, class);
-        };
-        self.fill(hot, class, &mut sheaf);
-        if sheaf.objects().is_empty() {
-            // The sheaf's own memory may be what is missing.
-            self.drop_sheaf(class, sheaf);
-            return self.allocate_directly(hot, class);
+        // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the stack,
+        // this call has what it came for.
+        let mut object = None;
+        self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
+        let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(hot, class)));
+        if let Some(mut sheaf) = empty {
+            self.fill(hot, class, &mut sheaf);
+            self.unload(hot, class, &mut sheaf);
+            self.stow(class, sheaf);
         }
-        // The caller's object first: whatever happens to the stack, this call has what it came for.
-        let object = sheaf.pop();
-        self.unload(hot, class, &mut sheaf);
-        self.stow(class, sheaf);
         object
     }
 

@@ -119,8 +119,6 @@ fn every_state_of_the_largest_class() {
     let (mut steps, mut longest) = (0, 0);
     while let Some(way) = ways.pop_front() {
         longest = longest.max(way.len());
-            println!("{} {steps} {longest} queue {} {:?}", seen.len(), ways.len(), seen.iter().next_back());
-        }
         for step in STEPS {
             let mut world = World::after(&way);
             if !world.step(step) {

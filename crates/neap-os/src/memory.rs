@@ -33,12 +33,14 @@ fn pointer(address: usize) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Maps `length` bytes of zeroes at exactly `address`.
+/// Maps `length` bytes of zeroes at exactly `address`; `accounted`: as memory that the program means to use, which the
+/// system refuses if it is more than there is, rather than as address space.
 ///
 /// # Errors
 /// `EXIST` where something is mapped there already; `NOMEM` at a limit.
-pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+pub fn map_at(address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
+    let free_of_charge = if accounted { MapFlags::empty() } else { MapFlags::NORESERVE };
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | free_of_charge;
     // SAFETY: FIXED_NOREPLACE never replaces a mapping, so no memory in use changes.
     let got =
         unsafe { rustix::mm::mmap_anonymous(pointer(address), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
@@ -201,10 +203,10 @@ mod tests {
     #[test]
     fn map_at_refuses_a_place_that_is_taken() {
         let here = map(LENGTH).unwrap();
-        assert_eq!(map_at(here, LENGTH), Err(Errno::EXIST));
+        assert_eq!(map_at(here, LENGTH, true), Err(Errno::EXIST));
         // SAFETY: mapped above, used by nobody else.
         unsafe { unmap(here, LENGTH) }.unwrap();
-        assert_eq!(map_at(here, LENGTH), Ok(()));
+        assert_eq!(map_at(here, LENGTH, true), Ok(()));
         // SAFETY: mapped above, used by nobody else.
         unsafe { unmap(here, LENGTH) }.unwrap();
     }

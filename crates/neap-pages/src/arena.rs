@@ -15,12 +15,13 @@ use neap_base::{Mutex, Pfn, Platform};
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
 pub(crate) const CHUNK: u32 = 1024;
 
-/// What is taken at once where address space costs nothing.
-const SEGMENT: usize = 1 << 30;
+/// What is taken at once where address space costs nothing: as much again as there is, from the first to the largest of
+/// these. Not the largest at once, because a program that locks its memory (`mlockall`) has all of it populated.
+const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
 /// What is taken at once where it does.
 const SMALL_SEGMENT: usize = 4 << 20;
-/// The base is a multiple of this.
-const BASE_ALIGNMENT: usize = 1 << 30;
+/// The base is a multiple of this, so no page is known to be on a multiple of more.
+pub const BASE_ALIGNMENT: usize = 1 << 30;
 /// Attempts of the platform after which its hints are for half the span of the one before.
 const FULL_ATTEMPTS: u32 = 8;
 /// Hints tried at all.
@@ -86,7 +87,7 @@ impl Arena {
                 break;
             };
             let base = hint.next_multiple_of(BASE_ALIGNMENT);
-            let less = (span >> attempt.saturating_sub(FULL_ATTEMPTS)).max(span.min(SEGMENT)) / chunk * chunk;
+            let less = (span >> attempt.saturating_sub(FULL_ATTEMPTS)).max(span.min(SEGMENTS.1)) / chunk * chunk;
             let (tables, _) = layout(base, less, page_shift, &shape.tables);
             let arena = Arena {
                 base,
@@ -220,7 +221,8 @@ impl Arena {
         let chunk = (CHUNK as usize) << self.page_shift;
         let need = ((pages as usize) << self.page_shift).next_multiple_of(chunk);
         let small = SMALL_SEGMENT.max(need).next_multiple_of(chunk);
-        let usual = if platform.address_space_is_scarce() { small } else { SEGMENT.max(need).next_multiple_of(chunk) };
+        let doubled = growth.end.clamp(SEGMENTS.0, SEGMENTS.1).max(need).next_multiple_of(chunk);
+        let usual = if platform.address_space_is_scarce() { small } else { doubled };
         // Where the next segment would begin, past foreign mappings found in this call.
         let mut start = growth.end;
         for step in 0..=hole_steps {
@@ -246,7 +248,7 @@ impl Arena {
         Err(Errno::EXIST)
     }
 
-    /// Maps the tables for a segment, then the segment. The error says whether it was the segment that failed.
+    /// Maps a segment, then its tables. The error says whether it was the segment that failed.
     fn map_segment<P: Platform>(
         &self,
         platform: &P,
@@ -254,14 +256,20 @@ impl Arena {
         start: usize,
         size: usize,
     ) -> Result<(), (Errno, bool)> {
+        // Accounted for, so that the system refuses at once what it could never fill.
+        platform.map_at(self.base + start, size, true).map_err(|error| (error, true))?;
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
             let needed = ((start + size) >> table.shift).max(1).next_multiple_of(1 << self.page_shift);
-            if table.shift != 0 && needed > *mapped {
-                platform.map_at(table.start + *mapped, needed - *mapped).map_err(|error| (error, false))?;
-                *mapped = needed;
+            if table.shift == 0 || needed <= *mapped {
+                continue;
             }
+            if let Err(error) = platform.map_at(table.start + *mapped, needed - *mapped, false) {
+                // SAFETY: mapped above, and nobody has seen it.
+                unsafe { platform.unmap(self.base + start, size) };
+                return Err((error, false));
+            }
+            *mapped = needed;
         }
-        platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
         // Huge pages come by population alone: a range that the kernel may refill would never stay released.
         platform.huge_pages(self.base + start, size, false);
         Ok(())

@@ -113,7 +113,7 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
                     take_out(&tiny.buddy.frames, pfn, order);
                     tiny.buddy.give(pfn, order, true);
                 }
-                None => tiny.buddy.free_run(pfn, pages),
+                None => tiny.buddy.free_run(pfn, pages, false),
             }
             model.free |= mask(pfn, pages);
             model.dirty |= mask(pfn, pages);
@@ -309,7 +309,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
                     take_out(&buddy.frames, pfn, order);
                     buddy.give(pfn, order, true);
                 }
-                None => buddy.free_run(pfn, pages),
+                None => buddy.free_run(pfn, pages, false),
             }
             model.give(pfn, pages);
         }

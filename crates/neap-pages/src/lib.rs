@@ -39,6 +39,7 @@ mod statistics;
 mod verify;
 mod zone;
 
+pub use arena::BASE_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
 pub use pages::{Block, Drain, Exhausted, Pages, Report, Shape, SideTable, TABLES};
 pub use statistics::{Finding, Statistics, Watermarks};

@@ -269,15 +269,38 @@ impl<P: Platform> Pages<P> {
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, _platform: &P, pfn: Pfn, pages: u32) {
-        self.zone.lock().buddy.free_run(pfn, pages);
+        self.zone.lock().buddy.free_run(pfn, pages, false);
+    }
+
+    /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
+    pub fn free_moved_run(&self, pfn: Pfn, pages: u32) {
+        self.zone.lock().buddy.free_run(pfn, pages, true);
     }
 
     /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
     /// that it gains hold is not known.
-    pub fn resize_run(&self, _platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
+    pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
-        let mut inner = self.zone.lock();
-        new.saturating_sub(old) <= inner.room() && inner.buddy.resize_run(pfn, old, new)
+        loop {
+            let mut inner = self.zone.lock();
+            if new.saturating_sub(old) > inner.room() {
+                return false;
+            }
+            if inner.buddy.resize_run(pfn, old, new) {
+                return true;
+            }
+            // A run at the end of everything grows with the arena.
+            let seen = inner.buddy.frames.pages();
+            let free = seen - (pfn.0 + old);
+            if !inner.buddy.is_free_to_end(pfn.plus(old)) {
+                return false;
+            }
+            drop(inner);
+            if self.arena.grow(platform, (new - old).saturating_sub(free), seen, |grown| self.zone.add(grown)).is_err()
+            {
+                return false;
+            }
+        }
     }
 
     /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as

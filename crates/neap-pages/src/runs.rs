@@ -28,11 +28,24 @@ impl Buddy {
         Some(Block { pfn, zero: bitmap::next_set(self.backed.get(), pfn.index(), end).is_none() })
     }
 
-    /// Takes a run back.
-    pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32) {
+    /// Takes a run back; `moved` if its pages have been moved away, so that nothing is behind it any more.
+    pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32, moved: bool) {
         self.check_run(pfn, pages);
         self.frames.frame(pfn).set_state(State::Inside);
-        self.give_range(pfn, pages, true);
+        if moved {
+            bitmap::clear_range(self.backed.get_mut(), pfn.index(), pfn.index() + pages as usize);
+        }
+        self.give_range(pfn, pages, !moved);
+    }
+
+    /// Whether everything from `start` to the end of the arena is free.
+    pub(crate) fn is_free_to_end(&self, start: Pfn) -> bool {
+        let mut at = start.0;
+        while at < self.frames.pages() {
+            let Some((order, _)) = self.free_block_at(Pfn(at)) else { return false };
+            at += order.pages();
+        }
+        true
     }
 
     /// Makes a run longer or shorter where it is. The pages that a longer one gains come as they are.

@@ -4,16 +4,27 @@
 //! exactly what was asked for, in pages. Takes no lock of its own.
 
 use crate::mm::{Core, Mm};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_objects::size_class::{Class, GRAIN};
 use neap_os::write::die;
 use neap_pages::State;
+
+/// Bytes from which on moving page tables is cheaper than copying.
+const WORTH_MOVING: usize = 256 << 10;
+
+/// Moves in the life of a process: each may leave two mappings more, of which the kernel allows 65530 by default.
+const MOVES: u32 = 8192;
 
 impl<P: Platform> Core<P> {
     /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
     pub(crate) fn allocate_run(&self, mm: &Mm<P>, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
+        // Page numbers count from the arena's base, which is on a multiple of this and of no more.
+        if align > neap_pages::BASE_ALIGNMENT {
+            return None;
+        }
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
         let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
         mm.hot.cover(pages.limit());
@@ -43,6 +54,26 @@ impl<P: Platform> Core<P> {
         let resized = new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new);
         mm.hot.cover(pages.limit());
         resized
+    }
+
+    /// Moves the run at `pointer` to a larger one by its page tables and not by its contents; `None` where that cannot be or
+    /// is not worth it: then the caller copies.
+    pub(crate) fn move_run(&self, mm: &Mm<P>, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
+        let (pages, platform) = (&self.objects.pages, &self.objects.platform);
+        let old = self.run_at(pointer)?;
+        let bytes = old as usize * pages.page_size();
+        if bytes < WORTH_MOVING || size < bytes || self.moves.load(Ordering::Relaxed) >= MOVES {
+            return None;
+        }
+        let (memory, _) = self.allocate_run(mm, size, align)?;
+        // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
+        if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
+            self.free_run(memory);
+            return None;
+        }
+        self.moves.fetch_add(1, Ordering::Relaxed);
+        pages.free_moved_run(pages.pfn(pointer.addr()), old);
+        Some(memory)
     }
 
     /// Bytes behind `pointer`, which the program has.

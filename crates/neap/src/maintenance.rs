@@ -34,6 +34,8 @@ const WORTH_A_THREAD: u64 = 16 << 20;
 const WORTH_A_LOOK: u64 = 1 << 20;
 /// Slow calls from one thought about a thread to the next; a large free is thought about at once.
 const LOOK_EVERY: u32 = 64;
+/// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
+const PATIENCE: u32 = 8;
 /// Bytes that make a free large.
 pub(crate) const LARGE_FREE: usize = 1 << 20;
 
@@ -55,6 +57,8 @@ pub(crate) struct Maintenance {
 #[derive(Debug)]
 struct Seen {
     memory: usize,
+    /// Ticks in a row in which a CPU was skipped.
+    skips: u32,
 }
 
 /// What a tick did.
@@ -80,7 +84,7 @@ impl Maintenance {
             drains: AtomicU64::new(0),
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
-            seen: Mutex::new(Seen { memory }),
+            seen: Mutex::new(Seen { memory, skips: 0 }),
         })
     }
 
@@ -146,16 +150,17 @@ impl<P: Platform> Core<P> {
     fn after_without_thread(&self, mm: &Mm<P>, large: bool) {
         let thread = &self.maintenance.thread;
         let state = thread.load(Ordering::Relaxed);
-        if state == ASLEEP {
+        // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
+        if state == DROWSY
+            && thread.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) != Err(ASLEEP)
+        {
+            return;
+        }
+        if state == ASLEEP || state == DROWSY {
             // Release pairs with the Acquire of the thread's next look.
             if thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
                 futex::wake(thread, 1, Scope::Process);
             }
-            return;
-        }
-        if state == DROWSY {
-            // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
-            thread.store(AWAKE, Ordering::Release);
             return;
         }
         if state == STARTING {
@@ -235,10 +240,10 @@ impl<P: Platform> Core<P> {
         self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
         for cpu in 0..self.objects.slots.cpus() {
             let mut idle = [false; CLASSES];
-            let mut any = false;
+            let (mut any, mut active) = (false, false);
             for class in Class::all() {
                 let now = self.objects.slots.peek(&self.objects.platform, cpu, class);
-                tick.left |= now.active;
+                active |= now.active;
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];
             }
@@ -247,7 +252,10 @@ impl<P: Platform> Core<P> {
             } else if any {
                 tick.skipped += 1;
             }
+            // A CPU that cannot be drained tick after tick (a sandbox refuses fences) is no reason to tick for ever.
+            tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
         }
+        seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
         for class in Class::all() {
             tick.left |= self.objects.trim_barn(class, false);
         }

@@ -64,6 +64,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
+    /// Runs moved by their page tables so far.
+    pub(crate) moves: AtomicU32,
     pub(crate) page: StatPage,
 }
 
@@ -301,6 +303,10 @@ impl<P: Platform> Mm<P> {
                 core.count_run(size, usable);
                 return pointer;
             }
+            if let Some(memory) = core.move_run(self, pointer, size, align) {
+                core.count_run(size, usable);
+                return memory;
+            }
         } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {
             return pointer;
         }
@@ -323,7 +329,14 @@ impl<P: Platform> Core<P> {
         let config = Config { span: SPAN, budget, rseq: options.rseq, huge: options.huge };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
         let objects = Objects::open(platform, &config)?;
-        Ok(Core { objects, maintenance, options: *options, run_bytes: AtomicU64::new(0), page: StatPage::new() })
+        Ok(Core {
+            objects,
+            maintenance,
+            options: *options,
+            run_bytes: AtomicU64::new(0),
+            moves: AtomicU32::new(0),
+            page: StatPage::new(),
+        })
     }
 
     /// Tries, and where there is no memory: empties every cache into the pages, and tries once more. Nothing else stands

@@ -23,8 +23,12 @@ pub(crate) struct Shared<P>(Arc<Inner<P>>);
 /// The platform, and what is done to it.
 pub(crate) struct Inner<P> {
     platform: P,
-    /// Fences that fail from now on.
+    /// Fences that succeed before those that fail.
+    pub(crate) good_fences: AtomicUsize,
+    /// Fences that fail then.
     pub(crate) failing_fences: AtomicUsize,
+    /// Fences that were asked for.
+    pub(crate) fences: AtomicUsize,
     /// Added to the CPU id at every question: a thread that migrates all the time. Only for virtual machines.
     pub(crate) wander: AtomicUsize,
     asked: AtomicUsize,
@@ -44,7 +48,9 @@ impl<P> Shared<P> {
     pub(crate) fn new(platform: P) -> Shared<P> {
         Shared(Arc::new(Inner {
             platform,
+            good_fences: AtomicUsize::new(0),
             failing_fences: AtomicUsize::new(0),
+            fences: AtomicUsize::new(0),
             wander: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
             shift: AtomicUsize::new(0),
@@ -56,7 +62,9 @@ impl<P> Shared<P> {
     }
 
     fn fence_fails(&self) -> bool {
-        self.failing_fences.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+        self.fences.fetch_add(1, Relaxed);
+        let count = |counter: &AtomicUsize| counter.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
+        !count(&self.good_fences) && count(&self.failing_fences)
     }
 }
 
@@ -104,9 +112,9 @@ impl<P: Platform + Send> Platform for Shared<P> {
         self.platform.address_space_is_scarce()
     }
 
-    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
         run(&self.on_map_at);
-        self.platform.map_at(address, length)
+        self.platform.map_at(address, length, accounted)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {
