@@ -36,6 +36,8 @@ const PROGRAMS: &[SelfCheck] = &[
     both("realloc_ladder.c", &[]),
     neap("misuse.c", &[]),
     both("fork_storm.c", &["20"]),
+    both("fork_race.c", &["60"]),
+    both("fork_handlers.c", &[]),
     both("thread_storm.c", &["10000"]),
     both("small_stack.c", &[]),
     both("dlopen_constructor.c", &[]),

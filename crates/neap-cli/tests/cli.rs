@@ -15,9 +15,10 @@ struct Installed(PathBuf);
 
 impl Installed {
     fn new(name: &str) -> Installed {
-        let folder = std::env::temp_dir().join(format!("neap-cli-{name}-{}", std::process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("neap-cli-{name}-{}", std::process::id()));
         fs::create_dir_all(folder.join("bin")).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_neap"), folder.join("bin/neap")).unwrap();
+        // A link and not a copy: a file that was just written cannot be executed while another test's child has it open.
+        fs::hard_link(env!("CARGO_BIN_EXE_neap"), folder.join("bin/neap")).unwrap();
         Installed(folder.canonicalize().unwrap())
     }
 

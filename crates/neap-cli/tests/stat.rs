@@ -325,9 +325,11 @@ fn limits_keep_the_page_out_of_the_way_and_the_program_alive() {
         program.hear("ready");
         program
     };
-    let program = under("-n 20");
-    assert!(matches!(pages(program.id())[..], [(10.., _)]), "{:?}", pages(program.id()));
+    let program = under("-n 100");
+    assert!(matches!(pages(program.id())[..], [(50.., _)]), "{:?}", pages(program.id()));
     assert!(numbers(program.id()).is_ok());
+    let program = under("-n 20");
+    assert!(numbers(program.id()).unwrap_err().contains("a limit or a sandbox"));
     // Growing a file over this limit would end the program by a signal.
     let mut program = under("-f 8");
     let complaint = numbers(program.id()).unwrap_err();

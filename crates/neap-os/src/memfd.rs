@@ -15,6 +15,8 @@ use rustix::process::{Resource, getrlimit};
 
 /// The lowest descriptor to aim at.
 const HIGH: u64 = 1000;
+/// With fewer descriptors than this to have, the program needs all of them.
+const FEW: u64 = 64;
 
 /// A mapped memfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,11 @@ impl Memfd {
             return Err(Errno::FBIG);
         }
         let low = create(name)?;
-        let high = getrlimit(Resource::Nofile).current.map_or(HIGH, |limit| HIGH.min(limit / 2));
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if limit < FEW {
+            return Err(Errno::MFILE);
+        }
+        let high = HIGH.min(limit / 2);
         let file = rustix::io::fcntl_dupfd_cloexec(&low, high as RawFd)?;
         drop(low);
         rustix::fs::ftruncate(&file, length as u64)?;

@@ -81,7 +81,7 @@ fn b11_a_block_that_is_freed_as_something_else() {
     dies_with("wrong order", "block of 4 pages that is not handed out: page 0 is Allocated, order 3");
     dies_with("inside", "page 1 is Absent");
     dies_with("never handed out", "page 700 is Absent");
-    dies_with("outside", "page 262144 is outside the arena of 262144 pages");
+    dies_with("outside", "page 8192 is outside the arena of 8192 pages");
     dies_with("run as block", "block of 4 pages that is not handed out: page 0 is Run");
 }
 

@@ -29,6 +29,7 @@ fn open(mm: &Mm<Linux>) {
     if opened.is_ok() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        mm.ticked();
     }
 }
 

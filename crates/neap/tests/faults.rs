@@ -21,9 +21,8 @@ const SIZES: [usize; 8] = [24, 500, 40_000, 3000, 100, 300_000, 20_000, 70];
 /// Allocates, moves, frees, ticks and releases; what cannot be had is gone without.
 fn work<P: Platform>(program: &mut Program<'_, P>, now: impl Fn() -> u64) {
     // Enough in use that fresh memory comes as huge pages.
-    let huge = |program: &mut Program<'_, P>| program.allocate(Request { size: 20 << 20, align: 1, zeroed: false });
-    _ = huge(program);
-    for step in 0..90_usize {
+    let ballast = program.mm.allocate(20 << 20);
+    for step in 0..45_usize {
         Virtual::run_on(step % 2);
         for size in [SIZES[step % 8], SIZES[step * 5 % 7]] {
             let align = if step % 9 == 4 { 1 << (step % 14) } else { 1 };
@@ -39,11 +38,13 @@ fn work<P: Platform>(program: &mut Program<'_, P>, now: impl Fn() -> u64) {
             program.free(start);
         }
         match step % 15 {
-            7 | 11 => _ = program.mm.tick(now()),
+            3 | 7 | 11 => _ = program.mm.tick(now()),
             14 => _ = program.mm.release_all(),
             _ => {}
         }
     }
+    // SAFETY: allocated above, if at all, and used by nobody.
+    unsafe { program.mm.free(ballast) };
 }
 
 /// Runs the program on a system that may fail, lets that recover, and runs it again.
@@ -53,7 +54,7 @@ fn survives<P: Platform + Send>(machine: &Shared<P>, options: &Options, recover:
     work(&mut program, || machine.now());
     recover();
     program.verify();
-    assert!(program.allocate(Request { size: 30 << 20, align: 1, zeroed: true }), "{what}: it never recovered");
+    assert!(program.allocate(Request { size: 3 << 20, align: 1, zeroed: true }), "{what}: it never recovered");
     work(&mut program, || machine.now());
     program.end();
 }
@@ -71,10 +72,10 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
     let faultless = on_a_virtual_machine("no fault", |_| ());
     for call in ALL_CALLS {
         // The second half of a run is after the recovery.
-        let calls = faultless.made(call).div_ceil(2) + 4;
-        let used = !matches!(call, Call::Fence | Call::MovePages);
-        assert_eq!(faultless.made(call) > 0, used, "{call:?} was made {} times", faultless.made(call));
-        for position in (0..calls).step_by(calls / 60 + 1) {
+        let calls = faultless.made(call).div_ceil(2) + 2;
+        println!("{call:?} is made {} times", faultless.made(call));
+        assert!(faultless.made(call) > 0 || matches!(call, Call::Fence | Call::MovePages), "{call:?} is never made");
+        for position in 0..calls {
             for failures in [1, usize::MAX] {
                 let what = format!("{call:?} fails {failures} times after {position}");
                 on_a_virtual_machine(&what, |machine| machine.fail(call, position, failures));

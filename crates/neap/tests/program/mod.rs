@@ -120,9 +120,11 @@ impl<'m, P: Platform> Program<'m, P> {
         }
         let start = memory.expose_provenance();
         if zeroed {
-            let bytes = (start..start + size).step_by(1);
             // SAFETY: the block has at least that many bytes.
-            bytes.for_each(|at| assert_eq!(unsafe { pointer(at).read() }, 0, "{request:?} at {at:#x} is not zero"));
+            let bytes = unsafe { core::slice::from_raw_parts(pointer(start), size) };
+            let (words, rest) = bytes.as_chunks::<8>();
+            let zero = words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0);
+            assert!(zero, "{request:?} at {start:#x} is not zero");
         }
         self.keep(start, size, align);
         true

@@ -1,0 +1,139 @@
+//! Many managers of different shape in one process.
+//!
+//! Goal: managers know nothing of each other; each keeps its contents while the others work; a pointer goes back to the
+//! one it came from; and a manager that is closed leaves nothing mapped. Method: eight managers at once, of every page
+//! size, one to eight CPUs, both kinds of slots, with and without a limit, used in turn by one program each; then the
+//! process's mappings are compared with where their memory was, and with what was mapped before.
+
+#[path = "../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+mod program;
+
+use core::ops::Range;
+use machine::Shared;
+use neap::options::Options;
+use neap_base::Platform;
+use neap_base::virtual_platform::Virtual;
+use program::{OPTIONS, Opened, Program, Request, linux};
+
+/// A manager and its program, whatever the platform.
+trait Instance {
+    fn step(&mut self, step: usize);
+    fn verify(&self);
+    /// Gives everything back and closes the manager; answers where its memory was.
+    fn end(&mut self) -> Range<usize>;
+}
+
+struct Owned<P: Platform + Send + 'static> {
+    program: Option<Program<'static, P>>,
+    mm: *mut Opened<P>,
+    /// Where its memory was.
+    span: Range<usize>,
+}
+
+impl<P: Platform + Send + 'static> Owned<P> {
+    fn new(platform: P, options: &Options) -> Box<dyn Instance> {
+        let mm = Box::into_raw(Box::new(Opened::new(platform, options).unwrap()));
+        // SAFETY: the manager outlives the program: `end` takes them in this order.
+        let program = Some(Program::new(unsafe { &(*mm).0 }));
+        Box::new(Owned { program, mm, span: usize::MAX..0 })
+    }
+}
+
+impl<P: Platform + Send + 'static> Instance for Owned<P> {
+    fn step(&mut self, step: usize) {
+        let program = self.program.as_mut().unwrap();
+        let size = [16, 100, 700, 5000, 40_000, 300_000][step % 6];
+        Virtual::run_on(step / 3);
+        if program.allocate(Request { size, align: 1 << (step % 13), zeroed: step.is_multiple_of(3) }) {
+            let (low, high) = (*program.blocks.keys().next().unwrap(), *program.blocks.keys().next_back().unwrap());
+            self.span = self.span.start.min(low)..self.span.end.max(high + size);
+        }
+        if step % 5 > 2 && let Some(start) = program.choose(step * 7919) {
+            program.free(start);
+        }
+        if step % 7 == 3 && let Some(start) = program.choose(step * 104_729) {
+            _ = program.reallocate(start, size * 2);
+        }
+        if step % 50 == 49 {
+            program.mm.tick(step as u64 * 1_000_000);
+        }
+    }
+
+    fn verify(&self) {
+        self.program.as_ref().unwrap().verify();
+    }
+
+    fn end(&mut self) -> Range<usize> {
+        self.program.take().unwrap().end();
+        // SAFETY: made in `new`, and nobody borrows it any more.
+        drop(unsafe { Box::from_raw(self.mm) });
+        self.span.clone()
+    }
+}
+
+fn eight() -> Vec<Box<dyn Instance>> {
+    let machine = |page_size, cpus| Shared::new(Virtual::new(page_size, cpus));
+    let ((real, sequences), (same, locks)) = (linux(true), linux(false));
+    let small = Options { limit: 3 << 20, ..OPTIONS };
+    vec![
+        Owned::new(machine(4 << 10, 1), &OPTIONS),
+        Owned::new(real, &sequences),
+        Owned::new(machine(64 << 10, 8), &OPTIONS),
+        Owned::new(same, &locks),
+        Owned::new(machine(16 << 10, 2), &small),
+        Owned::new(linux(true).0, &Options { limit: 2 << 20, ..sequences }),
+        Owned::new(Shared::new(Virtual::new(4 << 10, 3).with_scarce_address_space()), &Options { huge: false, ..OPTIONS }),
+        Owned::new(machine(64 << 10, 1), &small),
+    ]
+}
+
+/// Bytes of address space of this process, and every mapping.
+fn mappings() -> (usize, Vec<Range<usize>>) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let range = |line: &str| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        usize::from_str_radix(start, 16).unwrap()..usize::from_str_radix(end, 16).unwrap()
+    };
+    let all: Vec<Range<usize>> = maps.lines().map(range).collect();
+    (all.iter().map(Range::len).sum(), all)
+}
+
+/// Interleaved work of eight managers; answers where their memory was.
+fn round() -> Vec<Range<usize>> {
+    let mut all = eight();
+    for step in 0..600 {
+        all.iter_mut().for_each(|instance| instance.step(step));
+        if step % 200 == 199 {
+            all.iter().for_each(|instance| instance.verify());
+        }
+    }
+    all.iter_mut().map(|instance| instance.end()).collect()
+}
+
+#[test]
+fn eight_managers_work_side_by_side_and_leave_nothing() {
+    // What the process itself maps on first use is there after one round.
+    round();
+    let (before, _) = mappings();
+    for _ in 0..4 {
+        let spans = round();
+        let (_, mapped) = mappings();
+        let overlap = |span: &Range<usize>| mapped.iter().find(|map| map.start < span.end && span.start < map.end).cloned();
+        spans.iter().for_each(|span| assert_eq!(overlap(span), None, "{span:x?} was a manager's"));
+    }
+    let (after, _) = mappings();
+    assert!(after <= before + (1 << 20), "{} bytes more are mapped after four rounds", after - before);
+}
+
+#[test]
+fn a_manager_that_could_not_be_opened_opens_later() {
+    use neap_base::virtual_platform::Call;
+    let machine = Shared::new(Virtual::new(4096, 2));
+    machine.fail(Call::Map, 0, 1);
+    assert!(Opened::new(machine.clone(), &OPTIONS).is_err());
+    let mm = Opened::new(machine, &OPTIONS).unwrap();
+    let mut program = Program::new(&mm);
+    assert!(program.allocate(Request { size: 100, align: 1, zeroed: false }));
+    program.end();
+}
