@@ -1,7 +1,7 @@
 //! Many managers of different shape in one process.
 //!
-//! Goal: managers know nothing of each other; each keeps its contents while the others work; a pointer goes back to the
-//! one it came from; and a manager that is closed leaves nothing mapped. Method: eight managers at once, of every page
+//! Goal: managers know nothing of each other; each keeps its contents while the others work; and one that is closed leaves
+//! nothing mapped. Method: eight managers at once, of every page
 //! size, one to eight CPUs, both kinds of slots, with and without a limit, used in turn by one program each; then the
 //! process's mappings are compared with where their memory was, and with what was mapped before.
 

@@ -1,0 +1,147 @@
+//! What CPUs and barns keep at most, and that taking it away from them takes all of it.
+//!
+//! Goal: a CPU's stack of a class never holds more than its capacity, whatever is freed, so that all stacks of a CPU
+//! together hold no more than the sum over classes of capacity times size; a barn keeps no more full sheaves than its
+//! limit; a drain leaves nothing behind, by one fence a CPU; and the next call on a stack that was taken goes the slow way.
+//! Method: every class is filled on every CPU beyond what it can keep, on virtual machines and on the real one.
+
+mod instance;
+mod machine;
+
+use core::sync::atomic::Ordering::Relaxed;
+use instance::{CONFIG, Opened, machine, rseq};
+use machine::Shared;
+use neap_base::virtual_platform::Virtual;
+use neap_base::{Linux, Platform};
+use neap_objects::hot::Freed;
+use neap_objects::objects::Config;
+use neap_objects::size_class::Class;
+use neap_objects::slots::Kind;
+
+/// What a CPU's stack of a class may keep, in bytes: the promise of `Class::stack_capacity`.
+const OF_A_CLASS: usize = 128 << 10;
+
+/// Fills every class on every CPU; `run_on` puts the thread there, if that is possible.
+fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
+    for cpu in 0..o.slots.cpus() {
+        run_on(cpu);
+        for class in Class::all() {
+            let held = o.take_many(class, 5 * class.stack_capacity() as usize);
+            held.into_iter().for_each(|object| o.give(class, object));
+        }
+    }
+}
+
+/// Checks the bounds; answers the bytes in the stacks of the CPU that keeps most.
+fn bounded<P: Platform>(o: &Opened<P>) -> usize {
+    let mut most = 0;
+    for cpu in 0..o.slots.cpus() {
+        let mut bytes = 0;
+        for class in Class::all() {
+            let stacked = o.stacked(cpu, class);
+            assert!(stacked <= class.stack_capacity(), "{stacked} objects of {class:?} on CPU {cpu}");
+            assert!(stacked as usize * class.size() <= OF_A_CLASS);
+            bytes += stacked as usize * class.size();
+        }
+        most = most.max(bytes);
+    }
+    for class in Class::all() {
+        let (full, empty) = o.barn(class);
+        assert!(full <= class.barn_limit() && empty <= class.barn_limit(), "{full} and {empty} sheaves of {class:?}");
+    }
+    o.prove();
+    most
+}
+
+fn bound() -> usize {
+    Class::all().map(|class| class.stack_capacity() as usize * class.size()).sum()
+}
+
+#[test]
+fn full_stacks_hold_what_is_promised_and_no_more() {
+    assert!(bound() <= 72 * OF_A_CLASS);
+    for cpus in [1, 2, 8] {
+        let o = Opened::new(machine(cpus), &CONFIG).unwrap();
+        filled(&o, Virtual::run_on);
+        let most = bounded(&o);
+        assert!(most <= bound() && most >= bound() / 4, "{most} of {}: the test fills stacks", bound());
+        let sums: u64 = (0..cpus).flat_map(|cpu| Class::all().map(move |class| (cpu, class)))
+            .map(|(cpu, class)| u64::from(o.stacked(cpu, class))).sum();
+        assert!(sums > 0);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+#[test]
+fn full_stacks_on_the_real_system() {
+    for rseq in [true, false] {
+        let o = Opened::new(Shared::new(Linux::probe()), &Config { rseq, ..CONFIG }).unwrap();
+        filled(&o, |_| ());
+        let most = bounded(&o);
+        assert!(most > 0 && most <= bound(), "{most}");
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+#[test]
+fn a_drain_of_some_classes_leaves_the_others_as_they_were() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    filled(&o, Virtual::run_on);
+    let stacks = |o: &Opened<Shared<Virtual>>, even: bool| -> Vec<_> {
+        let classes = Class::all().filter(|class| (class.0 % 2 == 0) == even);
+        classes.flat_map(|class| (0..2).map(move |cpu| (cpu, class))).map(|(cpu, class)| o.stacked(cpu, class)).collect()
+    };
+    let odd = stacks(&o, false);
+    (0..2).for_each(|cpu| assert!(o.drain_cpu(cpu, |class| class.0.is_multiple_of(2))));
+    assert_eq!(stacks(&o, false), odd);
+    assert!(stacks(&o, true).iter().all(|count| *count == 0));
+    o.prove();
+}
+
+#[test]
+fn a_drain_costs_a_cpu_one_fence() {
+    let Some(o) = rseq() else { return };
+    filled(&o, |_| ());
+    let (machine, cpus) = (&o.platform, o.slots.cpus());
+    let before = (machine.fences.load(Relaxed), o.slots.counters().0);
+    (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true)));
+    let fenced = (0..cpus).filter(|cpu| o.slots.kind(machine, *cpu) == Kind::Rseq).count();
+    assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
+    assert_eq!(o.slots.counters().0 - before.1, fenced as u32);
+    assert!((0..cpus).all(|cpu| Class::all().all(|class| o.stacked(cpu, class) == 0)));
+}
+
+/// What was taken is not to be filled again behind maintenance's back.
+#[test]
+fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
+    let Some(o) = rseq() else { return };
+    let class = Class(20);
+    // The thread may be moved between any two steps, so this is tried until it was not.
+    let mut seen = false;
+    for _ in 0..1000 {
+        let held = o.take_many(class, 3);
+        let mut held = held.into_iter();
+        o.give(class, held.next().unwrap());
+        let cpu = o.platform.cpu();
+        assert!((0..o.slots.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true)));
+        assert!(o.hot.allocate(class.size()).is_none(), "there is nothing in any stack");
+        let object = held.next().unwrap();
+        let freed = o.hot.free(object);
+        if o.platform.cpu() == cpu {
+            assert_eq!(freed, Freed::Homeless(class), "there is no room in any stack");
+            seen = true;
+        }
+        if freed == Freed::Homeless(class) {
+            o.free(&o.hot, class, object);
+        }
+        o.give(class, held.next().unwrap());
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+        if seen {
+            return;
+        }
+    }
+    panic!("the thread never stays on a CPU");
+}

@@ -1,0 +1,153 @@
+//! Memory that nobody needs flows back, tick by tick.
+//!
+//! Goal: what rested for a tick is taken from the stacks by the next, barns and pages follow, and after a bounded number of
+//! ticks nothing is resident; `left` says truly whether there is more to do; a tick fences an idle CPU at most once and a
+//! busy one never for what it uses; where there is no thread, ordinary calls tick as time passes. Method: a burst is freed
+//! and ticks are counted, on virtual machines and on the real system with both kinds of slots.
+
+#[path = "../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+mod program;
+
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use machine::Shared;
+use neap::maintenance::Tick;
+use neap::mm::{Hooks, Mm};
+use neap::options::Options;
+use neap_base::Platform;
+use neap_base::virtual_platform::Virtual;
+use program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
+
+/// Ticks after which nothing may be left of a burst: it is looked at, taken from stacks, and from barns and slabs; its
+/// pages rest in lists and in the zone for a tick each.
+const TICKS: u64 = 6;
+
+fn burst<P: Platform>(mm: &Mm<P>, cpus: usize) {
+    let mut program = Program::new(mm);
+    for size in [16, 64, 300, 1000, 5000, 30_000, 100_000, 3 << 20] {
+        for n in 0..(4 << 20) / size.max(2000) {
+            Virtual::run_on(n % cpus);
+            assert!(program.allocate(Request { size, align: 1, zeroed: false }));
+        }
+    }
+    while let Some((start, _)) = program.blocks.first_key_value() {
+        Virtual::run_on(program.blocks.len() % cpus);
+        program.free(*start);
+    }
+}
+
+fn in_stacks<P: Platform>(mm: &Mm<P>) -> u64 {
+    mm.classes().iter().map(|class| class.in_slots).sum()
+}
+
+fn flows_back<P: Platform + Send>(machine: &Shared<P>, options: &Options) {
+    let mm = Opened::new(machine.clone(), options).unwrap();
+    for round in 0..2 {
+        burst(&mm, machine.cpus());
+        let resident = mm.usage().cached_bytes + mm.usage().free_bytes;
+        assert!(in_stacks(&mm) > 0 && resident > 4 << 20, "{resident}");
+        let (fences, mut ticks, mut released) = (machine.fences.load(Relaxed), 0, 0);
+        let tick = |ticks: &mut u64| -> Tick {
+            *ticks += 1;
+            mm.tick(round * 1000 + *ticks)
+        };
+        let first = tick(&mut ticks);
+        assert!(first.left && (first.drained == 0 || round > 0), "{first:?}");
+        let second = tick(&mut ticks);
+        assert_eq!((in_stacks(&mm), second.skipped), (0, 0), "{second:?}");
+        assert!(first.drained + second.drained > 0 && (first.drained + second.drained) as usize <= 2 * machine.cpus());
+        released += first.pages.released + second.pages.released;
+        loop {
+            let next = tick(&mut ticks);
+            released += next.pages.released;
+            assert_eq!(next.drained, 0, "the stacks were empty already");
+            if !next.left {
+                break;
+            }
+            assert!(ticks < TICKS, "something is left after {TICKS} ticks: {:?}", mm.usage());
+        }
+        let fences = machine.fences.load(Relaxed) - fences;
+        assert!(fences <= (first.drained + second.drained) as usize, "{fences} fences");
+        // Nothing is kept, and nobody had to ask for it.
+        nothing_is_kept(&mm);
+        assert!(u64::from(released) * machine.page_size() as u64 >= resident / 2, "{released} pages of {resident} bytes");
+        println!("{ticks} ticks, {fences} fences, {released} pages released");
+    }
+}
+
+#[test]
+fn after_a_burst_everything_flows_back_on_virtual_machines() {
+    for page_size in [4 << 10, 16 << 10, 64 << 10] {
+        for cpus in [1, 2, 8] {
+            flows_back(&Shared::new(Virtual::new(page_size, cpus).with_scarce_address_space()), &OPTIONS);
+        }
+    }
+}
+
+#[test]
+fn after_a_burst_everything_flows_back_on_the_real_system() {
+    for rseq in [true, false] {
+        let (machine, options) = linux(rseq);
+        flows_back(&machine, &options);
+    }
+}
+
+#[test]
+fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
+    let (machine, options) = linux(true);
+    let mm = Opened::new(machine.clone(), &options).unwrap();
+    let mut program = Program::new(&mm);
+    let mut work = |n: usize| {
+        (0..n).for_each(|_| assert!(program.allocate(Request { size: 64, align: 1, zeroed: false })));
+        (0..n).for_each(|n| program.free(program.choose(n * 7919).unwrap()));
+    };
+    work(10);
+    mm.tick(1);
+    let fences = machine.fences.load(Relaxed);
+    let mut drained = 0;
+    for now in 2..30 {
+        // The top of the stack changes, if not its height.
+        work(now % 5 + 1);
+        drained += mm.tick(now as u64).drained;
+    }
+    // The thread may have left a CPU for good now and then.
+    assert!(drained < 14 && machine.fences.load(Relaxed) - fences <= drained as usize, "{drained} drained");
+    assert!(in_stacks(&mm) > 0);
+    program.end();
+}
+
+static TICKED: AtomicUsize = AtomicUsize::new(0);
+
+/// Where there is no thread, calls that go the slow way tick in its place; a free on a stack that was taken is one.
+#[test]
+fn ordinary_calls_tick_as_time_passes() {
+    let machine = Shared::new(Virtual::new(4096, 2));
+    let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: Some(|_| _ = TICKED.fetch_add(1, Relaxed)) }));
+    // SAFETY: the manager stays in its box.
+    unsafe { mm.open(machine.clone(), &OPTIONS) }.unwrap();
+    burst(&mm, 2);
+    let before = (TICKED.load(Relaxed), mm.usage());
+    assert!(before.1.cached_bytes > 0);
+    for _ in 0..TICKS {
+        machine.advance(u64::from(OPTIONS.interval) * 1_000_000);
+        // Every sixty-fourth slow call looks at the time.
+        (0..200).for_each(|_| {
+            let memory = mm.allocate(40_000);
+            // SAFETY: just allocated.
+            unsafe { mm.free(memory) };
+        });
+    }
+    let after = (TICKED.load(Relaxed), mm.usage());
+    assert_eq!(after.0 - before.0, TICKS as usize, "a tick per interval and no more");
+    assert_eq!(after.1.cached_bytes, 0);
+    assert!(after.1.free_bytes < 1 << 20, "{:?}", after.1);
+    // Without time there is no tick.
+    (0..1000).for_each(|_| {
+        let memory = mm.allocate(40_000);
+        // SAFETY: just allocated.
+        unsafe { mm.free(memory) };
+    });
+    assert_eq!(TICKED.load(Relaxed), after.0);
+    // SAFETY: nothing of it is used any more.
+    unsafe { mm.close() };
+}
