@@ -65,8 +65,10 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
         filled(&o, Virtual::run_on);
         let most = bounded(&o);
         assert!(most <= bound() && most >= bound() / 4, "{most} of {}: the test fills stacks", bound());
-        let sums: u64 = (0..cpus).flat_map(|cpu| Class::all().map(move |class| (cpu, class)))
-            .map(|(cpu, class)| u64::from(o.stacked(cpu, class))).sum();
+        let sums: u64 = (0..cpus)
+            .flat_map(|cpu| Class::all().map(move |class| (cpu, class)))
+            .map(|(cpu, class)| u64::from(o.stacked(cpu, class)))
+            .sum();
         assert!(sums > 0);
         o.drain();
         assert_eq!(o.prove().slabs, 0);
@@ -91,7 +93,10 @@ fn a_drain_of_some_classes_leaves_the_others_as_they_were() {
     filled(&o, Virtual::run_on);
     let stacks = |o: &Opened<Shared<Virtual>>, even: bool| -> Vec<_> {
         let classes = Class::all().filter(|class| (class.0 % 2 == 0) == even);
-        classes.flat_map(|class| (0..2).map(move |cpu| (cpu, class))).map(|(cpu, class)| o.stacked(cpu, class)).collect()
+        classes
+            .flat_map(|class| (0..2).map(move |cpu| (cpu, class)))
+            .map(|(cpu, class)| o.stacked(cpu, class))
+            .collect()
     };
     let odd = stacks(&o, false);
     (0..2).for_each(|cpu| assert!(o.drain_cpu(cpu, |class| class.0.is_multiple_of(2))));

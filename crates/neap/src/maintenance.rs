@@ -17,8 +17,6 @@ use neap_os::thread;
 
 /// No thread, and none was asked for.
 const ABSENT: u32 = 0;
-/// Being made.
-const STARTING: u32 = 1;
 /// Ticking.
 const AWAKE: u32 = 2;
 /// Sleeping until woken.
@@ -75,11 +73,11 @@ pub struct Tick {
 }
 
 impl Maintenance {
-    pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
+    pub(crate) fn open<P: Platform>(platform: &P, background: bool) -> Result<Maintenance, Errno> {
         let length = platform.cpus() * CLASSES * size_of::<Peek>();
         let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
         Ok(Maintenance {
-            thread: AtomicU32::new(ABSENT),
+            thread: AtomicU32::new(if background { ABSENT } else { NEVER }),
             ticks: AtomicU64::new(0),
             drains: AtomicU64::new(0),
             last: AtomicU64::new(platform.now()),
@@ -115,7 +113,6 @@ impl Maintenance {
         match self.thread.load(Ordering::Relaxed) {
             AWAKE | DROWSY => "awake",
             ASLEEP => "asleep",
-            STARTING => "starting",
             NEVER => "off",
             _ => "absent",
         }
@@ -163,9 +160,6 @@ impl<P: Platform> Core<P> {
             }
             return;
         }
-        if state == STARTING {
-            return;
-        }
         // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
         let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
@@ -186,7 +180,7 @@ impl<P: Platform> Core<P> {
     /// Makes the thread if it is worth its price; answers whether there is one now.
     fn consider_thread(&self, mm: &Mm<P>) -> bool {
         let maintenance = &self.maintenance;
-        if !self.options.background || maintenance.thread.load(Ordering::Relaxed) != ABSENT {
+        if maintenance.thread.load(Ordering::Relaxed) != ABSENT {
             return false;
         }
         let Some(spawn) = mm.hooks.spawn else { return false };
@@ -197,17 +191,15 @@ impl<P: Platform> Core<P> {
         };
         let worth =
             cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && thread::count().is_none_or(|threads| threads > 1);
-        if !worth
-            || maintenance.thread.compare_exchange(ABSENT, STARTING, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
+        // Who makes it says AWAKE at once: it will be.
+        if !worth || maintenance.thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
-        // Before the thread runs, so that it does not find STARTING when it goes to sleep.
-        maintenance.thread.store(AWAKE, Ordering::Relaxed);
-        if spawn(mm).is_err() {
+        let made = spawn(mm).is_ok();
+        if !made {
             maintenance.thread.store(NEVER, Ordering::Relaxed);
         }
-        true
+        made
     }
 
     /// Bytes that are resident and free, as far as that is known without looking into every cache.

@@ -325,7 +325,7 @@ impl<P: Platform> Core<P> {
     fn open(platform: P, options: &Options) -> Result<Core<P>, Errno> {
         let budget =
             (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
-        let maintenance = Maintenance::open(&platform)?;
+        let maintenance = Maintenance::open(&platform, options.background)?;
         let config = Config { span: SPAN, budget, rseq: options.rseq, huge: options.huge };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
         let objects = Objects::open(platform, &config)?;

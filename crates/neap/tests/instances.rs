@@ -1,9 +1,9 @@
 //! Many managers of different shape in one process.
 //!
 //! Goal: managers know nothing of each other; each keeps its contents while the others work; and one that is closed leaves
-//! nothing mapped. Method: eight managers at once, of every page
-//! size, one to eight CPUs, both kinds of slots, with and without a limit, used in turn by one program each; then the
-//! process's mappings are compared with where their memory was, and with what was mapped before.
+//! nothing mapped. Method: eight managers at once, of every page size, one to eight CPUs, both kinds of slots, with and
+//! without a limit, used in turn by one program each; then the process's mappings are compared with where their memory
+//! was, and with what was mapped before.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -49,10 +49,14 @@ impl<P: Platform + Send + 'static> Instance for Owned<P> {
             let (low, high) = (*program.blocks.keys().next().unwrap(), *program.blocks.keys().next_back().unwrap());
             self.span = self.span.start.min(low)..self.span.end.max(high + size);
         }
-        if step % 5 > 2 && let Some(start) = program.choose(step * 7919) {
+        if step % 5 > 2
+            && let Some(start) = program.choose(step * 7919)
+        {
             program.free(start);
         }
-        if step % 7 == 3 && let Some(start) = program.choose(step * 104_729) {
+        if step % 7 == 3
+            && let Some(start) = program.choose(step * 104_729)
+        {
             _ = program.reallocate(start, size * 2);
         }
         if step % 50 == 49 {
@@ -83,7 +87,10 @@ fn eight() -> Vec<Box<dyn Instance>> {
         Owned::new(same, &locks),
         Owned::new(machine(16 << 10, 2), &small),
         Owned::new(linux(true).0, &Options { limit: 2 << 20, ..sequences }),
-        Owned::new(Shared::new(Virtual::new(4 << 10, 3).with_scarce_address_space()), &Options { huge: false, ..OPTIONS }),
+        Owned::new(
+            Shared::new(Virtual::new(4 << 10, 3).with_scarce_address_space()),
+            &Options { huge: false, ..OPTIONS },
+        ),
         Owned::new(machine(64 << 10, 1), &small),
     ]
 }
@@ -119,7 +126,8 @@ fn eight_managers_work_side_by_side_and_leave_nothing() {
     for _ in 0..4 {
         let spans = round();
         let (_, mapped) = mappings();
-        let overlap = |span: &Range<usize>| mapped.iter().find(|map| map.start < span.end && span.start < map.end).cloned();
+        let overlap =
+            |span: &Range<usize>| mapped.iter().find(|map| map.start < span.end && span.start < map.end).cloned();
         spans.iter().for_each(|span| assert_eq!(overlap(span), None, "{span:x?} was a manager's"));
     }
     let (after, _) = mappings();

@@ -48,7 +48,10 @@ fn limited<P: Platform + Send>(machine: Shared<P>, options: &Options) {
         assert_eq!(count, expected, "{size} bytes each");
         let usage = mm.usage();
         let unused = LIMIT % class.map_or(1, |class| page_size << class.slab_shape(page_size).order);
-        assert!(usage.used_bytes as usize <= LIMIT && usage.used_bytes as usize + unused >= LIMIT / 10 * 9, "{usage:?}");
+        assert!(
+            usage.used_bytes as usize <= LIMIT && usage.used_bytes as usize + unused >= LIMIT / 10 * 9,
+            "{usage:?}"
+        );
         program.verify();
         // Full: nothing else goes, a realloc that moves neither, and both can be told from success.
         let first = *program.blocks.keys().next().unwrap();

@@ -70,7 +70,10 @@ fn flows_back<P: Platform + Send>(machine: &Shared<P>, options: &Options) {
         assert!(fences <= (first.drained + second.drained) as usize, "{fences} fences");
         // Nothing is kept, and nobody had to ask for it.
         nothing_is_kept(&mm);
-        assert!(u64::from(released) * machine.page_size() as u64 >= resident / 2, "{released} pages of {resident} bytes");
+        assert!(
+            u64::from(released) * machine.page_size() as u64 >= resident / 2,
+            "{released} pages of {resident} bytes"
+        );
         println!("{ticks} ticks, {fences} fences, {released} pages released");
     }
 }
@@ -122,7 +125,8 @@ static TICKED: AtomicUsize = AtomicUsize::new(0);
 #[test]
 fn ordinary_calls_tick_as_time_passes() {
     let machine = Shared::new(Virtual::new(4096, 2));
-    let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: Some(|_| _ = TICKED.fetch_add(1, Relaxed)) }));
+    let mut mm =
+        Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: Some(|_| _ = TICKED.fetch_add(1, Relaxed)) }));
     // SAFETY: the manager stays in its box.
     unsafe { mm.open(machine.clone(), &OPTIONS) }.unwrap();
     burst(&mm, 2);

@@ -157,6 +157,17 @@ impl<'m, P: Platform> Program<'m, P> {
         unsafe { self.mm.free(pointer(start)) };
     }
 
+    /// Forgets a block, which somebody else adopts.
+    pub(crate) fn give_away(&mut self, start: usize) -> (usize, Block) {
+        (start, self.blocks.remove(&start).expect("a block of the program's"))
+    }
+
+    /// Takes a block over.
+    pub(crate) fn adopt(&mut self, (start, block): (usize, Block)) {
+        check(start, block.usable, start, block.stamp);
+        self.blocks.insert(start, block);
+    }
+
     /// Makes a block another size; `false` if there is no memory, with the block as it was.
     pub(crate) fn reallocate(&mut self, start: usize, size: usize) -> bool {
         let block = self.blocks.remove(&start).expect("a block of the program's");
