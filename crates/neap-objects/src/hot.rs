@@ -90,22 +90,22 @@ impl Hot {
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
         self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
         self.states.store(states.origin().cast_mut(), Ordering::Relaxed);
-        // Release: who sees the limit sees the rest; pairs with the dependent loads of the fast paths (x86-64 keeps them
-        // in order), as does the store in `cover`.
+        // Release: who sees the limit sees the rest; pairs with the Acquire in `allocate`.
         self.limit.store(LARGEST + 1, Ordering::Release);
     }
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
     pub fn cover(&self, bytes: usize) {
         if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.limit.load(Ordering::Relaxed) > 0 {
-            self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs as in `open`.
+            self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the Acquire in `free`.
         }
     }
 
     /// An object of at least `size` bytes; `None`: ask [`Objects`](crate::objects::Objects).
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
-        if size >= self.limit.load(Ordering::Relaxed) {
+        // Acquire pairs with the Release in `open`; a plain load on x86-64.
+        if size >= self.limit.load(Ordering::Acquire) {
             return None;
         }
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
@@ -133,7 +133,9 @@ impl Hot {
         // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
         // that is not ours.
         let grain = pointer.addr().rotate_right(GRAIN.trailing_zeros());
-        if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= self.grains.load(Ordering::Relaxed) {
+        // Acquire pairs with the Release in `cover`: what that was called for is visible.
+        let grains = self.grains.load(Ordering::Acquire);
+        if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= grains {
             return Freed::Unknown;
         }
         // SAFETY: the kind map has an entry, and the state table a byte, for every part of the arena.
