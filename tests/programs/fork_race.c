@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { FORKERS = 3, CHURNERS = 2, INHERITED = 300 };
+enum { FORKERS = 4, CHURNERS = 4, INHERITED = 300 };
 
 static atomic_int stop;
 static int forks;
@@ -24,7 +24,7 @@ static void *churn(void *argument) {
     void *blocks[BLOCKS] = {NULL};
     size_t length[BLOCKS] = {0};
     uint64_t state = 1 + (uintptr_t)argument;
-    for (unsigned round = 0; argument ? !atomic_load(&stop) : round < 2000; round++) {
+    for (unsigned round = 0; argument ? !atomic_load(&stop) : round < 300; round++) {
         int i = (int)(next_random(&state) % BLOCKS);
         if (blocks[i]) CHECK(marked(blocks[i], length[i], i), "a block of %zu bytes changed", length[i]);
         free(blocks[i]);

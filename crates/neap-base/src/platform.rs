@@ -20,11 +20,14 @@ pub trait Platform: Sync {
     /// address space is taken in small steps.
     fn address_space_is_scarce(&self) -> bool;
 
-    /// Maps zeroes at exactly `address`, over nothing; `accounted` as for [`memory::map_at`].
+    /// Whether a program could use `length` bytes more.
+    fn is_grantable(&self, length: usize) -> bool;
+
+    /// Maps zeroes at exactly `address`, over nothing.
     ///
     /// # Errors
     /// `EXIST` where something is mapped there; otherwise a limit.
-    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno>;
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno>;
 
     /// Maps zeroes anywhere.
     ///
@@ -206,8 +209,12 @@ impl Platform for Linux {
         self.scarce
     }
 
-    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
-        memory::map_at(address, length, accounted)
+    fn is_grantable(&self, length: usize) -> bool {
+        memory::is_grantable(length)
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        memory::map_at(address, length)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

@@ -131,9 +131,13 @@ impl Platform for Virtual {
         self.scarce
     }
 
-    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
+    fn is_grantable(&self, length: usize) -> bool {
+        memory::is_grantable(length)
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.attempt(Call::MapAt)?;
-        memory::map_at(address, length, accounted)
+        memory::map_at(address, length)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

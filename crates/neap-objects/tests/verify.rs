@@ -7,6 +7,7 @@
 mod instance;
 mod machine;
 
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use instance::{CONFIG, Opened, machine};
 use machine::Shared;
 use neap_base::Pfn;
@@ -14,8 +15,9 @@ use neap_base::virtual_platform::Virtual;
 use neap_objects::class_cache::Place;
 use neap_objects::hot::KindEntry;
 use neap_objects::size_class::Class;
-use neap_objects::slab::{SlabId, SlabList};
+use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
+use neap_objects::state::TABLE_SHIFT;
 use neap_objects::verify::Census;
 use std::collections::VecDeque;
 
@@ -67,9 +69,25 @@ fn place(o: &Instance, object: *mut u8) -> Place {
     Place { slab, object: ((object.addr() - start) / CLASS.size()) as u32 }
 }
 
-/// A side table's byte, as the object layer names them: the states first, then the kinds.
-fn side_byte(o: &Instance, table: usize, shift: u32, address: usize) -> *mut u8 {
-    core::ptr::with_exposed_provenance_mut(o.pages.side_table(table) + ((address - o.pages.base()) >> shift))
+/// The slab of an object.
+#[expect(clippy::mut_from_ref, reason = "nobody else uses the instance")]
+fn slab(o: &Instance, object: *mut u8) -> &mut Slab {
+    // SAFETY: nobody else uses the instance, and no test keeps two of these.
+    unsafe { o.slabs.get(place(o, object).slab) }
+}
+
+/// The state byte of an address.
+fn state(o: &Instance, address: usize) -> &AtomicU8 {
+    let byte = o.pages.side_table(0) + ((address - o.pages.base()) >> TABLE_SHIFT);
+    // SAFETY: the first side table has a byte for every 16 bytes of the arena, all of them atomics.
+    unsafe { &*core::ptr::with_exposed_provenance(byte) }
+}
+
+/// The kind of what lies so far from the base.
+fn kind(o: &Instance, offset: usize) -> &KindEntry {
+    let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(1));
+    // SAFETY: the second side table has an entry for every 4 KiB of the arena.
+    unsafe { &*kinds.add(offset >> KindEntry::SHIFT) }
 }
 
 #[test]
@@ -134,20 +152,17 @@ fn counts_and_lists_of_slabs() {
     finds("slabs of a class", |o, _| o.caches[CLASS.index()].lock().slabs += 1);
     finds("partly free slabs", |o, _| o.caches[CLASS.index()].lock().partial.length += 1);
     finds("partly free slabs", |o, _| o.caches[CLASS.index()].lock().partial = SlabList::new());
-    // SAFETY (of all below): nobody else uses the instance.
-    finds("counts and bitmap of a slab", |o, held| unsafe { o.slabs.get(place(o, held[0]).slab) }.free += 1);
-    finds("class of a slab", |o, held| unsafe { o.slabs.get(place(o, held[0]).slab) }.class = Class::NONE);
-    finds("order of a slab", |o, held| unsafe { o.slabs.get(place(o, held[0]).slab) }.order += 1);
-    finds("objects of a slab", |o, held| unsafe { o.slabs.get(place(o, held[0]).slab) }.objects -= 1);
-    finds("first page of a slab", |o, held| unsafe { o.slabs.get(place(o, held[0]).slab) }.pfn = Pfn(77));
+    finds("counts and bitmap of a slab", |o, held| slab(o, held[0]).free += 1);
+    finds("class of a slab", |o, held| slab(o, held[0]).class = Class::NONE);
+    finds("order of a slab", |o, held| slab(o, held[0]).order += 1);
+    finds("objects of a slab", |o, held| slab(o, held[0]).objects -= 1);
+    finds("first page of a slab", |o, held| slab(o, held[0]).pfn = Pfn(77));
     finds("number of a slab", |o, held| {
-        // SAFETY: as above.
-        let first = unsafe { o.slabs.pfn_of(place(o, held[0]).slab) };
+        let first = slab(o, held[0]).pfn;
         o.pages.frames().frame(first).set_owner(u32::MAX);
     });
     finds("owner of a slab's page", |o, held| {
-        // SAFETY: as above.
-        let first = unsafe { o.slabs.pfn_of(place(o, held[0]).slab) };
+        let first = slab(o, held[0]).pfn;
         o.pages.frames().frame(first.plus(1)).set_owner(u32::MAX);
     });
     finds("slab on the list of partly free ones", |o, _| {
@@ -175,20 +190,11 @@ fn a_bit_or_a_state_that_is_wrong() {
         // SAFETY: the lock is held.
         assert_eq!(unsafe { cache.take(&o.slabs, 1, |_| ()) }, 1);
     });
-    // SAFETY (of all below): the tables have a byte for every address of the arena.
-    finds("state of an object", |o, held| unsafe { *side_byte(o, 0, 4, held[0].addr()) ^= 4 });
-    finds("memory of sheaves", |o, held| unsafe { *side_byte(o, 0, 4, held[0].addr()) = 0 });
-    finds("state bytes of a slab", |o, held| unsafe { *side_byte(o, 0, 4, held[0].addr() + 16) = 3 });
-    finds("kind map", |o, held| {
-        let at = (held[0].addr() - o.pages.base()) >> KindEntry::SHIFT;
-        let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(1));
-        unsafe { &*kinds.add(at) }.set(Class(3));
-    });
-    finds("kind map", |o, _| {
-        let last = (o.pages.limit() >> KindEntry::SHIFT) - 1;
-        let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(1));
-        unsafe { &*kinds.add(last) }.set(CLASS);
-    });
+    finds("state of an object", |o, held| state(o, held[0].addr()).store(6, Relaxed));
+    finds("memory of sheaves", |o, held| state(o, held[0].addr()).store(0, Relaxed));
+    finds("state bytes of a slab", |o, held| state(o, held[0].addr() + 16).store(3, Relaxed));
+    finds("kind map", |o, held| kind(o, held[0].addr() - o.pages.base()).set(Class(3)));
+    finds("kind map", |o, _| kind(o, o.pages.limit() - 1).set(CLASS));
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! stack is (as `free` does), and pushes it back. Prints the least time of many short runs, so that other work on the
 //! machine does not count.
 
-use std::arch::asm;
-use std::hint::black_box;
+use core::arch::asm;
+use core::hint::black_box;
 use std::time::Instant;
 
 /// What stands between an object's address and its stack: one load from a table, as in `free`.

@@ -33,14 +33,13 @@ fn pointer(address: usize) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Maps `length` bytes of zeroes at exactly `address`; `accounted`: as memory that the program means to use, which the
-/// system refuses if it is more than there is, rather than as address space.
+/// Maps `length` bytes of zeroes at exactly `address`, as address space that is not accounted for: what is accounted for
+/// and freed but still mapped would keep a large process from forking.
 ///
 /// # Errors
 /// `EXIST` where something is mapped there already; `NOMEM` at a limit.
-pub fn map_at(address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
-    let free_of_charge = if accounted { MapFlags::empty() } else { MapFlags::NORESERVE };
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | free_of_charge;
+pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: FIXED_NOREPLACE never replaces a mapping, so no memory in use changes.
     let got =
         unsafe { rustix::mm::mmap_anonymous(pointer(address), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
@@ -51,6 +50,17 @@ pub fn map_at(address: usize, length: usize, accounted: bool) -> Result<(), Errn
     // SAFETY: the mapping was made by the call above and nobody knows of it.
     let _ = unsafe { rustix::mm::munmap(got, length) };
     Err(Errno::EXIST)
+}
+
+/// Whether the system would let a program use `length` bytes more: by its own rule for overcommitment, which refuses what
+/// could never be filled. Asks by a mapping that is accounted for and goes away at once.
+pub fn is_grantable(length: usize) -> bool {
+    // SAFETY: without an address the kernel chooses one that is free.
+    let got = unsafe {
+        rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    // SAFETY: made a moment ago, used by nobody.
+    got.is_ok_and(|got| unsafe { rustix::mm::munmap(got, length) }.is_ok())
 }
 
 /// Maps `length` bytes of zeroes wherever the kernel likes, and answers where.
@@ -203,10 +213,10 @@ mod tests {
     #[test]
     fn map_at_refuses_a_place_that_is_taken() {
         let here = map(LENGTH).unwrap();
-        assert_eq!(map_at(here, LENGTH, true), Err(Errno::EXIST));
+        assert_eq!(map_at(here, LENGTH), Err(Errno::EXIST));
         // SAFETY: mapped above, used by nobody else.
         unsafe { unmap(here, LENGTH) }.unwrap();
-        assert_eq!(map_at(here, LENGTH, true), Ok(()));
+        assert_eq!(map_at(here, LENGTH), Ok(()));
         // SAFETY: mapped above, used by nobody else.
         unsafe { unmap(here, LENGTH) }.unwrap();
     }

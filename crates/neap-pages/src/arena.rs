@@ -256,14 +256,17 @@ impl Arena {
         start: usize,
         size: usize,
     ) -> Result<(), (Errno, bool)> {
-        // Accounted for, so that the system refuses at once what it could never fill.
-        platform.map_at(self.base + start, size, true).map_err(|error| (error, true))?;
+        // What the system could never fill is refused now, not by a kill later.
+        if size > SEGMENTS.1 && !platform.is_grantable(size) {
+            return Err((Errno::NOMEM, false));
+        }
+        platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
             let needed = ((start + size) >> table.shift).max(1).next_multiple_of(1 << self.page_shift);
             if table.shift == 0 || needed <= *mapped {
                 continue;
             }
-            if let Err(error) = platform.map_at(table.start + *mapped, needed - *mapped, false) {
+            if let Err(error) = platform.map_at(table.start + *mapped, needed - *mapped) {
                 // SAFETY: mapped above, and nobody has seen it.
                 unsafe { platform.unmap(self.base + start, size) };
                 return Err((error, false));

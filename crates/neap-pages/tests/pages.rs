@@ -125,7 +125,7 @@ fn the_arena_grows_around_what_is_in_its_way() {
         let machine = Virtual::new(size, 2).with_scarce_address_space();
         let o = Opened::new(&machine, &shape(None)).unwrap();
         let foreign = o.pages.base() + o.pages.limit() + 3 * size;
-        memory::map_at(foreign, 2 * size, true).unwrap();
+        memory::map_at(foreign, 2 * size).unwrap();
         let foreign_byte = core::ptr::with_exposed_provenance_mut::<u8>(foreign);
         // SAFETY: mapped above.
         unsafe { foreign_byte.write(77) };

@@ -18,8 +18,6 @@ impl<P: Platform> Mm<P> {
     /// other threads there are, or were when this process was forked, each of which may have been stopped with an object on
     /// its way between a stack and itself.
     ///
-    /// Not while another thread forks or verifies.
-    ///
     /// # Errors
     /// The first [`Finding`].
     pub fn verify(&self, in_hands: u64) -> Result<Census, Finding> {

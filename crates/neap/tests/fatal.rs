@@ -26,6 +26,11 @@ fn free(mm: &Manager, pointer: *mut u8) {
     unsafe { mm.free(pointer) };
 }
 
+fn reallocate(mm: &Manager, pointer: *mut u8, size: usize) -> *mut u8 {
+    // SAFETY: as above.
+    unsafe { mm.reallocate(pointer, size) }
+}
+
 fn free_elsewhere(mm: &Manager, pointer: *mut u8) {
     let address = pointer.expose_provenance();
     std::thread::scope(|scope| _ = scope.spawn(move || free(mm, with_exposed_provenance_mut(address))));
@@ -129,15 +134,15 @@ fn case(name: &str, mm: &Manager) {
         "foreign, low" => free(mm, without_provenance_mut(64)),
         "foreign, high" => free(mm, without_provenance_mut(usize::MAX - 15)),
         "foreign, never handed out" => free(mm, first.wrapping_add((3 << 20) + 5 * 4096)),
-        "realloc of a freed one" => _ = unsafe { mm.reallocate(freed(mm, 64), 100) },
-        "realloc to nothing of a freed one" => _ = unsafe { mm.reallocate(freed(mm, 64), 0) },
+        "realloc of a freed one" => _ = reallocate(mm, freed(mm, 64), 100),
+        "realloc to nothing of a freed one" => _ = reallocate(mm, freed(mm, 64), 0),
         "realloc of a large freed one" => {
             let run = mm.allocate(1 << 20);
             free(mm, run);
-            _ = unsafe { mm.reallocate(run, 2 << 20) };
+            _ = reallocate(mm, run, 2 << 20);
         }
-        "realloc of a foreign one" => _ = unsafe { mm.reallocate(without_provenance_mut(4096), 100) },
-        "realloc of an inside" => _ = unsafe { mm.reallocate(mm.allocate(640).wrapping_add(160), 100) },
+        "realloc of a foreign one" => _ = reallocate(mm, without_provenance_mut(4096), 100),
+        "realloc of an inside" => _ = reallocate(mm, mm.allocate(640).wrapping_add(160), 100),
         "size of a freed one" => _ = mm.usable_size(freed(mm, 64)),
         "size of an inside" => _ = mm.usable_size(mm.allocate(640).wrapping_add(16)),
         "before anything" => {

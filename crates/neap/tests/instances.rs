@@ -28,15 +28,15 @@ struct Owned<P: Platform + Send + 'static> {
     program: Option<Program<'static, P>>,
     mm: *mut Opened<P>,
     /// Where its memory was.
-    span: Range<usize>,
+    span: Option<Range<usize>>,
 }
 
 impl<P: Platform + Send + 'static> Owned<P> {
-    fn new(platform: P, options: &Options) -> Box<dyn Instance> {
+    fn boxed(platform: P, options: &Options) -> Box<dyn Instance> {
         let mm = Box::into_raw(Box::new(Opened::new(platform, options).unwrap()));
         // SAFETY: the manager outlives the program: `end` takes them in this order.
         let program = Some(Program::new(unsafe { &(*mm).0 }));
-        Box::new(Owned { program, mm, span: usize::MAX..0 })
+        Box::new(Owned { program, mm, span: None })
     }
 }
 
@@ -47,7 +47,8 @@ impl<P: Platform + Send + 'static> Instance for Owned<P> {
         Virtual::run_on(step / 3);
         if program.allocate(Request { size, align: 1 << (step % 13), zeroed: step.is_multiple_of(3) }) {
             let (low, high) = (*program.blocks.keys().next().unwrap(), *program.blocks.keys().next_back().unwrap());
-            self.span = self.span.start.min(low)..self.span.end.max(high + size);
+            let before = self.span.take().unwrap_or(low..high);
+            self.span = Some(before.start.min(low)..before.end.max(high + size));
         }
         if step % 5 > 2
             && let Some(start) = program.choose(step * 7919)
@@ -70,9 +71,9 @@ impl<P: Platform + Send + 'static> Instance for Owned<P> {
 
     fn end(&mut self) -> Range<usize> {
         self.program.take().unwrap().end();
-        // SAFETY: made in `new`, and nobody borrows it any more.
+        // SAFETY: made in `boxed`, and nobody borrows it any more.
         drop(unsafe { Box::from_raw(self.mm) });
-        self.span.clone()
+        self.span.take().expect("it had some memory")
     }
 }
 
@@ -81,17 +82,17 @@ fn eight() -> Vec<Box<dyn Instance>> {
     let ((real, sequences), (same, locks)) = (linux(true), linux(false));
     let small = Options { limit: 3 << 20, ..OPTIONS };
     vec![
-        Owned::new(machine(4 << 10, 1), &OPTIONS),
-        Owned::new(real, &sequences),
-        Owned::new(machine(64 << 10, 8), &OPTIONS),
-        Owned::new(same, &locks),
-        Owned::new(machine(16 << 10, 2), &small),
-        Owned::new(linux(true).0, &Options { limit: 2 << 20, ..sequences }),
-        Owned::new(
+        Owned::boxed(machine(4 << 10, 1), &OPTIONS),
+        Owned::boxed(real, &sequences),
+        Owned::boxed(machine(64 << 10, 8), &OPTIONS),
+        Owned::boxed(same, &locks),
+        Owned::boxed(machine(16 << 10, 2), &small),
+        Owned::boxed(linux(true).0, &Options { limit: 2 << 20, ..sequences }),
+        Owned::boxed(
             Shared::new(Virtual::new(4 << 10, 3).with_scarce_address_space()),
             &Options { huge: false, ..OPTIONS },
         ),
-        Owned::new(machine(64 << 10, 1), &small),
+        Owned::boxed(machine(64 << 10, 1), &small),
     ]
 }
 

@@ -59,24 +59,32 @@ fn run_on(thread: i32, cpus: usize) {
     }
 }
 
-fn work<P: Platform>(program: &mut Program<'_, P>, pool: &Pool, random: &mut Random, stop: &AtomicBool) -> u64 {
+/// Works until told to stop; where memory is `scarce` it does without what it cannot have.
+fn work<P: Platform>(
+    program: &mut Program<'_, P>,
+    pool: &Pool,
+    random: &mut Random,
+    stop: &AtomicBool,
+    scarce: bool,
+) -> (u64, u64) {
     const SIZES: [usize; 14] = [1, 16, 24, 64, 64, 64, 100, 256, 700, 2000, 5000, 30_000, 40_000, 300_000];
-    let mut steps = 0;
+    let (mut steps, mut refused) = (0, 0);
     while !stop.load(Relaxed) {
         steps += 1;
         let size = SIZES[random.below(SIZES.len())];
         match random.below(20) {
             0..7 => {
                 let align = if random.below(10) == 0 { 1 << random.below(13) } else { 1 };
-                assert!(program.allocate(Request { size, align, zeroed: random.below(4) == 0 }));
+                refused += u64::from(!program.allocate(Request { size, align, zeroed: random.below(4) == 0 }));
             }
             7 => {
                 let many = random.below(200_000 / size.max(200) + 2);
-                (0..many).for_each(|_| assert!(program.allocate(Request { size, align: 1, zeroed: false })));
+                let mut one = || program.allocate(Request { size, align: 1, zeroed: false });
+                refused += (0..many).filter(|_| !one()).count() as u64;
             }
             8 => {
                 if let Some(start) = program.choose(random.below(usize::MAX)) {
-                    assert!(program.reallocate(start, size));
+                    refused += u64::from(!program.reallocate(start, size));
                 }
             }
             9 | 10 => {
@@ -99,8 +107,9 @@ fn work<P: Platform>(program: &mut Program<'_, P>, pool: &Pool, random: &mut Ran
             let start = program.choose(random.below(usize::MAX)).unwrap();
             program.free(start);
         }
+        assert!(scarce || refused == 0, "there is memory");
     }
-    steps
+    (steps, refused)
 }
 
 /// What the others do to the threads until time is up.
@@ -173,7 +182,8 @@ fn stress(machine: &Shared<Linux>, options: &Options, seconds: f64) {
                     let me = unsafe { (libc::gettid(), libc::pthread_self()) };
                     storm.threads.lock().unwrap().push(me);
                     let mut program = Program::new(mm);
-                    let steps = work(&mut program, pool, &mut Random(seed + number), &storm.stop);
+                    let scarce = options.limit > 0;
+                    let steps = work(&mut program, pool, &mut Random(seed + number), &storm.stop, scarce);
                     // From here on nobody signals this thread any more.
                     storm.working.fetch_sub(1, Relaxed);
                     storm.threads.lock().unwrap().retain(|(thread, _)| *thread != me.0);
@@ -189,15 +199,15 @@ fn stress(machine: &Shared<Linux>, options: &Options, seconds: f64) {
             std::thread::sleep(Duration::from_millis(20));
         }
         storm.stop.store(true, Relaxed);
-        let mut steps = 0;
+        let (mut steps, mut refused) = (0, 0);
         for thread in threads {
             let (done, blocks) = thread.join().unwrap_or_else(|_| std::process::abort());
-            steps += done;
+            (steps, refused) = (steps + done.0, refused + done.1);
             blocks
                 .into_iter()
                 .for_each(|(start, block)| assert!(left.insert(start, block).is_none(), "{start:#x} twice"));
         }
-        println!("{steps} steps, {} signals", HANDLED.load(Relaxed));
+        println!("{steps} steps, {refused} without memory, {} signals", HANDLED.load(Relaxed));
         drainer.join().unwrap()
     });
     assert!(proofs > 0, "no proof was made under load");
@@ -216,8 +226,8 @@ fn seconds() -> f64 {
 #[test]
 fn a6_b6_nothing_is_lost_to_drains_signals_and_migration() {
     // One after the other: there are two CPUs for nine threads.
-    for (rseq, least) in [(true, 4.0), (false, 1.5)] {
+    for (rseq, limit, least) in [(true, 0, 4.0), (false, 0, 1.5), (true, 6 << 20, 1.0)] {
         let (machine, options) = linux(rseq);
-        stress(&machine, &options, seconds().max(least));
+        stress(&machine, &Options { limit, ..options }, seconds().max(least));
     }
 }

@@ -112,9 +112,13 @@ impl<P: Platform + Send> Platform for Shared<P> {
         self.platform.address_space_is_scarce()
     }
 
-    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
+    fn is_grantable(&self, length: usize) -> bool {
+        self.platform.is_grantable(length)
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         run(&self.on_map_at);
-        self.platform.map_at(address, length, accounted)
+        self.platform.map_at(address, length)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

@@ -64,8 +64,12 @@ impl Platform for Probe {
         self.machine.address_space_is_scarce()
     }
 
-    fn map_at(&self, address: usize, length: usize, accounted: bool) -> Result<(), Errno> {
-        self.machine.map_at(address, length, accounted)
+    fn is_grantable(&self, length: usize) -> bool {
+        self.machine.is_grantable(length)
+    }
+
+    fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.machine.map_at(address, length)
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {

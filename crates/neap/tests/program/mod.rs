@@ -133,8 +133,8 @@ impl<'m, P: Platform> Program<'m, P> {
     /// Learns of a block that was just handed out.
     fn keep(&mut self, start: usize, size: usize, align: usize) {
         let usable = self.mm.usable_size(pointer(start));
-        assert!(usable >= size.max(1) && usable % 8 == 0, "{usable} usable bytes of {size}");
-        assert_eq!(start % align.max(16), 0, "{start:#x} is not aligned to {align}");
+        assert!(usable >= size.max(1) && usable.is_multiple_of(8), "{usable} usable bytes of {size}");
+        assert!(start.is_multiple_of(align.max(16)), "{start:#x} is not aligned to {align}");
         let before = self.blocks.range(..start + usable).next_back();
         assert!(before.is_none_or(|(at, block)| at + block.usable <= start), "{start:#x} overlaps {before:x?}");
         self.stamps += 1;

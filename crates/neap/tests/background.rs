@@ -1,0 +1,105 @@
+//! The maintenance thread of the process's manager.
+//!
+//! Goal: a process that holds back memory gets one thread, which returns all of it and then sleeps; whatever is cached
+//! afterwards, by whatever call, wakes it again; nothing is ever left behind because somebody came while it was falling
+//! asleep; it takes no signal of the program's; and a forked child makes its own when it needs one. Method: the process's
+//! manager is used directly, with short intervals, in bursts that hit all phases of the thread; after each burst the test
+//! waits until nothing is cached, as long as that may take, and fails if it never comes.
+
+mod again;
+#[path = "../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+
+use again::succeeds;
+use core::time::Duration;
+use machine::{Random, number, seed};
+use neap::process::PROCESS;
+use std::time::Instant;
+
+/// So long a wait means never.
+const NEVER: Duration = Duration::from_secs(20);
+
+/// The directories of neap's own threads.
+fn tasks() -> Vec<std::path::PathBuf> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let is_ours =
+        |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "neap\n");
+    tasks.filter(is_ours).collect()
+}
+
+fn kept() -> u64 {
+    let usage = PROCESS.usage();
+    usage.cached_bytes + usage.free_bytes
+}
+
+/// Waits until nothing is cached.
+fn waits_until_all_is_back(after: &str) {
+    let start = Instant::now();
+    while kept() > 0 {
+        assert!(start.elapsed() < NEVER, "after {after}: {} bytes never go back: {:?}", kept(), PROCESS.usage());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Allocates so many blocks of a size, touches and frees them.
+fn burst(size: usize, count: usize) {
+    let blocks: Vec<*mut u8> = (0..count).map(|_| PROCESS.allocate(size)).collect();
+    for block in blocks {
+        // SAFETY: allocated above.
+        unsafe {
+            block.write_bytes(1, size);
+            PROCESS.free(block);
+        }
+    }
+}
+
+/// Runs where it is told to, and does nothing otherwise.
+#[test]
+fn a_process() {
+    if again::case().is_none() {
+        return;
+    }
+    let mut random = Random(seed());
+    assert_eq!(tasks().len(), 0, "no thread before there is anything to do");
+    burst(100_000, 400);
+    waits_until_all_is_back("the first burst");
+    assert_eq!(tasks().len(), 1);
+    let status = std::fs::read_to_string(tasks()[0].join("status")).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
+    // All but KILL and STOP, and the two that the C library keeps for itself.
+    assert!(u64::from_str_radix(blocked, 16).unwrap() | 1 << 8 | 1 << 18 | 3 << 31 == u64::MAX, "{blocked}");
+    for round in 0..number("NEAP_ROUNDS", 60) {
+        let (size, count) =
+            [(64, 1), (64, 3000), (5000, 200), (30_000, 50), (3 << 20, 2), (100_000, 1)][random.below(6)];
+        // Into every phase of ticking, falling asleep and sleeping.
+        std::thread::sleep(Duration::from_micros(random.below(30_000) as u64));
+        burst(size, count);
+        waits_until_all_is_back(&format!("round {round}, {count} blocks of {size}"));
+    }
+    assert_eq!(tasks().len(), 1, "the same thread all the time");
+    // A child has no thread until it needs one.
+    // SAFETY: that a child may use the allocator is part of what is tested; it ends by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = std::panic::catch_unwind(|| {
+            assert_eq!(tasks().len(), 0);
+            burst(100_000, 400);
+            waits_until_all_is_back("a burst in a child");
+            assert_eq!(tasks().len(), 1);
+        });
+        // SAFETY: nothing of the harness is to run in the child.
+        unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) }
+    }
+    let mut status = 0;
+    // SAFETY: the status is this function's.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child ended with status {status:#x}");
+    PROCESS.verify(3).unwrap_or_else(|finding| panic!("{finding}"));
+}
+
+#[test]
+fn what_is_cached_is_returned_whenever_it_comes() {
+    ["rseq:on,interval:10", "rseq:off,interval:10"]
+        .iter()
+        .for_each(|options| succeeds("a_process", "process", options));
+}

@@ -1,0 +1,127 @@
+//! Fork while threads allocate.
+//!
+//! Goal: a child forked at any moment finds every object and page in exactly one place, no mutex held, and can use every
+//! class at once; its parent goes on, and forks of two threads wait for each other; in both kinds of slots. Method: this
+//! program has neap as its allocator; threads keep their stacks moving and check what they have; two threads fork, and
+//! each child proves the sums, allocates and frees in all classes and as runs, proves them again, forks a child of its own,
+//! and ends. `NEAP_FORKS` sets how many there are.
+
+mod again;
+#[path = "../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+mod program;
+
+use again::succeeds;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use machine::{Random, number, seed};
+use neap::process::PROCESS;
+use neap_objects::size_class::Class;
+use program::{Program, Request};
+
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+const WORKERS: u64 = 3;
+const FORKERS: u64 = 2;
+
+/// Threads that may be stopped with an object in their hands: ours, the harness's two, and neap's.
+const IN_HANDS: u64 = WORKERS + FORKERS + 3;
+
+fn request(size: usize) -> Request {
+    Request { size, align: 1, zeroed: false }
+}
+
+fn proves(in_hands: u64) {
+    if let Err(finding) = PROCESS.verify(in_hands) {
+        panic!("in process {}: {finding}", std::process::id());
+    }
+}
+
+/// Uses every class and some runs.
+fn uses_everything() {
+    let mut program = Program::new(&PROCESS);
+    for class in Class::all() {
+        (0..5).for_each(|_| assert!(program.allocate(request(class.size()))));
+    }
+    [40_000, 300_000].into_iter().for_each(|size| assert!(program.allocate(request(size))));
+    while let Some((start, _)) = program.blocks.first_key_value() {
+        program.free(*start);
+    }
+}
+
+/// Runs `body` in a forked child, which is to come to its end.
+fn in_a_child(body: impl FnOnce()) {
+    // SAFETY: that a child may use the allocator is what is tested; it ends by _exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
+            // SAFETY: nothing of the harness is to run in the child.
+            unsafe { libc::_exit(if done { 0 } else { 1 }) }
+        }
+        child => {
+            let mut status = 0;
+            assert!(child > 0, "fork failed");
+            // SAFETY: the status is this function's.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child ended with status {status:#x}");
+        }
+    }
+}
+
+fn child(number: u64) {
+    proves(IN_HANDS);
+    uses_everything();
+    if number.is_multiple_of(10) {
+        PROCESS.release_all();
+        PROCESS.tick(u64::MAX / 2);
+        // Threads of its own work as well, and so do its children.
+        std::thread::scope(|scope| _ = scope.spawn(uses_everything));
+        in_a_child(|| {
+            proves(IN_HANDS);
+            uses_everything();
+        });
+    }
+    proves(IN_HANDS);
+}
+
+/// Allocates and frees in a few classes, with a look at every byte, until it is told to stop.
+fn works(seed: u64, stop: &AtomicBool) {
+    const SIZES: [usize; 8] = [16, 64, 64, 200, 1000, 5000, 30_000, 50_000];
+    let (mut program, mut random) = (Program::new(&PROCESS), Random(seed));
+    while !stop.load(Relaxed) {
+        assert!(program.allocate(request(SIZES[random.below(SIZES.len())])));
+        while program.blocks.len() > random.below(300) {
+            program.free(program.choose(random.below(usize::MAX)).unwrap());
+        }
+    }
+    while let Some((start, _)) = program.blocks.first_key_value() {
+        program.free(*start);
+    }
+}
+
+/// Runs where it is told to, and does nothing otherwise.
+#[test]
+fn forks() {
+    if again::case().is_none() {
+        return;
+    }
+    let (forks, seed, stop) = (number("NEAP_FORKS", 200), seed(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for number in 0..WORKERS {
+            let stop = &stop;
+            scope.spawn(move || works(seed + number, stop));
+        }
+        let forkers: Vec<_> = (0..FORKERS)
+            .map(|_| scope.spawn(move || (0..forks / FORKERS).for_each(|n| in_a_child(|| child(n)))))
+            .collect();
+        let ends: Vec<_> = forkers.into_iter().map(|forker| forker.join()).collect();
+        stop.store(true, Relaxed);
+        assert!(ends.iter().all(Result::is_ok));
+    });
+    proves(IN_HANDS);
+}
+
+#[test]
+fn a_child_of_a_busy_process_is_whole_with_both_kinds_of_slots() {
+    ["rseq:on,interval:10", "rseq:off,interval:10"].iter().for_each(|options| succeeds("forks", "forks", options));
+}
