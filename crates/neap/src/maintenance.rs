@@ -37,6 +37,17 @@ const PATIENCE: u32 = 8;
 /// Bytes that make a free large.
 pub(crate) const LARGE_FREE: usize = 1 << 20;
 
+/// What went the slow way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Call {
+    /// An allocation.
+    Allocation,
+    /// A free of a small object, or of less than [`LARGE_FREE`] bytes.
+    Free,
+    /// A free of at least that.
+    LargeFree,
+}
+
 /// The state of maintenance.
 #[derive(Debug)]
 pub(crate) struct Maintenance {
@@ -47,6 +58,8 @@ pub(crate) struct Maintenance {
     last: AtomicU64,
     /// Calls that went the slow way while there was no thread.
     calls: AtomicU32,
+    /// Whether the process was seen with another thread.
+    had_threads: AtomicU32,
     /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
     seen: Mutex<Seen>,
 }
@@ -82,6 +95,7 @@ impl Maintenance {
             drains: AtomicU64::new(0),
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
+            had_threads: AtomicU32::new(0),
             seen: Mutex::new(Seen { memory, skips: 0 }),
         })
     }
@@ -133,18 +147,17 @@ impl Seen {
 impl<P: Platform> Core<P> {
     /// What follows every call that went the slow way: wakes or makes the thread, or ticks in its place. Not inside the
     /// gate: making a thread allocates.
-    /// `large`: at least [`LARGE_FREE`] came back.
     #[inline]
-    pub(crate) fn after(&self, mm: &Mm<P>, large: bool) {
+    pub(crate) fn after(&self, mm: &Mm<P>, call: Call) {
         // Relaxed: the states only tell what to do next.
         if self.maintenance.thread.load(Ordering::Relaxed) != AWAKE {
-            self.after_without_thread(mm, large);
+            self.after_without_thread(mm, call);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn after_without_thread(&self, mm: &Mm<P>, large: bool) {
+    fn after_without_thread(&self, mm: &Mm<P>, call: Call) {
         let thread = &self.maintenance.thread;
         let state = thread.load(Ordering::Relaxed);
         // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
@@ -163,7 +176,7 @@ impl<P: Platform> Core<P> {
         // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
         let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
-        if (look || large) && !self.consider_thread(mm) {
+        if (look || call == Call::LargeFree) && !self.consider_thread(mm, call) {
             self.tick_if_due(mm);
         }
     }
@@ -177,20 +190,34 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes the thread if it is worth its price; answers whether there is one now.
-    fn consider_thread(&self, mm: &Mm<P>) -> bool {
+    /// Makes the thread if it is worth its price; answers whether it did.
+    ///
+    /// The C library frees small blocks under the lock of its cache of stacks, which making a thread takes as well. So in a
+    /// process that has had threads no small free makes one; allocations do, which look ahead for that reason: at what is in
+    /// use and will be freed.
+    fn consider_thread(&self, mm: &Mm<P>, call: Call) -> bool {
         let maintenance = &self.maintenance;
         if maintenance.thread.load(Ordering::Relaxed) != ABSENT {
             return false;
         }
         let Some(spawn) = mm.hooks.spawn else { return false };
-        let cached = {
+        let (used, cached) = {
             // It takes mutexes, which fork has to find free.
             let _inside = mm.gate.enter(self.objects.platform.cpu());
-            self.cached_bytes()
+            self.used_and_cached()
         };
-        let worth =
-            cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && thread::count().is_none_or(|threads| threads > 1);
+        if used + cached < WORTH_A_LOOK {
+            return false;
+        }
+        let alone = thread::count() == Some(1);
+        if !alone {
+            maintenance.had_threads.store(1, Ordering::Relaxed);
+        }
+        let worth = match call {
+            Call::Allocation if !alone => true,
+            Call::Free => alone && maintenance.had_threads.load(Ordering::Relaxed) == 0 && cached >= WORTH_A_THREAD,
+            _ => cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && !alone,
+        };
         // Who makes it says AWAKE at once: it will be.
         if !worth || maintenance.thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
@@ -202,14 +229,15 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Bytes that are resident and free, as far as that is known without looking into every cache.
-    fn cached_bytes(&self) -> u64 {
+    /// Bytes that are resident and in use, and free, as far as that is known without looking into every cache.
+    fn used_and_cached(&self) -> (u64, u64) {
         let statistics = self.objects.pages.statistics();
         let page_size = self.objects.pages.page_size() as u64;
-        if u64::from(statistics.backed_free + statistics.used) * page_size < WORTH_A_LOOK {
-            return 0;
+        let in_pages = u64::from(statistics.backed_free + statistics.listed) * page_size;
+        let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size;
+        if used + in_pages < WORTH_A_LOOK {
+            return (used, in_pages);
         }
-        let pages = u64::from(statistics.backed_free) + u64::from(statistics.listed);
         let in_slabs: u64 = Class::all()
             .map(|class| {
                 let cache = self.objects.caches[class.index()].lock();
@@ -217,7 +245,7 @@ impl<P: Platform> Core<P> {
                 (in_barn + cache.free) * class.size() as u64
             })
             .sum();
-        pages * page_size + in_slabs
+        (used.saturating_sub(in_slabs), in_pages + in_slabs)
     }
 
     /// Gives back what was not needed since the last tick.

@@ -5,7 +5,7 @@
 //! gate. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
-use crate::maintenance::{LARGE_FREE, Maintenance};
+use crate::maintenance::{Call, LARGE_FREE, Maintenance};
 use crate::options::Options;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
@@ -214,7 +214,7 @@ impl<P: Platform> Mm<P> {
                 None => core.retry(|| core.allocate_run(self, size, align)).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        core.after(self, false);
+        core.after(self, Call::Allocation);
         memory.unwrap_or((null_mut(), false))
     }
 
@@ -240,7 +240,7 @@ impl<P: Platform> Mm<P> {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             core.objects.free(&self.hot, class, pointer);
         }
-        core.after(self, false);
+        core.after(self, Call::Free);
     }
 
     #[cold]
@@ -250,21 +250,21 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
-        let large = {
+        let call = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             let class = core.class_of(pointer, "free");
             if class == Class::NONE {
                 let bytes = core.free_run(pointer);
                 core.count_run(0, bytes);
-                bytes >= LARGE_FREE
+                if bytes >= LARGE_FREE { Call::LargeFree } else { Call::Free }
             } else if core.objects.disown(pointer) {
                 core.objects.free(&self.hot, class, pointer);
-                false
+                Call::Free
             } else {
                 core.die_of(class, pointer, "free");
             }
         };
-        core.after(self, large);
+        core.after(self, call);
     }
 
     /// How many bytes the memory at `pointer` really has; 0 for null.
