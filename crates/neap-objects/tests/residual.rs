@@ -75,6 +75,24 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
     }
 }
 
+/// Whole sheaves are gone to their slabs where the barn has enough, on every way there.
+#[test]
+fn a_barn_keeps_its_limit_and_no_more() {
+    for class in [Class(1), Class(20), Class(50), Class(72)] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        let sheaves = class.barn_limit() as usize + 10;
+        let held = o.take_many(class, sheaves * class.sheaf_capacity() as usize);
+        held.into_iter().enumerate().for_each(|(n, object)| {
+            Virtual::run_on(n / 5000);
+            o.give(class, object);
+        });
+        assert_eq!(o.barn(class).0, class.barn_limit(), "{class:?}");
+        bounded(&o);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
 #[test]
 fn full_stacks_on_the_real_system() {
     for rseq in [true, false] {

@@ -115,6 +115,7 @@ impl Maintenance {
         if self.thread.load(Ordering::Relaxed) != NEVER {
             self.thread.store(ABSENT, Ordering::Relaxed);
         }
+        self.had_threads.store(0, Ordering::Relaxed);
     }
 
     /// Ticks made, and CPUs drained.

@@ -9,7 +9,7 @@ use neap_base::Platform;
 use neap_objects::size_class::Class;
 pub use neap_objects::verify::{Census, Finding};
 
-/// Looks at the gate: some seconds.
+/// Looks at the gate: some ten seconds.
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
@@ -23,12 +23,8 @@ impl<P: Platform> Mm<P> {
     pub fn verify(&self, in_hands: u64) -> Result<Census, Finding> {
         let Some(core) = self.core_if_open() else { return Ok(Census::default()) };
         let (objects, equal) = (&core.objects, |what, found| Finding::unless_equal(what, Class::NONE, 0, 0, found));
-        if !self.gate.close(LOOKS, || objects.platform.pause()) {
-            self.gate.open();
-            return equal("thread that stays in a slow path", 1).map(|()| Census::default());
-        }
-        let fenced = objects.slots.close_table(&objects.platform);
-        let answer = equal("fence that failed", fenced.is_err().into()).and_then(|()| {
+        self.close_for_fork(LOOKS);
+        let answer = equal("thread that stays in a slow path", (!self.gate.is_empty()).into()).and_then(|()| {
             let (census, run_pages) = objects.verify(in_hands)?;
             equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;
             let run_bytes = run_pages * objects.pages.page_size() as u64;

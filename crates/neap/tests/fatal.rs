@@ -259,10 +259,18 @@ fn free_at_once(rseq: bool) -> ! {
     });
     // Both got away with it: it is in two cells now.
     let mut taken = BTreeSet::new();
-    for _ in 0..3000 {
-        if !taken.insert(mm.allocate(64)) {
-            println!("handed out twice");
-            std::process::exit(1);
+    for cpu in [0, 1] {
+        // SAFETY: all zeroes is a valid set, which is this function's; where there is no such CPU nothing changes.
+        unsafe {
+            let mut set: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        }
+        for _ in 0..3000 {
+            if !taken.insert(mm.allocate(64)) {
+                println!("handed out twice");
+                std::process::exit(1);
+            }
         }
     }
     taken.into_iter().for_each(|object| free(&mm, object));

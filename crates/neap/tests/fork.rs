@@ -21,6 +21,7 @@ use program::{Program, Request};
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
 
+/// One of them never leaves the fast paths.
 const WORKERS: u64 = 3;
 const FORKERS: u64 = 2;
 
@@ -99,6 +100,22 @@ fn works(seed: u64, stop: &AtomicBool) {
     }
 }
 
+/// Allocates and frees so little that no gate is on its way.
+fn stays_hot(stop: &AtomicBool) {
+    while !stop.load(Relaxed) {
+        for _ in 0..1000 {
+            let objects = [PROCESS.allocate(100), PROCESS.allocate(100), PROCESS.allocate(100)];
+            for object in objects {
+                // SAFETY: just allocated.
+                unsafe {
+                    object.write(1);
+                    PROCESS.free(object);
+                }
+            }
+        }
+    }
+}
+
 /// Runs where it is told to, and does nothing otherwise.
 #[test]
 fn forks() {
@@ -107,7 +124,8 @@ fn forks() {
     }
     let (forks, seed, stop) = (number("NEAP_FORKS", 200), seed(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        for number in 0..WORKERS {
+        scope.spawn(|| stays_hot(&stop));
+        for number in 1..WORKERS {
             let stop = &stop;
             scope.spawn(move || works(seed + number, stop));
         }
