@@ -3,6 +3,7 @@
 //! Sits between the entry points and the pages. The first frame of a run says that it is one and how long; its memory is
 //! exactly what was asked for, in pages. Takes no lock of its own.
 
+use crate::maintenance::LARGE_FREE;
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
@@ -38,6 +39,14 @@ impl<P: Platform> Core<P> {
         (pointer.addr().is_multiple_of(pages.page_size()) && frame.state() == State::Run).then(|| frame.owner())
     }
 
+    /// Makes the maintenance thread if what is about to be freed is worth one.
+    pub(crate) fn before_run_is_freed(&self, mm: &Mm<P>, pointer: *const u8) {
+        let bytes = self.run_at(pointer).unwrap_or(0) as usize * self.objects.pages.page_size();
+        if bytes >= LARGE_FREE {
+            self.before_large_free(mm, bytes as u64);
+        }
+    }
+
     /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its size in bytes.
     pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
@@ -68,6 +77,10 @@ impl<P: Platform> Core<P> {
         let (memory, _) = self.allocate_run(mm, size, align)?;
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
+            // Kernels before 6.17 may have unmapped the destination before they refused; where they have not, this is refused.
+            if platform.map_at(memory.addr(), bytes).is_ok() {
+                platform.huge_pages(memory.addr(), bytes, false);
+            }
             self.free_run(memory);
             return None;
         }

@@ -177,8 +177,16 @@ impl<P: Platform> Core<P> {
         // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
         let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
-        if (look || call == Call::LargeFree) && !self.consider_thread(mm, call) {
+        if look && !self.consider_thread(mm, call, 0) {
             self.tick_if_due(mm);
+        }
+    }
+
+    /// Makes the thread, if there is none, before so many bytes are freed.
+    pub(crate) fn before_large_free(&self, mm: &Mm<P>, bytes: u64) {
+        // Relaxed: the state only tells what to do next.
+        if self.maintenance.thread.load(Ordering::Relaxed) == ABSENT {
+            self.consider_thread(mm, Call::LargeFree, bytes);
         }
     }
 
@@ -191,12 +199,12 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes the thread if it is worth its price; answers whether it did.
+    /// Makes the thread if it is worth its price, with so many bytes about to be freed; answers whether it did.
     ///
     /// The C library frees small blocks under the lock of its cache of stacks, which making a thread takes as well. So in a
     /// process that has had threads no small free makes one; allocations do, which look ahead for that reason: at what is in
     /// use and will be freed.
-    fn consider_thread(&self, mm: &Mm<P>, call: Call) -> bool {
+    fn consider_thread(&self, mm: &Mm<P>, call: Call, coming: u64) -> bool {
         let maintenance = &self.maintenance;
         if maintenance.thread.load(Ordering::Relaxed) != ABSENT {
             return false;
@@ -205,7 +213,8 @@ impl<P: Platform> Core<P> {
         let (used, cached) = {
             // It takes mutexes, which fork has to find free.
             let _inside = mm.gate.enter(self.objects.platform.cpu());
-            self.used_and_cached()
+            let (used, cached) = self.used_and_cached();
+            (used, cached + coming)
         };
         if used + cached < WORTH_A_LOOK {
             return false;

@@ -5,7 +5,7 @@
 //! gate. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
-use crate::maintenance::{Call, LARGE_FREE, Maintenance};
+use crate::maintenance::{Call, Maintenance};
 use crate::options::Options;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
@@ -250,21 +250,24 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
-        let call = {
+        let class = core.class_of(pointer, "free");
+        if class == Class::NONE {
+            // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed
+            // by a second free of the program's.
+            core.before_run_is_freed(self, pointer);
+        }
+        {
             let _inside = self.gate.enter(core.objects.platform.cpu());
-            let class = core.class_of(pointer, "free");
             if class == Class::NONE {
                 let bytes = core.free_run(pointer);
                 core.count_run(0, bytes);
-                if bytes >= LARGE_FREE { Call::LargeFree } else { Call::Free }
             } else if core.objects.disown(pointer) {
                 core.objects.free(&self.hot, class, pointer);
-                Call::Free
             } else {
                 core.die_of(class, pointer, "free");
             }
-        };
-        core.after(self, call);
+        }
+        core.after(self, Call::Free);
     }
 
     /// How many bytes the memory at `pointer` really has; 0 for null.

@@ -112,7 +112,8 @@ fn many_threads() {
         let few = threads(8);
         let many = threads(1000);
         println!("{few} bytes after 8 threads, {many} after 1000 more");
-        assert!(many <= few + (1 << 20), "{many} bytes after 1000 threads, {few} after 8");
+        // A leak of one block a thread would be 90 MB; a CPU more whose stacks are in use is one.
+        assert!(many <= few + (4 << 20), "{many} bytes after 1000 threads, {few} after 8");
         proves();
     }
 }
