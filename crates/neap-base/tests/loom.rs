@@ -46,11 +46,13 @@ fn nobody_is_inside_a_closed_gate() {
             let (gate, value) = (gate.clone(), value.clone());
             thread::spawn(move || {
                 let _inside = gate.enter(0);
+                // SAFETY: who is inside has the cell alone; loom checks that.
                 value.with_mut(|value| unsafe { *value += 1 });
             })
         };
         // loom reports it if the two accesses to the cell are not ordered.
         if gate.close(2, thread::yield_now) {
+            // SAFETY: nobody is inside, so the closer has the cell alone; loom checks that.
             value.with_mut(|value| unsafe { *value += 1 });
         }
         gate.open();
