@@ -21,6 +21,7 @@ mod known_bug_tests;
 #[path = "../tests/machine/mod.rs"]
 mod machine;
 pub mod objects;
+pub mod region;
 pub mod sheaf;
 pub mod size_class;
 pub mod slab;

@@ -7,6 +7,7 @@
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache};
 use crate::hot::{Hot, KindEntry, corrupt};
+use crate::region::StackId;
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
@@ -22,6 +23,10 @@ use neap_pages::{Pages, Shape, SideTable, State};
 /// Where the tables stand in [`Shape::tables`].
 pub(crate) const STATES: usize = 0;
 const KINDS: usize = 1;
+
+/// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
+/// uses them, and little is written if somebody does.
+const SETTLED: usize = 16;
 const DESCRIPTORS: usize = 2;
 
 /// What an instance is to be like.
@@ -173,11 +178,16 @@ impl<P: Platform> Objects<P> {
 
     /// Moves a sheaf's worth of objects to this CPU's stack and answers one more.
     fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+        let cpu = self.platform.cpu() as u16;
         let empty = {
             let mut cache = self.caches[class.index()].lock();
-            match cache.full.pop() {
+            match cache.full.pop_for(cpu) {
                 // The common way: all of it under one hold of the lock.
                 Some(mut sheaf) => {
+                    if sheaf.home() != cpu {
+                        let some = sheaf.objects().iter().step_by(SETTLED);
+                        some.for_each(|&object| self.kind_entry(object).set_home(cpu));
+                    }
                     let object = sheaf.pop();
                     self.unload(hot, class, &mut sheaf);
                     cache.put_back(sheaf);
@@ -199,13 +209,14 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Moves what is in a sheaf to this CPU's stack, if that can be had.
+    /// Moves what is in a sheaf to this CPU's stack of home objects, if that can be had.
     fn unload(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
-        let mut moved = self.slots.push_many(&self.platform, &hot.table, class, sheaf.objects());
+        let stack = StackId::home(class);
+        let mut moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
         if moved == Attempt::Refused {
             // It was taken, or never used.
-            let _ = self.slots.activate(&self.platform, &hot.table, class);
-            moved = self.slots.push_many(&self.platform, &hot.table, class, sheaf.objects());
+            let _ = self.slots.activate(&self.platform, &hot.table, stack);
+            moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
         }
         if moved == Attempt::Done(()) {
             sheaf.clear();
@@ -222,14 +233,22 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// The object at a place, marked as cached.
+    /// The object at a place, marked as cached; its page is at home here from now on.
     fn cached(&self, class: Class, place: Place) -> *mut u8 {
         // SAFETY: the slab was just taken from under its lock and has an object out: it exists.
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
         let address = self.pages.address(pfn) + place.object as usize * class.size();
         // SAFETY: the object lies in the arena and is this thread's.
         unsafe { self.states.set(address / GRAIN, CACHED) };
-        core::ptr::with_exposed_provenance_mut(address)
+        let object = core::ptr::with_exposed_provenance_mut(address);
+        self.kind_entry(object).set_home(self.platform.cpu() as u16);
+        object
+    }
+
+    /// The kind map's entry of an object's page.
+    fn kind_entry(&self, object: *const u8) -> &KindEntry {
+        // SAFETY: the kind map has an entry for every mapped 4 KiB of the arena, where objects lie.
+        unsafe { &*self.kinds.add((object.addr() - self.pages.base()) >> KindEntry::SHIFT) }
     }
 
     /// One object without a sheaf: where the slot is busy, or there is no memory for sheaves. Marked as cached.
@@ -304,43 +323,54 @@ impl<P: Platform> Objects<P> {
 
     /// Puts away an object that is marked as cached and in no stack.
     pub fn free(&self, hot: &Hot, class: Class, object: *mut u8) {
-        match self.slots.push(&self.platform, &hot.table, class, object) {
+        let home = self.kind_entry(object).home();
+        let stack = if home == self.platform.cpu() as u16 { StackId::home(class) } else { StackId::guests(class) };
+        match self.slots.push(&self.platform, &hot.table, stack, object) {
             Attempt::Done(()) => {}
-            Attempt::Refused => self.spill(hot, class, object),
+            Attempt::Refused => self.spill(hot, stack, home, object),
             Attempt::Busy => self.free_directly(class, object),
         }
     }
 
-    /// Moves a sheaf's worth of objects from this CPU's stack to the barn, so that there is room for `object`.
-    fn spill(&self, hot: &Hot, class: Class, object: *mut u8) {
-        let empty = {
-            let mut cache = self.caches[class.index()].lock();
-            match cache.empty.pop() {
-                // The common way: all of it under one hold of the lock.
-                Some(mut sheaf) if cache.has_room(class) => {
-                    self.load(hot, class, &mut sheaf);
-                    cache.put_back(sheaf);
-                    None
-                }
-                other => Some(other),
+    /// Moves a sheaf's worth of objects from a stack of this CPU to the barn, so that there is room for `object`, which is
+    /// at home on `home`.
+    fn spill(&self, hot: &Hot, stack: StackId, home: u16, object: *mut u8) {
+        let class = stack.class();
+        let cache = &self.caches[class.index()];
+        // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
+        let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
+            let here = StackId::home(class);
+            if self.slots.push(&self.platform, &hot.table, here, object) != Attempt::Done(()) {
+                self.spill(hot, here, home, object);
             }
+            return;
         };
-        if let Some(empty) = empty
-            && let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class))
-        {
-            self.load(hot, class, &mut sheaf);
-            self.stow(class, sheaf);
+        match cache.empty.pop() {
+            // The common way: all of it under one hold of the lock.
+            Some(mut sheaf) if cache.has_room(class) => {
+                self.load(hot, stack, home, &mut sheaf);
+                cache.put_back(sheaf);
+                drop(cache);
+            }
+            empty => {
+                drop(cache);
+                if let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class)) {
+                    self.load(hot, stack, home, &mut sheaf);
+                    self.stow(class, sheaf);
+                }
+            }
         }
-        if self.slots.push(&self.platform, &hot.table, class, object) != Attempt::Done(()) {
+        if self.slots.push(&self.platform, &hot.table, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
     }
 
-    /// Fills an empty sheaf from this CPU's stack, if that can be had.
-    fn load(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
-        if !sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, class, cells) == Attempt::Done(())) {
+    /// Fills an empty sheaf from a stack of this CPU, if that can be had.
+    fn load(&self, hot: &Hot, stack: StackId, home: u16, sheaf: &mut Sheaf) {
+        sheaf.set_home(home);
+        if !sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, stack, cells) == Attempt::Done(())) {
             // A stack that is not full has no room because it was taken, or never used: give it some.
-            let _ = self.slots.activate(&self.platform, &hot.table, class);
+            let _ = self.slots.activate(&self.platform, &hot.table, stack);
         }
     }
 

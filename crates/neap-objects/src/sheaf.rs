@@ -6,12 +6,16 @@
 
 use core::ptr::{NonNull, null_mut};
 
+/// How many sheaves are looked at for one that suits: a line of memory each, under the barn's lock.
+const LOOKED_AT: usize = 8;
+
 /// What a sheaf begins with; its cells follow.
 #[repr(C)]
 struct Head {
     next: *mut Head,
     count: u32,
-    capacity: u32,
+    capacity: u16,
+    home: u16,
 }
 
 /// The right to look into one sheaf.
@@ -28,11 +32,11 @@ impl Sheaf {
     /// Makes an empty sheaf in memory of the caller's.
     ///
     /// # Safety
-    /// `memory` is [`Sheaf::bytes`] long, aligned to 8, and nobody else's.
+    /// `memory` is [`Sheaf::bytes`] long, aligned to 8, and nobody else's; the capacity fits 16 bits.
     pub unsafe fn make(memory: NonNull<u8>, capacity: u32) -> Sheaf {
         let head = memory.cast::<Head>();
         // SAFETY: as the caller promises.
-        unsafe { head.write(Head { next: null_mut(), count: 0, capacity }) };
+        unsafe { head.write(Head { next: null_mut(), count: 0, capacity: capacity as u16, home: 0 }) };
         let sheaf = Sheaf(head);
         // SAFETY: as the caller promises.
         unsafe { sheaf.cells().write_bytes(0, capacity as usize) };
@@ -75,10 +79,20 @@ impl Sheaf {
         unsafe { core::slice::from_raw_parts(self.cells(), self.head().count as usize) }
     }
 
+    /// Where its objects are at home, most likely all of them.
+    pub fn home(&self) -> u16 {
+        self.head().home
+    }
+
+    /// Says where its objects are at home.
+    pub fn set_home(&mut self, cpu: u16) {
+        self.head_mut().home = cpu;
+    }
+
     /// Puts an object on top; `false` if there is no room.
     pub fn push(&mut self, object: *mut u8) -> bool {
         let count = self.head().count;
-        if count >= self.head().capacity {
+        if count >= u32::from(self.head().capacity) {
             return false;
         }
         // SAFETY: below the capacity, and the caller owns the sheaf.
@@ -100,7 +114,7 @@ impl Sheaf {
         // SAFETY: the cells are the caller's; a sheaf is made with all of them initialised.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.cells(), capacity as usize) };
         let filled = fill(cells);
-        self.head_mut().count = if filled { capacity } else { 0 };
+        self.head_mut().count = if filled { capacity.into() } else { 0 };
         filled
     }
 
@@ -142,12 +156,34 @@ impl SheafList {
 
     /// Takes the sheaf that was put there last.
     pub fn pop(&mut self) -> Option<Sheaf> {
-        // The list owns its sheaves and gives this one away.
-        let sheaf = Sheaf(NonNull::new(self.head)?);
-        self.head = sheaf.head().next;
+        let head = NonNull::new(self.head)?;
+        // SAFETY: the list owns its sheaves.
+        self.head = unsafe { head.as_ref() }.next;
+        Some(self.taken(head))
+    }
+
+    /// A sheaf that is off the list, and counted.
+    fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
-        Some(sheaf)
+        Sheaf(head)
+    }
+
+    /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few, otherwise the first.
+    pub fn pop_for(&mut self, cpu: u16) -> Option<Sheaf> {
+        let mut link = &raw mut self.head;
+        for _ in 0..LOOKED_AT {
+            // SAFETY: the list owns its sheaves; the link is the list's head or in one of them.
+            unsafe {
+                let Some(head) = (*link).as_mut() else { break };
+                if head.home == cpu {
+                    *link = head.next;
+                    return Some(self.taken(NonNull::from(head)));
+                }
+                link = &raw mut head.next;
+            }
+        }
+        self.pop()
     }
 
     /// How many sheaves were on the list all the time since this was last asked: nobody needed them.
@@ -216,6 +252,21 @@ mod tests {
             true
         }));
         assert_eq!(sheaf.objects(), objects);
+    }
+
+    #[test]
+    fn a_sheaf_that_is_at_home_is_taken_first() {
+        let (mut list, mut memories) = (SheafList::new(), Vec::new());
+        for home in [2, 1, 2, 3, 1, 3] {
+            let (mut sheaf, memory) = sheaf(1);
+            sheaf.set_home(home);
+            list.push(sheaf);
+            memories.push(memory);
+        }
+        let taken: Vec<u16> = [2, 1, 7, 1, 1].map(|cpu| list.pop_for(cpu).unwrap().home()).into();
+        assert_eq!(taken, [2, 1, 3, 1, 3], "the one that suits, wherever it is; or else the first");
+        assert_eq!((list.length(), list.pop_for(9).unwrap().home()), (1, 2));
+        assert_eq!((list.length(), list.pop_for(9)), (0, None));
     }
 
     #[test]

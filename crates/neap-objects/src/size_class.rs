@@ -55,8 +55,9 @@ impl Class {
         self.0 as usize
     }
 
-    /// Objects that a CPU's stack holds: 64 KiB of them, or 128 KiB if those are fewer than 32; 4 to 1024. So a CPU keeps at
-    /// most 128 KiB of a class back from everybody else, until it rests for a tick.
+    /// Objects that a CPU's stack of home objects holds: 64 KiB of them, or 128 KiB if those are fewer than 32; 4 to 1024.
+    /// With the guests', half as many, a CPU keeps at most 192 KiB of a class back from everybody else, until it rests for a
+    /// tick.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
         let (fits, fits_twice) = ((64 << 10) / size, (128 << 10) / size);

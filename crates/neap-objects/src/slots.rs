@@ -1,8 +1,9 @@
-//! Slots: for every CPU and class, a stack of free objects that the CPU's threads push to and pop from.
+//! Slots: for every CPU and class, two stacks of free objects that the CPU's threads push to and pop from.
 //!
-//! Sits between `malloc` and `free` and the class caches. All stacks of a CPU lie in one *region* at fixed places; a table
-//! holds one pointer per CPU to its region, also for every CPU that the kernel could name and for the ids -1 and -2 of
-//! threads that are not registered. Two kinds, one per CPU:
+//! Sits between `malloc` and `free` and the class caches. One stack of the two is for objects of pages that are at
+//! [home](crate::hot::KindEntry) on this CPU; the other is for guests, which are never popped one by one. All stacks of a
+//! CPU lie in one *region*; a table holds one pointer per CPU to its region, also for every CPU that the kernel could name
+//! and for the ids -1 and -2 of threads that are not registered. Two kinds, one per CPU:
 //!
 //! * **Rseq**: worked on by the restartable sequences of `neap_os::rseq`, with no lock and no locked instruction.
 //! * **Atomic**: the same stacks under the CPU's lock, for machines without rseq or fences and for isolated CPUs.
@@ -20,7 +21,8 @@
 //! There is no owner's lock and so nobody to wait for. The exhaustive explorer in `tests/rseq_explorer` plays this with
 //! preemption, migration, signals and store buffers, and finds what breaks when a step is left out.
 
-use crate::size_class::{CLASSES, Class};
+use crate::region::{REGION, StackId, at, clear, keep, objects, stack};
+use crate::size_class::Class;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
@@ -34,41 +36,6 @@ const REMOTE_TRIES: u32 = 1000;
 
 /// Entries of the table below CPU 0: for the ids -1 and -2.
 pub(crate) const UNREGISTERED: usize = 2;
-
-/// Where the cells of each class begin in a region, in bytes; after the stacks of all classes.
-pub(crate) const CELLS: [usize; CLASSES] = layout().0;
-
-/// Bytes of a region.
-pub(crate) const REGION: usize = layout().1.next_multiple_of(4096);
-
-const fn layout() -> ([usize; CLASSES], usize) {
-    let mut cells = [0; CLASSES];
-    let mut next = (Class((CLASSES - 1) as u8).place() as usize) * size_of::<usize>() + size_of::<Stack>();
-    let mut class = 1;
-    while class < CLASSES {
-        cells[class] = next;
-        next += Class(class as u8).stack_capacity() as usize * size_of::<usize>();
-        class += 1;
-    }
-    (cells, next)
-}
-
-/// Places from one class's stack to the next.
-const PLACES: u16 = (size_of::<Stack>() / size_of::<usize>()) as u16;
-
-impl Class {
-    /// Where the class's stack lies in a region, in units of 8 bytes; 0 for [`Class::NONE`], since that is where the region's
-    /// mark is: whether it may be written to.
-    #[inline(always)]
-    pub const fn place(self) -> u16 {
-        if self.0 == 0 { 0 } else { 1 + (self.0 as u16 - 1) * PLACES }
-    }
-
-    /// The class of a place.
-    pub const fn of_place(place: u16) -> Class {
-        if place == 0 { Class::NONE } else { Class(((place - 1) / PLACES + 1) as u8) }
-    }
-}
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,7 +98,7 @@ impl Slots {
             // SAFETY: the mapping is fresh, and nobody else's; the last of these is the spare, which has no lock.
             unsafe {
                 at::<u64>(region).write(1);
-                Class::all().for_each(|class| clear(region, class));
+                StackId::all().for_each(|stack| clear(region, stack));
                 if cpu < cpus {
                     slots.locks().add(cpu).write(CpuLock::new(region));
                 }
@@ -234,17 +201,17 @@ impl Slots {
     fn attempt<P: Platform, T>(
         &self,
         platform: &P,
-        class: Class,
+        stack: StackId,
         mut sequence: impl FnMut(usize) -> (T, Outcome),
         locked: impl FnOnce(&mut LockedStack) -> Option<T>,
     ) -> Attempt<T> {
         let cpu = platform.cpu();
         if self.kind(platform, cpu) == Kind::Atomic {
             let Some(region) = self.lock(cpu).try_lock() else { return Attempt::Busy };
-            return locked(&mut LockedStack(stack(*region, class))).map_or(Attempt::Refused, Attempt::Done);
+            return locked(&mut LockedStack(self::stack(*region, stack))).map_or(Attempt::Refused, Attempt::Done);
         }
         for _ in 0..ATTEMPTS {
-            match sequence(usize::from(class.place())) {
+            match sequence(usize::from(stack.place())) {
                 (value, Outcome::Committed) => return Attempt::Done(value),
                 (_, Outcome::Refused) => return Attempt::Refused,
                 (_, Outcome::Aborted) => {}
@@ -253,7 +220,7 @@ impl Slots {
         Attempt::Busy
     }
 
-    /// Takes an object from this CPU's stack of `class`.
+    /// Takes an object of a class that is at home here.
     pub fn pop<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
             // SAFETY: the table was published over these regions.
@@ -261,48 +228,48 @@ impl Slots {
             // An aborted pop looks like a refused one; the refill that follows finds out.
             (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })
         };
-        self.attempt(platform, class, sequence, LockedStack::pop)
+        self.attempt(platform, StackId::home(class), sequence, LockedStack::pop)
     }
 
-    /// Puts an object on this CPU's stack of `class`.
-    pub fn push<P: Platform>(&self, platform: &P, table: &Table, class: Class, object: *mut u8) -> Attempt<()> {
-        self.push_many(platform, table, class, &[object])
+    /// Puts an object on a stack of this CPU.
+    pub fn push<P: Platform>(&self, platform: &P, table: &Table, stack: StackId, object: *mut u8) -> Attempt<()> {
+        self.push_many(platform, table, stack, &[object])
     }
 
-    /// Puts all of `objects` on this CPU's stack of `class`, or none.
+    /// Puts all of `objects` on a stack of this CPU, or none.
     pub fn push_many<P: Platform>(
         &self,
         platform: &P,
         table: &Table,
-        class: Class,
+        stack: StackId,
         objects: &[*mut u8],
     ) -> Attempt<()> {
         // SAFETY: as above.
         let sequence = |place| ((), unsafe { rseq::push_many(table, place, objects) });
-        self.attempt(platform, class, sequence, |stack| stack.push_many(objects))
+        self.attempt(platform, stack, sequence, |stack| stack.push_many(objects))
     }
 
-    /// Fills `objects` from the top of this CPU's stack of `class`, or leaves everything as it is.
+    /// Fills `objects` from the top of a stack of this CPU, or leaves everything as it is.
     pub fn pop_many<P: Platform>(
         &self,
         platform: &P,
         table: &Table,
-        class: Class,
+        stack: StackId,
         objects: &mut [*mut u8],
     ) -> Attempt<()> {
         // Both closures write to it, but only one of them runs.
         let objects = core::cell::RefCell::new(objects);
         // SAFETY: as above.
         let sequence = |place| ((), unsafe { rseq::pop_many(table, place, &mut objects.borrow_mut()) });
-        self.attempt(platform, class, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
+        self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
-    /// Gives this CPU's stack of `class` its room, which it has not had yet or not since it was taken.
-    pub fn activate<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<()> {
-        let capacity = class.stack_capacity();
+    /// Gives a stack of this CPU its room, which it has not had yet or not since it was taken.
+    pub fn activate<P: Platform>(&self, platform: &P, table: &Table, stack: StackId) -> Attempt<()> {
+        let capacity = stack.capacity();
         // SAFETY: as above; every region has that many cells there.
         let sequence = |place| ((), unsafe { rseq::set_capacity(table, place, capacity) });
-        self.attempt(platform, class, sequence, |stack| {
+        self.attempt(platform, stack, sequence, |stack| {
             let bottom = stack.0.bottom.load(Ordering::Relaxed);
             stack.0.end.store(bottom.wrapping_add(capacity as usize), Ordering::Relaxed);
             Some(())
@@ -338,12 +305,12 @@ impl Slots {
         }
         let old = core::mem::replace(&mut *region, *spare);
         drop(region);
-        for class in Class::all() {
-            let objects = objects(stack(old, class));
+        for id in StackId::all() {
+            let (objects, class) = (objects(stack(old, id)), id.class());
             if wanted(class) && !objects.is_empty() {
                 each(class, objects);
             }
-            clear(old, class);
+            clear(old, id);
         }
         *spare = old;
         true
@@ -354,22 +321,31 @@ impl Slots {
         false
     }
 
-    /// What a stack looks like right now: only good for comparing with itself later, and for statistics, because the owner
-    /// goes on working.
+    /// What a CPU's stacks of a class look like right now: only good for comparing with themselves later, and for statistics,
+    /// because the owner goes on working.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
         let region = if self.kind(platform, cpu) == Kind::Atomic {
             self.lock(cpu).try_lock().map_or(self.dummy(), |region| *region)
         } else {
             self.pointer(cpu).load(Ordering::Acquire).addr() // Pairs with the Release in `take`.
         };
-        let stack = stack(region, class);
+        let [home, guests] = [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(region, id));
+        Peek {
+            count: home.count + guests.count,
+            active: home.active || guests.active,
+            top: home.top ^ guests.top.rotate_left(1),
+        }
+    }
+
+    fn glance(region: usize, id: StackId) -> Peek {
+        let stack = stack(region, id);
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
         // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
         let top = if top.is_null() { 0 } else { unsafe { (*top).load(Ordering::Relaxed) }.addr() };
         let active = stack.end.load(Ordering::Relaxed) != bottom;
-        Peek { count: (count as u32).min(class.stack_capacity()), active, top }
+        Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
     /// CPUs there are slots for.
@@ -383,14 +359,14 @@ impl Slots {
     }
 }
 
-/// A glance at a stack.
+/// A glance at a CPU's stacks of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Peek {
-    /// Objects in it.
+    /// Objects in them.
     pub count: u32,
-    /// Whether it has room for any.
+    /// Whether they have room for any.
     pub active: bool,
-    /// The topmost object's address, to tell a stack that rests from one that went up and down.
+    /// Changes with the topmost objects: tells a stack that rests from one that went up and down.
     pub top: usize,
 }
 
@@ -421,43 +397,4 @@ impl LockedStack {
         self.0.head.store(head.wrapping_add(from.len()), Ordering::Relaxed);
         Some(())
     }
-}
-
-/// The objects of a stack that the caller has alone.
-pub(crate) fn objects(stack: &Stack) -> &[*mut u8] {
-    let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
-    // SAFETY: the cells from bottom to head are objects.
-    unsafe { core::slice::from_raw_parts(bottom, (head.addr() - bottom.addr()) / size_of::<usize>()) }
-}
-
-/// Makes a stack of a region that the caller has alone empty and without room.
-fn clear(region: usize, class: Class) {
-    let (stack, cells) = (stack(region, class), at(region + CELLS[class.index()]));
-    stack.head.store(cells, Ordering::Relaxed);
-    stack.bottom.store(cells, Ordering::Relaxed);
-    stack.end.store(cells, Ordering::Relaxed);
-}
-
-/// Copies the stacks that are not wanted to a region whose stacks are empty; both are the caller's alone.
-fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
-    for class in Class::all().filter(|&class| !wanted(class)) {
-        let (from, to) = (stack(from, class), stack(to, class));
-        let (old, new) = (from.bottom.load(Ordering::Relaxed), to.bottom.load(Ordering::Relaxed));
-        // SAFETY: every region has the same cells.
-        unsafe { new.copy_from_nonoverlapping(old, objects(from).len()) };
-        // As far from the new bottom as it was from the old one.
-        let moved = |pointer: *mut *mut u8| new.wrapping_byte_add(pointer.addr() - old.addr());
-        to.head.store(moved(from.head.load(Ordering::Relaxed)), Ordering::Relaxed);
-        to.end.store(moved(from.end.load(Ordering::Relaxed)), Ordering::Relaxed);
-    }
-}
-
-pub(crate) fn stack(region: usize, class: Class) -> &'static Stack {
-    // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
-    // is longer than that of the slots; no function here lets it out.
-    unsafe { &*at::<Stack>(region + usize::from(class.place()) * size_of::<usize>()) }
-}
-
-fn at<T>(address: usize) -> *mut T {
-    core::ptr::with_exposed_provenance_mut(address)
 }

@@ -10,10 +10,9 @@
 //! | [`CACHED`] | in a sheaf or a stack |
 //! | [`ALLOCATED`] | the program has it |
 //!
-//! A denser table (a byte per 64 bytes or per KiB, by class) takes a fourth of the memory and was measured first: when
-//! objects wander between CPUs its cache lines are shared by too many of them, and a program that does nothing but
-//! exchange objects between two CPUs is a fifth slower. The memory under the table is touched only where slabs lie, and
-//! goes back with theirs.
+//! Objects that lie within a KiB of each other share a cache line of the table: that is why pages have a
+//! [home](crate::hot::KindEntry). A denser table shares more. The memory under the table is touched only where slabs lie,
+//! and goes back with theirs.
 //!
 //! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
 //! allocated. It is then in two cells of stacks, and the second of the two pops finds a byte that is not "cached".

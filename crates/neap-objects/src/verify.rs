@@ -6,10 +6,11 @@
 //! end, and allocates nothing.
 
 use crate::objects::{Objects, STATES};
+use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList};
-use crate::slots::{CELLS, Kind, REGION, Slots, UNREGISTERED, objects, stack};
+use crate::slots::{Kind, Slots, UNREGISTERED};
 use crate::state::{ALLOCATED, CACHED};
 use core::fmt;
 use core::ops::AddAssign;
@@ -154,7 +155,9 @@ impl<P: Platform> Objects<P> {
             for cpu in 0..self.slots.cpus() {
                 // SAFETY: nobody else is here.
                 let region = unsafe { self.slots.lock(cpu).peek() };
-                answer = answer.and(change(class, objects(stack(region, class))));
+                for id in [StackId::home(class), StackId::guests(class)] {
+                    answer = answer.and(change(class, objects(stack(region, id))));
+                }
             }
             let cache = self.caches[class.index()].lock();
             answer = cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, sheaf.objects())));
@@ -319,7 +322,7 @@ impl<P: Platform> Objects<P> {
             let entry = slots.entry(cpu + UNREGISTERED).load(Relaxed).addr();
             let owned = entry == region && slots.kind(&self.platform, cpu) == Kind::Rseq;
             equal("table entry of a CPU", 1, u64::from(owned || entry == slots.dummy()))?;
-            Class::all().try_for_each(|class| slots.verify_stack(cpu, region, class))?;
+            StackId::all().try_for_each(|id| slots.verify_stack(cpu, region, id))?;
         }
         let others = (0..UNREGISTERED).chain(slots.cpus() + UNREGISTERED..slots.named + UNREGISTERED);
         let (what, dummy) = ("table entry of no CPU", slots.dummy() as u64);
@@ -335,20 +338,20 @@ impl Slots {
         let mark = core::ptr::with_exposed_provenance::<u64>(region);
         // SAFETY: a region begins with a mark.
         Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
-        Class::all().try_for_each(|class| {
-            let (stack, cells) = (stack(region, class), (region + CELLS[class.index()]) * writable as usize);
+        StackId::all().try_for_each(|id| {
+            let (stack, cells) = (stack(region, id), id.cells(region) * writable as usize);
             [&stack.head, &stack.bottom, &stack.end].into_iter().try_for_each(|pointer| {
                 let found = pointer.load(Relaxed).addr();
-                Finding::unless_equal("stack that is to be empty", class, region, cells as u64, found as u64)
+                Finding::unless_equal("stack that is to be empty", id.class(), region, cells as u64, found as u64)
             })
         })
     }
 
-    fn verify_stack(&self, cpu: usize, region: usize, class: Class) -> Result<(), Finding> {
-        let (stack, cells) = (stack(region, class), region + CELLS[class.index()]);
+    fn verify_stack(&self, cpu: usize, region: usize, id: StackId) -> Result<(), Finding> {
+        let (stack, cells) = (stack(region, id), id.cells(region));
         let [head, bottom, end] = [&stack.head, &stack.bottom, &stack.end].map(|pointer| pointer.load(Relaxed).addr());
-        let full = cells + class.stack_capacity() as usize * size_of::<usize>();
-        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, cpu, expected, found);
+        let full = cells + id.capacity() as usize * size_of::<usize>();
+        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, id.class(), cpu, expected, found);
         equal("bottom of a stack", cells as u64, bottom as u64)?;
         equal("end of a stack", 1, u64::from(end == bottom || end == full))?;
         equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))

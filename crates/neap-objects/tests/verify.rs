@@ -14,6 +14,7 @@ use neap_base::Pfn;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::class_cache::Place;
 use neap_objects::hot::KindEntry;
+use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
@@ -57,7 +58,7 @@ fn popped(o: &Instance, class: Class) -> *mut u8 {
 }
 
 fn pushed(o: &Instance, class: Class, object: *mut u8) {
-    assert_eq!(o.slots.push(&o.platform, &o.hot.table, class, object), Attempt::Done(()));
+    assert_eq!(o.slots.push(&o.platform, &o.hot.table, StackId::home(class), object), Attempt::Done(()));
 }
 
 /// The slab of an object, and the object's number.

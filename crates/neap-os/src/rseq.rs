@@ -120,9 +120,9 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
 }
 
 /// The descriptor that the kernel reads, the abort exit with its signature, both out of the way of the hot code, and the
-/// way from the CPU id to the region, whose address is in `t` when `body` starts.
+/// way from the CPU id to the region, whose address is in `t` when `body` starts, with the flags that `$look` at the id left.
 macro_rules! sequence {
-    ($($body:literal),* ; abort: $abort:literal) => {
+    ($(look: $look:literal;)? $($body:literal),* ; abort: $abort:literal) => {
         concat!(
             ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
             "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
@@ -130,6 +130,7 @@ macro_rules! sequence {
             "mov qword ptr fs:[{offset} + 8], {t}\n",
             "21:\n",
             "movsxd {t}, dword ptr fs:[{offset} + 4]\n",
+            $($look, "\n",)?
             "mov {t}, qword ptr [{regions} + {t} * 8]\n",
             $($body, "\n",)*
             ".pushsection __rseq_failure, \"ax\", @progbits\n",
@@ -172,19 +173,22 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     value
 }
 
-/// Puts `value` (not null) on this CPU's stack at `place`.
+/// Puts `value` (not null) on this CPU's stack at `place` if the CPU is `home`, on any other CPU on the stack behind that.
 ///
 /// # Safety
 /// As for [`pop`].
 #[inline(always)]
-pub unsafe fn push(table: &Table, place: usize, value: *mut u8) -> Outcome {
+pub unsafe fn push(table: &Table, place: usize, home: u32, value: *mut u8) -> Outcome {
     let status: u32;
     // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
     unsafe {
         asm!(
             "mov {status:e}, 1",
             sequence!(
+                look: "cmp {t:e}, {home:e}";
+                "lea {head}, [{t} + {place} * 8 + 24]",
                 "lea {t}, [{t} + {place} * 8]",
+                "cmovne {t}, {head}",
                 "mov {head}, qword ptr [{t}]",
                 "cmp {head}, qword ptr [{t} + 16]",
                 "je 23f",
@@ -197,7 +201,7 @@ pub unsafe fn push(table: &Table, place: usize, value: *mut u8) -> Outcome {
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
             regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
-            value = in(reg) value, t = out(reg) _, head = out(reg) _, status = out(reg) status,
+            home = in(reg) home, value = in(reg) value, t = out(reg) _, head = out(reg) _, status = out(reg) status,
             options(nostack),
         );
     }
@@ -319,23 +323,29 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// A region with a stack of four cells at place 1.
+    /// A region with two stacks: without room at place 1, with four cells behind it.
     #[repr(C)]
     struct Region {
         writable: u64,
+        full: Stack,
         stack: Stack,
         before: u64,
         cells: [*mut u8; 4],
         after: u64,
     }
 
+    const FULL: usize = 1;
+    const STACK: usize = FULL + size_of::<Stack>() / size_of::<usize>();
+    /// No CPU.
+    const ELSEWHERE: u32 = 1 << 20;
+
     /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
     fn table(capacity: usize) -> Option<(Table, Box<Region>, Vec<AtomicPtr<u8>>)> {
         let offset = registered_offset()? as u32;
         let null = || AtomicPtr::new(core::ptr::null_mut());
-        let stack = Stack { head: null(), bottom: null(), end: null() };
+        let [full, stack] = [(), ()].map(|()| Stack { head: null(), bottom: null(), end: null() });
         let mut region =
-            Box::new(Region { writable: 1, stack, before: 7, cells: [core::ptr::null_mut(); 4], after: 7 });
+            Box::new(Region { writable: 1, full, stack, before: 7, cells: [core::ptr::null_mut(); 4], after: 7 });
         let cells = region.cells.as_mut_ptr();
         region.stack.head.store(cells, Ordering::Relaxed);
         region.stack.bottom.store(cells, Ordering::Relaxed);
@@ -352,11 +362,17 @@ mod tests {
 
     unsafe fn settled_pop(table: &Table) -> *mut u8 {
         // SAFETY: as the caller promises.
-        (0..100).map(|_| unsafe { pop(table, 1) }).find(|value| !value.is_null()).unwrap_or_default()
+        (0..100).map(|_| unsafe { pop(table, STACK) }).find(|value| !value.is_null()).unwrap_or_default()
     }
 
     fn pointer(value: usize) -> *mut u8 {
         core::ptr::without_provenance_mut(value)
+    }
+
+    /// Pushes from a CPU that is not the object's home.
+    unsafe fn push_guest(table: &Table, value: usize) -> Outcome {
+        // SAFETY: as the caller promises.
+        settled(|| unsafe { push(table, FULL, ELSEWHERE, pointer(value)) })
     }
 
     #[test]
@@ -365,9 +381,9 @@ mod tests {
         // SAFETY: the table and its one region live to the end of the test, and only this thread uses them.
         unsafe {
             for value in 1..=4 {
-                assert_eq!(settled(|| push(&table, 1, pointer(value))), Outcome::Committed);
+                assert_eq!(push_guest(&table, value), Outcome::Committed);
             }
-            assert_eq!(settled(|| push(&table, 1, pointer(5))), Outcome::Refused);
+            assert_eq!(push_guest(&table, 5), Outcome::Refused);
             for value in (1..=4).rev() {
                 assert_eq!(settled_pop(&table), pointer(value));
             }
@@ -377,17 +393,44 @@ mod tests {
     }
 
     #[test]
+    fn an_object_goes_to_the_first_stack_at_home_and_to_the_second_elsewhere() {
+        let Some((table, region, _regions)) = table(4) else { return };
+        let home = pin();
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), Outcome::Refused);
+            assert_eq!(push_guest(&table, 2), Outcome::Committed);
+            // The second stack as the first: there is room at home, and behind it nothing is touched.
+            assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), Outcome::Committed);
+            assert_eq!([settled_pop(&table), settled_pop(&table)], [3, 2].map(pointer));
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    /// Keeps this thread on the CPU it is on.
+    fn pin() -> u32 {
+        // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+        unsafe {
+            let cpu = libc::sched_getcpu();
+            let mut set: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(cpu as usize, &mut set);
+            assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
+            cpu as u32
+        }
+    }
+
+    #[test]
     fn many_go_together_or_not_at_all() {
         let Some((table, region, _regions)) = table(4) else { return };
         let three = [1, 2, 3].map(pointer);
         let mut taken = [pointer(0); 2];
         // SAFETY: as above.
         unsafe {
-            assert_eq!(settled(|| push_many(&table, 1, &three)), Outcome::Committed);
-            assert_eq!(settled(|| push_many(&table, 1, &three)), Outcome::Refused);
-            assert_eq!(settled(|| pop_many(&table, 1, &mut taken)), Outcome::Committed);
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Committed);
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Refused);
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Committed);
             assert_eq!(taken, [2, 3].map(pointer));
-            assert_eq!(settled(|| pop_many(&table, 1, &mut taken)), Outcome::Refused);
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Refused);
             assert_eq!(settled_pop(&table), pointer(1));
         }
         assert_eq!((region.before, region.after), (7, 7));
@@ -398,14 +441,14 @@ mod tests {
         let Some((table, mut region, _regions)) = table(0) else { return };
         region.writable = 0;
         // SAFETY: as above.
-        assert_eq!(settled(|| unsafe { set_capacity(&table, 1, 1) }), Outcome::Refused);
+        assert_eq!(settled(|| unsafe { set_capacity(&table, STACK, 1) }), Outcome::Refused);
         region.writable = 1;
         // SAFETY: as above.
         unsafe {
-            assert_eq!(settled(|| push(&table, 1, pointer(1))), Outcome::Refused);
-            assert_eq!(settled(|| set_capacity(&table, 1, 1)), Outcome::Committed);
-            assert_eq!(settled(|| push(&table, 1, pointer(1))), Outcome::Committed);
-            assert_eq!(settled(|| push(&table, 1, pointer(2))), Outcome::Refused);
+            assert_eq!(push_guest(&table, 1), Outcome::Refused);
+            assert_eq!(settled(|| set_capacity(&table, STACK, 1)), Outcome::Committed);
+            assert_eq!(push_guest(&table, 1), Outcome::Committed);
+            assert_eq!(push_guest(&table, 2), Outcome::Refused);
         }
     }
 }

@@ -227,14 +227,14 @@ impl<P: Platform> Mm<P> {
     pub unsafe fn free(&self, pointer: *mut u8) {
         match self.hot.free(pointer) {
             Freed::Done => {}
-            Freed::Homeless(class) => self.free_homeless(pointer, class),
+            Freed::Unplaced(class) => self.free_unplaced(pointer, class),
             Freed::Unknown => self.free_slow(pointer),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn free_homeless(&self, pointer: *mut u8, class: Class) {
+    fn free_unplaced(&self, pointer: *mut u8, class: Class) {
         let Some(core) = self.core_if_open() else { return };
         {
             let _inside = self.gate.enter(core.objects.platform.cpu());

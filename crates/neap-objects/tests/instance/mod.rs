@@ -75,7 +75,7 @@ impl<P: Platform> Opened<P> {
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
         match self.hot.free(object) {
             Freed::Done => {}
-            Freed::Homeless(found) => self.free(&self.hot, found, object),
+            Freed::Unplaced(found) => self.free(&self.hot, found, object),
             Freed::Unknown => {
                 assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(&self.hot, class, object);

@@ -1,0 +1,133 @@
+//! A region: all stacks of one CPU, in one piece of memory.
+//!
+//! Sits below the slots, which say whose a region is, and beside the restartable sequences, which work in it. It begins with
+//! a mark, whether it may be written to; then come the stacks, two for each class, and then their cells. Takes no lock:
+//! everything here is for who has the region alone.
+
+use crate::size_class::{CLASSES, Class};
+use core::sync::atomic::Ordering;
+use neap_os::rseq::Stack;
+
+/// Stacks in a region: two for each class of objects.
+const STACKS: usize = 2 * (CLASSES - 1);
+
+/// Where the cells of each stack begin in a region, in bytes; after all the stacks.
+const CELLS: [usize; STACKS] = layout().0;
+
+/// Bytes of a region.
+pub(crate) const REGION: usize = layout().1.next_multiple_of(4096);
+
+const fn layout() -> ([usize; STACKS], usize) {
+    let mut cells = [0; STACKS];
+    let mut next = size_of::<u64>() + STACKS * size_of::<Stack>();
+    let mut stack = 0;
+    while stack < STACKS {
+        cells[stack] = next;
+        next += StackId(stack as u8).capacity() as usize * size_of::<usize>();
+        stack += 1;
+    }
+    (cells, next)
+}
+
+/// Which of a CPU's stacks: of which class, and for home objects or for guests. The same in every region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StackId(u8);
+
+impl StackId {
+    /// Places from one stack to the next.
+    const PLACES: u16 = (size_of::<Stack>() / size_of::<usize>()) as u16;
+
+    /// A class's stack of home objects: the one that is allocated from.
+    pub const fn home(class: Class) -> StackId {
+        StackId(2 * (class.0 - 1))
+    }
+
+    /// A class's stack of guests, on their way to the barn; right behind the other, as
+    /// [`push`](neap_os::rseq::push) has it.
+    pub const fn guests(class: Class) -> StackId {
+        StackId(2 * (class.0 - 1) + 1)
+    }
+
+    /// Every stack.
+    pub fn all() -> impl Iterator<Item = StackId> {
+        (0..STACKS as u8).map(StackId)
+    }
+
+    /// The class of its objects.
+    pub const fn class(self) -> Class {
+        Class(self.0 / 2 + 1)
+    }
+
+    /// Whether it is for guests.
+    pub const fn is_for_guests(self) -> bool {
+        self.0 % 2 == 1
+    }
+
+    /// Objects that it holds; a guests' stack leaves as one sheaf.
+    pub const fn capacity(self) -> u32 {
+        if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().stack_capacity() }
+    }
+
+    /// Where it lies in a region, in units of 8 bytes.
+    pub(crate) const fn place(self) -> u16 {
+        1 + self.0 as u16 * StackId::PLACES
+    }
+
+    /// Where its cells begin in a region.
+    pub(crate) fn cells(self, region: usize) -> usize {
+        region + CELLS[usize::from(self.0)]
+    }
+}
+
+impl Class {
+    /// Where the class's home objects have their stack in a region, in units of 8 bytes; 0 for [`Class::NONE`], since that
+    /// is where the region's mark is: whether it may be written to.
+    #[inline(always)]
+    pub const fn place(self) -> u16 {
+        if self.0 == 0 { 0 } else { StackId::home(self).place() }
+    }
+
+    /// The class of a place.
+    pub const fn of_place(place: u16) -> Class {
+        if place == 0 { Class::NONE } else { StackId(((place - 1) / StackId::PLACES) as u8).class() }
+    }
+}
+
+/// The objects of a stack that the caller has alone.
+pub(crate) fn objects(stack: &Stack) -> &[*mut u8] {
+    let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
+    // SAFETY: the cells from bottom to head are objects.
+    unsafe { core::slice::from_raw_parts(bottom, (head.addr() - bottom.addr()) / size_of::<usize>()) }
+}
+
+/// Makes a stack of a region that the caller has alone empty and without room.
+pub(crate) fn clear(region: usize, id: StackId) {
+    let (stack, cells) = (stack(region, id), at(id.cells(region)));
+    stack.head.store(cells, Ordering::Relaxed);
+    stack.bottom.store(cells, Ordering::Relaxed);
+    stack.end.store(cells, Ordering::Relaxed);
+}
+
+/// Copies the stacks that are not wanted to a region whose stacks are empty; both are the caller's alone.
+pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
+    for id in StackId::all().filter(|id| !wanted(id.class())) {
+        let (from, to) = (stack(from, id), stack(to, id));
+        let (old, new) = (from.bottom.load(Ordering::Relaxed), to.bottom.load(Ordering::Relaxed));
+        // SAFETY: every region has the same cells.
+        unsafe { new.copy_from_nonoverlapping(old, objects(from).len()) };
+        // As far from the new bottom as it was from the old one.
+        let moved = |pointer: *mut *mut u8| new.wrapping_byte_add(pointer.addr() - old.addr());
+        to.head.store(moved(from.head.load(Ordering::Relaxed)), Ordering::Relaxed);
+        to.end.store(moved(from.end.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
+    // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
+    // is longer than that of the slots; no function here lets it out.
+    unsafe { &*at::<Stack>(region + usize::from(id.place()) * size_of::<usize>()) }
+}
+
+pub(crate) fn at<T>(address: usize) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(address)
+}
