@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod build;
 mod ci;
+mod installed;
 mod layout;
 mod models;
 mod peers;

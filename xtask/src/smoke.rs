@@ -2,7 +2,8 @@
 //!
 //! Each real program runs once as it is and once per mode under the preload library; standard output and exit status must
 //! be the same, and neither the loader nor neap may complain. Programs that are not installed are counted as skipped. The
-//! self-checking programs of `tests/programs` follow (programs.rs). The first check asks the loader whose `malloc` a
+//! real programs are listed in installed.rs; the
+//! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader whose `malloc` a
 //! preloaded program gets: without it everything below could pass on the system's.
 
 use core::time::Duration;
@@ -12,6 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::installed::{INSTALLED, NOT_ALL_THERE, Program};
 use crate::process::{self, Outcome, capture, need, observe, which};
 use crate::report::Report;
 use crate::{layout, programs};
@@ -22,166 +24,6 @@ pub(crate) const MODES: &[(&str, &[(&str, &str)])] = &[
     ("rseq off", &[("NEAP", "rseq:off")]),
     ("background off", &[("NEAP", "background:off")]),
     ("glibc without rseq", &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")]),
-];
-
-/// A real program: its name, what must be on `PATH`, files laid out before, and the command line.
-struct Program {
-    name: &'static str,
-    needs: &'static [&'static str],
-    files: &'static [(&'static str, &'static str)],
-    line: &'static [&'static str],
-}
-
-const BASH_LOOP: &str =
-    "s=0; for i in $(seq 2000); do s=$((s + i)); a[i]=$s; done; echo ${#a[@]} ${a[1234]} $(echo x | tr x y)";
-
-const PYTHON_THREADS: &str = "\
-import threading
-total = [0] * 8
-def work(n):
-    d = {}
-    for i in range(20000):
-        d[str(i)] = [i] * (i % 7)
-    total[n] = sum(len(v) for v in d.values())
-ts = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-[t.start() for t in ts]
-[t.join() for t in ts]
-print(total)
-";
-
-const PYTHON_FORK: &str = "\
-import os, threading
-stop = threading.Event()
-def churn():
-    while not stop.is_set():
-        x = [bytes(n) for n in range(0, 4000, 16)]
-ts = [threading.Thread(target=churn) for _ in range(4)]
-[t.start() for t in ts]
-codes = []
-for i in range(20):
-    pid = os.fork()
-    if pid == 0:
-        y = {k: str(k) * 3 for k in range(5000)}
-        os._exit(len(y) % 251)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-stop.set()
-[t.join() for t in ts]
-print(codes)
-";
-
-const PYTHON_SUBPROCESS: &str = "\
-import subprocess, sys
-from concurrent.futures import ThreadPoolExecutor
-def child(n):
-    code = 'import sys; print(sum(len(str(i)) for i in range(int(sys.argv[1]))))'
-    return subprocess.run([sys.executable, '-c', code, str(n)], capture_output=True, text=True).stdout
-with ThreadPoolExecutor(4) as pool:
-    print(list(pool.map(child, range(1000, 9000, 1000))))
-print(subprocess.check_output('echo shell', shell=True))
-";
-
-const HELLO_C: &str = "\
-#include <stdio.h>
-#include <stdlib.h>
-int main(void) { char *p = malloc(100); sprintf(p, \"%d\", 42); puts(p); free(p); return 3; }
-";
-
-const HELLO_RS: &str = "\
-use std::collections::BTreeMap;
-fn main() {
-    let m: BTreeMap<u32, String> = (0..1000).map(|i| (i, i.to_string())).collect();
-    let t: Vec<_> = (0..4).map(|n| std::thread::spawn(move || vec![n; 1000].len())).collect();
-    println!(\"{} {}\", m.len(), t.into_iter().map(|t| t.join().unwrap()).sum::<usize>());
-}
-";
-
-const HELLO_JAVA: &str = "\
-import java.util.*;
-import java.util.stream.*;
-class Hello {
-    public static void main(String[] a) throws Exception {
-        Map<Integer, String> m = new TreeMap<>();
-        IntStream.range(0, 20000).forEach(i -> m.put(i, Integer.toString(i)));
-        System.out.println(m.size() + \" \" + IntStream.range(0, 100000).parallel().sum());
-        System.out.println(new ProcessBuilder(\"true\").start().waitFor());
-    }
-}
-";
-
-const GIT: &str = "\
-export HOME=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_DATE='1700000000 +0000' GIT_COMMITTER_DATE='1700000000 +0000'
-export GIT_AUTHOR_NAME=n GIT_AUTHOR_EMAIL=e GIT_COMMITTER_NAME=n GIT_COMMITTER_EMAIL=e
-git init -q -b main . && for i in $(seq 50); do seq $i 200 > f$i; done && git add f* && git commit -q -m one &&
-seq 500 > f1 && git commit -q -a -m two && git log --stat --format='%H %s' && git diff HEAD~1 | wc && git gc -q && git fsck --full";
-
-const SQL: &str = "\
-create table t(a integer primary key, b text);
-with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) insert into t select i, 'row ' || i from n;
-create index tb on t(b);
-delete from t where a % 3 = 0;
-select count(*), sum(length(b)), max(b) from t;
-select group_concat(b) from (select b from t order by b desc limit 10);
-";
-
-const PROGRAMS: &[Program] = &[
-    Program {
-        name: "ls",
-        needs: &["ls"],
-        files: &[],
-        line: &["ls", "-lR", "--time-style=+", "/usr/share/doc/bash", "/etc/apt"],
-    },
-    Program { name: "bash", needs: &["bash"], files: &[], line: &["bash", "-c", BASH_LOOP] },
-    Program {
-        name: "sort",
-        needs: &["sort"],
-        files: &[],
-        line: &["bash", "-c", "seq 200000 | sort --parallel=4 -S 8M -r | md5sum"],
-    },
-    Program { name: "python threads", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_THREADS] },
-    Program {
-        name: "python on malloc",
-        needs: &["python3"],
-        files: &[],
-        line: &["env", "PYTHONMALLOC=malloc", "python3", "-c", PYTHON_THREADS],
-    },
-    Program { name: "python fork", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_FORK] },
-    Program { name: "python subprocess", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_SUBPROCESS] },
-    Program {
-        name: "gcc",
-        needs: &["gcc"],
-        files: &[("hello.c", HELLO_C)],
-        line: &["bash", "-c", "gcc -O2 -o hello hello.c && ./hello"],
-    },
-    Program { name: "git", needs: &["git"], files: &[], line: &["bash", "-c", GIT] },
-    Program { name: "sqlite3", needs: &["sqlite3"], files: &[], line: &["sqlite3", "t.db", SQL] },
-    Program {
-        name: "rustc",
-        needs: &["rustc"],
-        files: &[("hello.rs", HELLO_RS)],
-        line: &["bash", "-c", "rustc -O hello.rs && ./hello"],
-    },
-    Program {
-        name: "node",
-        needs: &["node"],
-        files: &[],
-        line: &[
-            "node",
-            "-e",
-            "const m = new Map(); for (let i = 0; i < 1e5; i++) m.set('k' + i, [i]); require('zlib').gzip(Buffer.alloc(1e6, 'ab'), (e, b) => console.log(m.size, b.length, JSON.stringify([...m].slice(0, 3))))",
-        ],
-    },
-    Program {
-        name: "java",
-        needs: &["java", "javac"],
-        files: &[("Hello.java", HELLO_JAVA)],
-        line: &["bash", "-c", "javac Hello.java && java Hello"],
-    },
-    Program {
-        name: "valgrind",
-        needs: &["valgrind"],
-        files: &[],
-        line: &["valgrind", "-q", "--tool=none", "sort", "/etc/passwd"],
-    },
 ];
 
 /// `smoke [--library FILE] [NAME...]`.
@@ -208,7 +50,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     println!("programs under {}", library.display());
     report.check("malloc is the library's", preload_takes_effect(library, &scratch));
     let chosen = |name: &str| names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str()));
-    for program in PROGRAMS.iter().filter(|program| chosen(program.name)) {
+    for program in INSTALLED.iter().filter(|program| chosen(program.name)) {
         match program.needs.iter().find(|needed| which(needed).is_none()) {
             Some(missing) => report.skip(program.name, &format!("{missing} is not installed")),
             None => compare(report, program, library, &scratch)?,
@@ -264,6 +106,10 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
     let mut line = fresh()?;
     plain(&mut line);
     let expected = observe(line, limit)?;
+    if expected.status.and_then(|status| status.code()) == Some(NOT_ALL_THERE) {
+        report.skip(program.name, String::from_utf8_lossy(&expected.stderr).trim());
+        return Ok(());
+    }
     for (mode, variables) in MODES {
         let mut line = fresh()?;
         preload(&mut line, library, variables);
