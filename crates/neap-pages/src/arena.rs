@@ -60,6 +60,19 @@ struct Growth {
     hole_count: usize,
 }
 
+impl Growth {
+    /// Start and length of everything between the holes.
+    fn pieces(&self, each: impl Fn(usize, usize)) {
+        let mut start = 0;
+        for &(from, to) in self.holes[..self.hole_count].iter().chain([&(self.end, self.end)]) {
+            if from > start {
+                each(start, from - start);
+            }
+            start = to;
+        }
+    }
+}
+
 /// Pages that came new: the first, and how many.
 pub(crate) type Grown = (Pfn, u32);
 
@@ -116,14 +129,10 @@ impl Arena {
     /// Nobody uses the arena, its tables or its memory any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         let mut growth = self.growth.lock();
-        let mut start = 0;
-        for &(from, to) in growth.holes[..growth.hole_count].iter().chain([&(growth.end, growth.end)]) {
-            if from > start {
-                // SAFETY: mapped by `extend`, not a hole, and unused as the caller promises.
-                unsafe { platform.unmap(self.base + start, from - start) };
-            }
-            start = to;
-        }
+        growth.pieces(|start, length| {
+            // SAFETY: mapped by `extend`, not a hole, and unused as the caller promises.
+            unsafe { platform.unmap(self.base + start, length) };
+        });
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
             if *mapped > 0 {
                 // SAFETY: mapped by `extend_table`, and unused as the caller promises.
@@ -162,6 +171,22 @@ impl Arena {
     #[inline]
     pub(crate) fn table(&self, table: usize) -> &Table {
         &self.tables[table]
+    }
+
+    /// Puts memory behind what the droppable tables say about a range; it goes back with that of the range's chunk.
+    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32) {
+        let bytes = (pages as usize) << self.page_shift;
+        for (index, table) in self.tables[OWN_TABLES..].iter().enumerate().filter(|(_, table)| table.droppable) {
+            let start = table.start + ((self.address(pfn) - self.base) >> table.shift);
+            if platform.populate(start, bytes >> table.shift).is_ok() {
+                self.marks(pfn).fetch_or(1 << index, Relaxed);
+            }
+        }
+    }
+
+    /// Forbids the huge pages that population has allowed.
+    pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P) {
+        self.growth.lock().pieces(|start, length| platform.huge_pages(self.base + start, length, false));
     }
 
     /// Bytes of the arena, and of its tables, that are mapped.

@@ -27,7 +27,8 @@ pub const TABLES: usize = 6;
 pub struct SideTable {
     /// 0: no such table.
     pub shift: u8,
-    /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
+    /// Whether its memory goes back with a chunk's (all its bytes there are zero in meaning when the chunk is free), and
+    /// comes with that of a block that is populated.
     /// Only for shifts up to 10.
     pub droppable: bool,
 }
@@ -356,6 +357,7 @@ impl<P: Platform> Pages<P> {
     ) {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.policy.batch);
+        zone.end_population(arena, platform);
         let willing = Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;

@@ -31,7 +31,7 @@ pub struct Statistics {
     pub used: u32,
     /// In CPUs' lists.
     pub listed: u32,
-    /// Detached while their memory goes back or comes.
+    /// Detached while their memory goes back or comes, or until it is to come.
     pub releasing: u32,
     /// These, and the pages on their way from a CPU's list to the zone.
     pub travelling: u32,

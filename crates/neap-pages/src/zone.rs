@@ -30,7 +30,7 @@ pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) buddy: Buddy,
-    /// Pages detached for release or population.
+    /// Pages detached for release or population, under way or waiting for it.
     pub(crate) releasing: u32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
@@ -110,9 +110,9 @@ impl Zone {
             let mut inner = self.lock();
             let room = inner.room();
             let fits = room >= pages;
-            if fits && let Some(pfn) = populate.and_then(|order| inner.detach_to_populate(order)) {
+            if fits && let Some(batch) = populate.and_then(|order| inner.detach_to_populate(order)) {
                 drop(inner);
-                self.populate(arena, platform, pfn);
+                self.populate(arena, platform, batch);
                 continue;
             }
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
@@ -125,6 +125,9 @@ impl Zone {
             let missing = if fits { growth.saturating_sub(inner.buddy.free_tail()).max(1) } else { 0 };
             drop(inner);
             if fits && arena.grow(platform, missing, seen, |grown| self.add(grown)).is_ok() {
+                continue;
+            }
+            if fits && self.end_population(arena, platform) {
                 continue;
             }
             if !coming || looks == LOOKS {

@@ -17,6 +17,8 @@ pub(crate) struct Probe {
     /// Lengths of single releases, and of the ranges of scattered ones.
     pub(crate) released: Mutex<Vec<usize>>,
     pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
+    /// Lengths of ranges that were told whether huge pages may stand behind them.
+    pub(crate) huge: Mutex<Vec<(usize, bool)>>,
     pub(crate) pauses: AtomicUsize,
     /// Added to the CPU id at every question: a thread that migrates all the time.
     pub(crate) wander: usize,
@@ -34,6 +36,7 @@ impl Probe {
             machine,
             released: Mutex::default(),
             scattered: Mutex::default(),
+            huge: Mutex::default(),
             pauses: AtomicUsize::new(0),
             wander: 0,
             shift: 0,
@@ -101,6 +104,7 @@ impl Platform for Probe {
     }
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+        self.huge.lock().expect("no holder panics").push((length, allowed));
         self.machine.huge_pages(address, length, allowed);
     }
 
