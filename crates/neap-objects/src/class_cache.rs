@@ -2,8 +2,8 @@
 //!
 //! Sits between the stacks of the CPUs and the pages. It is a barn of full and empty sheaves in front of a list of partly
 //! free slabs. Objects freed on another CPU than they were allocated on come back this way: full sheaves flow through
-//! the barn. The mutex is held for a sheaf's worth of work and never across a system call; making and giving back slabs
-//! is the caller's, outside.
+//! the barn. The mutex is held for a link or two, or for a batch of objects of slabs, and never across a system call;
+//! making and giving back slabs is the caller's, outside.
 
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::Class;
@@ -26,6 +26,8 @@ pub struct ClassCache {
     pub slabs: u32,
     /// Objects in bitmaps of the class's slabs.
     pub free: u64,
+    /// Whether the class is known to have more sheaves than its share.
+    pub surplus: bool,
 }
 
 /// A class cache and its lock.
@@ -43,7 +45,14 @@ pub struct Place {
 impl ClassCache {
     /// An empty cache.
     pub const fn new() -> ClassCache {
-        ClassCache { full: SheafList::new(), empty: SheafList::new(), partial: SlabList::new(), slabs: 0, free: 0 }
+        ClassCache {
+            full: SheafList::new(),
+            empty: SheafList::new(),
+            partial: SlabList::new(),
+            slabs: 0,
+            free: 0,
+            surplus: false,
+        }
     }
 
     /// Takes up to `most` objects out of slabs and answers how many.
@@ -107,35 +116,27 @@ impl ClassCache {
         self.slabs += 1;
     }
 
-    /// Whether the barn takes one more full sheaf.
-    pub fn has_room(&self, class: Class) -> bool {
-        self.full.length() < class.barn_limit()
-    }
-
-    /// Puts a sheaf on the list where it belongs.
-    pub fn put_back(&mut self, sheaf: Sheaf) {
+    /// Gives a sheaf to the barn.
+    pub fn stow(&mut self, sheaf: Sheaf) {
         if sheaf.objects().is_empty() { self.empty.push(sheaf) } else { self.full.push(sheaf) }
     }
 
-    /// Gives a sheaf to the barn if it has room for one more; otherwise gives it back.
-    ///
-    /// # Errors
-    /// The sheaf, whose objects then belong into slabs.
-    pub fn stow(&mut self, class: Class, sheaf: Sheaf) -> Result<(), Sheaf> {
-        let room =
-            if sheaf.objects().is_empty() { self.empty.length() < class.barn_limit() } else { self.has_room(class) };
-        if !room {
-            return Err(sheaf);
-        }
-        self.put_back(sheaf);
-        Ok(())
+    /// Whether there are more sheaves than the barn's share, full or empty.
+    pub fn has_surplus(&self, class: Class) -> bool {
+        self.full.length().max(self.empty.length()) > class.barn_share()
+    }
+
+    /// Takes a sheaf that is beyond the barn's share, a full one if there is.
+    pub fn pop_surplus(&mut self, class: Class) -> Option<Sheaf> {
+        let share = class.barn_share();
+        [&mut self.full, &mut self.empty].into_iter().find(|list| list.length() > share)?.pop()
     }
 
     /// Takes one object out of the barn, for who cannot have a slot now.
     pub fn take_one(&mut self) -> Option<*mut u8> {
         let mut sheaf = self.full.pop()?;
         let object = sheaf.pop();
-        self.put_back(sheaf);
+        self.stow(sheaf);
         object
     }
 }

@@ -57,6 +57,8 @@ pub struct Objects<P: Platform> {
     pub slabs: SlabTable,
     states: States,
     kinds: *const KindEntry,
+    /// A bit for every class that has more sheaves than its share.
+    surplus: [AtomicU64; CLASSES.div_ceil(64)],
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -94,6 +96,7 @@ impl<P: Platform> Objects<P> {
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
             caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
+            surplus: [const { AtomicU64::new(0) }; CLASSES.div_ceil(64)],
             busy: AtomicU64::new(0),
             platform,
             pages,
@@ -179,23 +182,23 @@ impl<P: Platform> Objects<P> {
     /// Moves a sheaf's worth of objects to this CPU's stack and answers one more.
     fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
         let cpu = self.platform.cpu() as u16;
-        let empty = {
+        let (full, empty) = {
             let mut cache = self.caches[class.index()].lock();
-            match cache.full.pop_for(cpu) {
-                // The common way: all of it under one hold of the lock.
-                Some(mut sheaf) => {
-                    if sheaf.home() != cpu {
-                        let some = sheaf.objects().iter().step_by(SETTLED);
-                        some.for_each(|&object| self.kind_entry(object).set_home(cpu));
-                    }
-                    let object = sheaf.pop();
-                    self.unload(hot, class, &mut sheaf);
-                    cache.put_back(sheaf);
-                    return object;
-                }
-                None => cache.empty.pop(),
-            }
+            let full = cache.full.pop_for(cpu);
+            self.note_surplus(class, &mut cache);
+            let empty = if full.is_none() { cache.empty.pop() } else { None };
+            (full, empty)
         };
+        if let Some(mut sheaf) = full {
+            if sheaf.home() != cpu {
+                let some = sheaf.objects().iter().step_by(SETTLED);
+                some.for_each(|&object| self.kind_entry(object).set_home(cpu));
+            }
+            let object = sheaf.pop();
+            self.unload(hot, class, &mut sheaf);
+            self.stow(class, sheaf);
+            return object;
+        }
         // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the stack,
         // this call has what it came for.
         let mut object = None;
@@ -262,14 +265,24 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Takes up to `most` objects out of the slabs of a class, with a new slab if they have none; answers how many. A new slab
-    /// is added and taken from under one hold of the lock: left wholly free, it would never be given back.
+    /// Takes up to `most` objects out of the slabs of a class, with a new slab if they have none; answers how many.
     fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
-        // SAFETY: the lock is held.
-        let taken = unsafe { self.caches[class.index()].lock().take(&self.slabs, most, &mut each) };
+        let taken = self.take_from_partial(class, most, &mut each);
         if taken > 0 {
             return taken;
         }
+        // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
+        self.return_surplus(2 * self.pages.page_size() << class.slab_shape(self.pages.page_size()).order);
+        self.take_from_new(hot, class, most, each)
+    }
+
+    fn take_from_partial(&self, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+        // SAFETY: the lock is held.
+        unsafe { self.caches[class.index()].lock().take(&self.slabs, most, each) }
+    }
+
+    /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
+    fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
         let Some(slab) = self.new_slab(hot, class) else { return 0 };
         let mut cache = self.caches[class.index()].lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
@@ -345,20 +358,11 @@ impl<P: Platform> Objects<P> {
             }
             return;
         };
-        match cache.empty.pop() {
-            // The common way: all of it under one hold of the lock.
-            Some(mut sheaf) if cache.has_room(class) => {
-                self.load(hot, stack, home, &mut sheaf);
-                cache.put_back(sheaf);
-                drop(cache);
-            }
-            empty => {
-                drop(cache);
-                if let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class)) {
-                    self.load(hot, stack, home, &mut sheaf);
-                    self.stow(class, sheaf);
-                }
-            }
+        let empty = cache.empty.pop();
+        drop(cache);
+        if let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class)) {
+            self.load(hot, stack, home, &mut sheaf);
+            self.stow(class, sheaf);
         }
         if self.slots.push(&self.platform, &hot.table, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
@@ -380,13 +384,45 @@ impl<P: Platform> Objects<P> {
         self.flush(class, &[object]);
     }
 
-    /// Gives a sheaf to the barn; where that has enough, its objects go to their slabs.
+    /// Gives a sheaf to the barn.
     fn stow(&self, class: Class, sheaf: Sheaf) {
-        let Err(mut sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
-        self.flush(class, sheaf.objects());
-        sheaf.clear();
-        let Err(sheaf) = self.caches[class.index()].lock().stow(class, sheaf) else { return };
-        self.drop_sheaf(class, sheaf);
+        let mut cache = self.caches[class.index()].lock();
+        cache.stow(sheaf);
+        self.note_surplus(class, &mut cache);
+    }
+
+    /// Says in [`Objects::surplus`] whether a class has more sheaves than its share.
+    fn note_surplus(&self, class: Class, cache: &mut ClassCache) {
+        let surplus = cache.has_surplus(class);
+        if surplus != cache.surplus {
+            cache.surplus = surplus;
+            let (word, bit) = (&self.surplus[class.index() / 64], 1 << (class.index() % 64));
+            // Relaxed: a hint where to look; the cache's lock orders the changes of a bit.
+            if surplus {
+                word.fetch_or(bit, Ordering::Relaxed)
+            } else {
+                word.fetch_and(!bit, Ordering::Relaxed)
+            };
+        }
+    }
+
+    /// Puts back into slabs what a barn has beyond its share, about `bytes` of it: somebody is about to take as much fresh
+    /// memory. So what one class does not need is not kept from the others, and a burst of one class
+    /// alone is served from its barn.
+    pub fn return_surplus(&self, bytes: usize) {
+        let words = self.surplus.iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
+        let first = words.filter(|&(_, word)| word != 0).map(|(n, word)| n as u32 * 64 + word.trailing_zeros()).next();
+        let Some(class) = first.map(|index| Class(index as u8)) else { return };
+        let mut returned = 0;
+        while returned < bytes {
+            let mut cache = self.caches[class.index()].lock();
+            let sheaf = cache.pop_surplus(class);
+            self.note_surplus(class, &mut cache);
+            drop(cache);
+            let Some(sheaf) = sheaf else { return };
+            returned += sheaf.objects().len() * class.size() + Sheaf::bytes(class.sheaf_capacity());
+            self.dissolve(class, sheaf);
+        }
     }
 
     /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
@@ -423,7 +459,10 @@ impl<P: Platform> Objects<P> {
         let capacity = class.sheaf_capacity();
         let memory_class = Class::of_size(Sheaf::bytes(capacity));
         let mut place = None;
-        self.take(hot, memory_class, 1, |found| place = Some(found));
+        // A burst of frees is why sheaves are made: what they are to hold is no surplus.
+        if self.take_from_partial(memory_class, 1, |found| place = Some(found)) == 0 {
+            self.take_from_new(hot, memory_class, 1, |found| place = Some(found));
+        }
         let place = place?;
         // SAFETY: the place was just taken, so the slab exists.
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
@@ -452,9 +491,9 @@ impl<P: Platform> Objects<P> {
         self.slots.take(&self.platform, cpu, wanted, |class, objects| self.flush(class, objects))
     }
 
-    /// Dissolves sheaves of a class's barn: `all` of them, or those that nobody needed since the last time. Answers
-    /// whether any are left.
-    pub fn trim_barn(&self, class: Class, all: bool) -> bool {
+    /// Dissolves sheaves of a class's barn: `all` of them, or those that nobody needed since the last time, until it is to
+    /// `stop`. Answers whether any are left.
+    pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> bool {
         let (mut full, mut empty, mut left);
         {
             let mut cache = self.caches[class.index()].lock();
@@ -465,6 +504,9 @@ impl<P: Platform> Objects<P> {
             left = cache.full.length() > full || cache.empty.length() > empty;
         }
         for from_full in (0..full).map(|_| true).chain((0..empty).map(|_| false)) {
+            if stop() {
+                return true;
+            }
             let mut cache = self.caches[class.index()].lock();
             let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
             drop(cache);

@@ -55,30 +55,30 @@ impl Class {
         self.0 as usize
     }
 
-    /// Objects that a CPU's stack of home objects holds: 64 KiB of them, or 128 KiB if those are fewer than 32; 4 to 1024.
-    /// With the guests', half as many, a CPU keeps at most 192 KiB of a class back from everybody else, until it rests for a
-    /// tick.
+    /// Objects that a CPU's stack of home objects holds: 64 KiB of them, and if those are fewer than 64, up to 64 in
+    /// 512 KiB. So 16 to 1024. With the guests', half as many, a CPU keeps at most 768 KiB of a class back from everybody
+    /// else, until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
-        let (fits, fits_twice) = ((64 << 10) / size, (128 << 10) / size);
-        let objects = if fits >= 32 {
-            fits
-        } else if fits_twice < 32 {
-            fits_twice
-        } else {
-            32
+        let (small, large) = ((64 << 10) / size, (512 << 10) / size);
+        let objects = match (small, large) {
+            (64.., _) => small,
+            (_, 64..) => 64,
+            _ => large,
         };
         if objects > 1024 { 1024 } else { objects }
     }
 
     /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or
-    /// emptied by a sheaf is half a sheaf away from the next one in either direction.
+    /// emptied by a sheaf is half a sheaf away from the next one in either direction. Two less where that makes a sheaf with
+    /// its head a power of two in bytes.
     pub const fn sheaf_capacity(self) -> u32 {
-        self.stack_capacity() / 2
+        let half = self.stack_capacity() / 2;
+        if half.is_power_of_two() && half > 2 { half - 2 } else { half }
     }
 
-    /// Full sheaves that a barn keeps between two ticks: 1 MiB of objects, at least 10 sheaves.
-    pub fn barn_limit(self) -> u32 {
+    /// Full sheaves, and empty ones, that nobody asks a barn to give up: 1 MiB of objects, at least 10 sheaves.
+    pub fn barn_share(self) -> u32 {
         ((1 << 20) / (self.size() * self.sheaf_capacity() as usize)).max(10) as u32
     }
 

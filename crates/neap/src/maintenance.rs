@@ -286,11 +286,12 @@ impl<P: Platform> Core<P> {
             tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
         }
         seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
+        // Fork waits for this: stop between two sheaves, or two system calls, when it does.
+        let stop = || mm.gate.is_closed();
         for class in Class::all() {
-            tick.left |= self.objects.trim_barn(class, false);
+            tick.left |= self.objects.trim_barn(class, false, &stop);
         }
-        // Fork waits for this: stop between two system calls when it does.
-        tick.pages = self.objects.pages.tick_until(&self.objects.platform, &|| mm.gate.is_closed());
+        tick.pages = self.objects.pages.tick_until(&self.objects.platform, &stop);
         tick.left |= tick.pages.left;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
@@ -304,7 +305,7 @@ impl<P: Platform> Core<P> {
             drained |= self.objects.drain_cpu(cpu, |_| true);
         }
         for class in Class::all() {
-            self.objects.trim_barn(class, true);
+            self.objects.trim_barn(class, true, &|| false);
         }
         let (pages, _) = self.objects.pages.drain_all(&self.objects.platform);
         drained || pages > 0
