@@ -40,6 +40,8 @@ pub struct Config {
     pub rseq: bool,
     /// Whether fresh memory may come as huge pages.
     pub huge: bool,
+    /// The most pages that a CPU's page list keeps, where that is not to be found out; 0 for no lists.
+    pub list_high: Option<u32>,
 }
 
 /// All objects of an instance, and the pages below them.
@@ -78,7 +80,8 @@ impl<P: Platform> Objects<P> {
         tables[STATES] = SideTable { shift: state::TABLE_SHIFT, droppable: true };
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, droppable: false };
         tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
-        let shape = Shape { span: config.span, budget: config.budget, tables, huge: config.huge };
+        let Config { span, budget, huge, list_high, .. } = *config;
+        let shape = Shape { span, budget, tables, huge, list_high };
         let pages = Pages::open(&platform, &shape)?;
         let slots = match Slots::open(&platform, config.rseq) {
             Ok(slots) => slots,

@@ -32,7 +32,9 @@ fn faults() -> u64 {
 fn main() {
     let platform = Linux::probe();
     let huge = std::env::args().any(|argument| argument == "huge");
-    let shape = Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge };
+    // The size that a list has without tuning on two CPUs, to compare with.
+    let list_high = std::env::args().any(|argument| argument == "fixed").then_some(643);
+    let shape = Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high };
     let (start, before) = (Instant::now(), faults());
     let pages = Pages::open(&platform, &shape).expect("address space");
     pages.allocate_block(&platform, Order(0)).expect("a block");

@@ -36,8 +36,9 @@ impl Buddy {
             if chain.blocks > 0 && class == UNBACKED && size >= HUGE {
                 break;
             }
-            // The whole block if it is not too much, else the largest part that is not.
-            let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8);
+            // The whole block if it is not too much, else the largest part that is not. Not more than a huge page: of a
+            // larger block that has one behind it the rest may be populated before it is needed.
+            let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
             let (pfn, class) = self.carve(found, size, class, Order(cut));
             for index in 0..1 << (cut - order.0) {
                 let block = pfn.plus(index << order.0);

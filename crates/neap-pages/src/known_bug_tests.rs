@@ -7,6 +7,7 @@
 use crate::chains::Chain;
 use crate::machine::probe::Probe;
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
+use crate::page_lists::Why;
 use crate::pages::{Drain, Exhausted};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
@@ -66,7 +67,7 @@ fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     listed(&o, 0, 0, 500);
-    let (before, batch) = (o.pages.statistics(), o.pages.lists.policy.batch);
+    let (before, batch) = (o.pages.statistics(), o.pages.lists.limits.fixed.batch);
     assert_eq!(o.pages.drain_cpu(&machine, 0), Drain::Drained(before.listed));
     let after = o.pages.statistics();
     assert_eq!(after.zone_locks - before.zone_locks - 1, u64::from(before.listed.div_ceil(batch)));
@@ -125,17 +126,22 @@ fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {
 fn b1_pages_that_cross_cpus_use_the_zone_once_a_batch() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
-    let before = o.pages.statistics().zone_locks;
-    let rounds = 20_000;
-    for stamp in 0..rounds {
-        Virtual::run_on(0);
-        let block = take_block(&o, 0, stamp).unwrap();
-        Virtual::run_on(1);
-        give(&o, block);
-    }
-    let statistics = o.pages.statistics();
-    let locks = statistics.zone_locks - before;
-    assert!(locks <= 2 * rounds / u64::from(statistics.list_batch) + 5, "{locks} holds of the zone");
+    let exchange = |rounds| {
+        let before = o.pages.statistics().zone_locks;
+        for stamp in 0..rounds {
+            Virtual::run_on(0);
+            let block = take_block(&o, 0, stamp).unwrap();
+            Virtual::run_on(1);
+            give(&o, block);
+        }
+        o.pages.statistics().zone_locks - before - 1
+    };
+    // Until the batches have grown, and fresh memory is used up.
+    exchange(10_000);
+    let (rounds, largest) = (30_000, o.pages.lists.limits.largest());
+    let locks = exchange(rounds);
+    assert_eq!(o.pages.statistics().list_batch, largest);
+    assert!(locks <= 2 * (rounds / u64::from(largest) + 1), "{locks} holds of the zone");
     o.pages.verify().unwrap();
 }
 
@@ -193,7 +199,7 @@ fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     let listed_pages = o.pages.listed_on(0).unwrap();
     let rest = take_run(o, 40_000 - listed_pages, 1, 1).unwrap();
     // The lists are cut off, and their pages neither in them nor in the zone.
-    let detached = o.pages.lists.detach(o.pages.frames(), &o.pages.zone, 0, false).unwrap();
+    let detached = o.pages.lists.detach(o.pages.frames(), &o.pages.zone, 0, Why::Wanted).unwrap();
     assert_eq!(detached.pages, listed_pages);
     let (mut pauses, mut chain) = (0, detached.chains[0]);
     *machine.on_pause.lock().unwrap() = Some(Box::new(move || {
@@ -222,7 +228,7 @@ fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     Virtual::run_on(0);
     let block = take_block(&o, 0, 1).unwrap();
-    let batch = o.pages.lists.policy.batch;
+    let batch = o.pages.lists.limits.fixed.batch;
     assert_eq!((o.pages.listed_on(0), o.pages.listed_on(1)), (Some(0), Some(batch - 1)));
     give(&o, block);
     o.pages.verify().unwrap();
@@ -253,7 +259,9 @@ fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
     let before = o.pages.statistics();
     let chain = o.pages.zone.lock().buddy.take_chain(Order(0), 63);
     let guard = o.pages.lists.own(0).unwrap();
-    let Err(back) = o.pages.lists.fill(o.pages.frames(), 0, chain, Order(0)) else { panic!("the list is taken") };
+    let Err(back) = o.pages.lists.fill(o.pages.frames(), 0, chain, Order(0), false) else {
+        panic!("the list is taken")
+    };
     assert_eq!(back, chain);
     o.pages.zone.give_chain(back, Order(0), 63);
     // And the way around takes exactly one block, under one hold.

@@ -6,7 +6,8 @@
 //! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
 //!
 //! What stays resident after everything was freed: nothing once three ticks have passed in which nobody allocated. While
-//! CPUs go on using their lists, at most [`Statistics::list_high`] (and up to seven) pages in each; while a program goes
+//! CPUs go on using their lists, at most [`Statistics::list_highs`] (and up to seven for each) pages in them, which is at
+//! most an eighth of the budget; while a program goes
 //! on using the zone, what it needed since the last tick and less than two mebibytes above that. What the system
 //! refuses to take is counted, and tried again less and less often.
 #![no_std]
@@ -31,6 +32,12 @@ mod known_bug_tests;
 mod machine;
 mod page_lists;
 mod pages;
+#[cfg(feature = "lab")]
+pub mod policy;
+// What only the laboratory uses is not used here.
+#[cfg(not(feature = "lab"))]
+#[allow(unreachable_pub)]
+#[cfg_attr(not(test), allow(dead_code))]
 mod policy;
 mod populate;
 mod release;

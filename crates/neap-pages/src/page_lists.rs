@@ -2,18 +2,19 @@
 //!
 //! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
 //! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
-//! links and unlinks, and gives chains to the zone after unlocking. A CPU's lists keep at
-//! most `high` pages (and up to seven more for a moment, where blocks of mixed order do not come out even), so all CPUs
-//! together at most `cpus * (high + 7)`; what has not changed for a whole interval goes back to the zone.
+//! links and unlinks, and gives chains to the zone after unlocking. How many pages a CPU's lists keep is what their
+//! [`Policy`] says at the moment (and up to seven more, where blocks of mixed order do not come out even); its numbers lie
+//! beside the lists and change under their lock, by the events that are told to it here. What has not changed for a whole
+//! interval goes back to the zone.
 
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::pages::Block;
-use crate::policy::Fixed;
+use crate::policy::{self, Limits, Policy, Supply};
 use crate::statistics::Finding;
 use crate::zone::Zone;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::cpu_lock::CpuGuard;
 use neap_base::{CpuLock, Order, Pfn};
 
@@ -21,6 +22,8 @@ use neap_base::{CpuLock, Order, Pfn};
 pub(crate) const LISTED_ORDERS: usize = 4;
 /// Tries of a remote side before it skips a list.
 const TRIES: u32 = 1000;
+/// A quarter of a second, in nanoseconds.
+const QUARTER: u64 = 250_000_000;
 
 /// One CPU's list of one order. The links at its ends are not kept: `length` says where it ends.
 #[derive(Clone, Copy, Debug)]
@@ -29,30 +32,35 @@ struct List {
     length: u32,
 }
 
-/// One CPU's lists.
+/// One CPU's lists. In this order, what a push needs shares a cache line with the lock.
 #[derive(Debug)]
-pub(crate) struct PageList {
+#[repr(C)]
+pub(crate) struct PageList<T> {
     lists: [List; LISTED_ORDERS],
     /// Base pages in all of them.
     count: u32,
-    /// Goes up with every change; `seen` is what the last tick saw.
-    changes: u32,
-    seen: u32,
+    /// Base pages popped and pushed since ever, wrapping.
+    moved: u32,
+    policy: T,
 }
 
-impl PageList {
-    const EMPTY: PageList = PageList {
-        lists: [List { ends: Ends { head: Pfn::NONE, tail: Pfn::NONE }, length: 0 }; LISTED_ORDERS],
-        count: 0,
-        changes: 0,
-        seen: 0,
-    };
+impl<T: Policy> PageList<T> {
+    fn empty(limits: &Limits) -> PageList<T> {
+        let list = List { ends: Ends { head: Pfn::NONE, tail: Pfn::NONE }, length: 0 };
+        PageList { lists: [list; LISTED_ORDERS], count: 0, moved: 0, policy: T::new(limits) }
+    }
+
+    /// What the policy is told.
+    #[inline]
+    fn now(&self) -> policy::List {
+        policy::List { count: self.count, moved: self.moved }
+    }
 
     fn pop(&mut self, frames: &Frames, order: Order) -> Option<Block> {
         let list = &mut self.lists[order.index()];
         list.length = list.length.checked_sub(1)?;
         self.count -= order.pages();
-        self.changes = self.changes.wrapping_add(1);
+        self.moved = self.moved.wrapping_add(order.pages());
         let pfn = list.ends.head;
         let frame = frames.frame(pfn);
         list.ends.head = frame.next();
@@ -74,7 +82,7 @@ impl PageList {
         list.ends.head = pfn;
         list.length += 1;
         self.count += order.pages();
-        self.changes = self.changes.wrapping_add(1);
+        self.moved = self.moved.wrapping_add(order.pages());
     }
 
     /// Puts a chain behind what is there.
@@ -89,7 +97,6 @@ impl PageList {
         list.ends.tail = chain.tail;
         list.length += chain.blocks;
         self.count += chain.blocks << order.0;
-        self.changes = self.changes.wrapping_add(1);
     }
 
     /// Cuts up to `blocks` blocks off the cold end of one order.
@@ -104,8 +111,17 @@ impl PageList {
         list.ends.tail = frames.frame(head).prev();
         list.length -= count;
         self.count -= count << order.0;
-        self.changes = self.changes.wrapping_add(1);
         Chain { head, tail, blocks: count }
+    }
+
+    /// Cuts about `pages` pages off the cold ends, all of them if that is what there is; large blocks first.
+    fn cut_pages(&mut self, frames: &Frames, pages: u32) -> Detached {
+        let (before, mut chains) = (self.count, [Chain::EMPTY; LISTED_ORDERS]);
+        for order in (0..LISTED_ORDERS).rev() {
+            let wanted = pages.saturating_sub(before - self.count) >> order;
+            chains[order] = self.cut(frames, Order(order as u8), wanted);
+        }
+        Detached { chains, pages: before - self.count, left: self.count }
     }
 
     /// The order that most of the pages are in.
@@ -126,12 +142,43 @@ pub(crate) struct Detached {
     pub(crate) left: u32,
 }
 
+/// Why pages are detached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Why {
+    /// They are wanted, all of them. What the list has learned goes as well.
+    Wanted,
+    /// A tick, so many quarters of a second after the last.
+    Time(u32),
+    /// Free memory has come to a watermark, or reclaim has begun.
+    Pressure,
+}
+
+/// Why a list gave no block.
+#[derive(Debug)]
+pub(crate) enum Missing {
+    /// Somebody else holds it.
+    Busy,
+    /// It has none; the zone should be asked for so many.
+    Blocks(u32),
+}
+
+/// Somebody else holds the list.
+#[derive(Debug)]
+pub(crate) struct Busy;
+
 /// The lists of all CPUs.
 #[derive(Debug)]
-pub(crate) struct PageLists {
-    slots: *const CpuLock<PageList>,
+pub(crate) struct PageLists<T> {
+    slots: *const CpuLock<PageList<T>>,
     cpus: usize,
-    pub(crate) policy: Fixed,
+    pub(crate) limits: Limits,
+    /// What the zone had the last time that somebody looked.
+    free: AtomicU32,
+    reclaiming: AtomicBool,
+    /// Watermarks that free memory has come to: none, the high one, the low one too.
+    level: AtomicU8,
+    /// Up to when lists have been told that time has passed, in nanoseconds.
+    told: AtomicU64,
     pub(crate) busy: AtomicU64,
     pub(crate) refills: AtomicU64,
     pub(crate) spills: AtomicU64,
@@ -139,47 +186,52 @@ pub(crate) struct PageLists {
 }
 
 // SAFETY: the pointer leads to locks that are shared by design, and never changes.
-unsafe impl Send for PageLists {}
+unsafe impl<T> Send for PageLists<T> {}
 // SAFETY: as above.
-unsafe impl Sync for PageLists {}
+unsafe impl<T> Sync for PageLists<T> {}
 
-/// Somebody else holds the list.
-#[derive(Debug)]
-pub(crate) struct Busy;
-
-impl PageLists {
+impl<T: Policy> PageLists<T> {
     /// Bytes that the lists of `cpus` CPUs take.
     pub(crate) fn bytes(cpus: usize) -> usize {
-        cpus * size_of::<CpuLock<PageList>>()
+        cpus * size_of::<CpuLock<PageList<T>>>()
     }
 
     /// Empty lists at an address.
     ///
     /// # Safety
     /// [`PageLists::bytes`] bytes there, aligned to a page, belong to this value alone for as long as it lives.
-    pub(crate) unsafe fn at(address: usize, cpus: usize, policy: Fixed) -> PageLists {
-        let slots = core::ptr::with_exposed_provenance_mut::<CpuLock<PageList>>(address);
+    pub(crate) unsafe fn at(address: usize, limits: Limits) -> PageLists<T> {
+        let slots = core::ptr::with_exposed_provenance_mut::<CpuLock<PageList<T>>>(address);
+        let cpus = limits.cpus as usize;
         for cpu in 0..cpus {
             // SAFETY: inside the bytes that the caller gave.
-            unsafe { slots.add(cpu).write(CpuLock::new(PageList::EMPTY)) };
+            unsafe { slots.add(cpu).write(CpuLock::new(PageList::empty(&limits))) };
         }
         let zero = || AtomicU64::new(0);
-        PageLists { slots, cpus, policy, busy: zero(), refills: zero(), spills: zero(), drains: zero() }
+        let (free, reclaiming, level) = (AtomicU32::new(u32::MAX), AtomicBool::new(false), AtomicU8::new(0));
+        let (told, busy, refills, spills, drains) = (zero(), zero(), zero(), zero(), zero());
+        PageLists { slots, cpus, limits, free, reclaiming, level, told, busy, refills, spills, drains }
     }
 
     pub(crate) fn cpus(&self) -> usize {
         self.cpus
     }
 
+    /// Whether anything is listed at all.
     #[inline]
-    fn slot(&self, cpu: usize) -> &CpuLock<PageList> {
+    pub(crate) fn is_on(&self) -> bool {
+        self.limits.fixed.high > 0
+    }
+
+    #[inline]
+    fn slot(&self, cpu: usize) -> &CpuLock<PageList<T>> {
         // SAFETY: below `cpus`, so one of the slots that `at` wrote.
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
     }
 
     /// The CPU's lists, if nobody has them.
     #[inline]
-    pub(crate) fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList>, Busy> {
+    pub(crate) fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList<T>>, Busy> {
         self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())
     }
 
@@ -189,59 +241,135 @@ impl PageLists {
         Busy
     }
 
-    /// A block from this CPU's list, if it has one.
-    #[inline]
-    pub(crate) fn pop(&self, frames: &Frames, cpu: usize, order: Order) -> Result<Option<Block>, Busy> {
-        Ok(self.own(cpu)?.pop(frames, order))
+    fn supply(&self) -> Supply<'_> {
+        Supply {
+            limits: &self.limits,
+            free: self.free.load(Relaxed),
+            reclaiming: self.reclaiming.load(Relaxed),
+            now: self.told.load(Relaxed),
+        }
     }
 
-    /// A block into this CPU's list. What is now too much comes back, to be given to the zone.
+    /// Notes what can still be handed out. Answers whether that has come to a watermark, for the first time since it was
+    /// above: then all lists are to be told.
+    pub(crate) fn note_free(&self, free: u32) -> bool {
+        self.free.store(free, Relaxed);
+        let marks = self.limits.watermarks;
+        let level = u8::from(free <= marks.high) + u8::from(free <= marks.low);
+        level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
+    }
+
+    /// Notes whether background reclaim runs; answers whether it has begun.
+    pub(crate) fn note_reclaim(&self, reclaiming: bool) -> bool {
+        !self.reclaiming.swap(reclaiming, Relaxed) && reclaiming
+    }
+
+    /// Whole quarters of a second that have passed since the last call that answered any. By one thread at a time.
+    pub(crate) fn quarters(&self, now: u64) -> u32 {
+        let told = self.told.load(Relaxed);
+        // The first call has nothing to count from.
+        let quarters = if told == 0 { 0 } else { now.saturating_sub(told) / QUARTER };
+        self.told.store(if told == 0 { now } else { told + quarters * QUARTER }, Relaxed);
+        quarters.min(u32::MAX.into()) as u32
+    }
+
+    /// A block from this CPU's list, if it has one.
+    #[inline]
+    pub(crate) fn pop(&self, frames: &Frames, cpu: usize, order: Order) -> Result<Block, Missing> {
+        let Ok(mut list) = self.own(cpu) else { return Err(Missing::Busy) };
+        let now = list.now();
+        list.policy.asked(now, order.0);
+        list.pop(frames, order).ok_or_else(|| self.missing(&mut list, order))
+    }
+
+    #[cold]
+    fn missing(&self, list: &mut PageList<T>, order: Order) -> Missing {
+        let now = list.now();
+        Missing::Blocks(list.policy.refill(now, order.0, &self.supply()))
+    }
+
+    /// A block into this CPU's list. What is now too much comes back, to be given to the zone, and counts as travelling.
     #[inline]
     pub(crate) fn push(
         &self,
         frames: &Frames,
+        zone: &Zone,
         cpu: usize,
         pfn: Pfn,
         order: Order,
     ) -> Result<Option<(Chain, Order)>, Busy> {
         let mut list = self.own(cpu)?;
         list.push(frames, pfn, order);
-        if list.count <= self.policy.high {
-            return Ok(None);
+        let now = list.now();
+        match list.policy.put(now, order.0, || self.supply()) {
+            0 => Ok(None),
+            give => Ok(Some(self.spill(&mut list, frames, zone, give))),
         }
+    }
+
+    #[cold]
+    fn spill(&self, list: &mut PageList<T>, frames: &Frames, zone: &Zone, give: u32) -> (Chain, Order) {
         self.spills.fetch_add(1, Relaxed);
         // From the order that has most: taking from the one just pushed would empty it again and again.
         let order = list.largest();
-        let over = (list.count - self.policy.high).div_ceil(order.pages());
-        Ok(Some((list.cut(frames, order, self.policy.blocks(order.0).max(over)), order)))
+        let over = list.count.saturating_sub(list.policy.high()).min(give).div_ceil(order.pages());
+        let chain = list.cut(frames, order, (give >> order.0).max(over).max(1));
+        zone.depart(chain.blocks << order.0);
+        (chain, order)
     }
 
-    /// A chain into this CPU's list, if it has room; otherwise the chain comes back.
-    pub(crate) fn fill(&self, frames: &Frames, cpu: usize, chain: Chain, order: Order) -> Result<(), Chain> {
+    /// A chain into this CPU's list, if it has room; otherwise the chain comes back. `contended`: the zone's lock was
+    /// busy.
+    pub(crate) fn fill(
+        &self,
+        frames: &Frames,
+        cpu: usize,
+        chain: Chain,
+        order: Order,
+        contended: bool,
+    ) -> Result<(), Chain> {
         self.refills.fetch_add(1, Relaxed);
         let Ok(mut list) = self.own(cpu) else { return Err(chain) };
-        if list.count + (chain.blocks << order.0) > self.policy.high {
+        if contended {
+            list.policy.contended(&self.supply());
+        }
+        if list.count + (chain.blocks << order.0) > list.policy.high() {
             return Err(chain);
         }
         list.append(frames, chain, order);
         Ok(())
     }
 
-    /// Detaches all of a CPU's lists, from any CPU; with `idle` only if they have not changed since the last such call.
-    /// The pages are counted as travelling before they leave. `None`: somebody held it.
-    pub(crate) fn detach(&self, frames: &Frames, zone: &Zone, cpu: usize, idle: bool) -> Option<Detached> {
-        let mut list = self.slot(cpu).lock_bounded(TRIES)?;
-        let unchanged = list.seen == list.changes;
-        list.seen = list.changes;
-        if list.count == 0 || idle && !unchanged {
-            return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], pages: 0, left: list.count });
+    /// Tells a list that the zone's lock was busy when it gave.
+    pub(crate) fn contended(&self, cpu: usize) {
+        if let Ok(mut list) = self.own(cpu) {
+            list.policy.contended(&self.supply());
         }
-        let pages = list.count;
-        zone.depart(pages);
-        let chains = core::array::from_fn(|order| list.cut(frames, Order(order as u8), u32::MAX));
-        list.seen = list.changes;
-        self.drains.fetch_add(1, Relaxed);
-        Some(Detached { chains, pages, left: 0 })
+    }
+
+    /// Detaches what a CPU's lists have too much, from any CPU. The pages are counted as travelling before the list is
+    /// unlocked. `None`: somebody held it.
+    pub(crate) fn detach(&self, frames: &Frames, zone: &Zone, cpu: usize, why: Why) -> Option<Detached> {
+        let mut list = self.slot(cpu).lock_bounded(TRIES)?;
+        let (now, supply) = (list.now(), self.supply());
+        let pages = match why {
+            Why::Wanted => {
+                list.policy = T::new(&self.limits);
+                now.count
+            }
+            Why::Time(quarters) => list.policy.decay(now, &supply, quarters),
+            Why::Pressure => list.policy.pressure(now, &supply),
+        };
+        let detached = list.cut_pages(frames, pages);
+        zone.depart(detached.pages);
+        self.drains.fetch_add(u64::from(detached.pages > 0), Relaxed);
+        Some(detached)
+    }
+
+    /// The most pages that a CPU's lists keep at the moment, and how many move at once.
+    pub(crate) fn sizes(&self, cpu: usize) -> Option<(u32, u32)> {
+        let list = self.slot(cpu).lock_bounded(TRIES)?;
+        Some((list.policy.high(), list.policy.batch(&self.limits)))
     }
 
     /// Pages in a CPU's lists.

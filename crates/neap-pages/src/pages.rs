@@ -8,9 +8,10 @@
 use crate::arena;
 use crate::arena::Arena;
 use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
+use crate::chains::Chain;
 use crate::frames::{Frames, State};
-use crate::page_lists::{LISTED_ORDERS, PageLists};
-use crate::policy::{Fixed, NOMINAL};
+use crate::page_lists::{LISTED_ORDERS, Missing, PageLists, Why};
+use crate::policy::{Adaptive, Limits, NOMINAL, watermarks};
 use crate::release::{Release, Run, Turn};
 use crate::statistics::{Finding, Statistics};
 use crate::zone::{Wanted, Zone, wait};
@@ -44,6 +45,8 @@ pub struct Shape {
     pub tables: [SideTable; TABLES],
     /// Whether fresh memory may be populated as huge pages.
     pub huge: bool,
+    /// The most pages that a CPU's list keeps, where that is not to be found out; 0 for no lists.
+    pub list_high: Option<u32>,
 }
 
 /// A block or run that was handed out.
@@ -90,7 +93,7 @@ pub enum Drain {
 pub struct Pages<P: Platform> {
     pub(crate) arena: Arena,
     pub(crate) zone: Zone,
-    pub(crate) lists: PageLists,
+    pub(crate) lists: PageLists<Adaptive>,
     release: Release,
     /// Address and length of the memory that lists and release keep.
     own: (usize, usize),
@@ -110,15 +113,18 @@ impl<P: Platform> Pages<P> {
         let page_shift = page_size.trailing_zeros();
         let cpus = platform.cpus();
         let (arena, grown) = Arena::open(platform, shape)?;
-        let length = (PageLists::bytes(cpus) + Release::BYTES).next_multiple_of(page_size);
+        let lists = PageLists::<Adaptive>::bytes(cpus);
+        let length = (lists + Release::BYTES).next_multiple_of(page_size);
         let own = platform.map(length).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
             unsafe { arena.close(platform) }
         })?;
         let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32);
-        let policy = Fixed::new(nominal, cpus, page_shift);
+        let marks = shape.budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default();
+        let limits = Limits::new(nominal, cpus, page_shift, marks);
+        let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
         // SAFETY: mapped above for exactly these two, one behind the other; a list is a multiple of 128 bytes.
-        let (lists, release) = unsafe { (PageLists::at(own, cpus, policy), Release::at(own + PageLists::bytes(cpus))) };
+        let (lists, release) = unsafe { (PageLists::at(own, limits), Release::at(own + lists)) };
         let table = |table: usize| arena.table(table).start;
         let buddy = Buddy::new(
             table(arena::FRAMES),
@@ -207,11 +213,11 @@ impl<P: Platform> Pages<P> {
     /// [`Exhausted`].
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        if order.index() < LISTED_ORDERS && self.lists.policy.high > 0 {
+        if order.index() < LISTED_ORDERS && self.lists.is_on() {
             match self.lists.pop(self.frames(), platform.cpu(), order) {
-                Ok(Some(block)) => return Ok(block),
-                Ok(None) => return self.refill(platform, order),
-                Err(_) => {}
+                Ok(block) => return Ok(block),
+                Err(Missing::Blocks(blocks)) => return self.refill(platform, order, blocks),
+                Err(Missing::Busy) => {}
             }
         }
         assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
@@ -219,11 +225,14 @@ impl<P: Platform> Pages<P> {
     }
 
     #[cold]
-    fn refill(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        let mut chain = self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, room| {
-            let blocks = self.lists.policy.refill(order.0).min(room >> order.0);
-            Some(buddy.take_chain(order, blocks)).filter(|chain| chain.blocks > 0)
+    fn refill(&self, platform: &P, order: Order, blocks: u32) -> Result<Block, Exhausted> {
+        let (waits, mut room) = (self.zone.waits(), u32::MAX);
+        let mut chain = self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, most| {
+            let chain = buddy.take_chain(order, blocks.min(most >> order.0));
+            room = most - (chain.blocks << order.0);
+            Some(chain).filter(|chain| chain.blocks > 0)
         })?;
+        let contended = self.zone.waits() != waits;
         let (pfn, frame) = (chain.head, self.frames().frame(chain.head));
         chain.head = frame.next();
         chain.blocks -= 1;
@@ -231,27 +240,52 @@ impl<P: Platform> Pages<P> {
         frame.set_state(State::Allocated);
         // Where the thread is by now, and whether there is still room, is looked at again.
         if chain.blocks > 0
-            && let Err(chain) = self.lists.fill(self.frames(), platform.cpu(), chain, order)
+            && let Err(chain) = self.lists.fill(self.frames(), platform.cpu(), chain, order, contended)
         {
-            self.zone.give_chain(chain, order, self.lists.policy.blocks(order.0));
+            self.zone.give_chain(chain, order, self.lists.limits.fixed.blocks(order.0));
         }
+        self.look_at(room);
         Ok(block)
+    }
+
+    /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a
+    /// watermark.
+    fn look_at(&self, room: u32) {
+        if self.lists.note_free(room) {
+            self.drain_lists(Why::Pressure, &mut Report::default());
+        }
+    }
+
+    /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
+    pub fn set_reclaiming(&self, reclaiming: bool) {
+        if self.lists.note_reclaim(reclaiming) {
+            self.drain_lists(Why::Pressure, &mut Report::default());
+        }
     }
 
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
         take_out(self.frames(), pfn, order);
-        if order.index() < LISTED_ORDERS && self.lists.policy.high > 0 {
-            match self.lists.push(self.frames(), platform.cpu(), pfn, order) {
+        if order.index() < LISTED_ORDERS && self.lists.is_on() {
+            match self.lists.push(self.frames(), &self.zone, platform.cpu(), pfn, order) {
                 Ok(None) => return,
-                Ok(Some((chain, order))) => {
-                    return self.zone.give_chain(chain, order, self.lists.policy.blocks(order.0));
-                }
+                Ok(Some((chain, order))) => return self.spill(platform, chain, order),
                 Err(_) => {}
             }
         }
         self.zone.lock().buddy.give(pfn, order, true);
+    }
+
+    /// Gives a batch to the zone under one hold of its lock: the policy bounds it.
+    #[cold]
+    fn spill(&self, platform: &P, chain: Chain, order: Order) {
+        let waits = self.zone.waits();
+        self.zone.give_chain(chain, order, chain.blocks);
+        self.zone.arrive(chain.blocks << order.0);
+        if self.zone.waits() != waits {
+            self.lists.contended(platform.cpu());
+        }
     }
 
     /// A run of exactly `pages` pages whose address is a multiple of `align_pages` pages, a power of two.
@@ -315,10 +349,18 @@ impl<P: Platform> Pages<P> {
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
-        let listed = self.drain_lists(true, &mut report);
-        let unneeded = self.zone.lock().buddy.backed_low;
+        let (unneeded, room) = {
+            let inner = self.zone.lock();
+            (inner.buddy.backed_low, inner.room())
+        };
+        self.look_at(room);
+        let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
         self.give_back(platform, turn, unneeded, false, stop, &mut report);
         report.left |= listed;
+        if !report.left {
+            // Nobody may tick again for long, so what rested lists have learned is forgotten now.
+            self.drain_lists(Why::Time(u32::MAX), &mut report);
+        }
         report
     }
 
@@ -330,7 +372,7 @@ impl<P: Platform> Pages<P> {
     /// The same, but looks between system calls whether to `stop`.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
-        let listed = self.drain_lists(false, &mut report);
+        let listed = self.drain_lists(Why::Wanted, &mut report);
         for look in 0..TURN_LOOKS {
             if stop() {
                 break;
@@ -356,7 +398,7 @@ impl<P: Platform> Pages<P> {
         report: &mut Report,
     ) {
         let (release, ranges) = turn.parts();
-        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.policy.batch);
+        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         zone.end_population(arena, platform);
         let willing = Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report);
         let mut inner = self.zone.lock();
@@ -364,11 +406,11 @@ impl<P: Platform> Pages<P> {
         report.left = willing && inner.buddy.backed_free > 0;
     }
 
-    /// Drains every CPU's list, or only those that rested; answers whether something is left in one.
-    fn drain_lists(&self, idle: bool, report: &mut Report) -> bool {
+    /// Takes from every CPU's list what it has too much; answers whether something is left in one.
+    fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
         let mut listed = false;
         for cpu in 0..self.lists.cpus() {
-            match self.drain(cpu, idle) {
+            match self.drain(cpu, why) {
                 Some((drained, left)) => {
                     report.drained += drained;
                     listed |= left > 0;
@@ -383,11 +425,11 @@ impl<P: Platform> Pages<P> {
     }
 
     /// Pages drained, and pages still there; `None` where somebody held the list.
-    fn drain(&self, cpu: usize, idle: bool) -> Option<(u32, u32)> {
-        let detached = self.lists.detach(self.frames(), &self.zone, cpu, idle)?;
+    fn drain(&self, cpu: usize, why: Why) -> Option<(u32, u32)> {
+        let detached = self.lists.detach(self.frames(), &self.zone, cpu, why)?;
         for (order, chain) in detached.chains.iter().enumerate() {
             let order = Order(order as u8);
-            self.zone.give_chain(*chain, order, self.lists.policy.blocks(order.0));
+            self.zone.give_chain(*chain, order, self.lists.limits.fixed.blocks(order.0));
         }
         self.zone.arrive(detached.pages);
         Some((detached.pages, detached.left))
@@ -395,13 +437,13 @@ impl<P: Platform> Pages<P> {
 
     /// Takes everything out of a CPU's list, from any CPU.
     pub fn drain_cpu(&self, _platform: &P, cpu: usize) -> Drain {
-        self.drain(cpu, false).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
+        self.drain(cpu, Why::Wanted).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
     }
 
     /// Drains every CPU's list; answers how many pages came back, and how many lists somebody held.
     pub fn drain_all(&self, _platform: &P) -> (u32, u32) {
         let mut report = Report::default();
-        self.drain_lists(false, &mut report);
+        self.drain_lists(Why::Wanted, &mut report);
         (report.drained, report.skipped)
     }
 
@@ -413,6 +455,9 @@ impl<P: Platform> Pages<P> {
     /// The numbers; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
         let listed = (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum();
+        let sizes = (0..self.lists.cpus()).filter_map(|cpu| self.lists.sizes(cpu));
+        let (list_highs, list_high, list_batch) =
+            sizes.fold((0, 0, 0), |(sum, high, batch), list| (sum + list.0, list.0.max(high), list.1.max(batch)));
         let (mapped_bytes, table_bytes) = self.arena.mapped();
         let inner = self.zone.lock();
         Statistics {
@@ -435,8 +480,10 @@ impl<P: Platform> Pages<P> {
             list_refills: self.lists.refills.load(Relaxed),
             list_spills: self.lists.spills.load(Relaxed),
             list_drains: self.lists.drains.load(Relaxed),
-            list_high: self.lists.policy.high,
-            list_batch: self.lists.policy.batch,
+            zone_waits: self.zone.waits(),
+            list_highs,
+            list_high,
+            list_batch,
             mapped_bytes,
             table_bytes,
         }

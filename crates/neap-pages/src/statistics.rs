@@ -49,6 +49,8 @@ pub struct Statistics {
     pub populated: u64,
     /// Times the zone's lock was taken.
     pub zone_locks: u64,
+    /// Times that it was found held, wrapping.
+    pub zone_waits: u32,
     /// Blocks that went around a busy CPU list.
     pub list_busy: u64,
     /// Refills of CPU lists.
@@ -57,9 +59,11 @@ pub struct Statistics {
     pub list_spills: u64,
     /// CPU lists that were drained, by a tick or on demand.
     pub list_drains: u64,
-    /// Most pages that one CPU's list keeps.
+    /// Most pages that one CPU's list keeps at the moment.
     pub list_high: u32,
-    /// Pages moved between a list and the zone at once.
+    /// Most that all of them together keep.
+    pub list_highs: u32,
+    /// Most pages that move between a list and the zone at once at the moment.
     pub list_batch: u32,
     /// Bytes of address space mapped for the arena itself.
     pub mapped_bytes: usize,

@@ -74,6 +74,8 @@ pub(crate) struct Zone {
     pub(crate) watermarks: Watermarks,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
+    /// Times that the lock was found held.
+    waits: AtomicU32,
 }
 
 impl Zone {
@@ -86,14 +88,26 @@ impl Zone {
             budget,
             watermarks: budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default(),
             draining: AtomicU32::new(0),
+            waits: AtomicU32::new(0),
         }
     }
 
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, Inner> {
-        let mut inner = self.inner.lock();
+        let mut inner = self.inner.try_lock().unwrap_or_else(|| self.lock_held());
         inner.locks += 1;
         inner
+    }
+
+    #[cold]
+    fn lock_held(&self) -> Guard<'_, Inner> {
+        self.waits.fetch_add(1, Relaxed);
+        self.inner.lock()
+    }
+
+    /// Times that the lock was found held, wrapping. Where it changes while somebody uses the zone, others want it too.
+    pub(crate) fn waits(&self) -> u32 {
+        self.waits.load(Relaxed)
     }
 
     /// Lets `take` take something out of the buddy; it is told how many pages the budget still has, and is called again

@@ -214,10 +214,88 @@ fn a_tiny_budget_works_without_lists() {
 }
 
 #[test]
+fn a_size_that_was_asked_for_stays_and_0_means_no_lists() {
+    let machine = Virtual::new(4096, 2);
+    for size in [0, 5, 100] {
+        let o = Opened::new(&machine, &Shape { list_high: Some(size), ..shape(None) }).unwrap();
+        for round in 0..5 {
+            let held: Vec<Held> = (0..3000).map(|stamp| take_block(&o, 0, stamp + round).unwrap()).collect();
+            held.into_iter().for_each(|held| give(&o, held));
+            let statistics = o.pages.statistics();
+            assert_eq!((statistics.list_high, statistics.list_highs), (size, 2 * size));
+            assert!(statistics.listed <= size);
+            machine.advance(250_000_000);
+        }
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn lists_learn_what_a_program_needs_again_and_forget_it_when_it_stops() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    Virtual::run_on(1);
+    let least = o.pages.statistics();
+    let swing = || {
+        let before = o.pages.statistics().zone_locks;
+        let held: Vec<Held> = (0..5000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+        held.into_iter().for_each(|held| give(&o, held));
+        o.pages.statistics().zone_locks - before - 1
+    };
+    let locks: Vec<u64> = (0..4).map(|_| swing()).collect();
+    assert!(locks[0] > 10 && locks[3] == 0, "{locks:?}");
+    let learned = o.pages.statistics();
+    assert!((5000..7000).contains(&learned.list_high) && learned.listed >= 5000, "{learned:?}");
+    // Background reclaim takes it at once, and it is found again afterwards.
+    o.pages.set_reclaiming(true);
+    let short = o.pages.statistics();
+    assert_eq!((short.list_high, short.list_batch), (least.list_high, least.list_batch));
+    assert!(short.listed <= short.list_high && swing() > 100);
+    o.pages.set_reclaiming(false);
+    let locks: Vec<u64> = (0..4).map(|_| swing()).collect();
+    assert!(locks[3] == 0, "{locks:?}");
+    // Nothing is used any more: the second tick empties the list, and what follows forgets.
+    for _ in 0..2 {
+        machine.advance(250_000_000);
+        o.pages.tick(&machine);
+    }
+    assert!(o.pages.statistics().listed == 0);
+    for _ in 0..8 {
+        machine.advance(250_000_000);
+        o.pages.tick(&machine);
+    }
+    let forgotten = o.pages.statistics();
+    assert_eq!((forgotten.list_highs, forgotten.list_batch), (least.list_highs, least.list_batch));
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn a_budget_that_runs_out_takes_from_the_lists_of_other_cpus() {
+    let (machine, budget) = (Virtual::new(4096, 2), 1 << 16);
+    let o = Opened::new(&machine, &shape(Some(budget))).unwrap();
+    Virtual::run_on(0);
+    for _ in 0..4 {
+        let held: Vec<Held> = (0..4000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+        held.into_iter().for_each(|held| give(&o, held));
+    }
+    let learned = o.pages.listed_on(0).unwrap();
+    assert!(learned >= 3900 && learned <= budget / 16, "{learned}");
+    Virtual::run_on(1);
+    let low = o.pages.statistics().watermarks.low;
+    let mut held = Vec::new();
+    while held.len() as u32 + o.pages.statistics().listed < budget - low {
+        held.push(take_block(&o, 0, 1).unwrap());
+    }
+    let statistics = o.pages.statistics();
+    assert!(statistics.list_highs <= low && statistics.listed <= low, "{statistics:?}");
+    held.into_iter().for_each(|held| give(&o, held));
+    o.pages.verify().unwrap();
+}
+
+#[test]
 fn lists_stay_below_their_high_mark_whatever_is_freed() {
     let machine = Virtual::new(4096, 3);
     let o = Opened::new(&machine, &shape(None)).unwrap();
-    let high = o.pages.statistics().list_high;
     let mut random = Random(seed());
     let mut held = Vec::new();
     for _ in 0..40 {
@@ -227,6 +305,7 @@ fn lists_stay_below_their_high_mark_whatever_is_freed() {
         Virtual::run_on(random.below(3) as usize);
         for _ in 0..held.len() / 2 {
             give(&o, held.swap_remove(random.below(held.len() as u64) as usize));
+            let high = o.pages.statistics().list_high;
             assert!((0..3).all(|cpu| o.pages.listed_on(cpu).unwrap() <= high));
         }
         o.pages.verify().unwrap();
@@ -247,12 +326,12 @@ fn lists_of_a_small_zone_stay_below_their_high_mark_too() {
     let machine = Virtual::new(4096, 1);
     for budget in [64, 300, 8191] {
         let o = Opened::new(&machine, &shape(Some(budget))).unwrap();
-        let (mut random, high) = (Random(seed()), o.pages.statistics().list_high);
+        let mut random = Random(seed());
         for _ in 0..20 {
             let held = core::iter::from_fn(|| take_block(&o, random.below(4) as u8, 1).ok()).collect::<Vec<Held>>();
             for held in held {
                 give(&o, held);
-                let listed = o.pages.listed_on(0).unwrap();
+                let (listed, high) = (o.pages.listed_on(0).unwrap(), o.pages.statistics().list_high);
                 assert!(high > 0 && listed <= high + 7, "{listed} pages over {high} of {budget}");
             }
             o.pages.verify().unwrap();

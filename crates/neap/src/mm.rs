@@ -329,7 +329,8 @@ impl<P: Platform> Core<P> {
         let budget =
             (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
         let maintenance = Maintenance::open(&platform, options.background)?;
-        let config = Config { span: SPAN, budget, rseq: options.rseq, huge: options.huge };
+        let Options { rseq, huge, page_list_high: list_high, .. } = *options;
+        let config = Config { span: SPAN, budget, rseq, huge, list_high };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
         let objects = Objects::open(platform, &config)?;
         Ok(Core {

@@ -21,6 +21,8 @@ pub struct Options {
     pub interval: u32,
     /// A page that `neap stat` reads.
     pub stat: bool,
+    /// The most pages that a CPU's page list keeps, where that is not to be found out.
+    pub page_list_high: Option<u32>,
 }
 
 /// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
@@ -37,7 +39,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 6] = [
+pub const DESCRIPTIONS: [Description; 7] = [
     Description {
         key: "rseq",
         values: "on|off",
@@ -69,12 +71,18 @@ pub const DESCRIPTIONS: [Description; 6] = [
         text: "milliseconds between two looks for memory that nobody needs",
     },
     Description { key: "stat", values: "on|off", default: "on", text: "a page of numbers that `neap stat` reads" },
+    Description {
+        key: "page_list_high",
+        values: "auto, or pages",
+        default: "auto",
+        text: "the most pages that a CPU's list keeps; a number stops the tuning, 0 the lists",
+    },
 ];
 
 impl Options {
     /// What holds where nothing is said.
     pub const DEFAULT: Options =
-        Options { rseq: true, background: true, huge: true, limit: 0, interval: 250, stat: true };
+        Options { rseq: true, background: true, huge: true, limit: 0, interval: 250, stat: true, page_list_high: None };
 
     /// Reads `text`, reporting what is wrong by `complain`.
     ///
@@ -124,6 +132,11 @@ impl Options {
                 let value = bytes(value).filter(|value| (10..=60_000).contains(value));
                 self.interval = value.ok_or("is not a number from 10 to 60000")? as u32;
             }
+            b"page_list_high" if value == b"auto" => self.page_list_high = None,
+            b"page_list_high" => {
+                let pages = bytes(value).ok_or("is neither auto nor a number of pages")?;
+                self.page_list_high = Some(pages.min(u32::MAX.into()) as u32);
+            }
             _ => return Err("is not an option"),
         }
         Ok(())
@@ -168,10 +181,20 @@ mod tests {
 
     #[test]
     fn every_option_can_be_set() {
-        let (options, complaints) = parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000");
-        let expected =
-            Options { rseq: false, background: false, huge: false, limit: 3 << 30, interval: 1000, stat: false };
+        let (options, complaints) =
+            parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0");
+        let expected = Options {
+            rseq: false,
+            background: false,
+            huge: false,
+            limit: 3 << 30,
+            interval: 1000,
+            stat: false,
+            page_list_high: Some(0),
+        };
         assert_eq!((options, complaints), (expected, Vec::new()));
+        let (options, complaints) = parse("page_list_high:99,page_list_high:auto");
+        assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {
             let (_, complaints) = parse(&std::format!("{}:x", description.key));
             assert_eq!(complaints.len(), 1, "{} is a key, and x not a value of it", description.key);

@@ -237,8 +237,9 @@ impl<P: Platform> Core<P> {
         pages.budget.map_or(text.write_str("null"), |budget| write!(text, "{budget}"))?;
         let marks = pages.watermarks;
         write!(text, ",\"watermarks\":{{\"min\":{},\"low\":{},\"high\":{}}},", marks.min, marks.low, marks.high)?;
-        write!(text, "\"zone_locks\":{},\"populated\":{}}},", pages.zone_locks, pages.populated)?;
-        write!(text, "\"lists\":{{\"high\":{},\"batch\":{},", pages.list_high, pages.list_batch)?;
+        write!(text, "\"zone_locks\":{},\"zone_waits\":{},", pages.zone_locks, pages.zone_waits)?;
+        write!(text, "\"populated\":{}}},\"lists\":{{\"highs\":{},", pages.populated, pages.list_highs)?;
+        write!(text, "\"high\":{},\"batch\":{},", pages.list_high, pages.list_batch)?;
         write!(text, "\"refills\":{},\"spills\":{},", pages.list_refills, pages.list_spills)?;
         write!(text, "\"drains\":{},\"busy\":{}}},", pages.list_drains, pages.list_busy)?;
         write!(text, "\"released\":{{\"pages\":{},\"calls\":{},", pages.released, pages.release_calls)?;

@@ -16,7 +16,7 @@ use std::boxed::Box;
 use std::collections::VecDeque;
 
 /// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
-pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false };
+pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false, list_high: None };
 
 /// Objects, and the hot part in front of them.
 pub(crate) struct Opened<P: Platform> {

@@ -26,7 +26,7 @@ pub(crate) fn tables() -> [SideTable; TABLES] {
 
 /// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
 pub(crate) fn shape(budget: Option<u32>) -> Shape {
-    Shape { span: 8 << 30, budget, tables: tables(), huge: false }
+    Shape { span: 8 << 30, budget, tables: tables(), huge: false, list_high: None }
 }
 
 /// Pages that open and close with a value.

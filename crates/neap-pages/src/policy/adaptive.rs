@@ -1,0 +1,244 @@
+//! `Adaptive`: the size of a list follows from what happens to it.
+//!
+//! Sits between the events of one CPU's list and its two sizes. Two things are found separately:
+//!
+//! * **The batch**, from straight runs. Refill after refill, or spill after spill, with hardly anything the other way in
+//!   between, doubles it each time up to [`Limits::largest`]; a turn, or traffic both ways, halves it. So a burst pays one
+//!   visit to the zone per 2016 pages after five smaller ones, however long ago the last burst was, and somebody who
+//!   takes and gives a page now and then pays for 63. The largest batch is at most an eighth of what a list may keep.
+//! * **What to keep**, from regret. Pages that a spill gave and that a refill soon asks for again should have been kept, so
+//!   the list keeps that many more: after one swing up and down it is as large as the swing, and both ends of it are
+//!   quiet. If the zone's lock was busy the list keeps a batch more at once, unless it has gone one way for half of what
+//!   it keeps already: no size helps there. A run of spills longer than the list makes the list smaller by half of each:
+//!   somebody else allocates what is freed here.
+//!
+//! Time only takes away. What was given is half forgotten after a quarter of a second (an eighth of it where the lock is
+//! busy). A list that is used and never needs the zone gives up an eighth of what it has above the fixed size, to see
+//! whether that was needed; where it was, the next try comes after twice the time, up to four seconds. A list that is
+//! not used is emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing.
+//!
+//! Where memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of [`Fixed`](super::Fixed).
+
+use super::{Limits, List, Policy, Supply, blocks};
+
+/// Quarters of a second without use after which nothing is remembered.
+const REST: u8 = 8;
+/// A try to do with less comes after two to the power of this many quarters at most.
+const PATIENCE: u8 = 4;
+/// Most steps that one tick takes, however long ago the last one was.
+const STEPS: u32 = 64;
+
+/// Which way pages went last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Neither,
+    In,
+    Out,
+}
+
+/// The numbers of one list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Adaptive {
+    /// What a free compares the count with: `keep`, or a batch where that is more.
+    high: u32,
+    /// What the list has learned to keep.
+    keep: u32,
+    /// Up to where `moved` may go before the next event for both to count as one straight run.
+    straight: u32,
+    /// Pages that went the last way since the last turn.
+    run: u32,
+    /// Pages given lately, and not asked for again so far.
+    given: u32,
+    /// `moved` at the last tick.
+    seen: u32,
+    way: Way,
+    /// The batch is the fixed one, doubled this often.
+    doublings: u8,
+    /// Quarters without an event.
+    quiet: u8,
+    /// Quarters without use.
+    idle: u8,
+    /// See [`PATIENCE`].
+    patience: u8,
+    /// Whether there was an event since the last tick, and since the last quarter.
+    active: bool,
+    needed: bool,
+    /// Whether the zone's lock was busy since the last tick.
+    busy: bool,
+    /// Whether the list does with less for a try.
+    trying: bool,
+}
+
+impl Adaptive {
+    /// Notes an event and answers the batch for it.
+    fn turn(&mut self, way: Way, moved: u32, limits: &Limits, cap: u32) -> u32 {
+        let same = self.way == way;
+        if !same {
+            (self.way, self.run) = (way, 0);
+        }
+        let straight = same && self.straight.wrapping_sub(moved) <= u32::MAX / 2;
+        let doublings = if straight { self.doublings + 1 } else { self.doublings.saturating_sub(1) };
+        self.doublings = doublings.min(limits.doublings(cap) as u8);
+        self.active = true;
+        limits.fixed.batch << self.doublings
+    }
+
+    fn grow(&mut self, pages: u32, cap: u32) {
+        if pages > 0 && self.keep < cap {
+            self.keep = self.keep.saturating_add(pages);
+            if self.trying {
+                self.trying = false;
+                self.patience = (self.patience + 1).min(PATIENCE);
+            }
+        }
+    }
+
+    fn shrink(&mut self, pages: u32, limits: &Limits) {
+        self.keep = self.keep.saturating_sub(pages).max(limits.fixed.high.min(self.keep));
+    }
+
+    /// An eighth of what is above the fixed size, at least a batch.
+    fn step_down(&mut self, limits: &Limits) {
+        let above = self.keep.saturating_sub(limits.fixed.high);
+        self.shrink((above / 8).max(limits.fixed.batch), limits);
+    }
+
+    /// Brings both sizes within bounds.
+    fn bound(&mut self, limits: &Limits, cap: u32) {
+        // Below the fixed size only while memory is that short.
+        self.keep = self.keep.max(limits.fixed.high).min(cap);
+        self.doublings = self.doublings.min(limits.doublings(cap) as u8);
+        self.high = self.keep.max(limits.fixed.batch << self.doublings).min(cap);
+    }
+
+    #[cold]
+    fn spill(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        let batch = self.turn(Way::Out, list.moved, limits, cap);
+        if self.run > self.keep {
+            // By half of what goes, so that there is room for as much again before the next spill.
+            self.shrink(batch / 2, limits);
+        }
+        self.bound(limits, cap);
+        // Nothing, if the list is to collect a larger batch first.
+        let over = list.count.saturating_sub(self.high);
+        let give = if over == 0 { 0 } else { over.max(batch).min(limits.largest()).min(list.count) };
+        self.given = self.given.saturating_add(give).min(limits.ceiling);
+        self.run = self.run.saturating_add(give);
+        let room = self.high.saturating_sub(list.count - give);
+        self.straight = list.moved.wrapping_add(room + room / 4 + 1);
+        give
+    }
+
+    /// What a quarter of a second takes away.
+    fn age(&mut self, rested: bool, limits: &Limits, quarters: u32) {
+        self.given = if self.busy { self.given - self.given / 8 } else { self.given / 2 };
+        self.busy = false;
+        if core::mem::take(&mut self.needed) {
+            self.quiet = 0;
+            return;
+        }
+        (self.way, self.run, self.doublings) = (Way::Neither, 0, 0);
+        self.quiet = self.quiet.saturating_add(quarters.min(255) as u8);
+        if rested {
+            (self.given, self.patience, self.trying) = (0, 0, false);
+            (0..quarters.min(STEPS)).for_each(|_| self.step_down(limits));
+        } else if self.quiet >= 1 << self.patience {
+            self.patience -= u8::from(self.trying && self.patience > 0);
+            self.trying = self.keep > limits.fixed.high;
+            self.quiet = 0;
+            self.step_down(limits);
+        }
+    }
+}
+
+impl Policy for Adaptive {
+    fn new(limits: &Limits) -> Adaptive {
+        Adaptive {
+            high: limits.fixed.high,
+            keep: limits.fixed.high,
+            straight: 0,
+            run: 0,
+            given: 0,
+            seen: 0,
+            way: Way::Neither,
+            doublings: 0,
+            quiet: 0,
+            idle: 0,
+            patience: 0,
+            active: false,
+            needed: false,
+            busy: false,
+            trying: false,
+        }
+    }
+
+    #[inline]
+    fn high(&self) -> u32 {
+        self.high
+    }
+
+    fn batch(&self, limits: &Limits) -> u32 {
+        limits.fixed.batch << self.doublings
+    }
+
+    #[inline]
+    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        if list.count <= self.high { 0 } else { self.spill(list, &supply()) }
+    }
+
+    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        let batch = self.turn(Way::In, list.moved, limits, cap);
+        // Not where the list is full of other orders: keeping more of those would help nobody.
+        if list.count <= self.keep / 2 {
+            let again = batch.min(self.given);
+            self.given -= again;
+            self.grow(again, cap);
+        }
+        self.bound(limits, cap);
+        let room = self.high.saturating_sub(list.count) >> order;
+        let blocks = blocks(batch, self.high, order).min(1 + room);
+        let pages = blocks << order;
+        self.run = self.run.saturating_add(pages);
+        self.straight = list.moved.wrapping_add(pages + pages / 4 + list.count);
+        blocks
+    }
+
+    fn contended(&mut self, supply: &Supply<'_>) {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        self.busy = true;
+        if self.run <= self.keep / 2 {
+            self.grow(self.batch(limits), cap);
+            self.bound(limits, cap);
+        }
+    }
+
+    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+        let limits = supply.limits;
+        let active = core::mem::take(&mut self.active);
+        let rested = list.moved == self.seen && !active;
+        self.needed |= active;
+        self.seen = list.moved;
+        if quarters > 0 {
+            self.idle = if rested { self.idle.saturating_add(quarters.min(255) as u8) } else { 0 };
+            self.age(rested, limits, quarters);
+            if self.idle >= REST {
+                *self = Adaptive { seen: self.seen, ..Adaptive::new(limits) };
+            }
+        }
+        self.bound(limits, limits.cap(supply));
+        if rested { list.count } else { list.count.saturating_sub(self.high) }
+    }
+
+    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+        self.bound(supply.limits, supply.limits.cap(supply));
+        list.count.saturating_sub(self.high)
+    }
+
+    fn is_settled(&self, limits: &Limits) -> bool {
+        let Adaptive { keep, run, given, doublings, patience, active, needed, .. } = *self;
+        keep <= limits.fixed.high && run | given == 0 && doublings | patience == 0 && !active && !needed
+    }
+}

@@ -1,0 +1,181 @@
+//! `Depth`: the size follows the depth of allocation and freeing in periods of a second, as it was first posted.
+//!
+//! Sits between the events of one list and its sizes, for comparison only. Allocated minus freed pages are counted; how
+//! far that number rises and falls within a period, averaged with halving weight over periods, bounds the size: the
+//! smaller of the two depths, because a list that only gives or only takes helps nobody. The clock is looked at on
+//! frees. The batch of frees doubles until an allocation halves it, as in the kernel that this was posted for; the batch
+//! of refills is fixed. What the reviewers objected to is all here: a window, a reset, a second cache line's worth of
+//! numbers, work on each operation.
+
+use super::{Limits, List, Policy, Supply};
+
+/// The period, in nanoseconds.
+pub const PERIOD: u64 = 1_000_000_000;
+
+/// The numbers of one list.
+#[derive(Clone, Copy, Debug)]
+pub struct Depth {
+    high: u32,
+    free_factor: u8,
+    /// Pages allocated minus pages freed in this period, and its extremes.
+    count: i32,
+    most: i32,
+    least: i32,
+    rise: i32,
+    fall: i32,
+    average_rise: i32,
+    average_fall: i32,
+    since: u64,
+}
+
+impl Depth {
+    fn tune(&mut self, limits: &Limits, now: u64) {
+        let past = now.saturating_sub(self.since);
+        if past <= PERIOD {
+            return;
+        }
+        let least = limits.fixed.high;
+        if past > 2 * PERIOD {
+            *self = Depth { since: now, free_factor: self.free_factor, ..Depth::new(limits) };
+            return;
+        }
+        self.since = now;
+        self.average_rise = (self.average_rise + self.rise) / 2;
+        self.average_fall = (self.average_fall + self.fall) / 2;
+        (self.most, self.least, self.count, self.rise, self.fall) = (0, 0, 0, 0, 0);
+        let depth = self.average_rise.min(self.average_fall).max(0) as u32;
+        self.high = depth.clamp(least, limits.ceiling.max(least));
+    }
+}
+
+impl Policy for Depth {
+    fn new(limits: &Limits) -> Depth {
+        Depth {
+            high: limits.fixed.high,
+            free_factor: 0,
+            count: 0,
+            most: 0,
+            least: 0,
+            rise: 0,
+            fall: 0,
+            average_rise: 0,
+            average_fall: 0,
+            since: 0,
+        }
+    }
+
+    fn high(&self) -> u32 {
+        self.high
+    }
+
+    fn batch(&self, limits: &Limits) -> u32 {
+        limits.fixed.batch << self.free_factor
+    }
+
+    fn asked(&mut self, _list: List, order: u8) {
+        self.free_factor >>= 1;
+        self.count = self.count.wrapping_add(1 << order);
+        self.most = self.most.max(self.count);
+        self.rise = self.rise.max(self.count.wrapping_sub(self.least));
+    }
+
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        let supply = supply();
+        let (limits, batch) = (supply.limits, supply.limits.fixed.batch);
+        self.count = self.count.wrapping_sub(1 << order);
+        self.least = self.least.min(self.count);
+        self.fall = self.fall.max(self.most.wrapping_sub(self.count));
+        self.tune(limits, supply.now);
+        if self.free_factor > 0 && (1..=3).contains(&order) {
+            return list.count;
+        }
+        let high = if supply.reclaiming { self.high.min(4 * batch) } else { self.high };
+        if list.count <= high {
+            return 0;
+        }
+        if high < batch {
+            return 1;
+        }
+        let most = high - batch;
+        let give = batch << self.free_factor;
+        self.free_factor += u8::from(give < most);
+        give.min(most).max(batch).max(list.count - high).min(list.count)
+    }
+
+    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        super::blocks(supply.limits.fixed.batch, self.high, order)
+    }
+
+    fn decay(&mut self, list: List, _supply: &Supply<'_>, _quarters: u32) -> u32 {
+        list.count.saturating_sub(self.high)
+    }
+
+    fn is_settled(&self, limits: &Limits) -> bool {
+        self.high == limits.fixed.high
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{limits, supply};
+
+    /// Allocates and frees `pages` one by one, the frees at `now`.
+    fn swing(depth: &mut Depth, bounds: &Limits, pages: u32, now: u64) {
+        let list = List { count: 0, moved: 0 };
+        (0..pages).for_each(|_| depth.asked(list, 0));
+        for _ in 0..pages {
+            depth.put(list, 0, || Supply { now, ..supply(bounds, u32::MAX) });
+        }
+    }
+
+    #[test]
+    fn a_swing_a_period_is_learned_within_a_few_and_forgotten_after_two_without() {
+        let bounds = limits(1 << 20, 2);
+        let mut depth = Depth::new(&bounds);
+        let mut sizes = std::vec::Vec::new();
+        for period in 1..=6 {
+            swing(&mut depth, &bounds, 30_000, period * (PERIOD + 1));
+            sizes.push(depth.high());
+        }
+        // The first free of a period ends the one before, so each average lacks that period's later frees.
+        assert!(sizes.is_sorted() && sizes[1] >= 7_000 && sizes[5] > 28_000 && sizes[5] <= 30_000, "{sizes:?}");
+        swing(&mut depth, &bounds, 1, 9 * PERIOD);
+        assert_eq!(depth.high(), bounds.fixed.high);
+        swing(&mut depth, &bounds, 40_000, 10 * PERIOD - 1);
+        assert_eq!(depth.high(), bounds.fixed.high, "bursts that lie further apart than the window are never learned");
+    }
+
+    #[test]
+    fn only_allocating_and_only_freeing_teach_nothing() {
+        let bounds = limits(1 << 20, 2);
+        for way in [true, false] {
+            let mut depth = Depth::new(&bounds);
+            for period in 1..=5 {
+                let list = List { count: 0, moved: 0 };
+                (0..20_000).for_each(|_| {
+                    if way {
+                        depth.asked(list, 0)
+                    }
+                });
+                let frees = if way { 1 } else { 20_000 };
+                for _ in 0..frees {
+                    depth.put(list, 0, || Supply { now: period * (PERIOD + 1), ..supply(&bounds, u32::MAX) });
+                }
+            }
+            assert_eq!(depth.high(), bounds.fixed.high);
+        }
+    }
+
+    #[test]
+    fn frees_double_their_batch_until_an_allocation() {
+        let bounds = limits(1 << 18, 2);
+        let mut depth = Depth::new(&bounds);
+        let full = List { count: 644, moved: 0 };
+        let free = |depth: &mut Depth| depth.put(full, 0, || supply(&bounds, u32::MAX));
+        assert_eq!([free(&mut depth), free(&mut depth), free(&mut depth)], [63, 126, 252]);
+        assert_eq!([free(&mut depth), free(&mut depth)], [504, 580]);
+        depth.asked(full, 0);
+        assert_eq!(free(&mut depth), 252);
+    }
+}

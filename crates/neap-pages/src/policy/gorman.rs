@@ -1,0 +1,116 @@
+//! `Gorman`: a controller in three terms that looks for the least size at which refills and spills are rare.
+//!
+//! Sits between the events of one list and its sizes, for comparison only. What is measured, once a quarter of a second,
+//! is the traffic that a larger list would have saved: pages that came in by refills and went out by spills, whichever is
+//! less. What is wanted is none of it for the least size, so a quarter without any counts as an error the other way, of
+//! a sixteenth of the size. The size moves by half of the error, an eighth of its sum and a quarter of its change; the
+//! batch doubles in straight runs as everybody's does. As its author expected, a steady load sees it swing.
+
+use super::{Limits, List, Policy, Supply};
+
+/// The numbers of one list.
+#[derive(Clone, Copy, Debug)]
+pub struct Gorman {
+    high: u32,
+    came: u32,
+    went: u32,
+    error: i32,
+    sum: i32,
+    seen: u32,
+    doublings: u8,
+    /// Whether the last event was a refill.
+    refilled: bool,
+}
+
+impl Gorman {
+    fn event(&mut self, refilled: bool, supply: &Supply<'_>) -> u32 {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        self.high = self.high.min(cap);
+        let doublings = if self.refilled == refilled { self.doublings + 1 } else { 0 };
+        self.doublings = doublings.min(limits.doublings(cap) as u8);
+        self.refilled = refilled;
+        limits.fixed.batch << self.doublings
+    }
+}
+
+impl Policy for Gorman {
+    fn new(limits: &Limits) -> Gorman {
+        let high = limits.fixed.high;
+        Gorman { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, refilled: false }
+    }
+
+    fn high(&self) -> u32 {
+        self.high
+    }
+
+    fn batch(&self, limits: &Limits) -> u32 {
+        limits.fixed.batch << self.doublings
+    }
+
+    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        if list.count <= self.high {
+            return 0;
+        }
+        let batch = self.event(false, &supply());
+        let give = list.count.saturating_sub(self.high).max(batch).min(list.count);
+        self.went = self.went.saturating_add(give);
+        give
+    }
+
+    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        let batch = self.event(true, supply);
+        let blocks = super::blocks(batch, self.high, order);
+        self.came = self.came.saturating_add(blocks << order);
+        blocks
+    }
+
+    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        let rested = list.moved == self.seen;
+        self.seen = list.moved;
+        if quarters > 0 {
+            let saved = self.came.min(self.went) as i32;
+            let error = if saved > 0 { saved } else { -(self.high as i32 / 16) };
+            // A sum that may grow without bound would go on pushing long after its reason is gone.
+            let bound = limits.ceiling as i32;
+            self.sum = (self.sum.saturating_add(error)).clamp(-bound, bound);
+            let step = error / 2 + self.sum / 8 + (error - self.error) / 4;
+            self.high = self.high.saturating_add_signed(step).max(limits.fixed.high).min(cap);
+            (self.error, self.came, self.went) = (error, 0, 0);
+        }
+        if rested { list.count } else { list.count.saturating_sub(self.high) }
+    }
+
+    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+        self.high = self.high.min(supply.limits.cap(supply));
+        list.count.saturating_sub(self.high)
+    }
+
+    fn is_settled(&self, limits: &Limits) -> bool {
+        self.high == limits.fixed.high
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{limits, supply};
+
+    #[test]
+    fn traffic_both_ways_grows_it_and_quiet_takes_it_back() {
+        let bounds = limits(1 << 18, 2);
+        let plenty = supply(&bounds, u32::MAX);
+        let mut gorman = Gorman::new(&bounds);
+        for moved in 1..=20 {
+            let traffic = 8000_u32.saturating_sub(gorman.high()) / 2;
+            (gorman.came, gorman.went) = (traffic, traffic + 10);
+            gorman.decay(List { count: 0, moved }, &plenty, 1);
+        }
+        assert!(gorman.high() > 4000, "{}", gorman.high());
+        (0..60).for_each(|_| _ = gorman.decay(List { count: 0, moved: 20 }, &plenty, 1));
+        assert!(gorman.is_settled(&bounds), "{}", gorman.high());
+        gorman.came = 500;
+        gorman.decay(List { count: 0, moved: 21 }, &plenty, 1);
+        assert!(gorman.is_settled(&bounds), "refills alone are no reason");
+    }
+}

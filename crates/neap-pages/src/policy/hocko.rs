@@ -1,0 +1,88 @@
+//! `Hocko`: a batch that doubles when it is used up and halves when twice as much lies about.
+//!
+//! Sits between the events of one list and its sizes, for comparison only: what the first reviewer asked about, taken at
+//! its word. One number, no time, no separate size to keep: the list keeps two batches. Memory that runs short resets it.
+
+use super::{Limits, List, Policy, Supply};
+
+/// The numbers of one list.
+#[derive(Clone, Copy, Debug)]
+pub struct Hocko {
+    batch: u32,
+    high: u32,
+    seen: u32,
+}
+
+impl Hocko {
+    fn set(&mut self, batch: u32, supply: &Supply<'_>) {
+        let (limits, cap) = (supply.limits, supply.limits.cap(supply));
+        self.batch = batch.clamp(limits.fixed.batch, limits.fixed.batch << limits.doublings(cap));
+        self.high = cap.min(2 * self.batch);
+    }
+}
+
+impl Policy for Hocko {
+    fn new(limits: &Limits) -> Hocko {
+        let batch = limits.fixed.batch;
+        Hocko { batch, high: limits.fixed.high.min(2 * batch), seen: 0 }
+    }
+
+    fn high(&self) -> u32 {
+        self.high
+    }
+
+    fn batch(&self, _limits: &Limits) -> u32 {
+        self.batch
+    }
+
+    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        if list.count <= self.high {
+            return 0;
+        }
+        self.set(self.batch / 2, &supply());
+        list.count.saturating_sub(self.batch.min(self.high))
+    }
+
+    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        let blocks = super::blocks(self.batch, self.high, order);
+        self.set(2 * self.batch, supply);
+        blocks
+    }
+
+    fn decay(&mut self, list: List, supply: &Supply<'_>, _quarters: u32) -> u32 {
+        let rested = list.moved == self.seen;
+        self.seen = list.moved;
+        if rested {
+            self.set(0, supply);
+        }
+        if rested { list.count } else { 0 }
+    }
+
+    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+        self.set(0, supply);
+        list.count.saturating_sub(self.high)
+    }
+
+    fn is_settled(&self, limits: &Limits) -> bool {
+        self.batch == limits.fixed.batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{limits, supply};
+
+    #[test]
+    fn use_doubles_and_surplus_halves() {
+        let bounds = limits(1 << 18, 2);
+        let plenty = supply(&bounds, u32::MAX);
+        let mut hocko = Hocko::new(&bounds);
+        let empty = List { count: 0, moved: 0 };
+        let refills: std::vec::Vec<u32> = (0..7).map(|_| hocko.refill(empty, 0, &plenty)).collect();
+        assert_eq!(refills, [63, 126, 252, 504, 1008, 2016, 2016]);
+        assert_eq!(hocko.put(List { count: 4032, moved: 0 }, 0, || plenty), 0);
+        assert_eq!(hocko.put(List { count: 4033, moved: 0 }, 0, || plenty), 4033 - 1008);
+        assert_eq!((hocko.pressure(List { count: 1000, moved: 0 }, &plenty), hocko.high()), (874, 126));
+    }
+}

@@ -1,0 +1,249 @@
+//! Policies: how much a CPU's list keeps, and how much moves at once.
+//!
+//! Sits between the page lists and numbers. Events go in, pages come out, and all that a policy remembers is a few numbers
+//! per CPU, at most a cache line, that the list keeps beside its count and changes under its lock. Nothing here reads a
+//! clock, an atomic or the platform: time comes in as quarters of a second, the state of the zone as [`Supply`], and that
+//! the zone's lock was busy as an event. [`Adaptive`] is what the library runs; [`Fixed`] is where it starts from and what
+//! it falls back to. The others exist to be compared with.
+//!
+//! What holds for every list of every policy after every event: it keeps at most [`Policy::high`] pages (seven more for a
+//! moment where blocks of mixed order do not come out even); all lists together at most an eighth of the pages; one event
+//! moves at most [`Limits::largest`] pages, at least one block; where the size is 0 nothing is listed at all.
+
+pub mod adaptive;
+#[cfg(test)]
+mod adaptive_tests;
+#[cfg(any(test, feature = "lab"))]
+pub mod depth;
+pub mod fixed;
+#[cfg(any(test, feature = "lab"))]
+pub mod gorman;
+#[cfg(any(test, feature = "lab"))]
+pub mod hocko;
+#[cfg(any(test, feature = "lab"))]
+pub mod huang;
+#[cfg(test)]
+mod model_tests;
+#[cfg(any(test, feature = "lab"))]
+pub mod upstream;
+
+pub use adaptive::Adaptive;
+#[cfg(any(test, feature = "lab"))]
+pub use depth::Depth;
+pub use fixed::Fixed;
+#[cfg(any(test, feature = "lab"))]
+pub use upstream::Upstream;
+
+use crate::statistics::Watermarks;
+
+/// What a zone without a budget counts as, in bytes: lists of the usual size whatever the machine.
+pub(crate) const NOMINAL: u64 = 1 << 30;
+
+/// Doublings of the batch, at most: with 4 KiB pages 2016 pages, which upstream measured as the most that one call should
+/// pay for.
+pub const DOUBLINGS: u32 = 5;
+
+/// Bounds that all lists of an instance share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The size without tuning; tuning never goes below it while there is memory.
+    pub fixed: Fixed,
+    /// Most pages that a list may be tuned to.
+    pub ceiling: u32,
+    /// Lists that share the zone.
+    pub cpus: u32,
+    /// Of the budget; zero without one.
+    pub watermarks: Watermarks,
+}
+
+impl Limits {
+    /// For each of `cpus` lists over `managed` pages, which are all there are if `watermarks` are given.
+    pub fn new(managed: u32, cpus: usize, page_shift: u32, watermarks: Watermarks) -> Limits {
+        let fixed = Fixed::new(managed, cpus, page_shift);
+        Limits { fixed, ceiling: managed / 8 / cpus as u32, cpus: cpus as u32, watermarks }
+    }
+
+    /// The same with a size that the user has chosen: no tuning, and 0 for no lists.
+    pub fn with_size(self, pages: u32) -> Limits {
+        let fixed = Fixed { high: pages.min(self.ceiling), ..self.fixed };
+        // A ceiling below the size is what says that the size is not to be touched.
+        Limits { fixed, ceiling: 0, ..self }
+    }
+
+    /// Whether lists may have another size than the fixed one.
+    pub fn is_tuned(&self) -> bool {
+        self.ceiling > 0
+    }
+
+    /// The most pages that one event moves.
+    pub fn largest(&self) -> u32 {
+        self.fixed.batch << self.doublings(self.ceiling)
+    }
+
+    /// The most pages that a list may keep now. The lists' pages above the fixed size are together at most half of what
+    /// is free above the high watermark, so the sum falls as memory runs out and is the fixed one when reclaim begins.
+    /// At the low watermark it is at most that, if the fixed size is not below it anyway: then a size that the user has
+    /// not chosen gives way.
+    pub fn cap(&self, supply: &Supply) -> u32 {
+        let Fixed { high, .. } = self.fixed;
+        if !self.is_tuned() {
+            return high;
+        }
+        let slack = if supply.reclaiming { 0 } else { supply.free.saturating_sub(self.watermarks.high) };
+        if supply.free <= self.watermarks.low {
+            return high.min(self.watermarks.low / self.cpus);
+        }
+        high.saturating_add(slack / 2 / self.cpus).min(self.ceiling)
+    }
+
+    /// How often the batch may double where a list keeps at most `cap` pages: an eighth of that is far below it, and
+    /// nothing above the fixed batch moves where nothing above the fixed size is kept.
+    pub fn doublings(&self, cap: u32) -> u32 {
+        if cap <= self.fixed.high {
+            return 0;
+        }
+        (cap / 8 / self.fixed.batch).max(1).ilog2().min(DOUBLINGS)
+    }
+}
+
+/// What a list is when an event happens to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct List {
+    /// Base pages in it.
+    pub count: u32,
+    /// Base pages taken from it by allocations and put into it by frees since ever, wrapping.
+    pub moved: u32,
+}
+
+/// What the zone is when an event happens.
+#[derive(Clone, Copy, Debug)]
+pub struct Supply<'a> {
+    /// The bounds.
+    pub limits: &'a Limits,
+    /// Pages that can still be handed out; those in lists cannot. `u32::MAX` without a budget.
+    pub free: u32,
+    /// Whether background reclaim runs.
+    pub reclaiming: bool,
+    /// Nanoseconds; only those of the laboratory's policies that were posted with a clock look at it.
+    pub now: u64,
+}
+
+/// The numbers of one list, and what they say to each event. An event never waits and never fails.
+pub trait Policy: Copy + core::fmt::Debug {
+    /// Where every list begins, and where it ends five seconds after its last use.
+    fn new(limits: &Limits) -> Self;
+
+    /// Most pages that the list keeps at the moment.
+    fn high(&self) -> u32;
+
+    /// Pages that move at once at the moment.
+    fn batch(&self, limits: &Limits) -> u32;
+
+    /// A block was asked of the list, which has one or not.
+    #[inline]
+    fn asked(&mut self, _list: List, _order: u8) {}
+
+    /// A block came into the list, which counts it already. Answers the pages to give to the zone.
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32;
+
+    /// The list has no block of this order. Answers the blocks to bring, at least one, of which the caller takes one.
+    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32;
+
+    /// The zone's lock was busy when what the last refill or `put` answered was to be done.
+    fn contended(&mut self, _supply: &Supply<'_>) {}
+
+    /// Time has passed: whole quarters of a second since the last call. For CPUs that do nothing as well. Answers the
+    /// pages to give to the zone; all of them if the list has not changed.
+    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32;
+
+    /// The zone came to a watermark, or reclaim began. Answers the pages to give to the zone.
+    fn pressure(&mut self, list: List, _supply: &Supply<'_>) -> u32 {
+        list.count.saturating_sub(self.high())
+    }
+
+    /// Whether time will change nothing more.
+    fn is_settled(&self, limits: &Limits) -> bool;
+}
+
+/// Blocks of an order that `pages` pages make in a refill: at least two where they are more than one page, and not more
+/// than a list of `high` pages holds.
+#[inline]
+pub(crate) fn blocks(pages: u32, high: u32, order: u8) -> u32 {
+    let blocks = if pages > 1 { (pages >> order).max(2) } else { 1 };
+    blocks.min((high >> order).max(1))
+}
+
+/// Upstream's thresholds for `managed` pages: min is 4 * sqrt(kilobytes) kilobytes, the others a quarter of it, or a
+/// thousandth of the pages, above one another. Upstream's bounds on min are those of a whole machine; here it is at most
+/// a sixteenth of the pages instead, so that a small budget is not all reserve.
+pub(crate) fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
+    let kilobytes = (u64::from(managed) << page_shift) >> 10;
+    let min = ((kilobytes * 16).isqrt().min(256 << 10) << 10 >> page_shift) as u32;
+    let min = min.min(managed / 16);
+    let gap = (min / 4).max(managed / 1000);
+    Watermarks { min, low: min + gap, high: min + 2 * gap }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Lists of a zone with a budget.
+    pub(crate) fn limits(managed: u32, cpus: usize) -> Limits {
+        Limits::new(managed, cpus, 12, watermarks(managed, 12))
+    }
+
+    pub(crate) fn supply(limits: &Limits, free: u32) -> Supply<'_> {
+        Supply { limits, free, reclaiming: false, now: 0 }
+    }
+
+    #[test]
+    fn a_gibibyte_on_two_cpus_has_these_bounds() {
+        let bounds = limits(1 << 18, 2);
+        assert_eq!((bounds.fixed.high, bounds.fixed.batch, bounds.ceiling, bounds.largest()), (643, 63, 16384, 2016));
+        let cap = |free| bounds.cap(&supply(&bounds, free));
+        assert_eq!((cap(u32::MAX), cap(1548), cap(1549 + 4000), cap(1287)), (16384, 643, 1643, 643));
+        assert_eq!((cap(1286), cap(0)), (643, 643));
+        assert_eq!(bounds.cap(&Supply { reclaiming: true, ..supply(&bounds, 100_000) }), 643);
+        assert_eq!(limits(1 << 18, 64).largest(), 63, "512 pages in a list are not worth a larger batch");
+    }
+
+    #[test]
+    fn a8_sums_stay_below_an_eighth_and_below_the_low_watermark_when_that_is_all_there_is() {
+        for managed in (0..100_000).step_by(37).chain((17..32).map(|bits| 1 << bits)) {
+            for cpus in [1, 2, 3, 16, 64, 224] {
+                let bounds = limits(managed, cpus);
+                let sum = |free| bounds.cap(&supply(&bounds, free)) as u64 * cpus as u64;
+                let marks = bounds.watermarks;
+                assert!(sum(u32::MAX) <= u64::from(managed) / 8);
+                assert!(sum(marks.low) <= u64::from(marks.low), "{bounds:?}");
+                let frees = [0, marks.min, marks.low, marks.high, marks.high + 1000, managed / 2, managed, u32::MAX];
+                assert!(frees.is_sorted_by(|less, more| less > more || sum(*less) <= sum(*more)), "{bounds:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_the_user_chose_is_not_tuned() {
+        let bounds = limits(1 << 18, 2);
+        for (asked, high) in [(0, 0), (1, 1), (5000, 5000), (u32::MAX, 16384)] {
+            let fixed = bounds.with_size(asked);
+            assert_eq!((fixed.fixed.high, fixed.is_tuned(), fixed.largest()), (high, false, 63));
+            assert!([0, 1000, u32::MAX].iter().all(|&free| fixed.cap(&supply(&fixed, free)) == high));
+        }
+    }
+
+    #[test]
+    fn a3_no_size_of_zone_makes_a_difference_run_below_zero() {
+        for bits in 0..32 {
+            for cpus in [1, 2, 64, 1024] {
+                let managed = 1_u32 << bits;
+                let fixed = Fixed::new(managed, cpus, 12);
+                let marks = watermarks(managed, 12);
+                assert!(fixed.high as u64 * cpus as u64 <= u64::from(managed) / 8);
+                assert!(marks.min <= marks.low && marks.low <= marks.high && marks.high <= managed, "{marks:?}");
+                assert!((0..=3).all(|order| u64::from(fixed.refill(order) - 1) << order <= u64::from(fixed.high)));
+            }
+        }
+    }
+}
