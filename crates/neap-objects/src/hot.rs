@@ -69,8 +69,8 @@ pub struct Hot {
     grains: AtomicUsize,
     /// The kind map; the entry of address 0, so that an address needs no subtraction.
     kinds: AtomicPtr<KindEntry>,
-    /// [`States::origin`].
-    states: AtomicPtr<AtomicU8>,
+    /// [`States::origins`].
+    states: [AtomicPtr<AtomicU8>; 2],
     /// For every size in grains, rounded up: the place of its class's stack.
     places: [u16; LARGEST / GRAIN + 1],
 }
@@ -95,7 +95,7 @@ impl Hot {
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
-            states: AtomicPtr::new(core::ptr::null_mut()),
+            states: [const { AtomicPtr::new(core::ptr::null_mut()) }; 2],
             places: crate::size_class::places(),
         }
     }
@@ -109,7 +109,9 @@ impl Hot {
         self.base.store(base / GRAIN, Ordering::Relaxed);
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
         self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
-        self.states.store(states.origin().cast_mut(), Ordering::Relaxed);
+        for (kept, origin) in self.states.iter().zip(states.origins()) {
+            kept.store(origin.cast_mut(), Ordering::Relaxed);
+        }
         // Release: who sees the limit sees the rest; pairs with the Acquire in `allocate`.
         self.limit.store(LARGEST + 1, Ordering::Release);
     }
@@ -134,7 +136,7 @@ impl Hot {
         // SAFETY: the limit is not 0, so the slots have been published.
         let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
         // SAFETY: objects in stacks lie in the arena.
-        if unsafe { self.states().change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+        if unsafe { self.states().change(place, object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
             Some(object)
         } else {
             corrupt(object)
@@ -143,8 +145,9 @@ impl Hot {
 
     #[inline(always)]
     fn states(&self) -> States {
-        // SAFETY: written before anybody could come here, and the table lives as long as the arena.
-        unsafe { States::from_origin(self.states.load(Ordering::Relaxed)) }
+        let [small, large] = &self.states;
+        // SAFETY: written before anybody could come here, and the tables live as long as the arena.
+        unsafe { States::from_origins([small.load(Ordering::Relaxed), large.load(Ordering::Relaxed)]) }
     }
 
     /// Takes an object back.
@@ -158,13 +161,13 @@ impl Hot {
         if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= grains {
             return Freed::Unknown;
         }
-        // SAFETY: the kind map has an entry, and the state table a byte, for every part of the arena.
+        // SAFETY: the kind map has an entry, and the state tables have bytes, for every part of the arena.
         unsafe {
             let kinds = self.kinds.load(Ordering::Relaxed);
             let entry = &*kinds.wrapping_add(grain >> (KindEntry::SHIFT - GRAIN.trailing_zeros()));
             let entry = entry.0.load(Ordering::Relaxed);
             let place = entry as u16;
-            if place == 0 || !self.states().change(grain, ALLOCATED, CACHED) {
+            if place == 0 || !self.states().change(place, grain, ALLOCATED, CACHED) {
                 return Freed::Unknown;
             }
             if rseq::push(&self.table, usize::from(place), entry >> 16, pointer) == Outcome::Committed {

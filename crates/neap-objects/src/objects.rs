@@ -21,7 +21,8 @@ use neap_os::write::die;
 use neap_pages::{Pages, Shape, SideTable, State};
 
 /// Where the tables stand in [`Shape::tables`].
-pub(crate) const STATES: usize = 0;
+const STATES: usize = 0;
+const LARGE_STATES: usize = 3;
 const KINDS: usize = 1;
 
 /// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
@@ -57,7 +58,7 @@ pub struct Objects<P: Platform> {
     pub caches: [SharedCache; CLASSES],
     /// Descriptors of slabs.
     pub slabs: SlabTable,
-    states: States,
+    pub(crate) states: States,
     kinds: *const KindEntry,
     /// A bit for every class that has more sheaves than its share.
     surplus: [AtomicU64; CLASSES.div_ceil(64)],
@@ -78,6 +79,7 @@ impl<P: Platform> Objects<P> {
     pub fn open(platform: P, config: &Config) -> Result<Objects<P>, Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
         tables[STATES] = SideTable { shift: state::TABLE_SHIFT, droppable: true };
+        tables[LARGE_STATES] = SideTable { shift: state::LARGE_TABLE_SHIFT, droppable: true };
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, droppable: false };
         tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
         let Config { span, budget, huge, list_high, .. } = *config;
@@ -94,7 +96,7 @@ impl<P: Platform> Objects<P> {
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
         Ok(Objects {
-            states: States::new(pages.side_table(STATES), pages.base()),
+            states: States::new(pages.side_table(STATES), pages.side_table(LARGE_STATES), pages.base()),
             kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
@@ -145,20 +147,20 @@ impl<P: Platform> Objects<P> {
     pub fn is_allocated(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.is(pointer.addr() / GRAIN, ALLOCATED) }
+        aligned && unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, ALLOCATED) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program does not have it.
     pub fn disown(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.change(pointer.addr() / GRAIN, ALLOCATED, CACHED) }
+        aligned && unsafe { self.states.change(self.place_at(pointer), pointer.addr() / GRAIN, ALLOCATED, CACHED) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
     pub fn is_cached(&self, pointer: *const u8) -> bool {
         // SAFETY: `class_at` found the address in the arena.
-        unsafe { self.states.is(pointer.addr() / GRAIN, CACHED) }
+        unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, CACHED) }
     }
 
     /// How far into an object of `class` an address of one of its slabs points.
@@ -176,7 +178,7 @@ impl<P: Platform> Objects<P> {
             Attempt::Busy => self.allocate_directly(hot, class)?,
         };
         // SAFETY: objects lie in the arena.
-        if !unsafe { self.states.change(object.addr() / GRAIN, CACHED, ALLOCATED) } {
+        if !unsafe { self.states.change(class.place(), object.addr() / GRAIN, CACHED, ALLOCATED) } {
             corrupt(NonNull::new(object)?);
         }
         Some(object)
@@ -245,10 +247,15 @@ impl<P: Platform> Objects<P> {
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
         let address = self.pages.address(pfn) + place.object as usize * class.size();
         // SAFETY: the object lies in the arena and is this thread's.
-        unsafe { self.states.set(address / GRAIN, CACHED) };
+        unsafe { self.states.set(class.place(), address / GRAIN, CACHED) };
         let object = core::ptr::with_exposed_provenance_mut(address);
         self.kind_entry(object).set_home(self.platform.cpu() as u16);
         object
+    }
+
+    /// The place of the class that lies at an address of the arena.
+    fn place_at(&self, pointer: *const u8) -> u16 {
+        self.kind_entry(pointer).class().place()
     }
 
     /// The kind map's entry of an object's page.
@@ -275,7 +282,8 @@ impl<P: Platform> Objects<P> {
             return taken;
         }
         // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
-        self.return_surplus(2 * self.pages.page_size() << class.slab_shape(self.pages.page_size()).order);
+        let page_size = self.pages.page_size();
+        self.return_surplus(2 * (page_size << class.slab_shape(page_size).order));
         self.take_from_new(hot, class, most, each)
     }
 
@@ -304,7 +312,8 @@ impl<P: Platform> Objects<P> {
             return None;
         };
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
-        self.pages.mark_side_table(block.pfn, STATES);
+        let states = if States::is_large(class.place()) { LARGE_STATES } else { STATES };
+        self.pages.mark_side_table(block.pfn, states);
         self.set_kind(block.pfn, Order(shape.order), class);
         hot.cover(self.pages.limit());
         Some(slab)
@@ -436,7 +445,7 @@ impl<P: Platform> Objects<P> {
                 let mut cache = self.caches[class.index()].lock();
                 for &object in batch {
                     // SAFETY: the objects are cached ones of this class, so in the arena.
-                    unsafe { self.states.set(object.addr() / GRAIN, 0) };
+                    unsafe { self.states.clear(class.place(), object.addr() / GRAIN) };
                     let place = self.place(class, object);
                     // SAFETY: the lock is held; the frame says that the slab is one of this class.
                     if !unsafe { cache.put(&self.slabs, place, &mut empties) } {

@@ -45,13 +45,13 @@ impl Class {
 
     /// Bytes of one object.
     #[inline(always)]
-    pub fn size(self) -> usize {
+    pub const fn size(self) -> usize {
         SIZES[self.index()] as usize
     }
 
     /// As an index.
     #[inline(always)]
-    pub fn index(self) -> usize {
+    pub const fn index(self) -> usize {
         self.0 as usize
     }
 

@@ -5,13 +5,13 @@
 //! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
 //! end, and allocates nothing.
 
-use crate::objects::{Objects, STATES};
+use crate::objects::Objects;
 use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList};
 use crate::slots::{Kind, Slots, UNREGISTERED};
-use crate::state::{ALLOCATED, CACHED};
+use crate::state::{ALLOCATED, CACHED, LARGE_TABLE_SHIFT, States};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -125,11 +125,17 @@ impl<P: Platform> Objects<P> {
         Ok((sum, walk.run_pages))
     }
 
-    /// The state byte of what starts at `address`, which lies in the arena.
-    fn state_byte(&self, address: usize) -> &AtomicU8 {
-        let table = core::ptr::with_exposed_provenance::<AtomicU8>(self.pages.side_table(STATES));
-        // SAFETY: the table reaches as far as the arena, and is accessed as atomic bytes.
-        unsafe { &*table.add((address - self.pages.base()) / GRAIN) }
+    /// The state byte of an object of a class that starts at `address`, and what it holds besides the state.
+    fn state_byte(&self, class: Class, address: usize) -> (&AtomicU8, u8) {
+        // SAFETY: the caller has found the address in the arena.
+        unsafe { self.states.byte(class.place(), address / GRAIN) }
+    }
+
+    /// The state of an object of a class that starts at `address`; more than there are if the byte is that of another.
+    fn state(&self, class: Class, address: usize) -> u8 {
+        let (byte, start) = self.state_byte(class, address);
+        let found = byte.load(Relaxed);
+        if found == 0 { 0 } else { found ^ start }
     }
 
     /// Moves everything in stacks and full sheaves from one state to another; what is there twice, or is not in the first
@@ -143,9 +149,9 @@ impl<P: Platform> Objects<P> {
                     Some(found) if found != class => return wrong("object of the class in a cache", found.0.into()),
                     Some(_) => {}
                 }
-                let byte = self.state_byte(at);
-                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from;
-                byte.store(if whole { to } else { byte.load(Relaxed) }, Relaxed);
+                let (byte, start) = self.state_byte(class, at);
+                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from | start;
+                byte.store(if whole { to | start } else { byte.load(Relaxed) }, Relaxed);
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
         };
@@ -223,7 +229,11 @@ impl<P: Platform> Objects<P> {
         self.verify_kinds(page, pages, class)?;
         let census = self.walk_objects(id, class, objects, at)?;
         let bytes = pages as usize * self.pages.page_size();
-        equal("state bytes of a slab", census.allocated + census.cached + census.in_hands, self.bytes_set(at, bytes))?;
+        equal(
+            "state bytes of a slab",
+            census.allocated + census.cached + census.in_hands,
+            self.bytes_set(class, at, bytes),
+        )?;
         walk.classes[class.index()] += Census { slabs: 1, ..census };
         walk.partial[class.index()] += u32::from(free > 0);
         Ok(pages)
@@ -236,7 +246,7 @@ impl<P: Platform> Objects<P> {
         let words = unsafe { self.slabs.words(id, objects).as_ref() };
         for object in 0..objects as usize {
             let at = start + object * class.size();
-            let found = self.state_byte(at).load(Relaxed);
+            let found = self.state(class, at);
             let free = bitmap::get(words, object);
             let count = match found {
                 0 if free => &mut census.free,
@@ -255,9 +265,11 @@ impl<P: Platform> Objects<P> {
         Ok(census)
     }
 
-    /// State bytes that are not 0 for a part of the arena.
-    fn bytes_set(&self, start: usize, bytes: usize) -> u64 {
-        (start..start + bytes).step_by(GRAIN).filter(|&at| self.state_byte(at).load(Relaxed) != 0).count() as u64
+    /// State bytes that are not 0 for a part of the arena where objects of a class lie.
+    fn bytes_set(&self, class: Class, start: usize, bytes: usize) -> u64 {
+        let step = if States::is_large(class.place()) { 1 << LARGE_TABLE_SHIFT } else { GRAIN };
+        let set = |&at: &usize| self.state_byte(class, at).0.load(Relaxed) != 0;
+        (start..start + bytes).step_by(step).filter(set).count() as u64
     }
 
     /// Compares a class cache with what the walk saw.
@@ -295,7 +307,7 @@ impl<P: Platform> Objects<P> {
                 equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
                 equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
-                equal("state of a sheaf's memory", 0, self.state_byte(at).load(Relaxed).into())?;
+                equal("state of a sheaf's memory", 0, self.state(memory_class(class), at).into())?;
                 length += 1;
             }
             Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), length)?;

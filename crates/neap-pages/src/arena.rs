@@ -176,7 +176,10 @@ impl Arena {
     /// Puts memory behind what the droppable tables say about a range; it goes back with that of the range's chunk.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32) {
         let bytes = (pages as usize) << self.page_shift;
-        for (index, table) in self.tables[OWN_TABLES..].iter().enumerate().filter(|(_, table)| table.droppable) {
+        for (index, table) in self.tables[OWN_TABLES..].iter().enumerate() {
+            if !table.droppable || bytes >> table.shift < 1 << self.page_shift {
+                continue;
+            }
             let start = table.start + ((self.address(pfn) - self.base) >> table.shift);
             if platform.populate(start, bytes >> table.shift).is_ok() {
                 self.marks(pfn).fetch_or(1 << index, Relaxed);

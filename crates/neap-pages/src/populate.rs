@@ -7,12 +7,13 @@
 //! blocks, and those that wait are detached: nobody but a population ever touches memory that allows huge pages and has
 //! none yet. The next tick forbids them again, before it releases anything, and gives the waiting blocks back: the
 //! kernel never refills what was released, and equal neighbours are one mapping again. What the tables say about a block
-//! comes with it: a page of them that is missing would be faulted in under the lock of a size class. No lock of the zone's
+//! for small blocks comes with it: a page of them that is missing would be faulted in under the lock of a size class. No lock of the zone's
 //! is held over a call. Never for runs that the program may not touch.
 
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
 use crate::frames::State;
+use crate::page_lists::LISTED_ORDERS;
 use crate::zone::{Inner, Zone};
 use core::ops::Range;
 use neap_base::{Order, Pfn, Platform};
@@ -61,6 +62,8 @@ pub(crate) struct Batch {
     allowed: bool,
     /// Whether the others are to wait in [`Population::ready`].
     opens: bool,
+    /// Whether what the tables say about small blocks will be written soon.
+    tables: bool,
 }
 
 impl Inner {
@@ -90,7 +93,7 @@ impl Inner {
         let opens = pages.len() > HUGE.pages() as usize;
         self.population.opening |= opens;
         self.population.busy += HUGE.pages();
-        Some(Batch { pages, allowed, opens })
+        Some(Batch { pages, allowed, opens, tables: order.index() < LISTED_ORDERS })
     }
 
     /// Detaches up to `most` wholly unbacked blocks that lie in a row.
@@ -132,7 +135,7 @@ impl Zone {
             (population.ready, population.opening) = (pfn.0 + HUGE.pages()..end, false);
         }
         let answer = platform.populate(address, bytes(HUGE.pages()));
-        if answer.is_ok() {
+        if answer.is_ok() && batch.tables {
             arena.populate_tables(platform, pfn, HUGE.pages());
         }
         let mut inner = self.lock();
