@@ -22,14 +22,16 @@ pub(super) const SIZES: [usize; 4] = [64, 512, 4096, 32768];
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut session = Session::new("idle", Choice::Return, &options.against)?;
     let rounds = options.rounds(3);
-    let (mib, bursts) = if options.quick { ("8", "2") } else { ("32", "5") };
+    let (mib, bursts) = if options.quick { (8, "2") } else { (32, "5") };
     let workload = |size: &usize| Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
+        // 16 threads, and half as much again for what allocators add.
+        memory: (mib * 16 * 3 / 2) << 20,
         ..Workload::timed(
             &size.to_string(),
             rounds,
-            &["idle", "--size", &size.to_string(), "--mib", mib, "--rounds", bursts],
+            &["idle", "--size", &size.to_string(), "--mib", &mib.to_string(), "--rounds", bursts],
         )
     };
     let workloads: Vec<Workload> = options.sizes.iter().map(workload).collect();

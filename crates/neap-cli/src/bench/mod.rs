@@ -10,6 +10,7 @@ mod page;
 mod pair;
 mod programs;
 mod start;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,7 +40,9 @@ them). One that is missing is named and its figures are left out. Progress goes 
 Ratios are medians of the ratios of paired rounds: neap's result over the peer's, so below 1 neap
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
-tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.";
+tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
+Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
+for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
@@ -104,6 +107,8 @@ pub(crate) struct Workload {
     /// Arguments of `neap work`.
     pub(crate) arguments: Vec<String>,
     pub(crate) rounds: usize,
+    /// Memory in bytes that the machine is to have at hand before each run: as much as any variant uses, where that is much.
+    pub(crate) memory: usize,
     pub(crate) unit: &'static str,
     /// What a ratio is made of.
     pub(crate) metric: Reading,
@@ -116,6 +121,7 @@ impl Workload {
             name: name.to_string(),
             arguments: arguments.iter().map(ToString::to_string).collect(),
             rounds,
+            memory: 0,
             unit: "ns",
             metric: Outcome::ns_each,
         }
@@ -201,6 +207,7 @@ impl Session {
                     if self.has_failed(variant.name, &workload.name) {
                         continue;
                     }
+                    warm::touch(workload.memory);
                     match run(variant, workload, round) {
                         None => {}
                         Some(Ok(outcome)) => self.add(variant, workload, Outcome { round, ..outcome }),

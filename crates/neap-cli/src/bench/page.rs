@@ -15,7 +15,8 @@ use crate::work::Outcome;
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut session = Session::new("page", Choice::Speed, &options.against)?;
     let repeats = options.amount(10).to_string();
-    session.measure_workloads(&[Workload::timed("page", options.rounds(30), &["page", "--repeats", &repeats])]);
+    let timed = Workload::timed("page", options.rounds(30), &["page", "--repeats", &repeats]);
+    session.measure_workloads(&[Workload { memory: 192 << 20, ..timed }]);
     for (name, reading) in [("page_ratio", None), ("page_ratio_cpu", Some(Outcome::cpu_ns_each as Reading))] {
         let ratio = session.ratio_to_fastest("neap", "page", reading, default_peers);
         session.figure_of_ratio(name, ratio);
