@@ -1,6 +1,7 @@
 /* `thread_storm COUNT`: COUNT short threads, eight at a time. Each leaves some blocks for the next thread to free, as a
  * server's connections do. The resident size after all of them is that after the first hundred, give or take 10 MiB a CPU,
- * which is what its caches hold of these sizes while it works (a leak would be 160 MiB); the address space grows by less than 1 GiB, which 10 000 stacks would exceed. */
+ * which is what its caches hold of these sizes while it works (a leak would be 160 MiB); the address space grows by less
+ * than 1 GiB, which 10 000 stacks would exceed. */
 #include "check.h"
 
 #include <pthread.h>

@@ -2,9 +2,10 @@
 //!
 //! Goal: no order of allocations, frees, drains and trims, from whichever CPU, loses an object or a sheaf, or brings
 //! counts and lists out of step. Method: the largest class has stacks of 32 objects, sheaves of 14 and slabs of 4; objects
-//! are taken and given eight at a time, so its states are few when seen as counts; a breadth-first search does every operation in each of them. A state is reached
-//! again by repeating the shortest way to it on a fresh instance. After each operation the instance proves that it adds
-//! up, and from each state everything can be given back.
+//! are taken and given eight at a time, so its states are few when seen as counts. A breadth-first search does every
+//! operation in each of those that are a few steps away. A state is reached again by repeating the shortest way to it on a
+//! fresh instance. After each operation the instance proves that it adds up, and from each state everything can be given
+//! back.
 
 mod instance;
 mod machine;
