@@ -1,7 +1,6 @@
 /* `thread_storm COUNT`: COUNT short threads, eight at a time. Each leaves some blocks for the next thread to free, as a
- * server's connections do. The resident size after all of them is that after the first hundred, give or take 10 MiB a CPU,
- * which is what its caches hold of these sizes while it works (a leak would be 160 MiB); the address space grows by less
- * than 1 GiB, which 10 000 stacks would exceed. */
+ * server's connections do. The resident size after all of them is that after the first hundred, give or take 8 MiB, and
+ * the address space grows by less than 1 GiB, which 10 000 stacks would exceed. */
 #include "check.h"
 
 #include <pthread.h>
@@ -58,7 +57,7 @@ int main(int argc, char **argv) {
     threads(count);
     footprint(&total[1], &resident[1]);
     long grown = (resident[1] - resident[0]) * page >> 20, reserved = (total[1] - total[0]) * page >> 20;
-    CHECK(grown <= 10 * sysconf(_SC_NPROCESSORS_ONLN), "%d threads left %ld MiB more resident than the first hundred", count, grown);
+    CHECK(grown <= 8, "%d threads left %ld MiB more resident than the first hundred", count, grown);
     CHECK(reserved < 1024, "%d threads left %ld MiB more address space than the first hundred", count, reserved);
     return finish();
 }

@@ -55,18 +55,18 @@ impl Class {
         self.0 as usize
     }
 
-    /// Objects that a CPU's stack of home objects holds: 128 KiB of them, and if those are fewer than 64, up to 64 in
-    /// 1 MiB. So 32 to 2048. With the guests', half as many, a CPU keeps at most 1.5 MiB of a class back from everybody
+    /// Objects that a CPU's stack of home objects holds: 64 KiB of them, and if those are fewer than 64, up to 64 in
+    /// 512 KiB. So 16 to 1024. With the guests', half as many, a CPU keeps at most 768 KiB of a class back from everybody
     /// else, until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
-        let (small, large) = ((128 << 10) / size, (1 << 20) / size);
+        let (small, large) = ((64 << 10) / size, (512 << 10) / size);
         let objects = match (small, large) {
             (64.., _) => small,
             (_, 64..) => 64,
             _ => large,
         };
-        if objects > 2048 { 2048 } else { objects }
+        if objects > 1024 { 1024 } else { objects }
     }
 
     /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or

@@ -20,7 +20,7 @@ use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 
 /// What a CPU's two stacks of a class may keep, in bytes: the promise of `Class::stack_capacity`.
-const OF_A_CLASS: usize = 1536 << 10;
+const OF_A_CLASS: usize = 768 << 10;
 
 /// The same in objects.
 fn capacity(class: Class) -> u32 {
