@@ -13,6 +13,16 @@ use neap_base::Mutex;
 /// Objects put back into slabs under one hold of the mutex.
 pub const FLUSH_BATCH: usize = 64;
 
+/// Which way sheaves go between a CPU's stack and the barn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Way {
+    /// To the stack.
+    #[default]
+    Refill,
+    /// To the barn.
+    Spill,
+}
+
 /// The shared part of one class.
 #[derive(Debug, Default)]
 pub struct ClassCache {
@@ -28,6 +38,8 @@ pub struct ClassCache {
     pub free: u64,
     /// Whether the class is known to have more sheaves than its share.
     pub surplus: bool,
+    /// Which way sheaves went last, and how many calls moved some that way in a row.
+    streak: (Way, u32),
 }
 
 /// A class cache and its lock.
@@ -52,7 +64,15 @@ impl ClassCache {
             slabs: 0,
             free: 0,
             surplus: false,
+            streak: (Way::Refill, 0),
         }
+    }
+
+    /// Notes that a call is about to move sheaves, and answers how many calls before it moved some the same way in a row.
+    pub fn streak(&mut self, way: Way) -> u32 {
+        let before = if self.streak.0 == way { self.streak.1 } else { 0 };
+        self.streak = (way, before.saturating_add(1));
+        before
     }
 
     /// Takes up to `most` objects out of slabs and answers how many.

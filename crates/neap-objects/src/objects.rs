@@ -5,10 +5,10 @@
 //! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
 //! decides what to do.
 
-use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache};
+use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache, Way};
 use crate::hot::{Hot, KindEntry, corrupt};
 use crate::region::StackId;
-use crate::sheaf::Sheaf;
+use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
@@ -29,6 +29,10 @@ const KINDS: usize = 1;
 /// uses them, and little is written if somebody does.
 const SETTLED: usize = 16;
 const DESCRIPTORS: usize = 2;
+
+/// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
+/// what the program took.
+const LONG: u32 = 16;
 
 /// What an instance is to be like.
 #[derive(Clone, Copy, Debug)]
@@ -184,36 +188,44 @@ impl<P: Platform> Objects<P> {
         Some(object)
     }
 
-    /// Moves a sheaf's worth of objects to this CPU's stack and answers one more.
+    /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
     fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
-        let cpu = self.platform.cpu() as u16;
-        let (full, empty) = {
+        let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
+        let room = self.slots.room(&self.platform, cpu.into(), stack);
+        let (mut full, mut used) = (SheafList::new(), SheafList::new());
+        let (streak, empty) = {
             let mut cache = self.caches[class.index()].lock();
-            let full = cache.full.pop_for(cpu);
+            let streak = cache.streak(Way::Refill);
+            let batch = batch(stack, room, streak);
+            (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
             self.note_surplus(class, &mut cache);
-            let empty = if full.is_none() { cache.empty.pop() } else { None };
-            (full, empty)
+            (streak, if full.length() == 0 { cache.empty.pop() } else { None })
         };
-        if let Some(mut sheaf) = full {
+        if streak >= LONG && full.length() > 0 && room < stack.capacity() {
+            let _ = self.slots.widen(&self.platform, &hot.table, stack, room + stack.first_capacity());
+        }
+        let mut object = None;
+        while let Some(mut sheaf) = full.pop() {
             if sheaf.home() != cpu {
                 let some = sheaf.objects().iter().step_by(SETTLED);
                 some.for_each(|&object| self.kind_entry(object).set_home(cpu));
             }
-            let object = sheaf.pop();
+            object = object.or_else(|| sheaf.pop());
             self.unload(hot, class, &mut sheaf);
-            self.stow(class, sheaf);
-            return object;
+            used.push(sheaf);
         }
-        // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the stack,
-        // this call has what it came for.
-        let mut object = None;
-        self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
-        let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(hot, class)));
-        if let Some(mut sheaf) = empty {
-            self.fill(hot, class, &mut sheaf);
-            self.unload(hot, class, &mut sheaf);
-            self.stow(class, sheaf);
+        if object.is_none() {
+            // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the
+            // stack, this call has what it came for.
+            self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
+            let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(hot, class)));
+            if let Some(mut sheaf) = empty {
+                self.fill(hot, class, &mut sheaf);
+                self.unload(hot, class, &mut sheaf);
+                used.push(sheaf);
+            }
         }
+        self.stow(class, used);
         object
     }
 
@@ -223,7 +235,7 @@ impl<P: Platform> Objects<P> {
         let mut moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
         if moved == Attempt::Refused {
             // It was taken, or never used.
-            let _ = self.slots.activate(&self.platform, &hot.table, stack);
+            let _ = self.slots.widen(&self.platform, &hot.table, stack, stack.first_capacity());
             moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
         }
         if moved == Attempt::Done(()) {
@@ -357,11 +369,12 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves a sheaf's worth of objects from a stack of this CPU to the barn, so that there is room for `object`, which is
-    /// at home on `home`.
+    /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
+    /// which is at home on `home`.
     fn spill(&self, hot: &Hot, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
         let cache = &self.caches[class.index()];
+        let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
         // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
@@ -370,24 +383,38 @@ impl<P: Platform> Objects<P> {
             }
             return;
         };
-        let empty = cache.empty.pop();
+        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
+        let batch = batch(stack, room, streak);
+        let (mut empty, mut loaded) = (SheafList::new(), SheafList::new());
+        (0..batch).map_while(|_| cache.empty.pop()).for_each(|sheaf| empty.push(sheaf));
         drop(cache);
-        if let Some(mut sheaf) = empty.or_else(|| self.new_sheaf(hot, class)) {
-            self.load(hot, stack, home, &mut sheaf);
-            self.stow(class, sheaf);
+        for _ in 0..batch {
+            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(hot, class)) else { break };
+            let done = self.load(hot, stack, home, &mut sheaf);
+            loaded.push(sheaf);
+            if !done {
+                break;
+            }
         }
+        while let Some(sheaf) = empty.pop() {
+            loaded.push(sheaf);
+        }
+        self.stow(class, loaded);
         if self.slots.push(&self.platform, &hot.table, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
     }
 
-    /// Fills an empty sheaf from a stack of this CPU, if that can be had.
-    fn load(&self, hot: &Hot, stack: StackId, home: u16, sheaf: &mut Sheaf) {
+    /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
+    fn load(&self, hot: &Hot, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
-        if !sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, stack, cells) == Attempt::Done(())) {
+        let filled =
+            sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, stack, cells) == Attempt::Done(()));
+        if !filled {
             // A stack that is not full has no room because it was taken, or never used: give it some.
-            let _ = self.slots.activate(&self.platform, &hot.table, stack);
+            let _ = self.slots.widen(&self.platform, &hot.table, stack, stack.first_capacity());
         }
+        filled
     }
 
     /// Puts an object into its slab without a stack.
@@ -396,10 +423,15 @@ impl<P: Platform> Objects<P> {
         self.flush(class, &[object]);
     }
 
-    /// Gives a sheaf to the barn.
-    fn stow(&self, class: Class, sheaf: Sheaf) {
+    /// Gives sheaves to the barn.
+    fn stow(&self, class: Class, mut sheaves: SheafList) {
+        if sheaves.length() == 0 {
+            return;
+        }
         let mut cache = self.caches[class.index()].lock();
-        cache.stow(sheaf);
+        while let Some(sheaf) = sheaves.pop() {
+            cache.stow(sheaf);
+        }
         self.note_surplus(class, &mut cache);
     }
 
@@ -534,4 +566,11 @@ impl<P: Platform> Objects<P> {
     pub fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }
+}
+
+/// Sheaves that a call moves between barn and a stack with so much room: half of what fits, so that the next call may go
+/// either way; all of it in a burst, where calls before it moved some the same way.
+fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
+    let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
+    if streak > 0 { fit } else { (fit / 2).max(1) }
 }

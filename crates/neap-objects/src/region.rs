@@ -63,9 +63,14 @@ impl StackId {
         self.0 % 2 == 1
     }
 
-    /// Objects that it holds; a guests' stack leaves as one sheaf.
+    /// Objects that it has room for at first.
+    pub const fn first_capacity(self) -> u32 {
+        if self.is_for_guests() { self.capacity() } else { self.class().stack_capacity() }
+    }
+
+    /// Objects that it ever has room for; a guests' stack leaves as one sheaf.
     pub const fn capacity(self) -> u32 {
-        if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().stack_capacity() }
+        if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().most_capacity() }
     }
 
     /// Where it lies in a region, in units of 8 bytes.

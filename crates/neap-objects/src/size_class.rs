@@ -55,7 +55,7 @@ impl Class {
         self.0 as usize
     }
 
-    /// Objects that a CPU's stack of home objects holds: 64 KiB of them, and if those are fewer than 64, up to 64 in
+    /// Objects that a CPU's stack of home objects holds at first: 64 KiB of them, and if those are fewer than 64, up to 64 in
     /// 512 KiB. So 16 to 1024. With the guests', half as many, a CPU keeps at most 768 KiB of a class back from everybody
     /// else, until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
@@ -67,6 +67,12 @@ impl Class {
             _ => large,
         };
         if objects > 1024 { 1024 } else { objects }
+    }
+
+    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, 1 MiB
+    /// of larger ones.
+    pub const fn most_capacity(self) -> u32 {
+        self.stack_capacity() * if (self.size() as u32) <= 1 << 10 { 4 } else { 2 }
     }
 
     /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or

@@ -264,14 +264,15 @@ impl Slots {
         self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
-    /// Gives a stack of this CPU its room, which it has not had yet or not since it was taken.
-    pub fn activate<P: Platform>(&self, platform: &P, table: &Table, stack: StackId) -> Attempt<()> {
-        let capacity = stack.capacity();
+    /// Gives a stack of this CPU room for `objects` if it has less. It has none before it is first used, and after it was
+    /// taken.
+    pub fn widen<P: Platform>(&self, platform: &P, table: &Table, stack: StackId, objects: u32) -> Attempt<()> {
+        let capacity = objects.min(stack.capacity());
         // SAFETY: as above; every region has that many cells there.
-        let sequence = |place| ((), unsafe { rseq::set_capacity(table, place, capacity) });
+        let sequence = |place| ((), unsafe { rseq::widen(table, place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
-            let bottom = stack.0.bottom.load(Ordering::Relaxed);
-            stack.0.end.store(bottom.wrapping_add(capacity as usize), Ordering::Relaxed);
+            let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
+            stack.0.end.store(end.max(stack.0.end.load(Ordering::Relaxed)), Ordering::Relaxed);
             Some(())
         })
     }
@@ -324,17 +325,29 @@ impl Slots {
     /// What a CPU's stacks of a class look like right now: only good for comparing with themselves later, and for statistics,
     /// because the owner goes on working.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
-        let region = if self.kind(platform, cpu) == Kind::Atomic {
-            self.lock(cpu).try_lock().map_or(self.dummy(), |region| *region)
-        } else {
-            self.pointer(cpu).load(Ordering::Acquire).addr() // Pairs with the Release in `take`.
-        };
+        let region = self.region(platform, cpu);
         let [home, guests] = [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(region, id));
         Peek {
             count: home.count + guests.count,
             active: home.active || guests.active,
             top: home.top ^ guests.top.rotate_left(1),
         }
+    }
+
+    /// The region of a CPU, to look at.
+    fn region<P: Platform>(&self, platform: &P, cpu: usize) -> usize {
+        if self.kind(platform, cpu) == Kind::Atomic {
+            self.lock(cpu).try_lock().map_or(self.dummy(), |region| *region)
+        } else {
+            self.pointer(cpu).load(Ordering::Acquire).addr() // Pairs with the Release in `take`.
+        }
+    }
+
+    /// Objects that a stack of `cpu` has room for, those in it included; a hint, because the owner goes on working.
+    pub fn room<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> u32 {
+        let stack = stack(self.region(platform, cpu), id);
+        let [bottom, end] = [&stack.bottom, &stack.end].map(|pointer| pointer.load(Ordering::Relaxed).addr());
+        (end.saturating_sub(bottom) / size_of::<usize>()) as u32
     }
 
     fn glance(region: usize, id: StackId) -> Peek {

@@ -77,6 +77,27 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
     }
 }
 
+/// Long bursts that come again widen a stack, to its most and no further; a drain takes that back.
+#[test]
+fn a_stack_grows_with_long_bursts_and_not_for_longer() {
+    for class in [Class(4), Class(32), Class(72)] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let burst = |objects: u32| {
+            let held = o.take_many(class, objects as usize);
+            held.into_iter().for_each(|object| o.give(class, object));
+            o.prove();
+            o.stacked(0, class)
+        };
+        let (first, most) = (class.stack_capacity(), class.most_capacity());
+        (0..20).for_each(|_| assert!(burst(4 * first) <= first, "short bursts of {class:?}"));
+        let grown = (0..8).map(|_| burst(64 * first)).max().unwrap();
+        assert!(grown > first && grown <= most, "{grown} objects of {class:?}, from {first} to {most}");
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+        assert!(burst(4 * first) <= first, "after a drain");
+    }
+}
+
 /// A barn keeps a burst for the next one of its class, and what is beyond its share for as long as nobody else takes memory.
 #[test]
 fn a_barn_gives_up_its_surplus_for_others_and_keeps_its_share() {

@@ -276,13 +276,13 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
     outcome(status)
 }
 
-/// Sets the capacity of this CPU's stack at `place`, unless the region's first word is 0: that marks the one region that
-/// nobody may write to.
+/// Raises the capacity of this CPU's stack at `place` to `capacity`, unless it has as much, or the region's first word is 0:
+/// that marks the one region that nobody may write to.
 ///
 /// # Safety
-/// As for [`pop`]; the region has that many cells, and no stack holds more than its capacity.
+/// As for [`pop`]; the region has that many cells.
 #[inline]
-pub unsafe fn set_capacity(table: &Table, place: usize, capacity: u32) -> Outcome {
+pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
     let status: u32;
     // SAFETY: as the caller promises; the only store is the commit.
     unsafe {
@@ -294,6 +294,8 @@ pub unsafe fn set_capacity(table: &Table, place: usize, capacity: u32) -> Outcom
                 "lea {t}, [{t} + {place} * 8]",
                 "mov {end}, qword ptr [{t} + 8]",
                 "lea {end}, [{end} + {capacity} * 8]",
+                "cmp {end}, qword ptr [{t} + 16]",
+                "cmovb {end}, qword ptr [{t} + 16]",
                 "mov qword ptr [{t} + 16], {end}",
                 "22:",
                 "xor {status:e}, {status:e}";
@@ -437,18 +439,24 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_capacity_refuses_until_it_has_some() {
+    fn a_stack_refuses_beyond_its_capacity_which_only_grows() {
         let Some((table, mut region, _regions)) = table(0) else { return };
         region.writable = 0;
         // SAFETY: as above.
-        assert_eq!(settled(|| unsafe { set_capacity(&table, STACK, 1) }), Outcome::Refused);
+        assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), Outcome::Refused);
         region.writable = 1;
         // SAFETY: as above.
         unsafe {
             assert_eq!(push_guest(&table, 1), Outcome::Refused);
-            assert_eq!(settled(|| set_capacity(&table, STACK, 1)), Outcome::Committed);
+            assert_eq!(settled(|| widen(&table, STACK, 1)), Outcome::Committed);
             assert_eq!(push_guest(&table, 1), Outcome::Committed);
             assert_eq!(push_guest(&table, 2), Outcome::Refused);
+            assert_eq!(settled(|| widen(&table, STACK, 3)), Outcome::Committed);
+            assert_eq!(settled(|| widen(&table, STACK, 2)), Outcome::Committed);
+            assert_eq!(
+                [2, 3, 4].map(|value| push_guest(&table, value)),
+                [Outcome::Committed, Outcome::Committed, Outcome::Refused]
+            );
         }
     }
 }
