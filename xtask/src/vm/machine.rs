@@ -1,0 +1,147 @@
+//! Running the virtual machine: the emulator's command line, what init does, and what the console said.
+//!
+//! Sits between packages.rs and initrd.rs and the list of tests. The console is the only way out: init prints a line
+//! before and after each test, and everything that the kernel or a test says stands between. A machine that hangs is
+//! ended by the time limit.
+
+use core::time::Duration;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::process::{command, observe};
+use crate::vm::packages::Machine;
+
+/// A machine's processors and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// CPUs 0 and 1 on node 0, 2 and 3 on node 1; CPU 3 is isolated.
+    TwoNodes,
+}
+
+impl Shape {
+    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Shape::TwoNodes => "4 CPUs and 2 nodes, CPU 3 isolated",
+        }
+    }
+
+    fn nodes(self) -> &'static [&'static str] {
+        match self {
+            Shape::TwoNodes => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
+        }
+    }
+}
+
+/// What a test's program did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// Its exit status; 143 where the time limit ended it.
+    pub(crate) status: i32,
+    /// Its output.
+    pub(crate) output: String,
+}
+
+/// What the console said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Console {
+    /// Of each test that ended, in order.
+    pub(crate) tests: Vec<Answer>,
+    /// What came after the last of them.
+    pub(crate) rest: String,
+}
+
+const BEGIN: &str = "<<< ";
+const END: &str = ">>> ";
+/// Seconds until init runs, many times over.
+const BOOT: u32 = 60;
+/// Lines of output that are kept.
+const KEPT: usize = 40;
+
+/// The machine's first program: runs every line, and switches the machine off.
+pub(crate) fn init(lines: &[(&str, u32)]) -> String {
+    let mut text = String::from(
+        "#!/bin/busybox sh\n\
+         export PATH=/bin PRELOAD=/lib/libneap_malloc.so RUST_BACKTRACE=0\n\
+         /bin/busybox --install -s /bin\n\
+         mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
+         mkdir -p /tmp /dev/shm /etc; mount -t tmpfs tmp /tmp; mount -t tmpfs shm /dev/shm; cd /tmp\n",
+    );
+    for (at, (line, limit)) in lines.iter().enumerate() {
+        let quoted = line.replace('\'', "'\\''");
+        text.push_str(&format!("echo '{BEGIN}{at}'\ntimeout {limit} sh -c '{quoted}' 2>&1\necho \"{END}$?\"\n"));
+    }
+    text.push_str("poweroff -f\n");
+    text
+}
+
+/// Boots and waits for the end, at most `limit` seconds after the boot.
+pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) -> Result<Console> {
+    let (program, root) = &machine.qemu;
+    let mut qemu = command(&program.to_string_lossy(), ["-accel", "tcg,thread=multi", "-cpu", "max"]);
+    if let Some(root) = root {
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        qemu.env("QEMU_MODULE_DIR", libraries.join("qemu"));
+        qemu.env("LD_LIBRARY_PATH", std::env::join_paths([&libraries, &root.join("lib/x86_64-linux-gnu")])?);
+        for firmware in ["qemu", "seabios"] {
+            qemu.arg("-L").arg(root.join("usr/share").join(firmware));
+        }
+    }
+    qemu.args(["-smp", "4,sockets=2", "-m", "3G"]);
+    for node in ["memory-backend-ram,id=m0,size=1536M", "memory-backend-ram,id=m1,size=1536M"] {
+        qemu.args(["-object", node]);
+    }
+    shape.nodes().iter().for_each(|node| _ = qemu.args(["-numa", node]));
+    qemu.args(["-nodefaults", "-nic", "none", "-nographic", "-serial", "stdio", "-no-reboot"]);
+    qemu.arg("-kernel").arg(&machine.kernel).arg("-initrd").arg(initrd);
+    qemu.args(["-append", "console=ttyS0 loglevel=2 isolcpus=3 nohz_full=3 panic=-1"]);
+    let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;
+    let mut console = read(&String::from_utf8_lossy(&found.stdout));
+    let complaint = String::from_utf8_lossy(&found.stderr);
+    console.rest.push_str(complaint.trim_end());
+    if found.status.is_none() {
+        console.rest.push_str("\nstopped by the time limit");
+    }
+    Ok(console)
+}
+
+/// Takes apart what the console said.
+fn read(text: &str) -> Console {
+    let mut console = Console::default();
+    let mut lines: Vec<&str> = Vec::new();
+    let kept = |lines: &[&str]| lines[lines.len().saturating_sub(KEPT)..].join("\n");
+    for line in text.lines().map(|line| line.trim_end_matches('\r')) {
+        // The firmware leaves control sequences before the first line.
+        if let Some((_, status)) = line.split_once(END).filter(|(before, _)| before.is_empty()) {
+            let status = status.trim().parse().unwrap_or(-1);
+            console.tests.push(Answer { status, output: kept(&lines) });
+            lines.clear();
+        } else if line.contains(BEGIN) {
+            lines.clear();
+        } else {
+            lines.push(line);
+        }
+    }
+    console.rest = kept(&lines);
+    console
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_is_taken_apart() {
+        let text = "\x1bcSeaBIOS\r\nnoise\r\n<<< 0\r\none\r\ntwo\r\n>>> 0\r\n<<< 1\r\nthree\r\n>>> 101\r\n<<< 2\r\nlast words\r\n";
+        let answer = |status, output: &str| Answer { status, output: output.into() };
+        let tests = vec![answer(0, "one\ntwo"), answer(101, "three")];
+        assert_eq!(read(text), Console { tests, rest: "last words".into() });
+    }
+
+    #[test]
+    fn lines_are_quoted_for_the_shell() {
+        assert!(init(&[("echo 'a'", 5)]).contains("timeout 5 sh -c 'echo '\\''a'\\''' 2>&1\n"));
+    }
+}

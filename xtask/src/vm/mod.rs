@@ -1,0 +1,181 @@
+//! `cargo xtask vm`: tests on a machine that we do not have.
+//!
+//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds and runs test programs in it that were
+//! built here. packages.rs obtains the machine, initrd.rs packs what it boots, machine.rs runs it; what is run stands in
+//! this file. Needs no root and installs nothing outside the target folder. Where the machine cannot be had it says so
+//! and ends with the status of a skipped check: it never passes by doing nothing. It emulates every instruction, so it is
+//! for behaviour and never for time.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{cargo, need};
+use crate::report::Report;
+use crate::{Skipped, build, layout, programs};
+
+mod initrd;
+mod machine;
+mod packages;
+
+use machine::{Answer, Shape};
+
+/// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the test programs of the
+/// crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
+struct Guest {
+    name: &'static str,
+    shape: Shape,
+    line: &'static str,
+    /// The most seconds that it may take: against a hang.
+    limit: u32,
+}
+
+const fn guest(name: &'static str, line: &'static str) -> Guest {
+    Guest { name, shape: Shape::TwoNodes, line, limit: 240 }
+}
+
+/// CPUs go and come while a test runs; it must have happened, and the test must not have noticed. Of CPUs 1 and 2 one
+/// is always there, so that no thread loses all that it may run on.
+const HOTPLUG: &str = "\
+NEAP_SECONDS=8 /tests/neap-stress & test=$!; turns=0
+cpus=/sys/devices/system/cpu
+while kill -0 $test 2>/dev/null; do
+  for cpu in 1 2; do
+    echo 0 >$cpus/cpu$cpu/online || exit 1
+    sleep 0.05
+    echo 1 >$cpus/cpu$cpu/online || exit 1
+  done
+  turns=$((turns + 1))
+done
+wait $test || exit 1
+echo \"$turns turns\"; [ $turns -gt 2 ]";
+
+const GUESTS: &[Guest] = &[
+    guest("what the machine has", "/tests/neap-second_machine --ignored --test-threads 1"),
+    guest("neap-os", "/tests/neap-os"),
+    guest("neap-base", "/tests/neap-base"),
+    guest("large", "/tests/neap-large"),
+    guest("limits", "/tests/neap-limits"),
+    guest("fork", "/tests/neap-fork"),
+    guest("stress", "NEAP_SECONDS=8 /tests/neap-stress"),
+    guest("stress while CPUs come and go", HOTPLUG),
+    guest("family", "LD_PRELOAD=$PRELOAD /programs/family"),
+    guest("fork_storm", "LD_PRELOAD=$PRELOAD /programs/fork_storm 5"),
+    guest("thread_storm", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
+    guest("signals_and_migration", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 1"),
+    guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
+];
+
+/// Programs of `tests/programs` that are taken along.
+const PROGRAMS: &[&str] = &["family", "fork_storm", "thread_storm", "signals_and_migration", "burst_idle"];
+
+/// Runs the guests whose names contain one of `names`, or all.
+pub(crate) fn command(names: &[String]) -> Result<()> {
+    let chosen = |guest: &&Guest| names.is_empty() || names.iter().any(|name| guest.name.contains(name.as_str()));
+    if let Some(unknown) = names.iter().find(|name| !GUESTS.iter().any(|guest| guest.name.contains(name.as_str()))) {
+        bail!("vm: no test's name contains `{unknown}`");
+    }
+    let folder = layout::target().join("vm");
+    let found = match packages::obtain(&folder) {
+        Ok(found) => found,
+        Err(error) => return Err(Skipped(format!("vm: SKIPPED, nothing was tested: {error:#}")).into()),
+    };
+    build::build()?;
+    let initrd = folder.join("initrd");
+    let mut report = Report::default();
+    for shape in Shape::ALL {
+        let guests: Vec<&Guest> = GUESTS.iter().filter(chosen).filter(|guest| guest.shape == *shape).collect();
+        if guests.is_empty() {
+            continue;
+        }
+        let lines: Vec<(&str, u32)> = guests.iter().map(|guest| (guest.line, guest.limit)).collect();
+        initrd::write(&initrd, &contents(&found, &lines)?)?;
+        println!("vm: {} tests on {}", guests.len(), shape.name());
+        let limit = guests.iter().map(|guest| guest.limit).sum();
+        let answers = machine::run(&found, *shape, &initrd, limit)?;
+        for (at, guest) in guests.iter().enumerate() {
+            let result = match answers.tests.get(at) {
+                Some(Answer { status: 0, .. }) => Ok(()),
+                Some(answer) => Err(anyhow::anyhow!("status {}\n{}", answer.status, answer.output)),
+                None => Err(anyhow::anyhow!("the machine stopped before or in it; its last words:\n{}", answers.rest)),
+            };
+            report.check(guest.name, result);
+        }
+    }
+    report.close("vm")
+}
+
+/// Everything that the machine's file system holds.
+fn contents(found: &packages::Machine, lines: &[(&str, u32)]) -> Result<BTreeMap<String, initrd::Entry>> {
+    let mut files = BTreeMap::new();
+    let file = |path: PathBuf| initrd::Entry::File(path);
+    files.insert("bin/busybox".into(), file(found.busybox.clone()));
+    files.insert("init".into(), initrd::Entry::Text(machine::init(lines)));
+    files.insert("lib/libneap_malloc.so".into(), file(layout::library()));
+    for (name, program) in tests()? {
+        files.insert(format!("tests/{name}"), file(program));
+    }
+    let scratch = layout::target().join("vm/programs");
+    std::fs::create_dir_all(&scratch)?;
+    need("gcc", &["gcc", "libc6-dev"])?;
+    for name in PROGRAMS {
+        let source = layout::root().join(format!("tests/programs/{name}.c"));
+        files.insert(format!("programs/{name}"), file(programs::compile(&source, &["-fno-builtin"], &scratch)?));
+    }
+    initrd::add_libraries(&mut files)?;
+    Ok(files)
+}
+
+/// The test programs of the crates that know a machine, by `crate-file`, or `crate` for a crate's own tests.
+fn tests() -> Result<BTreeMap<String, PathBuf>> {
+    let mut arguments = vec!["test", "--no-run", "--message-format", "json"];
+    for package in ["neap-os", "neap-base", "neap"] {
+        arguments.extend(["--package", package]);
+    }
+    let mut build = cargo(arguments);
+    build.current_dir(layout::root()).stderr(std::process::Stdio::inherit());
+    let output = build.output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("the tests cannot be built");
+    }
+    let mut programs = BTreeMap::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let field = |name: &str| line.split_once(&format!("\"{name}\":\""))?.1.split('"').next();
+        let (Some(program), Some(source)) = (field("executable"), field("src_path")) else { continue };
+        if let Some(name) = name_of(source) {
+            programs.insert(name, program.into());
+        }
+    }
+    Ok(programs)
+}
+
+/// `neap-stress` of `…/crates/neap/tests/stress.rs`, `neap` of `…/crates/neap/src/lib.rs`.
+fn name_of(source: &str) -> Option<String> {
+    let (package, file) = source.rsplit_once("/crates/")?.1.split_once('/')?;
+    match file.strip_prefix("tests/") {
+        Some(test) => Some(format!("{package}-{}", test.trim_end_matches(".rs").trim_end_matches("/main"))),
+        None => (file == "src/lib.rs").then(|| package.into()),
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_named_by_crate_and_file() {
+        assert_eq!(name_of("/a/crates/b/crates/neap/tests/stress.rs").as_deref(), Some("neap-stress"));
+        assert_eq!(name_of("/crates/neap-objects/tests/rseq/main.rs").as_deref(), Some("neap-objects-rseq"));
+        assert_eq!(name_of("/a/crates/neap-os/src/lib.rs").as_deref(), Some("neap-os"));
+        assert_eq!(name_of("/a/xtask/src/main.rs"), None);
+    }
+
+    #[test]
+    fn every_name_in_the_list_is_another() {
+        let mut names: Vec<&str> = GUESTS.iter().map(|guest| guest.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), GUESTS.len());
+    }
+}

@@ -1,0 +1,91 @@
+//! The parts of the virtual machine, from Debian's packages.
+//!
+//! Sits between apt and machine.rs. A package is downloaded and unpacked into the target folder, never installed, so no
+//! root is needed; QEMU that is installed already is used as it is. What was unpacked once is found again. Reads the
+//! lists of packages that apt has; where there are none, `apt-get update` by root makes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::{capture, command, which};
+
+/// What it takes to boot.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// An emulator, and the folder it was unpacked into unless it is installed.
+    pub(crate) qemu: (PathBuf, Option<PathBuf>),
+    /// The kernel's image.
+    pub(crate) kernel: PathBuf,
+    /// A shell and what it needs, in one file without libraries.
+    pub(crate) busybox: PathBuf,
+}
+
+/// Finds everything, or gets it.
+pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
+    ensure!(cfg!(target_arch = "x86_64"), "the machine is described for x86-64 alone");
+    let root = folder.join("root");
+    let busybox = root.join("bin/busybox");
+    if !busybox.exists() {
+        unpack(folder, &root, &["busybox-static".into()])?;
+    }
+    if kernel(&root).is_none() {
+        let newest = capture(command("apt-cache", ["depends", "linux-image-cloud-amd64"]))?;
+        let newest = newest.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        unpack(folder, &root, &[newest.context("apt knows no linux-image-cloud-amd64")?.into()])?;
+    }
+    let kernel = kernel(&root).context("the kernel's package has no boot/vmlinuz-*")?;
+    let own = root.join("usr/bin/qemu-system-x86_64");
+    let qemu = match which("qemu-system-x86_64") {
+        Some(installed) => (installed, None),
+        None => {
+            if !own.exists() {
+                unpack(folder, &root, &with_missing("qemu-system-x86")?)?;
+            }
+            (own, Some(root))
+        }
+    };
+    ensure!(qemu.0.exists() && busybox.exists(), "the packages do not hold what their names say");
+    Ok(Machine { qemu, kernel, busybox })
+}
+
+fn kernel(root: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(root.join("boot")).ok()?;
+    let mut images: Vec<PathBuf> = files.filter_map(|file| Some(file.ok()?.path())).collect();
+    images.retain(|image| image.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-")));
+    images.sort();
+    images.pop()
+}
+
+/// A package and those it needs that are not installed.
+fn with_missing(package: &str) -> Result<Vec<String>> {
+    let plan = capture(command("apt-get", ["install", "--simulate", "--no-install-recommends", package]))?;
+    let packages: Vec<String> =
+        plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next()).map(str::to_string).collect();
+    if packages.is_empty() {
+        bail!("apt would install nothing for {package}:\n{plan}");
+    }
+    Ok(packages)
+}
+
+fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
+    println!("vm: downloading {}", packages.join(" "));
+    let archives = folder.join("packages");
+    // Left from an attempt that was interrupted.
+    if archives.exists() {
+        fs::remove_dir_all(&archives)?;
+    }
+    fs::create_dir_all(&archives)?;
+    fs::create_dir_all(root)?;
+    let mut download = command("apt-get", ["download", "-qq"]);
+    download.args(packages).current_dir(&archives);
+    capture(download).context("`apt-get update` by root may help")?;
+    for archive in fs::read_dir(&archives)? {
+        let mut extract = command("dpkg-deb", ["--extract"]);
+        extract.arg(archive?.path()).arg(root);
+        capture(extract)?;
+    }
+    fs::remove_dir_all(&archives)?;
+    Ok(())
+}
