@@ -16,6 +16,7 @@ pub mod fence;
 pub mod futex;
 pub mod memfd;
 pub mod memory;
+pub mod nodes;
 pub mod rseq;
 mod syscall;
 pub mod thread;

@@ -13,13 +13,30 @@ pub(crate) const PROCESS_MADVISE: usize = linux_raw_sys::general::__NR_process_m
 ///
 /// # Safety
 /// The caller owes whatever the call numbered `number` asks of its arguments.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn syscall5(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Result<usize, Errno> {
+    // SAFETY: as the caller promises; a call of five arguments does not look at a sixth.
+    unsafe { syscall6(number, a, b, c, d, e, 0) }
+}
+
+/// Makes one system call with six arguments.
+///
+/// # Safety
+/// As for [`syscall5`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn syscall6(
+    number: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> Result<usize, Errno> {
     let answer: isize;
-    // SAFETY: the x86-64 system call convention: number in rax, arguments in rdi rsi rdx r10 r8, rcx and r11 clobbered.
+    // SAFETY: the x86-64 system call convention: number in rax, arguments in rdi rsi rdx r10 r8 r9, rcx and r11 clobbered.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, lateout("rcx") _, lateout("r11") _, options(nostack));
+            in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     if (-4095..0).contains(&answer) { Err(Errno::from_raw_os_error(-answer as i32)) } else { Ok(answer as usize) }
 }

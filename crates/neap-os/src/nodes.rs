@@ -1,0 +1,247 @@
+//! Which memory is near: the machine's nodes, how far they are from each other, and memory that is to come from one.
+//!
+//! Sits between `/sys/devices/system/node`, `mbind`, `getcpu` and the pages. A *node* here is one that has memory, by a
+//! number that counts from 0 without gaps; the kernel's own ids may have gaps and name nodes without memory, whose CPUs
+//! get the nearest one that has some. Files are read at start-up only. Where the kernel says nothing, there is one node.
+
+use crate::Errno;
+use crate::environment::read_file;
+use crate::syscall::{syscall5, syscall6};
+use crate::topology::{CpuSet, MAX_CPUS};
+use core::ffi::CStr;
+use core::fmt::Write;
+
+/// The most nodes that are told apart, and the kernel's ids below which a node is known: one from there on is taken for
+/// node 0.
+pub const MAX_NODES: usize = 32;
+
+/// What the kernel calls the distance of a node from itself.
+pub const LOCAL: u8 = 10;
+
+/// The nodes with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    count: u8,
+    /// The kernel's id, by node.
+    ids: [u8; MAX_NODES],
+    /// The nearest node, by the kernel's id.
+    nearest: [u8; MAX_NODES],
+    distances: [[u8; MAX_NODES]; MAX_NODES],
+}
+
+impl Nodes {
+    /// A machine that makes no difference between its memory.
+    pub const ONE: Nodes =
+        Nodes { count: 1, ids: [0; MAX_NODES], nearest: [0; MAX_NODES], distances: [[LOCAL; MAX_NODES]; MAX_NODES] };
+
+    /// Reads `/sys`. One node where this thread's memory policy is not the default (`numactl`): then somebody has decided
+    /// where memory is to come from. Only nodes that the process may use count.
+    pub fn read() -> Nodes {
+        /// `MPOL_F_MEMS_ALLOWED`.
+        const ALLOWED: usize = 4;
+        let mut text = [0; 256];
+        let mut list = |path: &CStr| CpuSet::parse(read_file(path, &mut text).ok()?);
+        let Some(memory) = list(c"/sys/devices/system/node/has_memory").filter(|set| set.count() > 1) else {
+            return Nodes::ONE;
+        };
+        let Some(online) = list(c"/sys/devices/system/node/online") else { return Nodes::ONE };
+        // What is refused (containers often refuse both) counts as the default and as everything.
+        if get_mempolicy(0).is_ok_and(|(mode, _)| mode != 0) {
+            return Nodes::ONE;
+        }
+        let allowed = get_mempolicy(ALLOWED).map_or(u64::MAX, |(_, mask)| mask);
+        let usable = |id: usize| memory.contains(id) && allowed >> id & 1 == 1;
+        Nodes::describe(
+            usable,
+            |id| online.contains(id),
+            |id, each| {
+                let mut path = Path { text: [0; 64], length: 0 };
+                // The buffer holds the longest such path, so this cannot fail.
+                let _ = write!(path, "/sys/devices/system/node/node{id}/distance\0");
+                let mut text = [0; 4096];
+                let Some(text) = path.as_c_str().and_then(|path| read_file(path, &mut text).ok()) else { return };
+                let numbers = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+                numbers
+                    .map(|word| core::str::from_utf8(word).ok()?.parse().ok())
+                    .for_each(|number| each(number.unwrap_or(u8::MAX)));
+            },
+        )
+    }
+
+    /// The nodes that are `usable`, where `line` calls its second argument with the distances of the node with an id from
+    /// all that are `online`, in order.
+    pub fn describe(
+        usable: impl Fn(usize) -> bool,
+        online: impl Fn(usize) -> bool,
+        line: impl Fn(usize, &mut dyn FnMut(u8)),
+    ) -> Nodes {
+        let mut nodes = Nodes { count: 0, ..Nodes::ONE };
+        for id in (0..MAX_NODES).filter(|&id| usable(id)) {
+            nodes.ids[usize::from(nodes.count)] = id as u8;
+            nodes.count += 1;
+        }
+        if nodes.count < 2 {
+            return Nodes::ONE;
+        }
+        for id in (0..MAX_NODES).filter(|&id| online(id)) {
+            let mut from = [u8::MAX; MAX_NODES];
+            let mut others = (0..MAX_CPUS).filter(|&other| online(other));
+            line(id, &mut |distance| {
+                let node = others.next().and_then(|other| nodes.ids().position(|known| known == other));
+                node.into_iter().for_each(|node| from[node] = distance);
+            });
+            // The first of those that are equally near, which for a node with memory is itself.
+            let own = nodes.ids().position(|known| known == id);
+            let nearest = own.or_else(|| (0..nodes.count()).min_by_key(|&node| from[node])).unwrap_or(0);
+            nodes.nearest[id] = nearest as u8;
+            if let Some(own) = own {
+                nodes.distances[own] = from;
+            }
+        }
+        nodes
+    }
+
+    fn ids(&self) -> impl Iterator<Item = usize> {
+        self.ids[..self.count()].iter().map(|&id| usize::from(id))
+    }
+
+    /// How many there are, at least 1.
+    pub fn count(&self) -> usize {
+        self.count.into()
+    }
+
+    /// How far the memory of node `to` is from node `from`; [`LOCAL`] is near.
+    pub fn distance(&self, from: usize, to: usize) -> u8 {
+        self.distances.get(from).and_then(|line| line.get(to)).copied().unwrap_or(u8::MAX)
+    }
+
+    /// The node nearest to one that the kernel calls `id`.
+    pub fn nearest(&self, id: usize) -> usize {
+        self.nearest.get(id).copied().unwrap_or(0).into()
+    }
+
+    /// Asks that fresh memory of a range come from a node. A preference and no order: where the node is full the kernel
+    /// takes the next one, instead of killing the program for memory that another node has.
+    ///
+    /// # Errors
+    /// `PERM` in a container that forbids it, `INVAL` for a node that the process may not use; `NOMEM`. Nothing changed then.
+    pub fn prefer(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
+        /// `MPOL_PREFERRED`.
+        const PREFERRED: usize = 1;
+        let id = self.ids[..self.count()].get(node).copied().ok_or(Errno::INVAL)?;
+        let (number, mask) = (linux_raw_sys::general::__NR_mbind as usize, 1_u64 << id);
+        // SAFETY: a policy changes no contents; the kernel reads the mask, which lives across the call.
+        unsafe { syscall6(number, address, length, PREFERRED, (&raw const mask).expose_provenance(), MASK_BITS, 0) }
+            .map(|_| ())
+    }
+}
+
+/// Bits of a mask of one word, as the kernel counts them: one less than it is told.
+const MASK_BITS: usize = u64::BITS as usize + 1;
+
+/// This thread's policy and its nodes, or those that it may use; the kernel wants room for all that it could have.
+fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
+    let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
+    let number = linux_raw_sys::general::__NR_get_mempolicy as usize;
+    let (at_mode, at_mask) = ((&raw mut mode).expose_provenance(), mask.as_mut_ptr().expose_provenance());
+    // SAFETY: the kernel writes to the mode and the mask, as much as it is told there is.
+    unsafe { syscall5(number, at_mode, at_mask, size_of_val(&mask) * 8, 0, flags) }?;
+    Ok((mode, mask[0]))
+}
+
+/// The CPU that this thread is on and the kernel's id of its node, a moment ago.
+///
+/// # Errors
+/// What a sandbox answers.
+pub fn whereabouts() -> Result<(usize, usize), Errno> {
+    let (mut cpu, mut node) = (0_u32, 0_u32);
+    let number = linux_raw_sys::general::__NR_getcpu as usize;
+    let (at_cpu, at_node) = ((&raw mut cpu).expose_provenance(), (&raw mut node).expose_provenance());
+    // SAFETY: the kernel writes two numbers of this size.
+    unsafe { syscall5(number, at_cpu, at_node, 0, 0, 0) }?;
+    Ok((cpu as usize, node as usize))
+}
+
+/// A path being put together.
+struct Path {
+    text: [u8; 64],
+    length: usize,
+}
+
+impl Path {
+    fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_with_nul(self.text.get(..self.length)?).ok()
+    }
+}
+
+impl Write for Path {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.length + text.len();
+        self.text.get_mut(self.length..end).ok_or(core::fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Nodes from lists of ids and lines of distances by id.
+    fn nodes(usable: &[usize], lines: &[(usize, &[u8])]) -> Nodes {
+        let line = |id: usize, each: &mut dyn FnMut(u8)| {
+            lines.iter().filter(|line| line.0 == id).for_each(|line| line.1.iter().for_each(|&number| each(number)));
+        };
+        Nodes::describe(|id| usable.contains(&id), |id| lines.iter().any(|line| line.0 == id), line)
+    }
+
+    #[test]
+    fn numbers_have_no_gaps_and_distances_go_by_what_is_online() {
+        let found = nodes(
+            &[0, 2, 5],
+            &[(0, &[10, 12, 20, 30]), (2, &[12, 10, 15, 31]), (3, &[20, 15, 10, 11]), (5, &[30, 31, 11, 10])],
+        );
+        assert_eq!(found.count(), 3);
+        let lines: Vec<Vec<u8>> = (0..3).map(|from| (0..3).map(|to| found.distance(from, to)).collect()).collect();
+        assert_eq!(lines, [[10, 12, 30], [12, 10, 31], [30, 31, 10]]);
+        let nearest: Vec<usize> = [0, 2, 5].map(|id| found.nearest(id)).into();
+        assert_eq!(nearest, [0, 1, 2], "who has memory is nearest to itself");
+        assert_eq!(found.nearest(3), 2, "who has none is nearest to whom the distances say");
+        assert_eq!((found.nearest(7), found.nearest(5000)), (0, 0), "nobody knows these");
+    }
+
+    #[test]
+    fn with_memory_in_one_place_there_is_one_node() {
+        let lines: [(usize, &[u8]); 2] = [(0, &[10, 20]), (1, &[20, 10])];
+        assert_eq!((nodes(&[], &lines), nodes(&[1], &lines)), (Nodes::ONE, Nodes::ONE));
+        assert_eq!((Nodes::ONE.nearest(1), Nodes::ONE.distance(0, 0)), (0, LOCAL));
+    }
+
+    #[test]
+    fn a_line_that_is_too_short_or_too_long_puts_nobody_near() {
+        let found = nodes(&[0, 1], &[(0, &[10]), (1, &[20, 10, 7, 7])]);
+        assert_eq!((found.distance(0, 1), found.distance(1, 0), found.distance(1, 1)), (u8::MAX, 20, 10));
+    }
+
+    #[test]
+    fn this_machine_has_a_node_and_this_thread_is_on_a_cpu() {
+        let nodes = Nodes::read();
+        assert!(nodes.count() >= 1 && nodes.distance(0, 0) == LOCAL);
+        let (cpu, node) = whereabouts().unwrap();
+        assert!(cpu < crate::topology::nameable() && nodes.nearest(node) < nodes.count());
+    }
+
+    #[test]
+    fn memory_may_be_asked_of_a_node_that_there_is_only() {
+        let (here, length) = (crate::memory::map(1 << 20).unwrap(), 1 << 20);
+        // A machine without such nodes, or a container, may refuse; the range is as usable as before.
+        let _ = Nodes::ONE.prefer(here, length, 0);
+        assert_eq!(Nodes::ONE.prefer(here, length, 1), Err(Errno::INVAL));
+        // SAFETY: mapped above, used by nobody else.
+        unsafe {
+            core::ptr::with_exposed_provenance_mut::<u8>(here).write(1);
+            crate::memory::unmap(here, length).unwrap();
+        }
+    }
+}
