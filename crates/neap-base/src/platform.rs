@@ -6,7 +6,8 @@
 
 use core::fmt;
 use neap_os::memory::Range;
-pub use neap_os::{Errno, memory};
+pub use neap_os::{Errno, memory, nodes};
+use nodes::{MAX_NODES, Nodes};
 
 /// The machine below an allocator.
 pub trait Platform: Sync {
@@ -90,6 +91,30 @@ pub trait Platform: Sync {
     /// The CPU this thread is on; a hint, below [`Platform::cpus`].
     fn cpu(&self) -> usize;
 
+    /// Nodes of memory: at least 1, at most [`nodes::MAX_NODES`].
+    fn nodes(&self) -> usize {
+        1
+    }
+
+    /// The node nearest to this thread, below [`Platform::nodes`]; and whether it is that of every thread for which
+    /// [`Platform::cpu`] answers `cpu`, for good. May be a system call.
+    fn node(&self, _cpu: usize) -> (usize, bool) {
+        (0, true)
+    }
+
+    /// How far the memory of node `to` is from node `from`.
+    fn distance(&self, _from: usize, _to: usize) -> u8 {
+        nodes::LOCAL
+    }
+
+    /// Asks that fresh memory of a range come from a node.
+    ///
+    /// # Errors
+    /// It comes from wherever the kernel likes.
+    fn bind(&self, _address: usize, _length: usize, _node: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Where the thread's rseq area lies, where restartable sequences and fences work.
     fn rseq_offset(&self) -> Option<u32>;
 
@@ -120,6 +145,9 @@ pub trait Platform: Sync {
 pub struct Linux {
     page_size: usize,
     topology: neap_os::topology::Topology,
+    nodes: Nodes,
+    /// Nodes that are made up, if any: CPUs are dealt out to them.
+    simulated: usize,
     scarce: bool,
     rseq_offset: Result<u32, NoSequences>,
 }
@@ -159,6 +187,8 @@ impl Linux {
         Linux {
             page_size: memory::page_size(),
             topology: neap_os::topology::Topology::read(),
+            nodes: Nodes::read(),
+            simulated: 0,
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
         }
@@ -169,12 +199,20 @@ impl Linux {
         self.rseq_offset.err()
     }
 
+    /// The same machine with `count` nodes that are made up, at most [`nodes::MAX_NODES`], whose CPUs are dealt out to them
+    /// in turn; with one node it makes no difference between its memory. None of this binds memory.
+    pub fn with_nodes(self, count: usize) -> Linux {
+        Linux { nodes: Nodes::ONE, simulated: count.clamp(1, MAX_NODES), ..self }
+    }
+
     /// A place to hold the result of [`Linux::probe`] before it is known.
     pub const fn unprobed() -> Linux {
         use neap_os::topology::{CpuSet, Topology};
         Linux {
             page_size: 4096,
             topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
+            nodes: Nodes::ONE,
+            simulated: 0,
             scarce: false,
             rseq_offset: Err(NoSequences::Unregistered),
         }
@@ -269,6 +307,29 @@ impl Platform for Linux {
         };
         // Where nobody says which CPU it is, threads are spread over all.
         cpu % self.cpus()
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes.count().max(self.simulated)
+    }
+
+    fn node(&self, cpu: usize) -> (usize, bool) {
+        if self.simulated > 0 {
+            return (cpu % self.simulated, true);
+        }
+        match nodes::whereabouts() {
+            // Without sequences `cpu` is a number of the thread's, which may be that of a CPU by chance.
+            Ok((here, id)) => (self.nodes.nearest(id), here == cpu && self.rseq_offset.is_ok()),
+            Err(_) => (0, true),
+        }
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        self.nodes.distance(from, to)
+    }
+
+    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
+        if self.simulated > 0 { Ok(()) } else { self.nodes.prefer(address, length, node) }
     }
 
     fn rseq_offset(&self) -> Option<u32> {

@@ -8,8 +8,11 @@ use crate::platform::Platform;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use neap_os::memory::{self, Range};
+use neap_os::nodes::LOCAL;
 use neap_os::{Errno, fence};
+use std::sync::Mutex;
 use std::thread_local;
+use std::vec::Vec;
 
 /// The calls that can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +32,23 @@ pub enum Call {
     MovePages,
     /// [`Platform::fence`].
     Fence,
+    /// [`Platform::bind`].
+    Bind,
 }
 
-const CALLS: usize = 7;
+const CALLS: usize = 8;
 
 /// Every [`Call`], for tests that go through all.
-pub const ALL_CALLS: [Call; CALLS] =
-    [Call::MapAt, Call::Map, Call::Release, Call::ReleaseScattered, Call::Populate, Call::MovePages, Call::Fence];
+pub const ALL_CALLS: [Call; CALLS] = [
+    Call::MapAt,
+    Call::Map,
+    Call::Release,
+    Call::ReleaseScattered,
+    Call::Populate,
+    Call::MovePages,
+    Call::Fence,
+    Call::Bind,
+];
 
 thread_local! {
     static CPU: Cell<usize> = const { Cell::new(0) };
@@ -47,12 +60,18 @@ pub struct Virtual {
     page_size: usize,
     cpus: usize,
     scarce: bool,
+    /// The nearest node of each CPU.
+    nearest: Vec<usize>,
+    /// Ranges that were bound: address, length, node.
+    bound: Mutex<Vec<(usize, usize, usize)>>,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
     /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
     countdown: [AtomicUsize; CALLS],
     failures: [AtomicUsize; CALLS],
     released: AtomicU64,
+    /// Mapped and not unmapped.
+    mapped: AtomicUsize,
 }
 
 impl Virtual {
@@ -64,17 +83,34 @@ impl Virtual {
             page_size,
             cpus,
             scarce: false,
+            nearest: Vec::new(),
+            bound: Mutex::new(Vec::new()),
             now: AtomicU64::new(1_000_000_000),
             made: zeros(),
             countdown: zeros(),
             failures: zeros(),
             released: AtomicU64::new(0),
+            mapped: AtomicUsize::new(0),
         }
     }
 
     /// The same machine where address space is scarce.
     pub fn with_scarce_address_space(self) -> Virtual {
         Virtual { scarce: true, ..self }
+    }
+
+    /// The same machine with nodes; `nearest` says for every CPU which one it is nearest to. They lie in a row: the
+    /// distance grows with the difference of their numbers.
+    pub fn with_nodes(self, nearest: &[usize]) -> Virtual {
+        assert_eq!(nearest.len(), self.cpus);
+        Virtual { nearest: nearest.to_vec(), ..self }
+    }
+
+    /// The node that an address was bound to.
+    pub fn bound_to(&self, address: usize) -> Option<usize> {
+        let bound = self.bound.lock().expect("nobody panics with it");
+        // Ranges may be bound anew after they were unmapped: the last word counts.
+        bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address)).map(|range| range.2)
     }
 
     /// Puts the calling thread on a CPU: for this thread, whatever the machine.
@@ -101,6 +137,11 @@ impl Virtual {
     /// Bytes given back so far.
     pub fn released_bytes(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are mapped at the moment.
+    pub fn mapped_bytes(&self) -> usize {
+        self.mapped.load(Ordering::Relaxed)
     }
 
     fn attempt(&self, call: Call) -> Result<(), Errno> {
@@ -137,17 +178,18 @@ impl Platform for Virtual {
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.attempt(Call::MapAt)?;
-        memory::map_at(address, length)
+        memory::map_at(address, length).inspect(|()| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {
         self.attempt(Call::Map)?;
-        memory::map(length)
+        memory::map(length).inspect(|_| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
     }
 
     unsafe fn unmap(&self, address: usize, length: usize) {
         // SAFETY: as the caller promises.
         unsafe { memory::unmap(address, length) }.expect("a mapping of the test's own goes away");
+        self.mapped.fetch_sub(length, Ordering::Relaxed);
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
@@ -205,6 +247,24 @@ impl Platform for Virtual {
 
     fn cpu(&self) -> usize {
         CPU.get() % self.cpus
+    }
+
+    fn nodes(&self) -> usize {
+        self.nearest.iter().max().map_or(1, |last| last + 1)
+    }
+
+    fn node(&self, cpu: usize) -> (usize, bool) {
+        (self.nearest.get(cpu).copied().unwrap_or(0), true)
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        LOCAL + from.abs_diff(to) as u8
+    }
+
+    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
+        self.attempt(Call::Bind)?;
+        self.bound.lock().expect("nobody panics with it").push((address, length, node));
+        Ok(())
     }
 
     fn rseq_offset(&self) -> Option<u32> {

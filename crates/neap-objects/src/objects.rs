@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Order, Pfn};
 use neap_os::write::die;
-use neap_pages::{Pages, Shape, SideTable, State};
+use neap_pages::{NodePages, Shape, SideTable, State};
 
 /// Where the tables stand in [`Shape::tables`].
 const STATES: usize = 0;
@@ -55,7 +55,7 @@ pub struct Objects<P: Platform> {
     /// The machine.
     pub platform: P,
     /// The pages.
-    pub pages: Pages<P>,
+    pub pages: NodePages<P>,
     /// The slots of the CPUs.
     pub slots: Slots,
     /// The shared part of every class, by class.
@@ -88,7 +88,7 @@ impl<P: Platform> Objects<P> {
         tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
         let Config { span, budget, huge, list_high, .. } = *config;
         let shape = Shape { span, budget, tables, huge, list_high };
-        let pages = Pages::open(&platform, &shape)?;
+        let pages = NodePages::open(&platform, &shape)?;
         let slots = match Slots::open(&platform, config.rseq) {
             Ok(slots) => slots,
             Err(error) => {

@@ -3,13 +3,17 @@
 //! Sits between the platform's mappings and the zone. The window is aimed for, not reserved: segments are mapped one
 //! after the other as they are needed, and every table lies at an arithmetic address above the window, so that the byte
 //! of a table for an address is a shift and an add away. A table is always mapped at least as far as the arena. Growth
-//! runs under its own mutex, never under the zone's. Gives nothing back before [`Arena::close`]; what is inside a mapped
-//! page is not its concern.
+//! runs under its own mutex, never under the zone's. The nodes of a machine share an arena: a segment belongs to the node
+//! that it was mapped for, and a byte per chunk says to which. Gives nothing back before [`Arena::close`]; what is inside
+//! a mapped page is not its concern.
 
 use crate::frames;
 use crate::pages::{Shape, SideTable, TABLES};
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
+use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
 
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
@@ -54,6 +58,8 @@ pub(crate) struct Table {
 struct Growth {
     /// Where the next segment begins.
     end: usize,
+    /// By node: the pages up to the end of its last segment.
+    ends: [u32; MAX_NODES],
     tables: [usize; ALL_TABLES],
     /// Start and end of what belongs to somebody else.
     holes: [(usize, usize); HOLES],
@@ -85,10 +91,41 @@ pub(crate) struct Arena {
     tables: [Table; ALL_TABLES],
     span: usize,
     growth: Mutex<Growth>,
+    /// Pages of the budget that no node has: see [`Zone::acquire`](crate::zone::Zone::acquire).
+    pub(crate) reserve: AtomicU32,
+    /// Segments that the system would not bind to their node.
+    pub(crate) unbound: AtomicU32,
+}
+
+/// An arena that several may use, as long as it stays where it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared(NonNull<Arena>);
+
+// SAFETY: an arena is atomics and a mutex.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// # Safety
+    /// The arena stays there, initialised, for as long as any copy of this value is used.
+    pub(crate) unsafe fn at(place: NonNull<Arena>) -> Shared {
+        Shared(place)
+    }
+}
+
+impl Deref for Shared {
+    type Target = Arena;
+
+    #[inline]
+    fn deref(&self) -> &Arena {
+        // SAFETY: as `at` was promised.
+        unsafe { self.0.as_ref() }
+    }
 }
 
 impl Arena {
-    /// Finds a place and maps the first segment there.
+    /// Finds a place and maps the first segment there, for node 0.
     pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape) -> Result<(Arena, Grown), Errno> {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
@@ -109,10 +146,18 @@ impl Arena {
                 frames: frames::Frames::at(tables[FRAMES].start),
                 tables,
                 span: less,
-                growth: Mutex::new(Growth { end: 0, tables: [0; ALL_TABLES], holes: [(0, 0); HOLES], hole_count: 0 }),
+                growth: Mutex::new(Growth {
+                    end: 0,
+                    ends: [0; MAX_NODES],
+                    tables: [0; ALL_TABLES],
+                    holes: [(0, 0); HOLES],
+                    hole_count: 0,
+                }),
+                reserve: AtomicU32::new(0),
+                unbound: AtomicU32::new(0),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
-            let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0);
+            let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0, 0);
             match first {
                 Ok(grown) => return Ok((arena, grown)),
                 Err(error) => last = error,
@@ -199,12 +244,6 @@ impl Arena {
         (growth.end - holes, growth.tables.iter().sum())
     }
 
-    /// First page and end of every foreign mapping that the arena grew around; the rest is empty ranges.
-    pub(crate) fn holes(&self) -> [(Pfn, Pfn); HOLES] {
-        let page = |offset: usize| Pfn((offset >> self.page_shift) as u32);
-        self.growth.lock().holes.map(|(from, to)| (page(from), page(to)))
-    }
-
     #[inline]
     pub(crate) fn frames(&self) -> &frames::Frames {
         &self.frames
@@ -213,29 +252,48 @@ impl Arena {
     /// The byte of the chunk of a page: a bit per named table that has been written to there.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
+        self.about_chunk(pfn, 0)
+    }
+
+    /// The node of a page; `None` for one in a foreign mapping.
+    #[inline]
+    pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
+        // Relaxed: written before the page is known to anybody.
+        usize::from(self.about_chunk(pfn, 1).load(Relaxed)).checked_sub(1)
+    }
+
+    /// One of the two bytes about the chunk of a page.
+    #[inline]
+    fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
         // The frame is asked for its check alone: the chunk table is mapped as far as the frame table.
         let _ = self.frames.frame(pfn);
-        let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize;
+        let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * 2 + byte;
         // SAFETY: mapped, and accessed as atomic bytes alone.
         unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(address)) }
     }
 
-    /// Maps at least `pages` more in one piece, and tells `publish` about them before anybody else can grow.
+    /// Bytes of a map with a bit per chunk, as far as the arena can ever grow.
+    pub(crate) fn chunk_map(&self) -> usize {
+        (self.span >> self.tables[FREE_CHUNKS].shift).next_multiple_of(8)
+    }
+
+    /// Maps at least `pages` more in one piece for a node, and tells `publish` about them before anybody else can grow.
     ///
-    /// `seen` is the number of pages that the caller found too few: if there are more by now, somebody else grew the arena
-    /// and nothing happens here.
+    /// `seen` is the number of pages up to the end of what the node had when the caller found that too little: if it has
+    /// more by now, somebody else grew the arena for it and nothing happens here.
     pub(crate) fn grow<P: Platform>(
         &self,
         platform: &P,
+        node: usize,
         pages: u32,
         seen: u32,
         publish: impl FnOnce(Grown),
     ) -> Result<(), Errno> {
         let mut growth = self.growth.lock();
-        if growth.end >> self.page_shift != seen as usize {
+        if growth.ends[node] != seen {
             return Ok(());
         }
-        publish(self.extend(platform, &mut growth, pages, HOLE_STEPS)?);
+        publish(self.extend(platform, &mut growth, pages, HOLE_STEPS, node)?);
         Ok(())
     }
 
@@ -245,6 +303,7 @@ impl Arena {
         growth: &mut Growth,
         pages: u32,
         hole_steps: u32,
+        node: usize,
     ) -> Result<Grown, Errno> {
         let chunk = (CHUNK as usize) << self.page_shift;
         let need = ((pages as usize) << self.page_shift).next_multiple_of(chunk);
@@ -261,7 +320,12 @@ impl Arena {
                     return Err(Errno::NOMEM);
                 }
                 match self.map_segment(platform, growth, start, size) {
-                    Ok(()) => return Ok(self.publish(growth, start, size)),
+                    Ok(()) => {
+                        let refused = platform.nodes() > 1 && platform.bind(self.base + start, size, node).is_err();
+                        // Its memory comes from wherever it is touched first, which is mostly there.
+                        self.unbound.fetch_add(refused.into(), Relaxed);
+                        return Ok(self.publish(growth, start, size, node));
+                    }
                     Err(failure) => failed = failure,
                 }
                 if size <= small {
@@ -306,7 +370,7 @@ impl Arena {
         Ok(())
     }
 
-    fn publish(&self, growth: &mut Growth, start: usize, size: usize) -> Grown {
+    fn publish(&self, growth: &mut Growth, start: usize, size: usize, node: usize) -> Grown {
         if start > growth.end {
             growth.holes[growth.hole_count] = (growth.end, start);
             growth.hole_count += 1;
@@ -314,16 +378,21 @@ impl Arena {
         growth.end = start + size;
         // SAFETY: `map_segment` has mapped the frame table that far, and only `close` unmaps it.
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
+        let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
+        for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {
+            self.about_chunk(Pfn(chunk), 1).store(node as u8 + 1, Relaxed);
+        }
+        growth.ends[node] = first.0 + pages;
         self.limit.store(growth.end, Relaxed);
-        (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32)
+        (first, pages)
     }
 }
 
 /// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
 fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]) -> ([Table; ALL_TABLES], usize) {
     let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, a byte a chunk, and twice a bit a chunk.
-    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 10), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
+    // A frame is 16 bytes a page; the maps are a bit a page, two bytes a chunk, and twice a bit a chunk.
+    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 9), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
         tables[table].shift = page_shift.wrapping_add_signed(shift);
     }
     // The frames of a free chunk say nothing, where they fill whole pages.

@@ -345,7 +345,7 @@ fn who_comes_late_to_a_growth_does_not_repeat_it() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let seen = o.pages.frames().pages();
     for _ in 0..2 {
-        o.pages.arena.grow(&machine, 1, seen, |grown| o.pages.zone.add(grown)).unwrap();
+        o.pages.arena.grow(&machine, 0, 1, seen, |grown| o.pages.zone.add(grown)).unwrap();
         assert_eq!(o.pages.frames().pages(), seen + 1024);
         o.pages.verify().unwrap();
     }

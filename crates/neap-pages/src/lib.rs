@@ -30,6 +30,7 @@ mod known_bug_tests;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;
+mod node_pages;
 mod page_lists;
 mod pages;
 #[cfg(feature = "lab")]
@@ -48,5 +49,6 @@ mod zone;
 
 pub use arena::BASE_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
+pub use node_pages::NodePages;
 pub use pages::{Block, Drain, Exhausted, Pages, Report, Shape, SideTable, TABLES};
 pub use statistics::{Finding, Statistics, Watermarks};

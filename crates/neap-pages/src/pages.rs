@@ -1,12 +1,12 @@
-//! The facade of the page layer, and the few decisions that tie its parts together.
+//! The pages of one node, and the few decisions that tie the parts of the page layer together.
 //!
-//! Sits between the object layer and arena, zone and lists. Blocks of order 0 to 3 go through the list of the CPU; if
+//! Sits between [`NodePages`](crate::NodePages), which chooses the node, and arena, zone and lists. Blocks of order 0 to 3 go through the list of the CPU; if
 //! that is busy, and for everything larger, through the zone. A refill takes a batch from the zone with no list held,
 //! then looks again on which CPU it is. Takes no lock of its own; makes system calls with none held but the arena's
 //! growth mutex. A tick drains lists that rested, then releases what was not needed since the tick before.
 
 use crate::arena;
-use crate::arena::Arena;
+use crate::arena::{Arena, Grown, Shared};
 use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
 use crate::chains::Chain;
 use crate::frames::{Frames, State};
@@ -16,7 +16,8 @@ use crate::release::{Release, Run, Turn};
 use crate::statistics::{Finding, Statistics};
 use crate::zone::{Wanted, Zone, wait};
 use core::marker::PhantomData;
-use core::sync::atomic::Ordering::Relaxed;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 
@@ -79,6 +80,20 @@ pub struct Report {
     pub left: bool,
 }
 
+impl Report {
+    /// What two nodes did.
+    pub(crate) fn and(self, other: Report) -> Report {
+        Report {
+            released: self.released + other.released,
+            calls: self.calls + other.calls,
+            failed: self.failed + other.failed,
+            drained: self.drained + other.drained,
+            skipped: self.skipped + other.skipped,
+            left: self.left || other.left,
+        }
+    }
+}
+
 /// What came of draining one CPU's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
@@ -88,64 +103,113 @@ pub enum Drain {
     Skipped,
 }
 
-/// All pages of an instance.
+/// All pages of a node.
 #[derive(Debug)]
 pub struct Pages<P: Platform> {
-    pub(crate) arena: Arena,
+    pub(crate) arena: Shared,
+    node: usize,
     pub(crate) zone: Zone,
     pub(crate) lists: PageLists<Adaptive>,
     release: Release,
-    /// Address and length of the memory that lists and release keep.
-    own: (usize, usize),
+    /// Blocks and runs that were wanted here and came from another node.
+    pub(crate) misses: AtomicU64,
+    own: Own,
     platform: PhantomData<fn(&P)>,
+}
+
+/// Memory that is mapped for what lists and release keep, and something more.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    start: usize,
+    length: usize,
+    lists: usize,
+    release: usize,
+    rest: usize,
+}
+
+impl Own {
+    fn map<P: Platform>(platform: &P, rest: usize) -> Result<Own, Errno> {
+        // A list is a multiple of 128 bytes, and what release keeps one of 8.
+        let lists = PageLists::<Adaptive>::bytes(platform.cpus());
+        let length = (lists + Release::BYTES + rest).next_multiple_of(platform.page_size());
+        let start = platform.map(length)?;
+        Ok(Own { start, length, lists: start, release: start + lists, rest: start + lists + Release::BYTES })
+    }
 }
 
 /// Looks at a turn that another thread has: some tenths of a second.
 const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform> Pages<P> {
-    /// Finds address space and maps the first piece of it.
+    /// Finds address space and maps the first piece of it, for node 0.
     ///
     /// # Errors
     /// What the platform answered where it refused.
     pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
-        let page_size = platform.page_size();
-        let page_shift = page_size.trailing_zeros();
-        let cpus = platform.cpus();
         let (arena, grown) = Arena::open(platform, shape)?;
-        let lists = PageLists::<Adaptive>::bytes(cpus);
-        let length = (lists + Release::BYTES).next_multiple_of(page_size);
-        let own = platform.map(length).inspect_err(|_| {
+        let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
+        let own = Own::map(platform, size_of::<Arena>()).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
             unsafe { arena.close(platform) }
         })?;
-        let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32);
-        let marks = shape.budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default();
-        let limits = Limits::new(nominal, cpus, page_shift, marks);
+        let place = NonNull::new(core::ptr::with_exposed_provenance_mut::<Arena>(own.rest)).ok_or(Errno::NOMEM)?;
+        // SAFETY: that much was mapped, for the arena alone, and stays until `close`.
+        let arena = unsafe {
+            place.write(arena);
+            Shared::at(place)
+        };
+        Ok(Pages::make(platform, shape, arena, 0, maps, own, Some(grown)))
+    }
+
+    /// The pages of another node in the same arena, of which there are none yet.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    ///
+    /// # Safety
+    /// This is closed before the first node's pages are.
+    pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P>, Errno> {
+        let map = self.arena.chunk_map();
+        let own = Own::map(platform, 2 * map)?;
+        Ok(Pages::make(platform, shape, self.arena, node, [own.rest, own.rest + map], own, None))
+    }
+
+    fn make(
+        platform: &P,
+        shape: &Shape,
+        arena: Shared,
+        node: usize,
+        [free_chunks, backed_chunks]: [usize; 2],
+        own: Own,
+        grown: Option<Grown>,
+    ) -> Pages<P> {
+        let (page_shift, nodes) = (arena.page_shift(), platform.nodes() as u32);
+        let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
+        let marks = shape.budget.map(|pages| watermarks(pages / nodes, page_shift)).unwrap_or_default();
+        let limits = Limits::new(nominal, platform.cpus(), page_shift, marks);
         let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
-        // SAFETY: mapped above for exactly these two, one behind the other; a list is a multiple of 128 bytes.
-        let (lists, release) = unsafe { (PageLists::at(own, limits), Release::at(own + lists)) };
+        // SAFETY: mapped for exactly these two.
+        let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
-        let buddy = Buddy::new(
-            table(arena::FRAMES),
-            table(arena::BACKED),
-            table(arena::FREE_CHUNKS),
-            table(arena::BACKED_CHUNKS),
-        );
-        let zone = Zone::new(buddy, shape.budget, page_shift, shape.huge);
-        zone.add(grown);
-        Ok(Pages { arena, zone, lists, release, own: (own, length), platform: PhantomData })
+        let buddy = Buddy::new(table(arena::FRAMES), table(arena::BACKED), free_chunks, backed_chunks);
+        // The first node has the whole budget until others need some of it.
+        let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
+        let zone = Zone::new(buddy, node, budget, page_shift, shape.huge);
+        grown.into_iter().for_each(|grown| zone.add(grown));
+        Pages { arena, node, zone, lists, release, misses: AtomicU64::new(0), own, platform: PhantomData }
     }
 
     /// Takes everything away.
     ///
     /// # Safety
-    /// Nobody uses this, or any memory of it, any more.
+    /// Nobody uses this, or any memory of it, any more; nor, if this is the first node's, the pages of others.
     pub unsafe fn close(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: as the caller promises; the arena is not looked at again.
         unsafe {
-            self.arena.close(platform);
-            platform.unmap(self.own.0, self.own.1);
+            if self.node == 0 {
+                self.arena.close(platform);
+            }
+            platform.unmap(self.own.start, self.own.length);
         }
     }
 
@@ -251,7 +315,8 @@ impl<P: Platform> Pages<P> {
     /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a
     /// watermark.
     fn look_at(&self, room: u32) {
-        if self.lists.note_free(room) {
+        // What no node has may be had by this one.
+        if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
             self.drain_lists(Why::Pressure, &mut Report::default());
         }
     }
@@ -318,7 +383,7 @@ impl<P: Platform> Pages<P> {
         debug_assert!(new > 0);
         loop {
             let mut inner = self.zone.lock();
-            if new.saturating_sub(old) > inner.room() {
+            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) {
                 return false;
             }
             if inner.buddy.resize_run(pfn, old, new) {
@@ -327,12 +392,12 @@ impl<P: Platform> Pages<P> {
             // A run at the end of everything grows with the arena.
             let seen = inner.buddy.frames.pages();
             let free = seen - (pfn.0 + old);
-            if !inner.buddy.is_free_to_end(pfn.plus(old)) {
+            if !inner.buddy.is_free_to_end(pfn.plus(old)) || seen != self.frames().pages() {
                 return false;
             }
             drop(inner);
-            if self.arena.grow(platform, (new - old).saturating_sub(free), seen, |grown| self.zone.add(grown)).is_err()
-            {
+            let missing = (new - old).saturating_sub(free);
+            if self.arena.grow(platform, self.node, missing, seen, |grown| self.zone.add(grown)).is_err() {
                 return false;
             }
         }
@@ -447,6 +512,18 @@ impl<P: Platform> Pages<P> {
         (report.drained, report.skipped)
     }
 
+    /// Gives up what it may still hand out, for other nodes of the same budget.
+    pub(crate) fn give_up_room(&self) {
+        if self.zone.budget.is_some() {
+            self.zone.lock().give_up_room(&self.arena.reserve);
+        }
+    }
+
+    /// Pages that may be used here at the moment, where there is a budget.
+    pub(crate) fn share(&self) -> Option<u32> {
+        self.zone.budget.map(|_| self.zone.lock().budget)
+    }
+
     /// Pages in a CPU's list; `None` while somebody holds it.
     pub fn listed_on(&self, cpu: usize) -> Option<u32> {
         self.lists.count(cpu)
@@ -484,6 +561,8 @@ impl<P: Platform> Pages<P> {
             list_highs,
             list_high,
             list_batch,
+            node_misses: self.misses.load(Relaxed),
+            unbound_segments: self.arena.unbound.load(Relaxed),
             mapped_bytes,
             table_bytes,
         }
@@ -495,9 +574,8 @@ impl<P: Platform> Pages<P> {
     /// The first [`Finding`].
     pub fn verify(&self) -> Result<(), Finding> {
         let listed = self.lists.verify(self.frames())?;
-        let holes = self.arena.holes();
         let inner = self.zone.lock();
-        let sums = inner.buddy.verify(&holes)?;
+        let sums = inner.buddy.verify(|pfn| self.arena.node(pfn) == Some(self.node))?;
         Finding::unless_equal("listed pages", Pfn::NONE, sums.listed.into(), listed.into())?;
         Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), inner.used().into())?;
         Finding::unless_equal("releasing pages", Pfn::NONE, sums.releasing.into(), inner.releasing.into())?;

@@ -65,10 +65,50 @@ pub struct Statistics {
     pub list_highs: u32,
     /// Most pages that move between a list and the zone at once at the moment.
     pub list_batch: u32,
+    /// Blocks and runs that came from another node than the nearest.
+    pub node_misses: u64,
+    /// Segments that the system would not bind to their node.
+    pub unbound_segments: u32,
     /// Bytes of address space mapped for the arena itself.
     pub mapped_bytes: usize,
     /// Bytes of side tables mapped.
     pub table_bytes: usize,
+}
+
+impl Statistics {
+    /// What two nodes of an instance are together.
+    pub(crate) fn and(self, other: &Statistics) -> Statistics {
+        Statistics {
+            managed: self.managed + other.managed,
+            free: self.free + other.free,
+            backed_free: self.backed_free + other.backed_free,
+            backed_free_low: self.backed_free_low + other.backed_free_low,
+            used: self.used + other.used,
+            listed: self.listed + other.listed,
+            releasing: self.releasing + other.releasing,
+            travelling: self.travelling + other.travelling,
+            released: self.released + other.released,
+            release_calls: self.release_calls + other.release_calls,
+            release_failures: self.release_failures + other.release_failures,
+            populated: self.populated + other.populated,
+            zone_locks: self.zone_locks + other.zone_locks,
+            zone_waits: self.zone_waits.wrapping_add(other.zone_waits),
+            list_busy: self.list_busy + other.list_busy,
+            list_refills: self.list_refills + other.list_refills,
+            list_spills: self.list_spills + other.list_spills,
+            list_drains: self.list_drains + other.list_drains,
+            list_high: self.list_high.max(other.list_high),
+            list_highs: self.list_highs + other.list_highs,
+            list_batch: self.list_batch.max(other.list_batch),
+            node_misses: self.node_misses + other.node_misses,
+            // These are the arena's, or the budget's, which they share.
+            budget: self.budget,
+            watermarks: self.watermarks,
+            unbound_segments: self.unbound_segments,
+            mapped_bytes: self.mapped_bytes,
+            table_bytes: self.table_bytes,
+        }
+    }
 }
 
 /// Two numbers that should be equal and are not.

@@ -20,13 +20,13 @@ pub(crate) struct Sums {
 }
 
 impl Buddy {
-    /// Walks all pages and lists, except for holes from a first page to an end.
-    pub(crate) fn verify(&self, holes: &[(Pfn, Pfn)]) -> Result<Sums, Finding> {
+    /// Walks all pages and lists, except for chunks that are not `mine`.
+    pub(crate) fn verify(&self, mine: impl Fn(Pfn) -> bool) -> Result<Sums, Finding> {
         let (mut sums, mut blocks, mut managed) = (Sums::default(), [[0_u32; LIST_ORDERS]; 2], 0);
         let mut at = Pfn(0);
         while at.0 < self.frames.pages() {
-            if let Some((_, end)) = holes.iter().find(|(from, end)| (from..end).contains(&&at)) {
-                at = *end;
+            if !mine(at) {
+                at = Pfn((at.0 / CHUNK + 1) * CHUNK);
                 continue;
             }
             let frame = self.frames.frame(at);

@@ -34,7 +34,7 @@ pub(crate) struct Inner {
     pub(crate) releasing: u32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
-    budget: u32,
+    pub(crate) budget: u32,
 }
 
 impl Inner {
@@ -46,6 +46,26 @@ impl Inner {
     /// Pages that may still be handed out.
     pub(crate) fn room(&self) -> u32 {
         self.budget.saturating_sub(self.used())
+    }
+
+    /// Whether `pages` more may be handed out, if need be with a part of what other nodes gave up.
+    pub(crate) fn fits(&mut self, pages: u32, reserve: &AtomicU32) -> bool {
+        let missing = pages.saturating_sub(self.room());
+        if missing == 0 {
+            return true;
+        }
+        // Some more than that, so that the reserve is not asked for every page. Relaxed: a number that nothing hangs on.
+        let drawn = |left: u32| missing + left.saturating_sub(missing) / 4;
+        let before = reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
+        self.budget += before.map_or(0, drawn);
+        before.is_ok()
+    }
+
+    /// Gives up what may still be handed out, for other nodes.
+    pub(crate) fn give_up_room(&mut self, reserve: &AtomicU32) {
+        let room = self.room();
+        self.budget -= room;
+        reserve.fetch_add(room, Relaxed);
     }
 }
 
@@ -70,6 +90,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
+    node: usize,
     pub(crate) budget: Option<u32>,
     pub(crate) watermarks: Watermarks,
     /// Pages on their way from a CPU's list into the buddy.
@@ -79,12 +100,13 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// A zone over `buddy`, in which at most `budget` pages are in use at once.
-    pub(crate) fn new(buddy: Buddy, budget: Option<u32>, page_shift: u32, huge: bool) -> Zone {
+    /// A node's zone over `buddy`, in which at most `budget` pages are in use at once.
+    pub(crate) fn new(buddy: Buddy, node: usize, budget: Option<u32>, page_shift: u32, huge: bool) -> Zone {
         let population = Population::new(huge && page_shift == 12);
         let most = budget.unwrap_or(u32::MAX);
         Zone {
             inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
+            node,
             budget,
             watermarks: budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default(),
             draining: AtomicU32::new(0),
@@ -122,13 +144,13 @@ impl Zone {
         let mut looks = 0;
         loop {
             let mut inner = self.lock();
-            let room = inner.room();
-            let fits = room >= pages;
+            let fits = inner.fits(pages, &arena.reserve);
             if fits && let Some(batch) = populate.and_then(|order| inner.detach_to_populate(order)) {
                 drop(inner);
                 self.populate(arena, platform, batch);
                 continue;
             }
+            let room = inner.room();
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
                 return Ok(taken);
             }
@@ -138,7 +160,7 @@ impl Zone {
             let coming = self.draining() > 0 || fits && inner.releasing > 0;
             let missing = if fits { growth.saturating_sub(inner.buddy.free_tail()).max(1) } else { 0 };
             drop(inner);
-            if fits && arena.grow(platform, missing, seen, |grown| self.add(grown)).is_ok() {
+            if fits && arena.grow(platform, self.node, missing, seen, |grown| self.add(grown)).is_ok() {
                 continue;
             }
             if fits && self.end_population(arena, platform) {

@@ -59,8 +59,9 @@ fn survives<P: Platform + Send>(machine: &Shared<P>, options: &Options, recover:
     program.end();
 }
 
-fn on_a_virtual_machine(what: &str, prepare: impl Fn(&Virtual)) -> Shared<Virtual> {
-    let machine = Shared::new(Virtual::new(4096, 2).with_scarce_address_space());
+/// `nodes`: the nearest of each CPU.
+fn on_a_virtual_machine(what: &str, nodes: [usize; 2], prepare: impl Fn(&Virtual)) -> Shared<Virtual> {
+    let machine = Shared::new(Virtual::new(4096, 2).with_nodes(&nodes).with_scarce_address_space());
     prepare(&machine);
     let recover = || ALL_CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
     survives(&machine, &OPTIONS, recover, what);
@@ -69,16 +70,19 @@ fn on_a_virtual_machine(what: &str, prepare: impl Fn(&Virtual)) -> Shared<Virtua
 
 #[test]
 fn every_call_fails_at_every_position_once_and_from_then_on() {
-    let faultless = on_a_virtual_machine("no fault", |_| ());
-    for call in ALL_CALLS {
-        // The second half of a run is after the recovery.
-        let calls = faultless.made(call).div_ceil(2) + 2;
-        println!("{call:?} is made {} times", faultless.made(call));
-        assert!(faultless.made(call) > 0 || matches!(call, Call::Fence | Call::MovePages), "{call:?} is never made");
-        for position in 0..calls {
-            for failures in [1, usize::MAX] {
-                let what = format!("{call:?} fails {failures} times after {position}");
-                on_a_virtual_machine(&what, |machine| machine.fail(call, position, failures));
+    for nodes in [[0, 0], [0, 1]] {
+        let faultless = on_a_virtual_machine("no fault", nodes, |_| ());
+        for call in ALL_CALLS {
+            // The second half of a run is after the recovery.
+            let calls = faultless.made(call).div_ceil(2) + 2;
+            println!("{call:?} is made {} times", faultless.made(call));
+            let never = matches!(call, Call::Fence | Call::MovePages) || call == Call::Bind && nodes == [0, 0];
+            assert!(faultless.made(call) > 0 || never, "{call:?} is never made");
+            for position in 0..calls {
+                for failures in [1, usize::MAX] {
+                    let what = format!("{call:?} fails {failures} times after {position}");
+                    on_a_virtual_machine(&what, nodes, |machine| machine.fail(call, position, failures));
+                }
             }
         }
     }
@@ -87,13 +91,13 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
 /// Where memory can be neither given back, nor populated, nor moved, the calls for that must be as if they were not there.
 #[test]
 fn p3_a_system_that_takes_nothing_back_is_a_system_all_the_same() {
-    let machine = on_a_virtual_machine("nothing is taken back", |machine| {
+    let machine = on_a_virtual_machine("nothing is taken back", [0, 1], |machine| {
         for call in [Call::Release, Call::ReleaseScattered, Call::Populate, Call::MovePages, Call::Fence] {
             machine.fail(call, 0, usize::MAX);
         }
     });
     assert!(machine.made(Call::Release) > 0);
-    let only_single_releases = on_a_virtual_machine("no scattered release", |machine| {
+    let only_single_releases = on_a_virtual_machine("no scattered release", [0, 0], |machine| {
         machine.fail(Call::ReleaseScattered, 0, usize::MAX);
     });
     assert!(only_single_releases.released_bytes() > 0);

@@ -170,6 +170,22 @@ impl<P: Platform + Send> Platform for Shared<P> {
         (self.platform.cpu() + wandered) % self.cpus() + self.shift.load(Relaxed)
     }
 
+    fn nodes(&self) -> usize {
+        self.platform.nodes()
+    }
+
+    fn node(&self, cpu: usize) -> (usize, bool) {
+        self.platform.node(cpu)
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        self.platform.distance(from, to)
+    }
+
+    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
+        self.platform.bind(address, length, node)
+    }
+
     fn rseq_offset(&self) -> Option<u32> {
         self.platform.rseq_offset()
     }

@@ -1,0 +1,340 @@
+//! The pages of an instance, node by node.
+//!
+//! Sits between the object layer and [`Pages`], of which there is one per node: a zone, lists and a way back to the system
+//! of its own, in an arena that all share, so that an address leads to its tables by arithmetic whatever its node. Memory
+//! comes from the node nearest to the CPU that asks. Only when that has none, its lists emptied, comes the next one by
+//! distance; a page goes back to the node that it is of. On a machine with one node all of this is one compare. Which node
+//! a CPU is nearest to is asked when it first comes here, so CPUs may be added at any time. Takes no lock of its own.
+
+use crate::frames::Frames;
+use crate::pages::{Block, Drain, Exhausted, Pages, Report, Shape};
+use crate::statistics::{Finding, Statistics};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use neap_base::platform::Errno;
+use neap_base::platform::nodes::MAX_NODES;
+use neap_base::{Order, Pfn, Platform};
+
+/// All pages of an instance.
+#[derive(Debug)]
+pub struct NodePages<P: Platform> {
+    first: Pages<P>,
+    /// The other nodes', in memory of this value's own, with the two tables behind them.
+    others: *const Pages<P>,
+    count: usize,
+    /// By CPU: one more than the node nearest to it; 0: not known yet.
+    homes: *const AtomicU8,
+    cpus: usize,
+    /// By node: all nodes from the nearest, itself.
+    orders: [[u8; MAX_NODES]; MAX_NODES],
+    own: (usize, usize),
+}
+
+// SAFETY: the pointers lead to memory of this value's own, shared as its parts are.
+unsafe impl<P: Platform> Send for NodePages<P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for NodePages<P> {}
+
+impl<P: Platform> NodePages<P> {
+    /// Finds address space and maps the first piece of it.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused; nothing stays mapped.
+    pub fn open(platform: &P, shape: &Shape) -> Result<NodePages<P>, Errno> {
+        let first = Pages::open(platform, shape)?;
+        let (count, cpus) = (platform.nodes().min(MAX_NODES), platform.cpus());
+        let mut pages = NodePages {
+            first,
+            others: core::ptr::null(),
+            count: 1,
+            homes: core::ptr::null(),
+            cpus,
+            orders: [[0; MAX_NODES]; MAX_NODES],
+            own: (0, 0),
+        };
+        match if count > 1 { pages.open_others(platform, shape, count) } else { Ok(()) } {
+            Ok(()) => Ok(pages),
+            Err(error) => {
+                // SAFETY: nobody has seen the pages.
+                unsafe { pages.close(platform) };
+                Err(error)
+            }
+        }
+    }
+
+    fn open_others(&mut self, platform: &P, shape: &Shape, count: usize) -> Result<(), Errno> {
+        let others = (count - 1) * size_of::<Pages<P>>();
+        let length = (others + self.cpus).next_multiple_of(platform.page_size());
+        self.own = (platform.map(length)?, length);
+        let start = core::ptr::with_exposed_provenance_mut::<Pages<P>>(self.own.0);
+        (self.others, self.homes) = (start, core::ptr::with_exposed_provenance(self.own.0 + others));
+        for node in 1..count {
+            // SAFETY: `close` takes the first node's away last.
+            let pages = unsafe { self.first.open_beside(platform, shape, node) }?;
+            // SAFETY: inside what was mapped, which is aligned to a page.
+            unsafe { start.add(node - 1).write(pages) };
+            self.count = node + 1;
+        }
+        for (node, order) in self.orders.iter_mut().enumerate().take(count) {
+            (0..count).for_each(|other| order[other] = other as u8);
+            // Itself first, whatever the distances say.
+            order[..count].sort_unstable_by_key(|&other| {
+                (usize::from(other) != node, platform.distance(node, other.into()), other)
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes everything away.
+    ///
+    /// # Safety
+    /// Nobody uses this, or any memory of it, any more.
+    pub unsafe fn close(&self, platform: &P) {
+        // SAFETY: as the caller promises; the first node's, which has the arena, goes last.
+        unsafe {
+            (0..self.count).rev().for_each(|node| self.node(node).close(platform));
+            if self.own.1 > 0 {
+                platform.unmap(self.own.0, self.own.1);
+            }
+        }
+    }
+
+    /// How many nodes there are.
+    #[inline]
+    pub fn nodes(&self) -> usize {
+        self.count
+    }
+
+    /// The pages of one node.
+    #[inline]
+    pub fn node(&self, node: usize) -> &Pages<P> {
+        if node == 0 || node >= self.count {
+            return &self.first;
+        }
+        // SAFETY: below the count, so written by `open_others`.
+        unsafe { &*self.others.add(node - 1) }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Pages<P>> {
+        (0..self.count).map(|node| self.node(node))
+    }
+
+    /// The node of a page.
+    #[inline]
+    pub fn node_of(&self, pfn: Pfn) -> usize {
+        if self.count == 1 { 0 } else { self.first.arena.node(pfn).unwrap_or(0) }
+    }
+
+    /// The node nearest to this thread.
+    #[inline]
+    pub fn nearest(&self, platform: &P) -> usize {
+        if self.count == 1 { 0 } else { self.nearest_of_many(platform) }
+    }
+
+    #[inline(never)]
+    fn nearest_of_many(&self, platform: &P) -> usize {
+        let cpu = platform.cpu();
+        // SAFETY: the table has a byte per CPU.
+        let home = (cpu < self.cpus).then(|| unsafe { &*self.homes.add(cpu) });
+        // Relaxed: whoever writes it writes the same.
+        if let Some(node) = home.and_then(|home| home.load(Relaxed).checked_sub(1)) {
+            return node.into();
+        }
+        let (node, for_good) = platform.node(cpu);
+        if let Some(home) = home.filter(|_| for_good) {
+            home.store(node as u8 + 1, Relaxed);
+        }
+        node
+    }
+
+    /// What `attempt` gets from the nearest node that has it.
+    fn take<T>(&self, platform: &P, attempt: impl Fn(&Pages<P>) -> Result<T, Exhausted>) -> Result<T, Exhausted> {
+        if self.count == 1 {
+            return attempt(&self.first);
+        }
+        let nearest = self.nearest(platform);
+        attempt(self.node(nearest)).or_else(|Exhausted| self.fall_back(platform, nearest, attempt))
+    }
+
+    /// The same where the nearest node has none at first. What its lists keep is wanted before what is farther; and of a
+    /// budget, which is one for all nodes, what others do not use or keep in lists.
+    #[cold]
+    fn fall_back<T>(
+        &self,
+        platform: &P,
+        nearest: usize,
+        attempt: impl Fn(&Pages<P>) -> Result<T, Exhausted>,
+    ) -> Result<T, Exhausted> {
+        let budgeted = self.first.share().is_some();
+        for &node in &self.orders[nearest][..self.count] {
+            let pages = self.node(node.into());
+            self.all().for_each(Pages::give_up_room);
+            let taken = attempt(pages).or_else(|Exhausted| {
+                _ = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
+                self.all().for_each(Pages::give_up_room);
+                attempt(pages)
+            });
+            if taken.is_ok() {
+                self.node(nearest).misses.fetch_add((usize::from(node) != nearest).into(), Relaxed);
+                return taken;
+            }
+        }
+        Err(Exhausted)
+    }
+
+    /// A block of 2^order pages, order 0 to 10.
+    ///
+    /// # Errors
+    /// [`Exhausted`]: no node has one.
+    #[inline]
+    pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        self.take(platform, |pages| pages.allocate_block(platform, order))
+    }
+
+    /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
+    #[inline]
+    pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
+        self.node(self.node_of(pfn)).free_block(platform, pfn, order);
+    }
+
+    /// A run of exactly `pages` pages whose address is a multiple of `align_pages` pages, a power of two.
+    ///
+    /// # Errors
+    /// [`Exhausted`]: no node has one.
+    pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
+        self.take(platform, |node| node.allocate_run(platform, pages, align_pages))
+    }
+
+    /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
+    pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.node(self.node_of(pfn)).free_run(platform, pfn, pages);
+    }
+
+    /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
+    pub fn free_moved_run(&self, pfn: Pfn, pages: u32) {
+        self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
+    }
+
+    /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
+    /// that it gains hold is not known.
+    pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
+        self.node(self.node_of(pfn)).resize_run(platform, pfn, old, new)
+    }
+
+    /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
+    pub fn set_reclaiming(&self, reclaiming: bool) {
+        self.all().for_each(|pages| pages.set_reclaiming(reclaiming));
+    }
+
+    /// Gives back what was not needed since the last tick: see [`Pages::tick`].
+    pub fn tick(&self, platform: &P) -> Report {
+        self.tick_until(platform, &|| false)
+    }
+
+    /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
+    pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
+        self.all().fold(Report::default(), |sum, pages| sum.and(pages.tick_until(platform, stop)))
+    }
+
+    /// Gives everything back that is free, lists included: see [`Pages::release_all`].
+    pub fn release_all(&self, platform: &P) -> Report {
+        self.release_all_until(platform, &|| false)
+    }
+
+    /// The same, but looks between system calls whether to `stop`.
+    pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
+        self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
+    }
+
+    /// Takes everything out of a CPU's lists, from any CPU.
+    pub fn drain_cpu(&self, platform: &P, cpu: usize) -> Drain {
+        self.all().fold(Drain::Drained(0), |sum, pages| match (sum, pages.drain_cpu(platform, cpu)) {
+            (Drain::Drained(sum), Drain::Drained(pages)) => Drain::Drained(sum + pages),
+            _ => Drain::Skipped,
+        })
+    }
+
+    /// Drains every CPU's lists; answers how many pages came back, and how many lists somebody held.
+    pub fn drain_all(&self, platform: &P) -> (u32, u32) {
+        self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
+    }
+
+    /// Pages in a CPU's lists; `None` while somebody holds one.
+    pub fn listed_on(&self, cpu: usize) -> Option<u32> {
+        self.all().map(|pages| pages.listed_on(cpu)).sum()
+    }
+
+    /// The numbers of all nodes together; each is right for some moment, together they are when nobody runs.
+    pub fn statistics(&self) -> Statistics {
+        (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))
+    }
+
+    /// Proves that every page is in exactly one state, and on one node, and that all counts are true. Only while nobody else
+    /// uses this.
+    ///
+    /// # Errors
+    /// The first [`Finding`].
+    pub fn verify(&self) -> Result<(), Finding> {
+        self.all().try_for_each(Pages::verify)?;
+        let numbers = self.statistics();
+        let mapped = (numbers.mapped_bytes >> self.page_shift()) as u64;
+        Finding::unless_equal("pages of all nodes", Pfn::NONE, mapped, numbers.managed.into())?;
+        let reserve = self.first.arena.reserve.load(Relaxed);
+        let shares = self.all().filter_map(Pages::share).map(u64::from).sum::<u64>();
+        let budget = numbers.budget.map_or(0, u64::from);
+        Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, shares + u64::from(reserve))
+    }
+
+    /// The first address of the arena.
+    #[inline]
+    pub fn base(&self) -> usize {
+        self.first.base()
+    }
+
+    /// Bytes from the base up to the end of the arena so far: see [`Pages::limit`].
+    #[inline]
+    pub fn limit(&self) -> usize {
+        self.first.limit()
+    }
+
+    /// The page size as a power of two.
+    #[inline]
+    pub fn page_shift(&self) -> u32 {
+        self.first.page_shift()
+    }
+
+    /// Bytes in a page.
+    #[inline]
+    pub fn page_size(&self) -> usize {
+        self.first.page_size()
+    }
+
+    /// The address of a page.
+    #[inline]
+    pub fn address(&self, pfn: Pfn) -> usize {
+        self.first.address(pfn)
+    }
+
+    /// The page of an address between base and limit.
+    #[inline]
+    pub fn pfn(&self, address: usize) -> Pfn {
+        self.first.pfn(address)
+    }
+
+    /// The first byte of the caller's side table `table`.
+    #[inline]
+    pub fn side_table(&self, table: usize) -> usize {
+        self.first.side_table(table)
+    }
+
+    /// The frame table.
+    #[inline]
+    pub fn frames(&self) -> &Frames {
+        self.first.frames()
+    }
+
+    /// Notes that side table `table` has been written to for the chunk of `pfn`, a page that is handed out.
+    #[inline]
+    pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
+        self.first.mark_side_table(pfn, table);
+    }
+}
