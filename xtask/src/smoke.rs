@@ -23,6 +23,7 @@ pub(crate) const MODES: &[(&str, &[(&str, &str)])] = &[
     ("default", &[]),
     ("rseq off", &[("NEAP", "rseq:off")]),
     ("background off", &[("NEAP", "background:off")]),
+    ("two nodes", &[("NEAP", "nodes:2")]),
     ("glibc without rseq", &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")]),
 ];
 

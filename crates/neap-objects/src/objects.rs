@@ -1,6 +1,7 @@
 //! Objects: the slow way of allocating and freeing, and the way back to the pages.
 //!
-//! Sits between the entry points (after the hot part said no) and slots, class caches, slabs and pages. Lock order: a
+//! Sits between the entry points (after the hot part said no) and slots, class caches, slabs and pages. A class has a
+//! cache per node: its slabs are of that node's pages, and so is all that its barn holds. Lock order: a
 //! class cache's mutex, then nothing; pages are asked for and given back outside it. Never waits for a slot: who finds
 //! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
 //! decides what to do.
@@ -49,6 +50,16 @@ pub struct Config {
     pub list_high: Option<u32>,
 }
 
+/// A bit for every class that has more sheaves than its share.
+type Surplus = [AtomicU64; CLASSES.div_ceil(64)];
+
+/// What every node but the first has of all classes.
+#[derive(Debug)]
+struct Others {
+    caches: [SharedCache; CLASSES],
+    surplus: Surplus,
+}
+
 /// All objects of an instance, and the pages below them.
 #[derive(Debug)]
 pub struct Objects<P: Platform> {
@@ -58,14 +69,15 @@ pub struct Objects<P: Platform> {
     pub pages: NodePages<P>,
     /// The slots of the CPUs.
     pub slots: Slots,
-    /// The shared part of every class, by class.
+    /// The shared part of every class on node 0, by class.
     pub caches: [SharedCache; CLASSES],
+    /// The same for the other nodes.
+    others: *const Others,
     /// Descriptors of slabs.
     pub slabs: SlabTable,
     pub(crate) states: States,
     kinds: *const KindEntry,
-    /// A bit for every class that has more sheaves than its share.
-    surplus: [AtomicU64; CLASSES.div_ceil(64)],
+    surplus: Surplus,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -89,14 +101,17 @@ impl<P: Platform> Objects<P> {
         let Config { span, budget, huge, list_high, .. } = *config;
         let shape = Shape { span, budget, tables, huge, list_high };
         let pages = NodePages::open(&platform, &shape)?;
-        let slots = match Slots::open(&platform, config.rseq) {
-            Ok(slots) => slots,
-            Err(error) => {
-                // SAFETY: nobody has seen the pages yet.
-                unsafe { pages.close(&platform) };
-                return Err(error);
+        let others = Others::open(&platform, pages.nodes() - 1).inspect_err(|_| {
+            // SAFETY: nobody has seen the pages yet.
+            unsafe { pages.close(&platform) }
+        })?;
+        let slots = Slots::open(&platform, config.rseq).inspect_err(|_| {
+            // SAFETY: nobody has seen either yet.
+            unsafe {
+                Others::close(others, &platform, pages.nodes() - 1);
+                pages.close(&platform);
             }
-        };
+        })?;
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
         Ok(Objects {
@@ -105,7 +120,8 @@ impl<P: Platform> Objects<P> {
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
             caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
-            surplus: [const { AtomicU64::new(0) }; CLASSES.div_ceil(64)],
+            surplus: Surplus::default(),
+            others,
             busy: AtomicU64::new(0),
             platform,
             pages,
@@ -121,8 +137,37 @@ impl<P: Platform> Objects<P> {
         // SAFETY: as the caller promises.
         unsafe {
             self.slots.close(&self.platform);
+            Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
+    }
+
+    /// The shared part of a class on a node.
+    #[inline]
+    pub fn cache(&self, node: usize, class: Class) -> &SharedCache {
+        &self.node(node).map_or(&self.caches, |others| &others.caches)[class.index()]
+    }
+
+    /// The shared parts of a class, node by node.
+    pub fn caches_of(&self, class: Class) -> impl Iterator<Item = &SharedCache> {
+        (0..self.pages.nodes()).map(move |node| self.cache(node, class))
+    }
+
+    fn node(&self, node: usize) -> Option<&Others> {
+        // SAFETY: there is one for every node but the first.
+        node.checked_sub(1).map(|other| unsafe { &*self.others.add(other) })
+    }
+
+    /// The shared part of a class on the node nearest to this thread.
+    #[inline]
+    fn near(&self, class: Class) -> &SharedCache {
+        self.cache(self.pages.nearest(&self.platform), class)
+    }
+
+    /// The node that an object is of.
+    #[inline]
+    pub fn node_of(&self, object: *const u8) -> usize {
+        if self.pages.nodes() == 1 { 0 } else { self.pages.node_of(self.pages.pfn(object.addr())) }
     }
 
     /// Lets the fast paths of `hot` work on this instance, where it has Rseq slots.
@@ -194,11 +239,12 @@ impl<P: Platform> Objects<P> {
         let room = self.slots.room(&self.platform, cpu.into(), stack);
         let (mut full, mut used) = (SheafList::new(), SheafList::new());
         let (streak, empty) = {
-            let mut cache = self.caches[class.index()].lock();
+            let node = self.pages.nearest(&self.platform);
+            let mut cache = self.cache(node, class).lock();
             let streak = cache.streak(Way::Refill);
             let batch = batch(stack, room, streak);
             (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
-            self.note_surplus(class, &mut cache);
+            self.note_surplus(node, class, &mut cache);
             (streak, if full.length() == 0 { cache.empty.pop() } else { None })
         };
         if streak >= LONG && full.length() > 0 && room < stack.capacity() {
@@ -279,7 +325,7 @@ impl<P: Platform> Objects<P> {
     /// One object without a sheaf: where the slot is busy, or there is no memory for sheaves. Marked as cached.
     fn allocate_directly(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
-        if let Some(object) = self.caches[class.index()].lock().take_one() {
+        if let Some(object) = self.near(class).lock().take_one() {
             return Some(object);
         }
         let mut object = None;
@@ -287,27 +333,35 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Takes up to `most` objects out of the slabs of a class, with a new slab if they have none; answers how many.
+    /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
+    /// answers how many.
     fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
-        let taken = self.take_from_partial(class, most, &mut each);
+        let taken = self.take_from_partial(self.near(class), most, &mut each);
         if taken > 0 {
             return taken;
         }
         // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
         let page_size = self.pages.page_size();
         self.return_surplus(2 * (page_size << class.slab_shape(page_size).order));
-        self.take_from_new(hot, class, most, each)
+        match self.take_from_new(hot, class, most, &mut each) {
+            0 if self.pages.nodes() > 1 => self
+                .caches_of(class)
+                .map(|cache| self.take_from_partial(cache, most, &mut each))
+                .find(|&taken| taken > 0)
+                .unwrap_or(0),
+            taken => taken,
+        }
     }
 
-    fn take_from_partial(&self, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+    fn take_from_partial(&self, cache: &SharedCache, most: usize, each: impl FnMut(Place)) -> usize {
         // SAFETY: the lock is held.
-        unsafe { self.caches[class.index()].lock().take(&self.slabs, most, each) }
+        unsafe { cache.lock().take(&self.slabs, most, each) }
     }
 
     /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
     fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
-        let Some(slab) = self.new_slab(hot, class) else { return 0 };
-        let mut cache = self.caches[class.index()].lock();
+        let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
+        let mut cache = self.cache(node, class).lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
         unsafe {
             cache.add(&self.slabs, slab);
@@ -315,8 +369,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// A new slab, on no list; `None` where no page can be had.
-    fn new_slab(&self, hot: &Hot, class: Class) -> Option<SlabId> {
+    /// A new slab, on no list, and its node; `None` where no page can be had.
+    fn new_slab(&self, hot: &Hot, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let block = self.pages.allocate_block(&self.platform, Order(shape.order)).ok()?;
         let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
@@ -328,7 +382,7 @@ impl<P: Platform> Objects<P> {
         self.pages.mark_side_table(block.pfn, states);
         self.set_kind(block.pfn, Order(shape.order), class);
         hot.cover(self.pages.limit());
-        Some(slab)
+        Some((slab, self.pages.node_of(block.pfn)))
     }
 
     /// Gives wholly free slabs back to the pages.
@@ -373,7 +427,7 @@ impl<P: Platform> Objects<P> {
     /// which is at home on `home`.
     fn spill(&self, hot: &Hot, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
-        let cache = &self.caches[class.index()];
+        let cache = self.near(class);
         let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
         // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
@@ -423,24 +477,35 @@ impl<P: Platform> Objects<P> {
         self.flush(class, &[object]);
     }
 
-    /// Gives sheaves to the barn.
+    /// Gives sheaves to the barns of the nodes that their objects are of.
     fn stow(&self, class: Class, mut sheaves: SheafList) {
-        if sheaves.length() == 0 {
-            return;
-        }
-        let mut cache = self.caches[class.index()].lock();
-        while let Some(sheaf) = sheaves.pop() {
+        while let Some(mut sheaf) = sheaves.pop() {
+            let mut node = 0;
+            if self.pages.nodes() > 1 {
+                let first = sheaf.objects().first();
+                node = first.map_or_else(|| self.pages.nearest(&self.platform), |&object| self.node_of(object));
+                // Few programs mix nodes in one stack; what is of others goes to its slab.
+                let own = sheaf.partition(|object| self.node_of(object) == node);
+                self.flush(class, &sheaf.objects()[own..]);
+                sheaf.truncate(own);
+            }
+            let mut cache = self.cache(node, class).lock();
             cache.stow(sheaf);
+            if self.pages.nodes() == 1 {
+                while let Some(sheaf) = sheaves.pop() {
+                    cache.stow(sheaf);
+                }
+            }
+            self.note_surplus(node, class, &mut cache);
         }
-        self.note_surplus(class, &mut cache);
     }
 
-    /// Says in [`Objects::surplus`] whether a class has more sheaves than its share.
-    fn note_surplus(&self, class: Class, cache: &mut ClassCache) {
+    /// Says in the node's [`Surplus`] whether a class has more sheaves than its share.
+    fn note_surplus(&self, node: usize, class: Class, cache: &mut ClassCache) {
         let surplus = cache.has_surplus(class);
         if surplus != cache.surplus {
             cache.surplus = surplus;
-            let (word, bit) = (&self.surplus[class.index() / 64], 1 << (class.index() % 64));
+            let (word, bit) = (&self.surplus(node)[class.index() / 64], 1 << (class.index() % 64));
             // Relaxed: a hint where to look; the cache's lock orders the changes of a bit.
             if surplus {
                 word.fetch_or(bit, Ordering::Relaxed)
@@ -450,18 +515,23 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Puts back into slabs what a barn has beyond its share, about `bytes` of it: somebody is about to take as much fresh
+    fn surplus(&self, node: usize) -> &Surplus {
+        self.node(node).map_or(&self.surplus, |others| &others.surplus)
+    }
+
+    /// Puts back into slabs what a near barn has beyond its share, about `bytes` of it: somebody is about to take as much fresh
     /// memory. So what one class does not need is not kept from the others, and a burst of one class
     /// alone is served from its barn.
     pub fn return_surplus(&self, bytes: usize) {
-        let words = self.surplus.iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
+        let node = self.pages.nearest(&self.platform);
+        let words = self.surplus(node).iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
         let first = words.filter(|&(_, word)| word != 0).map(|(n, word)| n as u32 * 64 + word.trailing_zeros()).next();
         let Some(class) = first.map(|index| Class(index as u8)) else { return };
         let mut returned = 0;
         while returned < bytes {
-            let mut cache = self.caches[class.index()].lock();
+            let mut cache = self.cache(node, class).lock();
             let sheaf = cache.pop_surplus(class);
-            self.note_surplus(class, &mut cache);
+            self.note_surplus(node, class, &mut cache);
             drop(cache);
             let Some(sheaf) = sheaf else { return };
             returned += sheaf.objects().len() * class.size() + Sheaf::bytes(class.sheaf_capacity());
@@ -471,10 +541,16 @@ impl<P: Platform> Objects<P> {
 
     /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
     fn flush(&self, class: Class, objects: &[*mut u8]) {
-        for batch in objects.chunks(FLUSH_BATCH) {
-            let mut empties = SlabList::new();
+        let mut rest = objects;
+        while let Some(&first) = rest.first() {
+            // As many as are of one node.
+            let node = self.node_of(first);
+            let batch = &rest[..rest.len().min(FLUSH_BATCH)];
+            let count = batch.iter().take_while(|&&object| self.node_of(object) == node).count();
+            let (batch, mut empties) = (&batch[..count], SlabList::new());
+            rest = &rest[count..];
             {
-                let mut cache = self.caches[class.index()].lock();
+                let mut cache = self.cache(node, class).lock();
                 for &object in batch {
                     // SAFETY: the objects are cached ones of this class, so in the arena.
                     unsafe { self.states.clear(class.place(), object.addr() / GRAIN) };
@@ -504,7 +580,7 @@ impl<P: Platform> Objects<P> {
         let memory_class = Class::of_size(Sheaf::bytes(capacity));
         let mut place = None;
         // A burst of frees is why sheaves are made: what they are to hold is no surplus.
-        if self.take_from_partial(memory_class, 1, |found| place = Some(found)) == 0 {
+        if self.take_from_partial(self.near(memory_class), 1, |found| place = Some(found)) == 0 {
             self.take_from_new(hot, memory_class, 1, |found| place = Some(found));
         }
         let place = place?;
@@ -535,12 +611,16 @@ impl<P: Platform> Objects<P> {
         self.slots.take(&self.platform, cpu, wanted, |class, objects| self.flush(class, objects))
     }
 
-    /// Dissolves sheaves of a class's barn: `all` of them, or those that nobody needed since the last time, until it is to
+    /// Dissolves sheaves of a class's barns: `all` of them, or those that nobody needed since the last time, until it is to
     /// `stop`. Answers whether any are left.
     pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> bool {
+        self.caches_of(class).fold(false, |left, cache| self.trim_barn_of(cache, class, all, stop) | left)
+    }
+
+    fn trim_barn_of(&self, cache: &SharedCache, class: Class, all: bool, stop: &dyn Fn() -> bool) -> bool {
         let (mut full, mut empty, mut left);
         {
-            let mut cache = self.caches[class.index()].lock();
+            let mut cache = cache.lock();
             (full, empty) = (cache.full.working_set(), cache.empty.working_set());
             if all {
                 (full, empty) = (cache.full.length(), cache.empty.length());
@@ -551,7 +631,7 @@ impl<P: Platform> Objects<P> {
             if stop() {
                 return true;
             }
-            let mut cache = self.caches[class.index()].lock();
+            let mut cache = cache.lock();
             let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
             drop(cache);
             match sheaf {
@@ -565,6 +645,35 @@ impl<P: Platform> Objects<P> {
     /// Objects that went around a busy slot so far.
     pub fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
+    }
+}
+
+impl Others {
+    /// Bytes that `count` nodes take.
+    fn bytes<P: Platform>(platform: &P, count: usize) -> usize {
+        (count * size_of::<Others>()).next_multiple_of(platform.page_size())
+    }
+
+    fn open<P: Platform>(platform: &P, count: usize) -> Result<*const Others, Errno> {
+        if count == 0 {
+            return Ok(core::ptr::null());
+        }
+        let start = core::ptr::with_exposed_provenance_mut::<Others>(platform.map(Others::bytes(platform, count))?);
+        for node in 0..count {
+            let caches = [const { SharedCache::new(ClassCache::new()) }; CLASSES];
+            // SAFETY: inside what was mapped, which is aligned to a page.
+            unsafe { start.add(node).write(Others { caches, surplus: Surplus::default() }) };
+        }
+        Ok(start)
+    }
+
+    /// # Safety
+    /// Nobody uses what [`Others::open`] answered for as many nodes any more.
+    unsafe fn close<P: Platform>(others: *const Others, platform: &P, count: usize) {
+        if count > 0 {
+            // SAFETY: as the caller promises.
+            unsafe { platform.unmap(others.addr(), Others::bytes(platform, count)) };
+        }
     }
 }
 

@@ -118,6 +118,26 @@ impl Sheaf {
         filled
     }
 
+    /// Moves the objects that `stays` says so of to the bottom, and answers how many they are.
+    pub(crate) fn partition(&mut self, stays: impl Fn(*mut u8) -> bool) -> usize {
+        let count = self.head().count as usize;
+        // SAFETY: the cells below the count are initialised, and the caller owns the sheaf.
+        let objects = unsafe { core::slice::from_raw_parts_mut(self.cells(), count) };
+        let mut own = 0;
+        for at in 0..count {
+            if stays(objects[at]) {
+                objects.swap(own, at);
+                own += 1;
+            }
+        }
+        own
+    }
+
+    /// Forgets the objects from the `count`th on: they are somewhere else now.
+    pub(crate) fn truncate(&mut self, count: usize) {
+        self.head_mut().count = count as u32;
+    }
+
     /// Forgets the objects: they are somewhere else now.
     pub fn clear(&mut self) {
         self.head_mut().count = 0;
@@ -240,6 +260,20 @@ mod tests {
         assert_eq!((sheaf.pop(), sheaf.objects().len()), (Some(objects[2]), 2));
         sheaf.clear();
         assert_eq!(sheaf.pop(), None);
+    }
+
+    #[test]
+    fn a_sheaf_is_parted_and_cut() {
+        let (mut sheaf, _memory) = sheaf(6);
+        let objects = objects(6);
+        objects.iter().for_each(|&object| _ = sheaf.push(object));
+        assert_eq!(sheaf.partition(|object| object.addr() % 32 == 16), 3);
+        let mut parts: Vec<Vec<usize>> =
+            sheaf.objects().chunks(3).map(|part| part.iter().map(|p| p.addr()).collect()).collect();
+        parts.iter_mut().for_each(|part| part.sort_unstable());
+        assert_eq!(parts, [[16, 48, 80], [32, 64, 96]]);
+        sheaf.truncate(3);
+        assert_eq!(sheaf.objects().len(), 3);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
 //! end, and allocates nothing.
 
+use crate::class_cache::ClassCache;
 use crate::objects::Objects;
 use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
@@ -165,8 +166,10 @@ impl<P: Platform> Objects<P> {
                     answer = answer.and(change(class, objects(stack(region, id))));
                 }
             }
-            let cache = self.caches[class.index()].lock();
-            answer = cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, sheaf.objects())));
+            for cache in self.caches_of(class) {
+                let cache = cache.lock();
+                answer = cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, sheaf.objects())));
+            }
         }
         answer
     }
@@ -272,31 +275,40 @@ impl<P: Platform> Objects<P> {
         (start..start + bytes).step_by(step).filter(set).count() as u64
     }
 
-    /// Compares a class cache with what the walk saw.
+    /// Compares the caches of a class with what the walk saw.
     fn verify_class(&self, class: Class, walk: &Walk) -> Result<(), Finding> {
         let sheaves = (1..CLASSES as u8).map(Class).filter(|other| memory_class(*other) == class);
-        let sheaves = sheaves.map(|other| self.verify_barn(other)).sum::<Result<u64, Finding>>()?;
-        let (seen, cache) = (&walk.classes[class.index()], self.caches[class.index()].lock());
+        let sheaves = sheaves.map(|other| self.verify_barns(other)).sum::<Result<u64, Finding>>()?;
+        let seen = &walk.classes[class.index()];
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
         equal("memory of sheaves", sheaves, seen.sheaves)?;
-        equal("slabs of a class", seen.slabs, cache.slabs.into())?;
-        equal("free objects of a class", seen.free, cache.free)?;
-        equal("partly free slabs", walk.partial[class.index()].into(), cache.partial.length.into())?;
-        let (mut next, mut length) = (cache.partial.first(), 0);
-        while let Some(id) = next
-            && length <= cache.partial.length
-        {
-            // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
-            let (slab, after) = unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id)) };
-            equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
-            (next, length) = (after, length + 1);
+        let sum = |count: fn(&ClassCache) -> u64| self.caches_of(class).map(|cache| count(&cache.lock())).sum();
+        equal("slabs of a class", seen.slabs, sum(|cache| cache.slabs.into()))?;
+        equal("free objects of a class", seen.free, sum(|cache| cache.free))?;
+        equal("partly free slabs", walk.partial[class.index()].into(), sum(|cache| cache.partial.length.into()))?;
+        for (node, cache) in self.caches_of(class).enumerate() {
+            let cache = cache.lock();
+            let (mut next, mut length) = (cache.partial.first(), 0);
+            while let Some(id) = next
+                && length <= cache.partial.length
+            {
+                // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
+                let (slab, after) = unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id)) };
+                equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
+                equal("node of a slab on the list", node as u64, self.pages.node_of(slab.pfn) as u64)?;
+                (next, length) = (after, length + 1);
+            }
+            equal("length of the list of slabs", cache.partial.length.into(), length.into())?;
         }
-        equal("length of the list of slabs", cache.partial.length.into(), length.into())
+        Ok(())
     }
 
-    /// The sheaves of a barn; answers how many there are.
-    fn verify_barn(&self, class: Class) -> Result<u64, Finding> {
-        let cache = self.caches[class.index()].lock();
+    /// The sheaves of a class's barns; answers how many there are.
+    fn verify_barns(&self, class: Class) -> Result<u64, Finding> {
+        self.caches_of(class).enumerate().map(|(node, cache)| self.verify_barn(class, node, &cache.lock())).sum()
+    }
+
+    fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<u64, Finding> {
         let mut all = 0;
         for (list, empty) in [(&cache.full, false), (&cache.empty, true)] {
             let mut length = 0;
@@ -308,6 +320,8 @@ impl<P: Platform> Objects<P> {
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
                 equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
                 equal("state of a sheaf's memory", 0, self.state(memory_class(class), at).into())?;
+                let far = sheaf.objects().iter().filter(|&&object| self.node_of(object) != node).count();
+                equal("objects of another node in a barn", 0, far as u64)?;
                 length += 1;
             }
             Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), length)?;

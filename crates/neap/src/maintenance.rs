@@ -248,9 +248,10 @@ impl<P: Platform> Core<P> {
         if used + in_pages < WORTH_A_LOOK {
             return (used, in_pages);
         }
-        let in_slabs: u64 = Class::all()
-            .map(|class| {
-                let cache = self.objects.caches[class.index()].lock();
+        let caches = Class::all().flat_map(|class| self.objects.caches_of(class).map(move |cache| (class, cache)));
+        let in_slabs: u64 = caches
+            .map(|(class, cache)| {
+                let cache = cache.lock();
                 let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
                 (in_barn + cache.free) * class.size() as u64
             })

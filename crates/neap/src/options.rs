@@ -4,6 +4,7 @@
 //! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
 //! from starting.
 
+use neap_os::nodes::MAX_NODES;
 use neap_os::write::say;
 
 /// What an instance can be told.
@@ -23,6 +24,8 @@ pub struct Options {
     pub stat: bool,
     /// The most pages that a CPU's page list keeps, where that is not to be found out.
     pub page_list_high: Option<u32>,
+    /// Nodes to make up, to which CPUs are dealt out; 0 for those that the machine has, 1 for no difference between memory.
+    pub nodes: u32,
 }
 
 /// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
@@ -39,7 +42,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 7] = [
+pub const DESCRIPTIONS: [Description; 8] = [
     Description {
         key: "rseq",
         values: "on|off",
@@ -77,12 +80,26 @@ pub const DESCRIPTIONS: [Description; 7] = [
         default: "auto",
         text: "the most pages that a CPU's list keeps; a number stops the tuning, 0 the lists",
     },
+    Description {
+        key: "nodes",
+        values: "auto, or 1 to 32",
+        default: "auto",
+        text: "memory from the nearest node; 1: from wherever it is touched first; a number simulates so many nodes, for tests",
+    },
 ];
 
 impl Options {
     /// What holds where nothing is said.
-    pub const DEFAULT: Options =
-        Options { rseq: true, background: true, huge: true, limit: 0, interval: 250, stat: true, page_list_high: None };
+    pub const DEFAULT: Options = Options {
+        rseq: true,
+        background: true,
+        huge: true,
+        limit: 0,
+        interval: 250,
+        stat: true,
+        page_list_high: None,
+        nodes: 0,
+    };
 
     /// Reads `text`, reporting what is wrong by `complain`.
     ///
@@ -137,6 +154,11 @@ impl Options {
                 let pages = bytes(value).ok_or("is neither auto nor a number of pages")?;
                 self.page_list_high = Some(pages.min(u32::MAX.into()) as u32);
             }
+            b"nodes" if value == b"auto" => self.nodes = 0,
+            b"nodes" => {
+                let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
+                self.nodes = count.ok_or("is neither auto nor a number from 1 to 32")? as u32;
+            }
             _ => return Err("is not an option"),
         }
         Ok(())
@@ -182,7 +204,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let (options, complaints) =
-            parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0");
+            parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3");
         let expected = Options {
             rseq: false,
             background: false,
@@ -191,9 +213,10 @@ mod tests {
             interval: 1000,
             stat: false,
             page_list_high: Some(0),
+            nodes: 3,
         };
         assert_eq!((options, complaints), (expected, Vec::new()));
-        let (options, complaints) = parse("page_list_high:99,page_list_high:auto");
+        let (options, complaints) = parse("page_list_high:99,page_list_high:auto,nodes:2,nodes:auto");
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {
             let (_, complaints) = parse(&std::format!("{}:x", description.key));
@@ -204,9 +227,9 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_named_and_left_out() {
-        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off");
+        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off,nodes:0,nodes:33");
         assert_eq!(options, Options { rseq: false, ..Options::DEFAULT });
         let wrong: Vec<&str> = complaints.iter().map(|(item, _)| item.as_str()).collect();
-        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:99999999999g"]);
+        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:99999999999g", "nodes:0", "nodes:33"]);
     }
 }

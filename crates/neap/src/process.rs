@@ -25,12 +25,18 @@ const FORK_LOOKS: u32 = 20_000;
 fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
-    let opened = unsafe { mm.open(Linux::probe(), &options) };
+    let opened = unsafe { mm.open(machine(&options), &options) };
     if opened.is_ok() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
         mm.ticked();
     }
+}
+
+/// The machine, as far as the options let it be known.
+fn machine(options: &Options) -> Linux {
+    let machine = Linux::probe();
+    if options.nodes == 0 { machine } else { machine.with_nodes(options.nodes as usize) }
 }
 
 unsafe extern "C" {

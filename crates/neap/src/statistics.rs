@@ -59,15 +59,20 @@ impl<P: Platform> Core<P> {
         for cpu in 0..objects.slots.cpus() {
             in_slots += u64::from(objects.slots.peek(&objects.platform, cpu, class).count);
         }
-        let cache = objects.caches[class.index()].lock();
-        let in_barn = cache.full.objects();
+        let (mut slabs, mut in_slabs, mut in_barn) = (0, 0, 0);
+        for cache in objects.caches_of(class) {
+            let cache = cache.lock();
+            slabs += cache.slabs;
+            in_slabs += cache.free;
+            in_barn += cache.full.objects();
+        }
         let shape = class.slab_shape(objects.pages.page_size());
         ClassNumbers {
             size: class.size() as u32,
-            slabs: cache.slabs,
-            pages: u64::from(cache.slabs) << shape.order,
-            objects: u64::from(cache.slabs) * u64::from(shape.objects),
-            in_slabs: cache.free,
+            slabs,
+            pages: u64::from(slabs) << shape.order,
+            objects: u64::from(slabs) * u64::from(shape.objects),
+            in_slabs,
             in_barn,
             in_slots,
         }
@@ -115,6 +120,19 @@ impl<P: Platform> Mm<P> {
             Class::all().for_each(|class| numbers[class.index()] = core.class_numbers(class));
         }
         numbers
+    }
+
+    /// The node that memory of this manager is of; `None` for other memory.
+    pub fn node_of(&self, memory: *const u8) -> Option<usize> {
+        let objects = &self.core_if_open()?.objects;
+        objects.class_at(memory).map(|_| objects.node_of(memory))
+    }
+
+    /// The pages of a node in numbers; `None` where there is no such node.
+    pub fn node(&self, node: usize) -> Option<neap_pages::Statistics> {
+        let core = self.core_if_open().filter(|core| node < core.objects.pages.nodes())?;
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        Some(core.objects.pages.node(node).statistics())
     }
 
     /// Which slots CPU 0 has, and so all that are not isolated; `None` before the first allocation.

@@ -16,7 +16,7 @@ use core::time::Duration;
 use machine::{Random, Shared, number, seed};
 use neap::options::Options;
 use neap_base::{Linux, Platform};
-use program::{Block, Opened, Program, Request, linux, nothing_is_kept};
+use program::{Block, OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -25,6 +25,9 @@ const THREADS: usize = 6;
 
 /// Blocks on their way from one thread to another.
 type Pool = Mutex<Vec<(usize, Block)>>;
+
+/// The tests of this file need the CPUs for themselves.
+static TURN: Mutex<()> = Mutex::new(());
 
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
@@ -225,9 +228,19 @@ fn seconds() -> f64 {
 
 #[test]
 fn a6_b6_nothing_is_lost_to_drains_signals_and_migration() {
+    let _turn = TURN.lock().unwrap();
     // One after the other: there are two CPUs for nine threads.
     for (rseq, limit, least) in [(true, 0, 4.0), (false, 0, 1.5), (true, 6 << 20, 1.0)] {
         let (machine, options) = linux(rseq);
         stress(&machine, &Options { limit, ..options }, seconds().max(least));
+    }
+}
+
+#[test]
+fn nothing_is_lost_between_nodes_either() {
+    let _turn = TURN.lock().unwrap();
+    for limit in [0, 12 << 20] {
+        let machine = Shared::new(Linux::probe().with_nodes(2));
+        stress(&machine, &Options { limit, ..OPTIONS }, seconds().max(1.5));
     }
 }
