@@ -17,20 +17,31 @@ use crate::vm::packages::Machine;
 pub(crate) enum Shape {
     /// CPUs 0 and 1 on node 0, 2 and 3 on node 1; CPU 3 is isolated.
     TwoNodes,
+    /// CPU 0 on node 0; CPUs 1 and 2 on node 1, which has no memory and is nearer to node 2; CPU 3, isolated, on node 2.
+    Memoryless,
 }
 
 impl Shape {
-    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes];
+    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes, Shape::Memoryless];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Shape::TwoNodes => "4 CPUs and 2 nodes, CPU 3 isolated",
+            Shape::Memoryless => "4 CPUs and 3 nodes, one of them without memory",
         }
     }
 
     fn nodes(self) -> &'static [&'static str] {
         match self {
             Shape::TwoNodes => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
+            Shape::Memoryless => &[
+                "node,nodeid=0,memdev=m0,cpus=0",
+                "node,nodeid=1,cpus=1-2",
+                "node,nodeid=2,memdev=m1,cpus=3",
+                "dist,src=0,dst=1,val=30",
+                "dist,src=0,dst=2,val=40",
+                "dist,src=1,dst=2,val=15",
+            ],
         }
     }
 }
@@ -89,7 +100,7 @@ pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) ->
             qemu.arg("-L").arg(root.join("usr/share").join(firmware));
         }
     }
-    qemu.args(["-smp", "4,sockets=2", "-m", "3G"]);
+    qemu.args(["-smp", "4,sockets=4", "-m", "3G"]);
     for node in ["memory-backend-ram,id=m0,size=1536M", "memory-backend-ram,id=m1,size=1536M"] {
         qemu.args(["-object", node]);
     }
