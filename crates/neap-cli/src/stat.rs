@@ -280,6 +280,8 @@ struct Numbers {
     fences: u64,
     skipped: u64,
     busy: u64,
+    nodes: Vec<Node>,
+    unbound_segments: u64,
     classes: Vec<Class>,
     cpus: Vec<Cpu>,
     truncated: bool,
@@ -320,6 +322,18 @@ struct Pages {
     draining: u64,
     budget: Option<u64>,
     watermarks: Watermarks,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Node {
+    node: u32,
+    managed: u64,
+    free: u64,
+    backed_free: u64,
+    used: u64,
+    listed: u64,
+    misses: u64,
 }
 
 #[derive(Default, Deserialize)]
@@ -425,12 +439,31 @@ impl Numbers {
         }
         text += "\n";
         text += &table(&[&format!("pages of {} B", mode.page_size), "count"], &rows(&zone));
+        text += &self.report_nodes();
         text += &self.report_classes();
         text += &self.report_cpus();
         if self.truncated {
             text += "Lists were cut off where they did not fit into the page.\n";
         }
         text
+    }
+
+    /// Nothing on a machine with one node.
+    fn report_nodes(&self) -> String {
+        if self.nodes.len() < 2 {
+            return String::new();
+        }
+        let row = |node: &Node| {
+            let counts = [node.managed, node.free, node.backed_free, node.used, node.listed, node.misses];
+            [node.node.to_string()].into_iter().chain(counts.iter().map(u64::to_string)).collect()
+        };
+        let rows: Vec<Vec<String>> = self.nodes.iter().map(row).collect();
+        let header = ["node", "pages", "free", "free and resident", "used", "in CPUs' lists", "came from elsewhere"];
+        let refused = match self.unbound_segments {
+            0 => String::new(),
+            refused => format!("The system bound {refused} segments to no node.\n"),
+        };
+        format!("\n{}{refused}", table(&header, &rows))
     }
 
     fn report_classes(&self) -> String {
@@ -547,6 +580,7 @@ mod tests {
         let object = serde_json::json!({
             "version": "9.9", "mode": {"slots": "rseq", "why": "it works\u{1b}[2J", "isolated_cpus": [3, 4]},
             "bytes": {"used": 3 << 20, "unaccounted": -(1 << 20)}, "pages": {"budget": 500, "watermarks": {"low": 21}},
+            "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
         });
@@ -563,10 +597,13 @@ mod tests {
             ["budget", "500"],
             ["192", "2.2"],
             ["1", "2.0"],
+            ["0", "70"],
+            ["1", "17"],
         ] {
             let found = text.lines().any(|line| line.starts_with(&format!("| {} ", row[0])) && line.contains(row[1]));
             assert!(found, "{row:?} is not in\n{text}");
         }
+        assert!(text.contains("bound 4 segments to no node"), "{text}");
         assert!(text.contains("2 more classes") && text.contains("cut off"), "{text}");
         assert!(!text.chars().any(|each| each.is_control() && each != '\n'));
     }

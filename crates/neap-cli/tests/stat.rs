@@ -208,6 +208,24 @@ fn program() {
 }
 
 #[test]
+fn nodes_are_seen_one_by_one_and_in_the_report_where_there_are_several() {
+    for (options, nodes) in [("interval:10,nodes:1", 1), ("interval:10,nodes:2", 2)] {
+        let mut program = Program::start("burst", options, &[]);
+        program.hear("ready");
+        let pid = program.id();
+        let object = numbers_with(pid, "burst in use", |object| {
+            let used = |node: &Value| node["used"].as_u64().unwrap();
+            let sum: u64 = object["nodes"].as_array().unwrap().iter().map(used).sum();
+            object["bytes"]["used"].as_u64().unwrap() > 10 << 20 && sum == object["pages"]["used"].as_u64().unwrap()
+        });
+        assert_eq!(object["nodes"].as_array().unwrap().len(), nodes, "{object}");
+        assert_eq!((&object["nodes"][0]["misses"], &object["unbound_segments"]), (&0.into(), &0.into()));
+        let report = String::from_utf8(neap_stat(pid, &[]).stdout).unwrap();
+        assert_eq!(report.contains("came from elsewhere"), nodes > 1, "{report}");
+    }
+}
+
+#[test]
 fn a_burst_is_seen_in_use_and_then_given_back() {
     let mut program = Program::start("burst", "interval:10", &[]);
     program.hear("ready");

@@ -190,6 +190,7 @@ impl<P: Platform> Core<P> {
     fn describe(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;
+        self.describe_nodes(text)?;
         write!(text, "\"classes\":")?;
         let classes = Class::all().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
         text.list(classes, |text, class| {
@@ -247,6 +248,17 @@ impl<P: Platform> Core<P> {
         let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.slots.counters());
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())
+    }
+
+    fn describe_nodes(&self, text: &mut Text<'_>) -> fmt::Result {
+        let pages = &self.objects.pages;
+        write!(text, "\"nodes\":")?;
+        text.list((0..pages.nodes()).map(|node| (node, pages.node(node).statistics())), |text, (node, pages)| {
+            write!(text, "{{\"node\":{node},\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
+            write!(text, "\"backed_free\":{},\"used\":{},", pages.backed_free, pages.used)?;
+            write!(text, "\"listed\":{},\"misses\":{}}}", pages.listed, pages.node_misses)
+        })?;
+        write!(text, ",\"unbound_segments\":{},", pages.statistics().unbound_segments)
     }
 
     /// Bytes of objects on a CPU's stacks, and how many stacks are in use.
