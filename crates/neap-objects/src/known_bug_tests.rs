@@ -36,14 +36,16 @@ fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
     for round in 0..3 {
         churn(o);
         let interrupted = RefCell::new(0);
-        let drained = o.drain_cpu(o.platform.cpu(), |class| {
-            if class == CLASS {
-                // The same thread, as a signal handler would: neither a deadlock nor a look at the stacks.
-                churn(o);
-                *interrupted.borrow_mut() += 1;
-            }
-            class.0 % 3 == round || class == CLASS
-        });
+        let drained = o
+            .drain_cpu(o.platform.cpu(), |class| {
+                if class == CLASS {
+                    // The same thread, as a signal handler would: neither a deadlock nor a look at the stacks.
+                    churn(o);
+                    *interrupted.borrow_mut() += 1;
+                }
+                class.0 % 3 == round || class == CLASS
+            })
+            .is_some();
         assert!(drained && *interrupted.borrow() > 0);
         o.prove();
     }
@@ -114,7 +116,7 @@ fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
             Virtual::run_on(round / 7 % 2);
             match round % 11 {
                 0..6 => held.extend(o.take_many(class, 1 + round % 5)),
-                6 if round % 5 == 0 => assert!(o.drain_cpu(round % 2, |_| true)),
+                6 if round % 5 == 0 => assert!(o.drain_cpu(round % 2, |_| true).is_some()),
                 7 if round % 3 == 0 => _ = o.trim_barn(class, round % 2 == 0, &|| false),
                 _ if !held.is_empty() => o.give(class, held.swap_remove_front(round * 31 % held.len()).unwrap()),
                 _ => {}
@@ -133,11 +135,11 @@ fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
         churn(&o);
     }
     let owner = o.slots.lock(1).try_lock().unwrap();
-    assert!(o.drain_cpu(0, |_| true) && !o.drain_cpu(1, |_| true));
+    assert!(o.drain_cpu(0, |_| true).is_some() && o.drain_cpu(1, |_| true).is_none());
     assert_eq!(o.slots.counters().1, 1);
     drop(owner);
     assert_eq!((o.stacked(0, CLASS), o.stacked(1, CLASS) > 0), (0, true), "nothing was taken from the second");
-    assert!(o.drain_cpu(1, |_| true));
+    assert!(o.drain_cpu(1, |_| true).is_some());
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }
@@ -208,12 +210,12 @@ fn b3_what_a_flush_could_not_take_is_told() {
     assert!(!used.is_empty());
     let (before, census) = (o.slots.counters(), o.prove());
     o.platform.failing_fences.store(used.len(), Relaxed);
-    assert!(used.iter().all(|cpu| !o.drain_cpu(*cpu, |_| true)));
+    assert!(used.iter().all(|cpu| o.drain_cpu(*cpu, |_| true).is_none()));
     let after = o.slots.counters();
     assert_eq!(after.1 - before.1, used.len() as u32, "counted");
     assert_eq!(o.prove(), census, "nothing was acquired");
     churn(&o);
-    assert!(cpus.clone().all(|cpu| o.drain_cpu(cpu, |_| true)));
+    assert!(cpus.clone().all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
     assert_eq!(o.slots.counters().1, after.1);
     o.drain();
     assert_eq!(o.prove().slabs, 0);

@@ -605,41 +605,54 @@ impl<P: Platform> Objects<P> {
         self.drop_sheaf(class, sheaf);
     }
 
-    /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; `false` if the CPU was
-    /// skipped.
-    pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> bool {
-        self.slots.take(&self.platform, cpu, wanted, |class, objects| self.flush(class, objects))
+    /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; answers how many, or
+    /// `None` if the CPU was skipped.
+    pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> Option<u64> {
+        let mut count = 0;
+        let taken = self.slots.take(&self.platform, cpu, wanted, |class, objects| {
+            count += objects.len() as u64;
+            self.flush(class, objects);
+        });
+        taken.then_some(count)
     }
 
     /// Dissolves sheaves of a class's barns: `all` of them, or those that nobody needed since the last time, until it is to
-    /// `stop`. Answers whether any are left.
-    pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> bool {
-        self.caches_of(class).fold(false, |left, cache| self.trim_barn_of(cache, class, all, stop) | left)
+    /// `stop`. Answers how many objects were in them, and whether any sheaves are left.
+    pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
+        (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
+            let (more, some) = self.trim_barn_on(node, class, all, stop);
+            (objects + more, left | some)
+        })
     }
 
-    fn trim_barn_of(&self, cache: &SharedCache, class: Class, all: bool, stop: &dyn Fn() -> bool) -> bool {
-        let (mut full, mut empty, mut left);
+    /// The same for the class's barn on one node.
+    pub fn trim_barn_on(&self, node: usize, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
+        let cache = self.cache(node, class);
+        let (mut full, mut empty, mut left, mut objects);
         {
             let mut cache = cache.lock();
             (full, empty) = (cache.full.working_set(), cache.empty.working_set());
             if all {
                 (full, empty) = (cache.full.length(), cache.empty.length());
             }
-            left = cache.full.length() > full || cache.empty.length() > empty;
+            (left, objects) = (cache.full.length() > full || cache.empty.length() > empty, 0);
         }
         for from_full in (0..full).map(|_| true).chain((0..empty).map(|_| false)) {
             if stop() {
-                return true;
+                return (objects, true);
             }
             let mut cache = cache.lock();
             let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
             drop(cache);
             match sheaf {
-                Some(sheaf) => self.dissolve(class, sheaf),
+                Some(sheaf) => {
+                    objects += sheaf.objects().len() as u64;
+                    self.dissolve(class, sheaf);
+                }
                 None => left = true,
             }
         }
-        left
+        (objects, left)
     }
 
     /// Objects that went around a busy slot so far.

@@ -81,9 +81,9 @@ impl World {
                     o.give(CLASS, object.unwrap());
                 }
             }
-            Step::Drain(cpu) => assert!(o.drain_cpu(cpu, |class| class == CLASS)),
+            Step::Drain(cpu) => assert!(o.drain_cpu(cpu, |class| class == CLASS).is_some()),
             Step::TrimIdle => _ = o.trim_barn(CLASS, false, &|| false),
-            Step::TrimAll => assert!(!o.trim_barn(CLASS, true, &|| false)),
+            Step::TrimAll => assert!(!o.trim_barn(CLASS, true, &|| false).1),
         }
         true
     }

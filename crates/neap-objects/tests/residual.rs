@@ -153,7 +153,7 @@ fn a_drain_of_some_classes_leaves_the_others_as_they_were() {
             .collect()
     };
     let odd = stacks(&o, false);
-    (0..2).for_each(|cpu| assert!(o.drain_cpu(cpu, |class| class.0.is_multiple_of(2))));
+    (0..2).for_each(|cpu| assert!(o.drain_cpu(cpu, |class| class.0.is_multiple_of(2)).is_some()));
     assert_eq!(stacks(&o, false), odd);
     assert!(stacks(&o, true).iter().all(|count| *count == 0));
     o.prove();
@@ -165,7 +165,7 @@ fn a_drain_costs_a_cpu_one_fence() {
     filled(&o, |_| ());
     let (machine, cpus) = (&o.platform, o.slots.cpus());
     let before = (machine.fences.load(Relaxed), o.slots.counters().0);
-    (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true)));
+    (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
     let fenced = (0..cpus).filter(|cpu| o.slots.kind(machine, *cpu) == Kind::Rseq).count();
     assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
     assert_eq!(o.slots.counters().0 - before.1, fenced as u32);
@@ -184,7 +184,7 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
         let mut held = held.into_iter();
         o.give(class, held.next().unwrap());
         let cpu = o.platform.cpu();
-        assert!((0..o.slots.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true)));
+        assert!((0..o.slots.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
         assert!(o.hot.allocate(class.size()).is_none(), "there is nothing in any stack");
         let object = held.next().unwrap();
         let freed = o.hot.free(object);

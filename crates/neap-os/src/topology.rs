@@ -28,6 +28,13 @@ impl CpuSet {
         }
     }
 
+    /// Takes `cpu` out of the set.
+    pub fn remove(&mut self, cpu: usize) {
+        if let Some(word) = self.words.get_mut(cpu / 64) {
+            *word &= !(1 << (cpu % 64));
+        }
+    }
+
     /// Whether `cpu` is in the set.
     pub fn contains(&self, cpu: usize) -> bool {
         self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)

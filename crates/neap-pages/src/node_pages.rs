@@ -127,12 +127,17 @@ impl<P: Platform> NodePages<P> {
     /// The node nearest to this thread.
     #[inline]
     pub fn nearest(&self, platform: &P) -> usize {
-        if self.count == 1 { 0 } else { self.nearest_of_many(platform) }
+        self.nearest_to(platform, platform.cpu())
+    }
+
+    /// The node nearest to a CPU.
+    #[inline]
+    pub fn nearest_to(&self, platform: &P, cpu: usize) -> usize {
+        if self.count == 1 { 0 } else { self.nearest_of_many(platform, cpu) }
     }
 
     #[inline(never)]
-    fn nearest_of_many(&self, platform: &P) -> usize {
-        let cpu = platform.cpu();
+    fn nearest_of_many(&self, platform: &P, cpu: usize) -> usize {
         // SAFETY: the table has a byte per CPU.
         let home = (cpu < self.cpus).then(|| unsafe { &*self.homes.add(cpu) });
         // Relaxed: whoever writes it writes the same.
@@ -256,6 +261,11 @@ impl<P: Platform> NodePages<P> {
     /// Drains every CPU's lists; answers how many pages came back, and how many lists somebody held.
     pub fn drain_all(&self, platform: &P) -> (u32, u32) {
         self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
+    }
+
+    /// Pages that are free in all zones: neither handed out nor in a list nor on their way.
+    pub fn free_pages(&self) -> u64 {
+        self.all().map(|pages| u64::from(pages.free_pages())).sum()
     }
 
     /// Pages in a CPU's lists; `None` while somebody holds one.

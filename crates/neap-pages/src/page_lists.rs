@@ -107,7 +107,11 @@ impl<T: Policy> PageList<T> {
             return Chain::EMPTY;
         }
         let tail = list.ends.tail;
-        let head = (1..count).fold(tail, |pfn, _| frames.frame(pfn).prev());
+        // All of them need no walk: what is drained on demand is held for a moment only, however long the list.
+        let head = match count == list.length {
+            true => list.ends.head,
+            false => (1..count).fold(tail, |pfn, _| frames.frame(pfn).prev()),
+        };
         list.ends.tail = frames.frame(head).prev();
         list.length -= count;
         self.count -= count << order.0;

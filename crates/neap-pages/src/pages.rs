@@ -524,6 +524,11 @@ impl<P: Platform> Pages<P> {
         self.zone.budget.map(|_| self.zone.lock().budget)
     }
 
+    /// Pages that are free in the zone: neither handed out nor in a list nor on their way.
+    pub fn free_pages(&self) -> u32 {
+        self.zone.lock().buddy.free
+    }
+
     /// Pages in a CPU's list; `None` while somebody holds it.
     pub fn listed_on(&self, cpu: usize) -> Option<u32> {
         self.lists.count(cpu)

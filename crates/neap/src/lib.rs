@@ -9,6 +9,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod drain;
 mod fork;
 mod global;
 mod large;

@@ -278,7 +278,7 @@ impl<P: Platform> Core<P> {
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];
             }
-            if any && self.objects.drain_cpu(cpu, |class| idle[class.index()]) {
+            if any && self.objects.drain_cpu(cpu, |class| idle[class.index()]).is_some() {
                 tick.drained += 1;
             } else if any {
                 tick.skipped += 1;
@@ -290,26 +290,13 @@ impl<P: Platform> Core<P> {
         // Fork waits for this: stop between two sheaves, or two system calls, when it does.
         let stop = || mm.gate.is_closed();
         for class in Class::all() {
-            tick.left |= self.objects.trim_barn(class, false, &stop);
+            tick.left |= self.objects.trim_barn(class, false, &stop).1;
         }
         tick.pages = self.objects.pages.tick_until(&self.objects.platform, &stop);
         tick.left |= tick.pages.left;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
         tick
-    }
-
-    /// Empties every cache of objects into the pages: an allocation is about to fail.
-    pub(crate) fn drain_everything(&self) -> bool {
-        let mut drained = false;
-        for cpu in 0..self.objects.slots.cpus() {
-            drained |= self.objects.drain_cpu(cpu, |_| true);
-        }
-        for class in Class::all() {
-            self.objects.trim_barn(class, true, &|| false);
-        }
-        let (pages, _) = self.objects.pages.drain_all(&self.objects.platform);
-        drained || pages > 0
     }
 }
 

@@ -89,7 +89,7 @@ impl<P: Platform> Opened<P> {
 
     /// Empties stacks and barns into the slabs.
     pub(crate) fn drain(&self) {
-        (0..self.slots.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true)));
+        (0..self.slots.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
         Class::all().for_each(|class| _ = self.trim_barn(class, true, &|| false));
     }
 

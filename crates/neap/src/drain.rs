@@ -1,0 +1,209 @@
+//! Draining: emptying what is cached per CPU, from any thread, while the owners work on.
+//!
+//! Sits between whoever wants the memory (an allocation about to fail, a program, `neap drain`) and the lists, stacks and
+//! barns. Everything that is held is held for a moment: a list's lock to detach what is in it, the zone's for one batch of
+//! pages at a time, a class's for one batch of objects. No owner is waited for: who holds a list right now is skipped, tried
+//! again a little later a few times, and counted. Nothing goes back to the system here, that is for a tick; and nothing is
+//! forgotten about, since CPUs are those that may ever exist: one that has vanished keeps its lists until somebody drains
+//! them, one that has come late has had empty ones all the time.
+
+use crate::mm::{Core, Mm};
+use core::fmt;
+use core::ops::Range;
+use neap_base::Platform;
+use neap_objects::size_class::Class;
+use neap_os::topology::CpuSet;
+use neap_pages::Drain;
+
+/// Times that what was skipped is tried again.
+const RETRIES: u32 = 8;
+/// Nanoseconds from one try to the next: together some scheduler's slices.
+const NAP: u64 = 1_000_000;
+
+/// What to drain. Parts that are `None` say nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Only what this CPU caches: its page lists and stacks. Barns are of no CPU, and go unless one is named.
+    pub cpu: Option<u32>,
+    /// Only what is near this node: what its CPUs cache, and its barns.
+    pub node: Option<u32>,
+    /// Only memory of this zone, by its number in its node: there is one, 0.
+    pub zone: Option<u32>,
+    /// Only until so many pages are free in the zone: cheap ones first, page lists before stacks before barns.
+    pub until: Option<u64>,
+}
+
+impl Scope {
+    /// Everything.
+    pub const ALL: Scope = Scope { cpu: None, node: None, zone: None, until: None };
+}
+
+/// What a drain came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Pages that went from lists to the zone.
+    pub pages: u64,
+    /// Objects that went from stacks and barns to their slabs. Slabs that are free then are among the pages.
+    pub objects: u64,
+    /// CPUs that were looked at.
+    pub cpus: u32,
+    /// Lists and stacks that somebody held each time, or whose CPU could not be fenced: they are as they were.
+    pub skipped: u32,
+    /// Tries after the first at lists and stacks.
+    pub retried: u32,
+    /// Pages free in the zone afterwards.
+    pub free: u64,
+}
+
+/// A scope names something that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSuch {
+    /// A CPU beyond those that may ever exist.
+    Cpu(u32),
+    /// A node.
+    Node(u32),
+    /// A zone.
+    Zone(u32),
+}
+
+impl fmt::Display for NoSuch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoSuch::Cpu(number) => write!(f, "there is no CPU {number}"),
+            NoSuch::Node(number) => write!(f, "there is no node {number}"),
+            NoSuch::Zone(number) => write!(f, "there is no zone {number}"),
+        }
+    }
+}
+
+/// What of a scope is still to be done.
+#[derive(Debug)]
+struct Left {
+    lists: CpuSet,
+    stacks: CpuSet,
+    /// The nodes whose barns these are.
+    barns: Range<usize>,
+}
+
+impl Left {
+    fn is_nothing(&self) -> bool {
+        self.lists.count() == 0 && self.stacks.count() == 0 && self.barns.is_empty()
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// The whole of a scope, or the reason why it is none.
+    fn scope(&self, scope: &Scope) -> Result<Left, NoSuch> {
+        let mut cpus = CpuSet::EMPTY;
+        let known = self.objects.slots.cpus();
+        match scope.cpu {
+            Some(cpu) if cpu as usize >= known => return Err(NoSuch::Cpu(cpu)),
+            Some(cpu) => cpus.insert(cpu as usize),
+            None => (0..known).for_each(|cpu| cpus.insert(cpu)),
+        }
+        if let Some(zone) = scope.zone.filter(|&zone| zone > 0) {
+            return Err(NoSuch::Zone(zone));
+        }
+        let (platform, pages) = (&self.objects.platform, &self.objects.pages);
+        if let Some(node) = scope.node {
+            if node as usize >= pages.nodes() {
+                return Err(NoSuch::Node(node));
+            }
+            let far = |&cpu: &usize| pages.nearest_to(platform, cpu) != node as usize;
+            (0..known).filter(far).for_each(|cpu| cpus.remove(cpu));
+        }
+        let nodes = scope.node.map_or(0..pages.nodes(), |node| node as usize..node as usize + 1);
+        let barns = if scope.cpu.is_none() { nodes } else { 0..0 };
+        Ok(Left { lists: cpus, stacks: cpus, barns })
+    }
+
+    /// One try at everything that is left, until it is to `stop`. Inside the gate.
+    fn drain_once(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
+        let (platform, cpus) = (&self.objects.platform, 0..self.objects.slots.cpus());
+        self.drain_lists(left, drained, stop);
+        // Slabs that become free went to the lists of the CPUs that this thread was on, whichever was asked for.
+        let emptied = |left: &mut Left, drained: &mut Drained, before: usize, objects: u64| {
+            drained.objects += objects;
+            [before, platform.cpu()].into_iter().for_each(|cpu| left.lists.insert(cpu));
+            self.drain_lists(left, drained, stop);
+        };
+        for cpu in cpus {
+            let here = platform.cpu();
+            if left.stacks.contains(cpu)
+                && !stop()
+                && let Some(objects) = self.objects.drain_cpu(cpu, |_| true)
+            {
+                left.stacks.remove(cpu);
+                emptied(left, drained, here, objects);
+            }
+        }
+        while let Some(node) = left.barns.clone().next() {
+            for class in Class::all() {
+                let here = platform.cpu();
+                let (objects, _) = self.objects.trim_barn_on(node, class, true, stop);
+                emptied(left, drained, here, objects);
+            }
+            if stop() {
+                break;
+            }
+            left.barns.start += 1;
+        }
+    }
+
+    fn drain_lists(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
+        for cpu in 0..self.objects.slots.cpus() {
+            if left.lists.contains(cpu)
+                && !stop()
+                && let Drain::Drained(pages) = self.objects.pages.drain_cpu(&self.objects.platform, cpu)
+            {
+                drained.pages += u64::from(pages);
+                left.lists.remove(cpu);
+            }
+        }
+    }
+
+    /// Empties every cache into the zone, as far as one try gets: an allocation is about to fail.
+    pub(crate) fn drain_everything(&self) {
+        if let Ok(mut left) = self.scope(&Scope::ALL) {
+            self.drain_once(&mut left, &mut Drained::default(), &|| false);
+            // This thread may have been on any CPU when slabs became free.
+            self.objects.pages.drain_all(&self.objects.platform);
+        }
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Gives what CPUs cache to the zone, from any thread and for any CPU, with no signal to anybody and no wait for
+    /// anybody; at most one fence for a CPU's stacks, none for an isolated CPU.
+    ///
+    /// What is held by somebody is tried again for some milliseconds, between which other threads run. Not from a signal
+    /// handler. Memory goes back to the system by the next ticks, or by [`Mm::release_all`].
+    ///
+    /// # Errors
+    /// [`NoSuch`], and nothing was done.
+    pub fn drain(&self, scope: &Scope) -> Result<Drained, NoSuch> {
+        let mut drained = Drained::default();
+        let Some(core) = self.core_if_open() else { return Ok(drained) };
+        let (platform, pages) = (&core.objects.platform, &core.objects.pages);
+        let mut left = core.scope(scope)?;
+        drained.cpus = left.lists.count() as u32;
+        let enough = || scope.until.is_some_and(|wanted| pages.free_pages() >= wanted);
+        for attempt in 0..=RETRIES {
+            if attempt > 0 {
+                platform.sleep(NAP);
+                drained.retried += (left.lists.count() + left.stacks.count()) as u32;
+            }
+            let _inside = self.gate.enter(platform.cpu());
+            // Fork waits for those inside.
+            core.drain_once(&mut left, &mut drained, &|| self.gate.is_closed() || enough());
+            drained.free = pages.free_pages();
+            if left.is_nothing() || enough() {
+                break;
+            }
+        }
+        if !enough() {
+            drained.skipped = (left.lists.count() + left.stacks.count()) as u32;
+        }
+        Ok(drained)
+    }
+}
