@@ -10,9 +10,11 @@
 
 mod bench;
 mod demo;
+mod drain;
 mod library;
 mod machine;
 mod process;
+mod published;
 mod report;
 mod run;
 mod stat;
@@ -28,6 +30,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap run -- python3 server.py        run a program on neap's malloc
   neap stat 1234                       see what a process under neap has in use and in caches
+  neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
   neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
@@ -46,6 +49,7 @@ struct Arguments {
 enum Command {
     Run(run::Options),
     Stat(stat::Options),
+    Drain(drain::Options),
     Demo(demo::Options),
     Bench(bench::Options),
     #[command(hide = true)]
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
         Command::Stat(options) => stat::main(&options),
+        Command::Drain(options) => drain::main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Work(options) => work::main(&options),

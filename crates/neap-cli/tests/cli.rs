@@ -52,13 +52,15 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn every_command_has_help_with_examples_and_workloads_are_hidden() {
     let neap = Installed::new("help");
-    for command in [&["--help"][..], &["run", "--help"], &["demo", "--help"], &["bench", "--help"]] {
+    for command in
+        [&["--help"][..], &["run", "--help"], &["drain", "--help"], &["demo", "--help"], &["bench", "--help"]]
+    {
         let output = neap.neap(command);
         assert!(output.status.success(), "{command:?}");
         assert!(text(&output.stdout).contains("Examples:\n  neap "), "{command:?}");
     }
     let top = text(&neap.neap(&["--help"]).stdout);
-    for command in ["run", "demo", "bench"] {
+    for command in ["run", "drain", "demo", "bench"] {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help:\n{top}");
     }
     assert!(!top.contains("\n  work "), "{top}");

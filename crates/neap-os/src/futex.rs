@@ -3,8 +3,10 @@
 //! Sits between the kernel's futex and the mutex and the maintenance thread's sleep. Holds nothing; a wait may end for
 //! no reason, so callers look at the word again.
 
+use crate::Errno;
 use core::sync::atomic::AtomicU32;
-use rustix::thread::futex::{self, Flags};
+use rustix::thread::ClockId;
+use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::time::Timespec;
 
 /// Who may share the word: threads of one process, or any process that maps the page.
@@ -30,7 +32,55 @@ pub fn wait(word: &AtomicU32, expected: u32, nanoseconds: Option<u64>, scope: Sc
     let _ = futex::wait(word, scope.flags(), expected, timeout.as_ref());
 }
 
+/// Sleeps while `own`, a word of this process, and `shared`, one that other processes may wake, both hold what they are
+/// given with. Answers `false`, at once, where the kernel has no such call (before 5.16) or a sandbox refuses it. Spurious
+/// returns happen.
+pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32)) -> bool {
+    let wait = |(word, expected): (&AtomicU32, u32), flags| {
+        let mut wait = Wait::new();
+        wait.val = expected.into();
+        wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+        wait.flags = WaitFlags::SIZE_U32 | flags;
+        wait
+    };
+    let words = [wait(own, WaitFlags::PRIVATE), wait(shared, WaitFlags::empty())];
+    let answer = futex::waitv(&words, WaitvFlags::empty(), None, ClockId::Monotonic);
+    matches!(answer, Ok(_) | Err(Errno::AGAIN | Errno::INTR))
+}
+
 /// Wakes up to `count` sleepers on `word`.
 pub fn wake(word: &AtomicU32, count: u32, scope: Scope) {
     let _ = futex::wake(word, scope.flags(), count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn either_word_ends_the_wait() {
+        let words = [AtomicU32::new(0), AtomicU32::new(0)];
+        for (changed, scope) in [(0, Scope::Process), (1, Scope::Shared)] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+            std::thread::scope(|threads| {
+                let waiter = threads.spawn(|| {
+                    while words.iter().all(|word| word.load(Relaxed) == 0) {
+                        if !wait_either((&words[0], 0), (&words[1], 0)) {
+                            return false;
+                        }
+                    }
+                    true
+                });
+                std::thread::sleep(core::time::Duration::from_millis(20));
+                words[changed].store(1, Relaxed);
+                while !waiter.is_finished() {
+                    wake(&words[changed], 1, scope);
+                    std::thread::yield_now();
+                }
+                assert!(waiter.join().unwrap(), "Linux 5.16 has the call");
+            });
+        }
+        assert!(wait_either((&words[0], 7), (&words[1], 7)), "who finds another value does not sleep");
+    }
 }

@@ -16,7 +16,7 @@ use neap_os::topology::CpuSet;
 use neap_pages::Drain;
 
 /// Times that what was skipped is tried again.
-const RETRIES: u32 = 8;
+pub(crate) const RETRIES: u32 = 8;
 /// Nanoseconds from one try to the next: together some scheduler's slices.
 const NAP: u64 = 1_000_000;
 
@@ -182,13 +182,18 @@ impl<P: Platform> Mm<P> {
     /// # Errors
     /// [`NoSuch`], and nothing was done.
     pub fn drain(&self, scope: &Scope) -> Result<Drained, NoSuch> {
+        self.drain_with(scope, RETRIES)
+    }
+
+    /// The same with so many tries after the first, each after a nap.
+    pub(crate) fn drain_with(&self, scope: &Scope, retries: u32) -> Result<Drained, NoSuch> {
         let mut drained = Drained::default();
         let Some(core) = self.core_if_open() else { return Ok(drained) };
         let (platform, pages) = (&core.objects.platform, &core.objects.pages);
         let mut left = core.scope(scope)?;
         drained.cpus = left.lists.count() as u32;
         let enough = || scope.until.is_some_and(|wanted| pages.free_pages() >= wanted);
-        for attempt in 0..=RETRIES {
+        for attempt in 0..=retries {
             if attempt > 0 {
                 platform.sleep(NAP);
                 drained.retried += (left.lists.count() + left.stacks.count()) as u32;

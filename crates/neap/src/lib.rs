@@ -17,6 +17,7 @@ pub mod maintenance;
 pub mod mm;
 pub mod options;
 pub mod process;
+mod requests;
 mod stat_page;
 pub mod statistics;
 pub mod verify;

@@ -4,7 +4,8 @@
 //! one, trims barns to their working sets and releases pages. It is made by one background thread, which comes into
 //! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
 //! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
-//! ever tried. No thread is stopped or signalled.
+//! ever tried. No thread is stopped or signalled. Who ticks also answers what other processes ask
+//! ([`requests`](crate::requests)).
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -180,6 +181,9 @@ impl<P: Platform> Core<P> {
         if look && !self.consider_thread(mm, call, 0) {
             self.tick_if_due(mm);
         }
+        if self.page.is_asked() {
+            self.answer(mm, 0);
+        }
     }
 
     /// Makes the thread, if there is none, before so many bytes are freed.
@@ -330,7 +334,7 @@ impl<P: Platform> Mm<P> {
         let state = &core.maintenance.thread;
         let interval = u64::from(core.options.interval) * 1_000_000;
         loop {
-            thread::sleep(interval);
+            core.sleep(self, interval);
             // What somebody caches from here on turns DROWSY back into AWAKE, so it is not slept over:
             // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says AWAKE. 4. This thread
             // finds the rest empty, but not DROWSY any more, and ticks again.
@@ -343,9 +347,9 @@ impl<P: Platform> Mm<P> {
                 continue;
             }
             self.ticked();
-            while state.load(Ordering::Acquire) == ASLEEP {
-                futex::wait(state, ASLEEP, None, Scope::Process);
-            }
+            core.sleep_on(self, (state, ASLEEP));
+            // Woken by a request, it is not what the word says.
+            state.store(AWAKE, Ordering::Relaxed);
         }
     }
 }

@@ -5,15 +5,18 @@
 //! between; holds one mutex that is only ever tried. Nothing is allocated, and where there can be no page there is none:
 //! a program runs the same without it.
 //!
-//! The format, version 1, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
-//! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), and then a JSON object of that length. The sequence is odd
-//! while the rest is written: a reader who finds it even, and the same afterwards, has read one whole object. The
+//! The format, version 2, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
+//! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
+//! ([`requests`](crate::requests)), and then a JSON object of that length. The sequence is odd
+//! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. The
 //! process id is the writer's: a forked child has its parent's page until its own first tick.
 
 use crate::mm::{Core, Mm};
+use crate::requests::Desk;
 use crate::statistics::Usage;
 use core::fmt::{self, Display, Write};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use neap_base::Mutex;
 use neap_base::platform::{Linux, Platform};
 use neap_objects::size_class::Class;
@@ -24,7 +27,7 @@ use neap_os::{clock, thread};
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of the file; only those written to cost memory.
 const LENGTH: usize = 64 << 10;
 /// Kept free while lists are written, for what follows them.
@@ -42,6 +45,7 @@ struct Header {
     pid: AtomicU32,
     length: AtomicU32,
     published: AtomicU64,
+    desk: Desk,
 }
 
 /// The page of a manager, where it has one.
@@ -50,6 +54,10 @@ pub(crate) struct StatPage {
     place: Mutex<Place>,
     /// The process that made it.
     owner: AtomicU32,
+    /// Where it is, for who does not have the mutex; null where there is none.
+    header: AtomicPtr<Header>,
+    /// The last request that was taken up. Not in the page, where anybody could change it.
+    pub(crate) taken: AtomicU32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,12 +71,36 @@ enum Place {
 
 impl StatPage {
     pub(crate) const fn new() -> StatPage {
-        StatPage { place: Mutex::new(Place::Unmade), owner: AtomicU32::new(0) }
+        StatPage {
+            place: Mutex::new(Place::Unmade),
+            owner: AtomicU32::new(0),
+            header: AtomicPtr::new(null_mut()),
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    /// Where other processes leave requests; `None` where this process has no page of its own.
+    pub(crate) fn desk(&self) -> Option<&Desk> {
+        // Acquire pairs with the Release in `publish`: who sees the owner sees the page that it made.
+        if self.owner.load(Ordering::Acquire) != thread::process_id() {
+            return None;
+        }
+        // SAFETY: null, or a page that stays mapped.
+        unsafe { self.header.load(Ordering::Relaxed).as_ref() }.map(|header| &header.desk)
     }
 
     /// The page is somebody else's from now on: in a forked child, where it is the parent's.
     pub(crate) fn forget(&self) {
+        self.header.store(null_mut(), Ordering::Relaxed);
         self.owner.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether there is a request that nobody has taken up: three loads, for every call that goes the slow way.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        // SAFETY: null, or a page that stays mapped.
+        let header = unsafe { self.header.load(Ordering::Relaxed).as_ref() };
+        header.is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
     /// Replaces the numbers by what `write` writes; makes the page where this process has none. Does nothing where another
@@ -80,13 +112,19 @@ impl StatPage {
         if let Place::Made(inherited) = *place
             && self.owner.load(Ordering::Relaxed) != pid
         {
-            // SAFETY: the mutex is held, and nobody else keeps an address in it.
-            unsafe { inherited.leave() };
+            // A child that told nobody may have threads that look at requests in it: it stays mapped there.
+            if self.header.load(Ordering::Relaxed).is_null() {
+                // SAFETY: the mutex is held, and nobody else keeps an address in it.
+                unsafe { inherited.leave() };
+            }
             *place = Place::Unmade;
         }
         if let Place::Unmade = *place {
             *place = Memfd::make(c"neap-stat", LENGTH).map_or(Place::Refused, Place::Made);
-            self.owner.store(pid, Ordering::Relaxed);
+            let address = if let Place::Made(memfd) = *place { memfd.address } else { 0 };
+            self.taken.store(0, Ordering::Relaxed);
+            self.header.store(core::ptr::with_exposed_provenance_mut(address), Ordering::Relaxed);
+            self.owner.store(pid, Ordering::Release); // Pairs with the Acquire in `desk`.
         }
         if let Place::Made(memfd) = *place {
             // SAFETY: mapped until `leave`, for which the mutex is needed; other processes may read it.

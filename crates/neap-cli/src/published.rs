@@ -1,0 +1,298 @@
+//! What a process under neap publishes: its page of numbers, found through `/proc` and read while it runs.
+//!
+//! Sits between `/proc` and the commands that look at processes. The library keeps a memfd named `neap-stat` up to date; this
+//! opens it through `/proc/PID/fd`, which the kernel allows the process's own user and root, also with
+//! `kernel.yama.ptrace_scope` = 1. A program that has closed the descriptor still has the mapping, which takes the right to
+//! trace the process. The process is neither stopped nor signalled. What comes from it may be wrong or hostile: it is
+//! checked here, and escaped before it reaches a terminal.
+//!
+//! The page's format, version 2, is described where it is written, in the crate `neap`. It is read here by bytes, since the
+//! library in a process may be of another version than this command.
+
+use core::time::Duration;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+/// Of this command.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Nanoseconds of the clock that pages are dated by.
+pub(crate) fn monotonic() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is valid for writing; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What the kernel says about a process.
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) name: String,
+    pub(crate) user: String,
+    /// The id by which the process knows itself.
+    pub(crate) own_id: u32,
+    pub(crate) resident_kib: u64,
+}
+
+/// What a process has published.
+pub(crate) struct Page {
+    writer: u32,
+    pub(crate) published: u64,
+    pub(crate) text: Vec<u8>,
+    pub(crate) way: &'static str,
+    /// The descriptor, where it was read by one.
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// The name that the kernel gives the page among descriptors and mappings.
+const LINK: &str = "/memfd:neap-stat (deleted)";
+
+impl Process {
+    /// Asks the kernel.
+    pub(crate) fn look(pid: i32) -> Result<Process> {
+        let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
+            status => status.with_context(|| format!("cannot read the status of process {pid}"))?,
+        };
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.map(str::trim).unwrap_or_default()
+        };
+        if field("State").starts_with(['Z', 'X']) {
+            bail!("process {pid} has ended");
+        }
+        // One id per nested namespace, the innermost last.
+        let own_id = field("NStgid").split_whitespace().last().and_then(|id| id.parse().ok());
+        Ok(Process {
+            pid,
+            name: field("Name").to_string(),
+            user: field("Uid").split_whitespace().next().unwrap_or("?").to_string(),
+            own_id: own_id.unwrap_or(pid as u32),
+            resident_kib: field("VmRSS").split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0),
+        })
+    }
+
+    /// What this process itself has published, by whichever way it can be read.
+    pub(crate) fn page(&self) -> Result<Page> {
+        let mut foreign = None;
+        for path in self.descriptors()? {
+            let page = self.through(&path)?;
+            match page {
+                Some(page) if page.writer == self.own_id => return Ok(Page { path: Some(path), ..page }),
+                Some(page) => foreign = Some(page.writer),
+                None => {}
+            }
+        }
+        let mut has_library = false;
+        if foreign.is_none() {
+            let maps = fs::read_to_string(self.path("maps")).map_err(|error| self.refused(error))?;
+            has_library = maps.lines().any(|line| line.contains("/libneap_malloc.so"));
+            if let Some(line) = maps.lines().find(|line| line.ends_with(LINK)) {
+                let page = self.through_memory(line)?;
+                if page.writer == self.own_id {
+                    return Ok(page);
+                }
+                foreign = Some(page.writer);
+            }
+        }
+        let pid = self.pid;
+        match foreign {
+            Some(parent) => bail!(
+                "process {pid} was forked by process {parent} and has not published numbers of its own yet: it does so \
+                 when it next gives memory back"
+            ),
+            None if !has_library => bail!("process {pid} ({}) does not run under neap", self.name.escape_debug()),
+            None if self.has_stat_off() => {
+                bail!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers")
+            }
+            None => bail!(
+                "process {pid} runs under neap and publishes no numbers: it has allocated nothing yet, or a limit or a \
+                 sandbox kept neap from making its page"
+            ),
+        }
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.pid))
+    }
+
+    /// Why `/proc` did not answer.
+    pub(crate) fn refused(&self, error: io::Error) -> anyhow::Error {
+        let Process { pid, user, .. } = self;
+        match error.kind() {
+            io::ErrorKind::NotFound => anyhow!("process {pid} has ended"),
+            io::ErrorKind::PermissionDenied => {
+                anyhow!(
+                    "not permitted: the numbers of process {pid} are for its user ({user}), and for root where it may trace processes"
+                )
+            }
+            _ if error.raw_os_error() == Some(libc::ESRCH) => anyhow!("process {pid} has ended"),
+            _ => anyhow::Error::new(error).context(format!("cannot look into process {pid}")),
+        }
+    }
+
+    /// The descriptors that are a page.
+    fn descriptors(&self) -> Result<Vec<PathBuf>> {
+        let folder = fs::read_dir(self.path("fd")).map_err(|error| self.refused(error))?;
+        let paths = folder.flatten().map(|entry| entry.path());
+        Ok(paths.filter(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == LINK)).collect())
+    }
+
+    /// Reads a page by one of the process's descriptors; `None` where it is gone again.
+    fn through(&self, path: &PathBuf) -> Result<Option<Page>> {
+        // The descriptor may be something else by now: opening must neither wait nor take a terminal.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(|error| self.refused(error))?,
+        };
+        let read = |at: u64, bytes: &mut [u8]| file.read_exact_at(bytes, at);
+        let page = page(&read, "descriptor").with_context(|| format!("process {}", self.pid))?;
+        Ok(Some(page))
+    }
+
+    /// Reads a page where the process has it mapped, by a line of `maps`.
+    fn through_memory(&self, line: &str) -> Result<Page> {
+        let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
+        let start = start.with_context(|| format!("not a line of maps: {line}"))?;
+        let pid = self.pid;
+        let memory = File::open(self.path("mem")).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => anyhow!(
+                "process {pid} has closed neap's descriptor, and reading its memory is not permitted (see \
+                 kernel.yama.ptrace_scope): run this as root"
+            ),
+            _ => self.refused(error),
+        })?;
+        let read = |at: u64, bytes: &mut [u8]| memory.read_exact_at(bytes, start + at);
+        page(&read, "memory").with_context(|| format!("process {pid}"))
+    }
+
+    /// Whether the process was started with the option that turns the page off.
+    fn has_stat_off(&self) -> bool {
+        let environment = fs::read(self.path("environ")).unwrap_or_default();
+        let options = environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"NEAP="));
+        let mut items = options.unwrap_or_default().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+        items.rfind(|item| item.starts_with(b"stat:")) == Some(b"stat:off")
+    }
+}
+
+const MAGIC: &[u8] = b"neapstat";
+const FORMAT: u32 = 2;
+const HEADER: usize = 32;
+/// Where requests lie in the page, and behind them the text.
+pub(crate) const DESK: usize = HEADER;
+pub(crate) const DESK_LENGTH: usize = 72;
+/// No page has more text.
+const MOST: u32 = 1 << 20;
+/// Looks at a page that is being written, a millisecond apart; writing takes some microseconds.
+const LOOKS: u32 = 200;
+
+/// Reads a page by `read`, again until one whole object was read.
+fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> Result<Page> {
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (mut before, mut after) = ([0; HEADER], [0; HEADER]);
+        read(0, &mut before).context("cannot read the page of numbers")?;
+        let word = |at: usize| u32::from_ne_bytes(before[at..at + 4].try_into().unwrap_or_default());
+        let (version, sequence, writer, length) = (word(8), word(12), word(16), word(20));
+        // Sequence 0 is a page that is about to be written for the first time.
+        if sequence == 0 || sequence % 2 == 1 {
+            continue;
+        }
+        if &before[..8] != MAGIC {
+            bail!("what is called neap-stat is no page of numbers");
+        }
+        if version != FORMAT {
+            bail!("its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}");
+        }
+        if length > MOST {
+            bail!("the page of numbers is damaged: {length} bytes of text");
+        }
+        let mut text = vec![0; length as usize];
+        read((DESK + DESK_LENGTH) as u64, &mut text).context("cannot read the page of numbers")?;
+        read(0, &mut after).context("cannot read the page of numbers")?;
+        if before == after {
+            let published = u64::from_ne_bytes(before[24..].try_into().unwrap_or_default());
+            return Ok(Page { writer, published, text, way, path: None });
+        }
+    }
+    bail!("the page of numbers was being written at every look; is the process stopped?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    fn bytes(sequence: u32, text: &str) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        for word in [FORMAT, sequence, 77, text.len() as u32] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(5_000_000_u64.to_ne_bytes());
+        bytes.extend([0; DESK_LENGTH]);
+        bytes.extend(text.as_bytes());
+        bytes
+    }
+
+    /// A page that is another one at each read; the last stays.
+    fn read_in_turn(pages: &[Vec<u8>]) -> Result<Page> {
+        let reads = Cell::new(0);
+        let read = |at: u64, to: &mut [u8]| {
+            let page = &pages[reads.get().min(pages.len() - 1)];
+            reads.set(reads.get() + 1);
+            let from = page.get(at as usize..at as usize + to.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+            to.copy_from_slice(from);
+            Ok(())
+        };
+        page(&read, "test")
+    }
+
+    #[test]
+    fn a_page_that_rests_is_read() {
+        let page = read_in_turn(&[bytes(8, "{\"a\":1}")]).unwrap();
+        assert_eq!((page.writer, page.published, page.text.as_slice()), (77, 5_000_000, &b"{\"a\":1}"[..]));
+    }
+
+    #[test]
+    fn a_page_that_changes_between_two_reads_is_read_again() {
+        let (old, torn, new) = (bytes(8, "old"), bytes(9, "onw"), bytes(10, "new"));
+        for pages in [
+            vec![torn.clone(), new.clone()],
+            vec![old.clone(), torn.clone(), new.clone()],
+            vec![old.clone(), torn.clone(), torn, new.clone()],
+            vec![old.clone(), new.clone()],
+            vec![old.clone(), old, new],
+        ] {
+            assert_eq!(read_in_turn(&pages).unwrap().text, b"new");
+        }
+    }
+
+    #[test]
+    fn what_is_no_page_is_refused_with_a_reason() {
+        let mut other = bytes(2, "{}");
+        other[0] = b'x';
+        let mut newer = bytes(2, "{}");
+        newer[8] = 3;
+        let mut long = bytes(2, "{}");
+        long[23] = 1;
+        let cases = [
+            (other, "is no page"),
+            (newer, "format 3"),
+            (long, "damaged"),
+            (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
+            (bytes(3, "{}"), "being written"),
+            (vec![0; 64], "being written"),
+        ];
+        for (page, expected) in cases {
+            let message = format!("{:#}", read_in_turn(&[page]).err().expect(expected));
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

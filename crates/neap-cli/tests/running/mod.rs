@@ -1,0 +1,211 @@
+//! Programs under neap that a test talks to, and the commands that look at them.
+//!
+//! Method: the test executable runs itself with the library preloaded, in a role (`program` below) that says on standard
+//! output how far it is and goes on when it is written to. The library is the one that `NEAP_LIBRARY` names, or is built.
+#![allow(dead_code, reason = "not every test file uses every piece")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub(crate) const ROLE: &str = "NEAP_TEST_ROLE";
+pub(crate) const LINK: &str = "/memfd:neap-stat (deleted)";
+
+/// The preload library, up to date.
+pub(crate) fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        if let Some(given) = std::env::var_os("NEAP_LIBRARY") {
+            return fs::canonicalize(&given).unwrap_or_else(|error| panic!("NEAP_LIBRARY {given:?}: {error}"));
+        }
+        let target = Path::new(env!("CARGO_BIN_EXE_neap")).parent().and_then(Path::parent).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--release", "--package", "neap-malloc", "--target-dir"]).arg(target);
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        assert!(built.success(), "cannot build the library");
+        target.join("release/libneap_malloc.so")
+    })
+}
+
+/// A process that the test talks to; it ends with the test.
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Program {
+    /// This executable in a role, under neap with some options; `before` is a command that runs it.
+    pub(crate) fn start(role: &str, options: &str, before: &[&str]) -> Program {
+        let own = std::env::current_exe().unwrap();
+        let mut line: Vec<_> = before.iter().map(std::ffi::OsString::from).collect();
+        line.push(own.into());
+        line.extend(["--exact", "running::program", "--ignored", "--nocapture", "--test-threads=1"].map(Into::into));
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).env(ROLE, role).env("NEAP", options).env("LD_PRELOAD", library());
+        Program::run(command)
+    }
+
+    pub(crate) fn run(mut command: Command) -> Program {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Program { input: child.stdin.take(), output, child }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What follows `word` on the next line that begins with it.
+    pub(crate) fn hear(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the program ended before it said {word}");
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_string();
+            }
+        }
+    }
+
+    pub(crate) fn go_on(&mut self) {
+        self.input.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.input = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn neap(command: &str, pid: u32, more: &[&str]) -> Output {
+    let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+    neap.arg(command).arg(pid.to_string()).args(more).output().unwrap()
+}
+
+/// The object that `neap COMMAND PID --json` prints, or its complaint.
+pub(crate) fn object(command: &str, pid: u32, more: &[&str]) -> Result<Value, String> {
+    let output = neap(command, pid, &[more, &["--json"]].concat());
+    if output.status.success() {
+        Ok(serde_json::from_slice(&output.stdout).unwrap())
+    } else {
+        assert!(output.stdout.is_empty());
+        Err(String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+/// The object that `neap stat --json` prints, or its complaint.
+pub(crate) fn numbers(pid: u32) -> Result<Value, String> {
+    object("stat", pid, &[])
+}
+
+/// Looks until `wanted` answers something.
+pub(crate) fn until<T>(what: &str, mut wanted: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = wanted() {
+            return answer;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no {what} in a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn numbers_with(pid: u32, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    until(what, || numbers(pid).ok().filter(&wanted))
+}
+
+/// The descriptors of a process that are a page, with the file's inode.
+pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let pages = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK));
+    pages
+        .map(|entry| (entry.file_name().to_str().unwrap().parse().unwrap(), entry.path().metadata().unwrap().ino()))
+        .collect()
+}
+
+/// What a preloaded program does. Run by the tests below; by itself it does nothing.
+#[test]
+#[ignore = "a role that the other tests start"]
+fn program() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let say = |text: &str| {
+        // Not by `print!`, which libtest captures or delays.
+        std::io::stdout().write_all(format!("\n{text}\n").as_bytes()).unwrap();
+        std::io::stdout().flush().unwrap();
+    };
+    let wait = || {
+        let mut byte = 0_u8;
+        // SAFETY: one byte of the caller's. Not by std, whose lock a forked child may find taken.
+        unsafe { libc::read(0, (&raw mut byte).cast(), 1) }
+    };
+    match role.as_str() {
+        "burst" => {
+            let mut kept: Vec<Vec<u8>> = (0..40_000).map(|n| vec![1; 16 + n % 2000]).collect();
+            kept.extend((0..40).map(|n| vec![1; 100_000 + n]));
+            let mut at = 0;
+            kept.retain(|_| {
+                at += 1;
+                at % 4 == 0
+            });
+            say("ready");
+            wait();
+            drop(kept);
+            say("freed");
+            wait();
+        }
+        "churn" => {
+            say("ready");
+            let mut blocks: Vec<Vec<u8>> = Vec::new();
+            for n in 0_usize.. {
+                blocks.push(vec![1; 1 + n * 7919 % 60_000]);
+                if blocks.len() > 500 {
+                    blocks.swap_remove(n * 31 % 500);
+                }
+            }
+        }
+        "spawn" => {
+            let mut child = Command::new("ls");
+            let listing = child.args(["-l", "/proc/self/fd"]).env_remove("LD_PRELOAD").output().unwrap();
+            assert!(listing.status.success());
+            say(&format!("inherited {}", String::from_utf8_lossy(&listing.stdout).matches("neap-stat").count()));
+            wait();
+            let _ = Command::new("sleep").arg("1000").env_remove("LD_PRELOAD").exec();
+        }
+        "close" => {
+            (3..65_536).for_each(|descriptor| {
+                // SAFETY: a program that closes what is not its own, as daemons do.
+                unsafe { libc::close(descriptor) };
+            });
+            say("ready");
+            wait();
+        }
+        "fork" => {
+            // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: asks for the child's end with its parent's.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                wait();
+                loop {
+                    // A run of pages goes the slow way, which is where maintenance is done.
+                    core::hint::black_box(vec![1_u8; 1 << 20]);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            say(&format!("forked {child}"));
+            // SAFETY: waits for the child made above.
+            unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
+        }
+        other => panic!("no role {other}"),
+    }
+}

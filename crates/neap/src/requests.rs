@@ -1,0 +1,160 @@
+//! Requests: what another process asks of this one, by way of its page of numbers.
+//!
+//! Sits between `neap drain`, which writes a request into the page and wakes whoever sleeps on it, and the maintenance
+//! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
+//! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
+//! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
+//! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
+//!
+//! A request: the asker writes what is wanted and then a ticket that is not the one there. The answer: this process
+//! writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
+//! back to the last one answered takes a request back.
+
+use crate::drain::{Drained, NoSuch, RETRIES, Scope};
+use crate::mm::{Core, Mm};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::Platform;
+use neap_os::futex::{self, Scope as Reach};
+use neap_os::{clock, thread};
+
+/// From one look at the page to the next at least, in nanoseconds, whatever is written there.
+const PAUSE: u64 = 1_000_000;
+
+/// The part of the page that is for requests. Numbers with all bits set say nothing.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Desk {
+    ticket: AtomicU32,
+    cpu: AtomicU32,
+    node: AtomicU32,
+    zone: AtomicU32,
+    /// Bytes.
+    until: AtomicU64,
+    answered: AtomicU32,
+    /// 0, or 1, 2 and 3 for a CPU, a node and a zone that is not there.
+    refusal: AtomicU32,
+    cpus: AtomicU32,
+    skipped: AtomicU32,
+    retried: AtomicU32,
+    page_size: AtomicU32,
+    pages: AtomicU64,
+    objects: AtomicU64,
+    free: AtomicU64,
+}
+
+impl Desk {
+    #[inline]
+    pub(crate) fn ticket(&self) -> u32 {
+        // Acquire pairs with the asker's last store: who sees the ticket sees what is wanted.
+        self.ticket.load(Ordering::Acquire)
+    }
+
+    fn scope(&self, page_size: u64) -> Scope {
+        let number = |word: &AtomicU32| Some(word.load(Ordering::Relaxed)).filter(|number| *number != u32::MAX);
+        let until = Some(self.until.load(Ordering::Relaxed)).filter(|bytes| *bytes != u64::MAX);
+        let until = until.map(|bytes| bytes.div_ceil(page_size));
+        Scope { cpu: number(&self.cpu), node: number(&self.node), zone: number(&self.zone), until }
+    }
+
+    fn answer(&self, ticket: u32, answer: Result<Drained, NoSuch>, page_size: u64) {
+        let refusal = match answer {
+            Ok(_) => 0,
+            Err(NoSuch::Cpu(_)) => 1,
+            Err(NoSuch::Node(_)) => 2,
+            Err(NoSuch::Zone(_)) => 3,
+        };
+        let Drained { pages, objects, cpus, skipped, retried, free } = answer.unwrap_or_default();
+        let words = [(&self.cpus, cpus), (&self.skipped, skipped), (&self.retried, retried), (&self.refusal, refusal)];
+        words.iter().for_each(|(word, number)| word.store(*number, Ordering::Relaxed));
+        self.page_size.store(page_size as u32, Ordering::Relaxed);
+        self.pages.store(pages, Ordering::Relaxed);
+        self.objects.store(objects, Ordering::Relaxed);
+        self.free.store(free, Ordering::Relaxed);
+        // Release pairs with the asker's look at it: who sees the ticket sees the answer.
+        self.answered.store(ticket, Ordering::Release);
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Does what another process asks for, if any does; answers whether one did. Not inside the gate. What is held by
+    /// somebody is tried again `retries` times: never from within a program's call, which is not to wait.
+    pub(crate) fn answer(&self, mm: &Mm<P>, retries: u32) -> bool {
+        let Some(desk) = self.page.desk() else { return false };
+        let ticket = desk.ticket();
+        let taken = self.page.taken.load(Ordering::Relaxed);
+        // Relaxed: only one thread has to be the one that takes it.
+        if ticket == taken
+            || self.page.taken.compare_exchange(taken, ticket, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        let page_size = self.objects.pages.page_size() as u64;
+        desk.answer(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
+        true
+    }
+
+    /// Sleeps so many nanoseconds, and answers requests meanwhile.
+    pub(crate) fn sleep(&self, mm: &Mm<P>, nanoseconds: u64) {
+        let end = clock::precise() + nanoseconds;
+        loop {
+            self.answer(mm, RETRIES);
+            let left = end.saturating_sub(clock::precise());
+            let Some(desk) = self.page.desk().filter(|_| left > PAUSE) else { return thread::sleep(left) };
+            futex::wait(&desk.ticket, self.page.taken.load(Ordering::Relaxed), Some(left - PAUSE), Reach::Shared);
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Sleeps until a word of this process is not what is expected, or a request has been answered.
+    pub(crate) fn sleep_on(&self, mm: &Mm<P>, own: (&AtomicU32, u32)) {
+        // Acquire pairs with the Release of whoever changes the word.
+        while own.0.load(Ordering::Acquire) == own.1 && !self.answer(mm, RETRIES) {
+            let taken = self.page.taken.load(Ordering::Relaxed);
+            // Where the kernel cannot wait for both, requests wait until this thread is woken for another reason.
+            match self.page.desk() {
+                Some(desk) if futex::wait_either(own, (&desk.ticket, taken)) => thread::sleep(PAUSE),
+                _ => futex::wait(own.0, own.1, None, Reach::Process),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::offset_of;
+
+    #[test]
+    fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
+        let offsets =
+            [offset_of!(Desk, ticket), offset_of!(Desk, cpu), offset_of!(Desk, until), offset_of!(Desk, answered)];
+        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 72));
+        let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
+            let mut words = [0_u64; 9];
+            words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
+            // SAFETY: a desk is that many words of plain numbers.
+            unsafe { core::mem::transmute::<[u64; 9], Desk>(words) }
+        };
+        assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
+        let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };
+        assert_eq!(desk(7, 1, 0, 8193).scope(4096), all);
+        assert_eq!(desk(0, 0, 0, u64::MAX - 1).scope(4096).until, Some(1 << 52));
+    }
+
+    #[test]
+    fn an_answer_is_whole_before_its_ticket() {
+        // SAFETY: zeroes are a desk.
+        let desk: Desk = unsafe { core::mem::zeroed() };
+        let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
+        desk.answer(9, Ok(drained), 65536);
+        let words = [&desk.answered, &desk.refusal, &desk.cpus, &desk.skipped, &desk.retried, &desk.page_size];
+        assert_eq!(words.map(|word| word.load(Ordering::Relaxed)), [9, 0, 3, 4, 5, 65536]);
+        let numbers = [&desk.pages, &desk.objects, &desk.free].map(|number| number.load(Ordering::Relaxed));
+        assert_eq!(numbers, [1 << 40, 2, 6]);
+        for (refusal, error) in [(1, NoSuch::Cpu(8)), (2, NoSuch::Node(8)), (3, NoSuch::Zone(8))] {
+            desk.answer(10, Err(error), 4096);
+            let words = [&desk.answered, &desk.refusal, &desk.cpus].map(|word| word.load(Ordering::Relaxed));
+            assert_eq!(words, [10, refusal, 0]);
+        }
+    }
+}
