@@ -48,6 +48,14 @@ impl<T> CpuLock<T> {
         self.value.with_mut(|value| unsafe { *value })
     }
 
+    /// Gives the lock back whose guard was forgotten.
+    ///
+    /// # Safety
+    /// The caller, or the process that forked it, took the lock and has forgotten the guard.
+    pub unsafe fn unlock(&self) {
+        drop(CpuGuard { lock: self });
+    }
+
     /// Takes the lock, at most `tries` times; a remote side's bounded wait.
     pub fn lock_bounded(&self, tries: u32) -> Option<CpuGuard<'_, T>> {
         (0..tries).find_map(|_| {
@@ -103,6 +111,10 @@ mod tests {
         assert!(lock.try_lock().is_none() && lock.lock_bounded(3).is_none());
         *guard += 1;
         drop(guard);
+        core::mem::forget(lock.lock_bounded(1).unwrap());
+        assert!(lock.try_lock().is_none());
+        // SAFETY: taken and forgotten above.
+        unsafe { lock.unlock() };
         assert_eq!(*lock.lock_bounded(1).unwrap(), 2);
     }
 }

@@ -6,6 +6,7 @@
 
 use core::fmt;
 use neap_os::memory::Range;
+use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
 use nodes::{MAX_NODES, Nodes};
 
@@ -85,8 +86,14 @@ pub trait Platform: Sync {
     /// Entries of a table that the CPU id of any thread is within.
     fn nameable_cpus(&self) -> usize;
 
-    /// Whether `cpu` must never be fenced.
+    /// Whether `cpu` must never be interrupted.
     fn is_isolated(&self, cpu: usize) -> bool;
+
+    /// Whether a thread of this process may be running on an isolated CPU: then nothing may be done that makes the kernel
+    /// flush address translations, which interrupts every CPU that runs the process.
+    fn is_isolated_cpu_in_use(&self) -> bool {
+        false
+    }
 
     /// The CPU this thread is on; a hint, below [`Platform::cpus`].
     fn cpu(&self) -> usize;
@@ -124,7 +131,7 @@ pub trait Platform: Sync {
     /// Nothing is known; the caller has acquired nothing.
     fn fence(&self, cpu: usize) -> Result<(), Errno>;
 
-    /// The same for every CPU.
+    /// The same for every CPU that is not isolated.
     ///
     /// # Errors
     /// Nothing is known.
@@ -144,6 +151,7 @@ pub trait Platform: Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct Linux {
     page_size: usize,
+    cpus: usize,
     topology: neap_os::topology::Topology,
     nodes: Nodes,
     /// Nodes that are made up, if any: CPUs are dealt out to them.
@@ -184,13 +192,28 @@ impl Linux {
         // A thread that the C library could not register has no CPU id: then no other thread will have one either.
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
+        let topology = neap_os::topology::Topology::read();
         Linux {
             page_size: memory::page_size(),
-            topology: neap_os::topology::Topology::read(),
+            cpus: topology.table_length(),
+            topology,
             nodes: Nodes::read(),
             simulated: 0,
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
+        }
+    }
+
+    /// The same machine with more isolated CPUs than the kernel lists.
+    pub fn with_isolated(mut self, more: &CpuSet) -> Linux {
+        self.topology.isolated.insert_all(more);
+        self
+    }
+
+    /// Keeps the calling thread off isolated CPUs, if it may run on others.
+    pub fn leave_isolated(&self) {
+        if self.topology.isolated.count() > 0 {
+            neap_os::thread::leave(&self.topology.isolated);
         }
     }
 
@@ -207,9 +230,9 @@ impl Linux {
 
     /// A place to hold the result of [`Linux::probe`] before it is known.
     pub const fn unprobed() -> Linux {
-        use neap_os::topology::{CpuSet, Topology};
         Linux {
             page_size: 4096,
+            cpus: 1,
             topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
             nodes: Nodes::ONE,
             simulated: 0,
@@ -287,16 +310,24 @@ impl Platform for Linux {
         unsafe { memory::move_pages(from, to, length) }
     }
 
+    #[inline]
     fn cpus(&self) -> usize {
-        self.topology.table_length()
+        self.cpus
     }
 
     fn nameable_cpus(&self) -> usize {
         neap_os::topology::nameable().max(self.cpus())
     }
 
+    #[inline]
     fn is_isolated(&self, cpu: usize) -> bool {
         self.topology.isolated.contains(cpu)
+    }
+
+    fn is_isolated_cpu_in_use(&self) -> bool {
+        let isolated = &self.topology.isolated;
+        // Where the kernel does not say, it may be.
+        isolated.count() > 0 && neap_os::thread::any_on(isolated) != Some(false)
     }
 
     #[inline]
@@ -306,7 +337,7 @@ impl Platform for Linux {
             Err(_) => neap_os::thread::number(),
         };
         // Where nobody says which CPU it is, threads are spread over all.
-        cpu % self.cpus()
+        if cpu < self.cpus { cpu } else { cpu % self.cpus }
     }
 
     fn nodes(&self) -> usize {
@@ -341,7 +372,12 @@ impl Platform for Linux {
     }
 
     fn fence_all(&self) -> Result<(), Errno> {
-        neap_os::fence::all()
+        let Topology { possible, isolated } = &self.topology;
+        if isolated.count() == 0 {
+            return neap_os::fence::all();
+        }
+        let fenced = |cpu: &usize| possible.contains(*cpu) && !isolated.contains(*cpu);
+        (0..self.cpus).filter(fenced).try_for_each(neap_os::fence::cpu)
     }
 
     fn now(&self) -> u64 {

@@ -6,9 +6,10 @@
 
 use crate::platform::Platform;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use neap_os::memory::{self, Range};
 use neap_os::nodes::LOCAL;
+use neap_os::topology::CpuSet;
 use neap_os::{Errno, fence};
 use std::sync::Mutex;
 use std::thread_local;
@@ -64,6 +65,8 @@ pub struct Virtual {
     nearest: Vec<usize>,
     /// Ranges that were bound: address, length, node.
     bound: Mutex<Vec<(usize, usize, usize)>>,
+    isolated: CpuSet,
+    isolated_in_use: AtomicBool,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
     /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
@@ -85,6 +88,8 @@ impl Virtual {
             scarce: false,
             nearest: Vec::new(),
             bound: Mutex::new(Vec::new()),
+            isolated: CpuSet::EMPTY,
+            isolated_in_use: AtomicBool::new(false),
             now: AtomicU64::new(1_000_000_000),
             made: zeros(),
             countdown: zeros(),
@@ -111,6 +116,16 @@ impl Virtual {
         let bound = self.bound.lock().expect("nobody panics with it");
         // Ranges may be bound anew after they were unmapped: the last word counts.
         bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address)).map(|range| range.2)
+    }
+
+    /// The same machine with isolated CPUs.
+    pub fn with_isolated(self, isolated: CpuSet) -> Virtual {
+        Virtual { isolated, ..self }
+    }
+
+    /// Lets a thread run on an isolated CPU, or leave it.
+    pub fn use_isolated_cpu(&self, in_use: bool) {
+        self.isolated_in_use.store(in_use, Ordering::Relaxed);
     }
 
     /// Puts the calling thread on a CPU: for this thread, whatever the machine.
@@ -241,8 +256,12 @@ impl Platform for Virtual {
         self.cpus
     }
 
-    fn is_isolated(&self, _cpu: usize) -> bool {
-        false
+    fn is_isolated(&self, cpu: usize) -> bool {
+        self.isolated.contains(cpu)
+    }
+
+    fn is_isolated_cpu_in_use(&self) -> bool {
+        self.isolated_in_use.load(Ordering::Relaxed)
     }
 
     fn cpu(&self) -> usize {

@@ -23,7 +23,7 @@
 
 use crate::region::{REGION, StackId, at, clear, keep, objects, stack};
 use crate::size_class::Class;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
 use neap_os::rseq::{self, Outcome, Stack, Table};
@@ -69,6 +69,8 @@ pub struct Slots {
     offset: Option<u32>,
     /// The region that the next taker leaves behind, all zeroes.
     pub(crate) spare: Mutex<usize>,
+    /// Whether the locks of Atomic CPUs are held by [`Slots::close_table`].
+    closed: AtomicBool,
     skipped: AtomicU32,
     fences: AtomicU32,
 }
@@ -90,6 +92,7 @@ impl Slots {
             length,
             offset: platform.rseq_offset().filter(|_| use_rseq),
             spare: Mutex::new(memory + Slots::regions_at(cpus, named) + cpus * REGION),
+            closed: AtomicBool::new(false),
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
@@ -160,7 +163,8 @@ impl Slots {
         self.offset.is_some()
     }
 
-    /// The kind of a CPU's slots.
+    /// The kind of a CPU's slots. An isolated CPU's entry of the table is DUMMY for good: its threads' sequences are
+    /// refused, no slower than those of other CPUs would be otherwise, and the slow way leads to the Atomic slot.
     pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
     }
@@ -172,26 +176,54 @@ impl Slots {
         table.regions.store(core::ptr::from_ref(self.entry(UNREGISTERED)).cast_mut(), Ordering::Relaxed);
     }
 
-    /// Lets the CPUs with Rseq slots have their regions, at the start and again after fork.
+    fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
+        (0..self.cpus).filter(move |&cpu| self.kind(platform, cpu) == kind)
+    }
+
+    /// Lets the CPUs with Rseq slots have their regions and the others their locks, at the start and again after fork.
     pub fn open_table<P: Platform>(&self, platform: &P) {
-        for cpu in (0..self.cpus).filter(|&cpu| self.kind(platform, cpu) == Kind::Rseq) {
+        // Relaxed: who closes is who opens, or a copy of it.
+        if self.closed.swap(false, Ordering::Relaxed) {
+            // SAFETY: `close_table` took them all and forgot the guards.
+            self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+        }
+        for cpu in self.of_kind(platform, Kind::Rseq) {
             // SAFETY: at the start and after fork nobody else is here.
             let region = unsafe { self.lock(cpu).peek() };
             self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
         }
     }
 
-    /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts.
+    /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts, and no stack of an
+    /// Atomic CPU is being worked on. For each lock that somebody holds, a few instructions long unless the holder does not
+    /// run, `wait` is asked whether to look again.
     ///
     /// # Errors
-    /// The fence failed: sequences may still commit.
-    pub fn close_table<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
-        if self.offset.is_none() {
-            return Ok(());
+    /// The fence failed, or a lock stayed held: operations may still be in progress.
+    pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
+        for (taken, cpu) in self.of_kind(platform, Kind::Atomic).enumerate() {
+            let guard = loop {
+                match self.lock(cpu).lock_bounded(REMOTE_TRIES) {
+                    None if wait() => {}
+                    guard => break guard,
+                }
+            };
+            let Some(guard) = guard else {
+                // SAFETY: the first ones were taken in this loop.
+                self.of_kind(platform, Kind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+                return Err(Errno::BUSY);
+            };
+            core::mem::forget(guard);
         }
-        for cpu in 0..self.cpus {
+        self.closed.store(true, Ordering::Relaxed);
+        let mut any = false;
+        for cpu in self.of_kind(platform, Kind::Rseq) {
             // SeqCst: pairs with the fence, after which every sequence has seen DUMMY or is over.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
+            any = true;
+        }
+        if !any {
+            return Ok(());
         }
         self.fences.fetch_add(1, Ordering::Relaxed);
         platform.fence_all()
@@ -218,6 +250,36 @@ impl Slots {
             }
         }
         Attempt::Busy
+    }
+
+    /// Runs `work` on a stack of this CPU if the CPU has Atomic slots and nobody holds them: what
+    /// [`Hot`](crate::hot::Hot) does on the others.
+    #[inline]
+    fn at_once<P: Platform, T>(
+        &self,
+        platform: &P,
+        stack: impl FnOnce(usize) -> StackId,
+        work: impl FnOnce(LockedStack) -> Option<T>,
+    ) -> Option<T> {
+        let cpu = platform.cpu();
+        if self.kind(platform, cpu) == Kind::Rseq {
+            return None;
+        }
+        let region = self.lock(cpu).try_lock()?;
+        work(LockedStack(self::stack(*region, stack(cpu))))
+    }
+
+    /// Takes an object of a class that is at home here, if this CPU has Atomic slots and an object is there.
+    #[inline]
+    pub fn pop_at_once<P: Platform>(&self, platform: &P, class: Class) -> Option<*mut u8> {
+        self.at_once(platform, |_| StackId::home(class), |mut stack| stack.pop())
+    }
+
+    /// Puts an object that is at home on `home` on a stack of this CPU, if it has Atomic slots and room.
+    #[inline]
+    pub fn push_at_once<P: Platform>(&self, platform: &P, class: Class, home: u16, object: *mut u8) -> bool {
+        let stack = |cpu| if home == cpu as u16 { StackId::home(class) } else { StackId::guests(class) };
+        self.at_once(platform, stack, |mut stack| stack.push_many(&[object])).is_some()
     }
 
     /// Takes an object of a class that is at home here.

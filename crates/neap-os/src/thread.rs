@@ -1,11 +1,14 @@
-//! Threads: which CPU this one is on, how many there are, and a new one.
+//! Threads: which CPU this one is on, how many there are, which CPUs they run on, and a new one.
 //!
 //! Sits between `pthread_create`, `getcpu` and `/proc/self` and the maintenance thread. Takes no lock of its own.
 //! `spawn` runs the C library's thread set-up, which allocates: never call it under a lock of the allocator's.
 
 use crate::Errno;
-use core::ffi::c_void;
+use crate::environment::read_file;
+use crate::topology::{CpuSet, MAX_CPUS};
+use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
 /// Where this thread's control block is: a number of its own, not 0.
 #[inline]
@@ -47,6 +50,51 @@ pub fn count() -> Option<usize> {
     // A directory has two links of its own and one per entry: `/proc/PID/task` one per thread.
     let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink as usize;
     links.checked_sub(2).filter(|&threads| threads > 0)
+}
+
+/// Whether any thread of this process is on one of `cpus`, or was when it last ran; `None` without `/proc`.
+pub fn any_on(cpus: &CpuSet) -> Option<bool> {
+    const TASKS: &CStr = c"/proc/self/task";
+    let folder = rustix::fs::openat(CWD, TASKS, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let mut entries = RawDir::new(folder.ok()?, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry.ok()?;
+        let name = entry.file_name().to_bytes();
+        if name.first().is_some_and(u8::is_ascii_digit) && cpu_of(TASKS, name).is_some_and(|cpu| cpus.contains(cpu)) {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+/// The CPU that a thread is on, or was when it last ran; `None` for one that has ended.
+fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
+    /// Where it stands in `stat`, counted from behind the name, which may contain anything.
+    const FIELD: usize = 36;
+    let mut path = [0; 48];
+    let mut length = 0;
+    for part in [tasks.to_bytes(), b"/", thread, b"/stat"] {
+        path.get_mut(length..length + part.len())?.copy_from_slice(part);
+        length += part.len();
+    }
+    let mut text = [0; 1024];
+    let text = read_file(CStr::from_bytes_until_nul(&path).ok()?, &mut text).ok()?;
+    let behind = text.iter().rposition(|&byte| byte == b')')? + 2;
+    let field = text.get(behind..)?.split(|&byte| byte == b' ').nth(FIELD)?;
+    core::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Keeps the calling thread off `cpus`, unless it may run on no others.
+pub fn leave(cpus: &CpuSet) {
+    let Ok(mut allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    (0..MAX_CPUS.min(rustix::thread::CpuSet::MAX_CPU))
+        .filter(|&cpu| cpus.contains(cpu))
+        .for_each(|cpu| allowed.unset(cpu));
+    if allowed.count() > 0 {
+        // Refused, the thread stays where the program's own threads may be.
+        let _ = rustix::thread::sched_setaffinity(None, &allowed);
+    }
 }
 
 unsafe extern "C" {
@@ -113,6 +161,23 @@ mod tests {
 
     static RAN: AtomicU32 = AtomicU32::new(0);
 
+    #[test]
+    fn a_thread_leaves_cpus_if_it_may_run_on_others() {
+        std::thread::spawn(|| {
+            let before = rustix::thread::sched_getaffinity(None).unwrap();
+            let first = (0..MAX_CPUS).find(|&cpu| before.is_set(cpu)).unwrap();
+            leave(&CpuSet::parse(b"0-1023").unwrap());
+            assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before, "there are no others");
+            let mut one = CpuSet::EMPTY;
+            one.insert(first);
+            leave(&one);
+            let after = rustix::thread::sched_getaffinity(None).unwrap();
+            assert_eq!((after.is_set(first), after.count()), (before.count() == 1, (before.count() - 1).max(1)));
+        })
+        .join()
+        .unwrap();
+    }
+
     extern "C" fn body(_: *mut c_void) -> *mut c_void {
         name(c"neap");
         RAN.store(1, Ordering::Release); // Pairs with the Acquire load in the test.
@@ -129,6 +194,8 @@ mod tests {
             crate::futex::wait(&RAN, 0, None, crate::futex::Scope::Process);
         }
         assert!(count().unwrap() >= 1);
+        let all = CpuSet::parse(b"0-1023").unwrap();
+        assert_eq!((any_on(&all), any_on(&CpuSet::EMPTY)), (Some(true), Some(false)));
         assert!(number() < 1 << 16);
     }
 }

@@ -28,6 +28,11 @@ impl CpuSet {
         }
     }
 
+    /// Puts all of `more` into the set.
+    pub fn insert_all(&mut self, more: &CpuSet) {
+        self.words.iter_mut().zip(more.words).for_each(|(word, more)| *word |= more);
+    }
+
     /// Takes `cpu` out of the set.
     pub fn remove(&mut self, cpu: usize) {
         if let Some(word) = self.words.get_mut(cpu / 64) {
@@ -73,7 +78,8 @@ impl CpuSet {
 pub struct Topology {
     /// CPUs that may ever come online.
     pub possible: CpuSet,
-    /// CPUs that the administrator took out of the scheduler's hands (`isolcpus`, `nohz_full`): never fenced, never interrupted.
+    /// CPUs that the administrator took out of the scheduler's hands (`isolcpus`, `nohz_full`), or the user by an option:
+    /// never fenced, never interrupted.
     pub isolated: CpuSet,
 }
 
@@ -83,7 +89,7 @@ impl Topology {
         let possible = CpuSet::read(c"/sys/devices/system/cpu/possible").filter(|set| set.count() > 0);
         let mut isolated = CpuSet::read(c"/sys/devices/system/cpu/isolated").unwrap_or(CpuSet::EMPTY);
         if let Some(full) = CpuSet::read(c"/sys/devices/system/cpu/nohz_full") {
-            isolated.words.iter_mut().zip(full.words).for_each(|(word, more)| *word |= more);
+            isolated.insert_all(&full);
         }
         Topology { possible: possible.unwrap_or_else(allowed), isolated }
     }

@@ -24,8 +24,14 @@ impl<P: Platform> Mm<P> {
             seen += 1;
             if seen < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
         });
-        if empty && core.objects.slots.close_table(&core.objects.platform).is_err() {
-            // No fence: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
+        let mut naps = looks;
+        let wait = || {
+            core.objects.platform.sleep(NAP);
+            naps = naps.saturating_sub(1);
+            naps > 0
+        };
+        if empty && core.objects.slots.close_table(&core.objects.platform, wait).is_err() {
+            // No fence, or a lock that is never free: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
             (0..YIELDS).for_each(|_| core.objects.platform.pause());
         }
     }

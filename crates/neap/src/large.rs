@@ -78,6 +78,10 @@ impl<P: Platform> Core<P> {
         if bytes < WORTH_MOVING || size < bytes || self.moves.load(Ordering::Relaxed) >= MOVES {
             return None;
         }
+        // Moving page tables interrupts every CPU that runs the process.
+        if platform.is_isolated_cpu_in_use() {
+            return None;
+        }
         let (memory, _) = self.allocate_run(mm, size, align)?;
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {

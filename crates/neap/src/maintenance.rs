@@ -71,6 +71,8 @@ struct Seen {
     memory: usize,
     /// Ticks in a row in which a CPU was skipped.
     skips: u32,
+    /// Ticks in a row in which nothing was released for the sake of an isolated CPU.
+    holds: u32,
 }
 
 /// What a tick did.
@@ -82,6 +84,8 @@ pub struct Tick {
     pub skipped: u32,
     /// What the pages did.
     pub pages: neap_pages::Report,
+    /// Whether nothing was released because an isolated CPU runs the process and would be interrupted by it.
+    pub held: bool,
     /// Whether a later tick may find something to do though nobody calls in between.
     pub left: bool,
 }
@@ -97,7 +101,7 @@ impl Maintenance {
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
             had_threads: AtomicU32::new(0),
-            seen: Mutex::new(Seen { memory, skips: 0 }),
+            seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
     }
 
@@ -196,7 +200,11 @@ impl<P: Platform> Core<P> {
 
     /// Ticks where the thread would have done it.
     fn tick_if_due(&self, mm: &Mm<P>) {
-        let now = self.objects.platform.now();
+        let platform = &self.objects.platform;
+        if platform.is_isolated(platform.cpu()) {
+            return;
+        }
+        let now = platform.now();
         let interval = u64::from(self.options.interval) * 1_000_000;
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.tick(mm, now);
@@ -296,8 +304,13 @@ impl<P: Platform> Core<P> {
         for class in Class::all() {
             tick.left |= self.objects.trim_barn(class, false, &stop).1;
         }
-        tick.pages = self.objects.pages.tick_until(&self.objects.platform, &stop);
-        tick.left |= tick.pages.left;
+        let platform = &self.objects.platform;
+        // Releasing interrupts every CPU that runs the process: it waits until no isolated one does, or for an explicit call.
+        tick.held = platform.is_isolated_cpu_in_use();
+        seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
+        tick.pages = self.objects.pages.tick_until(platform, &|| tick.held || stop());
+        // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
+        tick.left |= tick.pages.left && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
         tick

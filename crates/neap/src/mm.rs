@@ -167,6 +167,13 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
+        // What the fast path is on CPUs without sequences.
+        if size <= LARGEST
+            && let Some(core) = self.core_if_open()
+            && let Some(object) = core.objects.allocate_at_once(Class::of_size(size))
+        {
+            return object;
+        }
         self.allocate_any(size, GRAIN).0
     }
 
@@ -236,6 +243,9 @@ impl<P: Platform> Mm<P> {
     #[inline(never)]
     fn free_unplaced(&self, pointer: *mut u8, class: Class) {
         let Some(core) = self.core_if_open() else { return };
+        if core.objects.free_at_once(class, pointer) {
+            return;
+        }
         {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             core.objects.free(&self.hot, class, pointer);
@@ -251,21 +261,19 @@ impl<P: Platform> Mm<P> {
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "free");
-        if class == Class::NONE {
-            // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed
-            // by a second free of the program's.
-            core.before_run_is_freed(self, pointer);
-        }
-        {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            if class == Class::NONE {
-                let bytes = core.free_run(pointer);
-                core.count_run(0, bytes);
-            } else if core.objects.disown(pointer) {
-                core.objects.free(&self.hot, class, pointer);
-            } else {
+        if class != Class::NONE {
+            if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }
+            return self.free_unplaced(pointer, class);
+        }
+        // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed by
+        // a second free of the program's.
+        core.before_run_is_freed(self, pointer);
+        {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let bytes = core.free_run(pointer);
+            core.count_run(0, bytes);
         }
         core.after(self, Call::Free);
     }

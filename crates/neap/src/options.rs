@@ -4,7 +4,9 @@
 //! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
 //! from starting.
 
+use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
+use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::write::say;
 
 /// What an instance can be told.
@@ -26,6 +28,8 @@ pub struct Options {
     pub page_list_high: Option<u32>,
     /// Nodes to make up, to which CPUs are dealt out; 0 for those that the machine has, 1 for no difference between memory.
     pub nodes: u32,
+    /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
+    pub isolated: CpuSet,
 }
 
 /// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
@@ -42,7 +46,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 8] = [
+pub const DESCRIPTIONS: [Description; 9] = [
     Description {
         key: "rseq",
         values: "on|off",
@@ -86,6 +90,12 @@ pub const DESCRIPTIONS: [Description; 8] = [
         default: "auto",
         text: "memory from the nearest node; 1: from wherever it is touched first; a number simulates so many nodes, for tests",
     },
+    Description {
+        key: "isolated",
+        values: "CPUs, as in 1,3-5",
+        default: "the kernel's list",
+        text: "more CPUs that are never interrupted: slower lists there, and no memory goes back by itself while they are in use",
+    },
 ];
 
 impl Options {
@@ -99,6 +109,7 @@ impl Options {
         stat: true,
         page_list_high: None,
         nodes: 0,
+        isolated: CpuSet::EMPTY,
     };
 
     /// Reads `text`, reporting what is wrong by `complain`.
@@ -109,9 +120,15 @@ impl Options {
     /// assert!(!options.rseq && options.limit == 64 << 20);
     /// ```
     pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Options {
-        let mut options = Options::DEFAULT;
+        let (mut options, mut in_list) = (Options::DEFAULT, false);
         for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty()) {
-            if let Err(wrong) = options.set(item) {
+            // A list of CPUs has commas of its own: what follows it and begins with a digit belongs to it.
+            in_list = item.starts_with(b"isolated:") || in_list && item[0].is_ascii_digit();
+            let outcome = match (in_list, item.strip_prefix(b"isolated:")) {
+                (true, cpus) => options.isolate(cpus.unwrap_or(item)),
+                (false, _) => options.set(item),
+            };
+            if let Err(wrong) = outcome {
                 complain(item, wrong);
             }
         }
@@ -129,6 +146,15 @@ impl Options {
         Options::parse(text.unwrap_or_default(), |item, wrong| {
             say(format_args!("NEAP: \"{}\" {wrong}; ignored", item.escape_ascii()));
         })
+    }
+
+    fn isolate(&mut self, text: &[u8]) -> Result<(), &'static str> {
+        let known = |high: u32| (high as usize) < MAX_CPUS;
+        let mut all_known = true;
+        let parsed = cpuset::parse(text, |_, high| all_known &= known(high));
+        let set = CpuSet::parse(text).filter(|set| parsed.is_ok() && set.count() > 0).ok_or("is not a list of CPUs")?;
+        self.isolated.insert_all(&set);
+        if all_known { Ok(()) } else { Err("has CPUs beyond 1023, which are left out") }
     }
 
     fn set(&mut self, item: &[u8]) -> Result<(), &'static str> {
@@ -203,8 +229,9 @@ mod tests {
 
     #[test]
     fn every_option_can_be_set() {
-        let (options, complaints) =
-            parse("rseq:off,background:off,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3");
+        let (options, complaints) = parse(
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3",
+        );
         let expected = Options {
             rseq: false,
             background: false,
@@ -214,6 +241,7 @@ mod tests {
             stat: false,
             page_list_high: Some(0),
             nodes: 3,
+            isolated: CpuSet::parse(b"1,3-5").unwrap(),
         };
         assert_eq!((options, complaints), (expected, Vec::new()));
         let (options, complaints) = parse("page_list_high:99,page_list_high:auto,nodes:2,nodes:auto");
@@ -223,6 +251,23 @@ mod tests {
             assert_eq!(complaints.len(), 1, "{} is a key, and x not a value of it", description.key);
             assert_ne!(complaints[0].1, "is not an option");
         }
+    }
+
+    #[test]
+    fn a_list_of_cpus_ends_where_another_option_begins() {
+        let isolated = |text: &str| (parse(text).0.isolated, parse(text).1);
+        let set = |text: &str| CpuSet::parse(text.as_bytes()).unwrap();
+        assert_eq!(isolated("isolated:7"), (set("7"), Vec::new()));
+        assert_eq!(isolated("isolated:0-1, 4 ,stat:off,isolated:9"), (set("0-1,4,9"), Vec::new()));
+        assert_eq!(isolated("stat:off,3").1, [("3".into(), "has no colon")]);
+        for wrong in ["isolated:", "isolated:x", "isolated:3-1", "isolated:1,2x", "isolated:1-"] {
+            assert_eq!(
+                isolated(wrong).1.iter().map(|(_, wrong)| *wrong).collect::<Vec<_>>(),
+                ["is not a list of CPUs"]
+            );
+        }
+        let (cpus, complaints) = isolated("isolated:1020-2000");
+        assert_eq!((cpus, complaints.len()), (set("1020-1023"), 1));
     }
 
     #[test]

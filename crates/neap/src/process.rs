@@ -25,7 +25,7 @@ const FORK_LOOKS: u32 = 20_000;
 fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
-    let opened = unsafe { mm.open(machine(&options), &options) };
+    let opened = unsafe { mm.open(machine(&options).with_isolated(&options.isolated), &options) };
     if opened.is_ok() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
@@ -45,11 +45,21 @@ unsafe extern "C" {
 
 fn spawn(_: &Mm<Linux>) -> Result<(), Errno> {
     extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        PROCESS.leave_isolated();
         PROCESS.background();
         null_mut()
     }
     // SAFETY: the body works on a static.
     unsafe { thread::spawn(body, null_mut()) }
+}
+
+impl Mm<Linux> {
+    /// Keeps the calling thread, neap's own, off isolated CPUs.
+    fn leave_isolated(&self) {
+        if let Some(core) = self.core_if_open() {
+            core.objects.platform.leave_isolated();
+        }
+    }
 }
 
 extern "C" fn before_fork() {

@@ -120,5 +120,5 @@ fn many_threads() {
 
 #[test]
 fn a_thousand_threads_leave_the_footprint_of_few() {
-    ["rseq:on", "rseq:off"].iter().for_each(|options| succeeds("many_threads", "threads", options));
+    ["rseq:on", "rseq:off", "isolated:1"].iter().for_each(|options| succeeds("many_threads", "threads", options));
 }

@@ -165,6 +165,10 @@ impl<P: Platform + Send> Platform for Shared<P> {
         self.platform.is_isolated(cpu)
     }
 
+    fn is_isolated_cpu_in_use(&self) -> bool {
+        self.platform.is_isolated_cpu_in_use()
+    }
+
     fn cpu(&self) -> usize {
         let wandered = self.asked.fetch_add(self.wander.load(Relaxed), Relaxed);
         (self.platform.cpu() + wandered) % self.cpus() + self.shift.load(Relaxed)
