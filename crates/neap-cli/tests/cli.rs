@@ -154,6 +154,35 @@ fn a_benchmark_with_the_c_library_alone_prints_one_object_without_figures() {
 }
 
 #[test]
+fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
+    let neap = Installed::new("parts");
+    for (bench, figures) in [
+        ("page-fault", &["zone_lock_ratio", "throughput_ratio"][..]),
+        ("pft", &["lock_cost_ratio", "bypasses_per_million"]),
+        ("drain", &["throughput_ratio", "p999_ratio", "fences", "added_interrupts", "added_switches"]),
+    ] {
+        let output = neap.neap(&["bench", bench, "--quick", "--pairs", "1", "--json"]);
+        if bench == "drain" && text(&output.stderr).contains("need two CPUs") {
+            continue;
+        }
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["bench"], &report["failed"]), (&bench.into(), &serde_json::json!([])));
+        for figure in figures {
+            assert!(report["figures"][figure].as_f64().is_some_and(|figure| figure >= 0.0), "{figure}: {report}");
+        }
+        if bench == "drain" {
+            assert_eq!(
+                (&report["figures"]["fences"], &report["figures"]["fences_isolated"]),
+                (&0.0.into(), &0.0.into())
+            );
+            let raw = &report["variants"]["neap"]["isolated"]["raw"][0]["counts"];
+            assert!(raw["drains"].as_f64() > Some(1.0), "{raw}");
+        }
+    }
+}
+
+#[test]
 fn a_library_that_does_not_provide_malloc_is_not_measured_as_neap() {
     let neap = Installed::new("impostor");
     neap.with_library("bin");

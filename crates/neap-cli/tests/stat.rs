@@ -27,7 +27,7 @@ fn nodes_are_seen_one_by_one_and_in_the_report_where_there_are_several() {
         });
         assert_eq!(object["nodes"].as_array().unwrap().len(), nodes, "{object}");
         assert_eq!((&object["nodes"][0]["misses"], &object["unbound_segments"]), (&0.into(), &0.into()));
-        let report = String::from_utf8(neap_stat(pid, &[]).stdout).unwrap();
+        let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
         assert_eq!(report.contains("came from elsewhere"), nodes > 1, "{report}");
     }
 }

@@ -11,7 +11,7 @@ use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
 use crate::chains::Chain;
 use crate::frames::{Frames, State};
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists, Why};
-use crate::policy::{Adaptive, Limits, NOMINAL, watermarks};
+use crate::policy::{Adaptive, Limits, NOMINAL, Policy, watermarks};
 use crate::release::{Release, Run, Turn};
 use crate::statistics::{Finding, Statistics};
 use crate::zone::{Wanted, Zone, wait};
@@ -103,13 +103,13 @@ pub enum Drain {
     Skipped,
 }
 
-/// All pages of a node.
+/// All pages of a node. Only the laboratory gives its lists another policy.
 #[derive(Debug)]
-pub struct Pages<P: Platform> {
+pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) arena: Shared,
     node: usize,
     pub(crate) zone: Zone,
-    pub(crate) lists: PageLists<Adaptive>,
+    pub(crate) lists: PageLists<T>,
     release: Release,
     /// Blocks and runs that were wanted here and came from another node.
     pub(crate) misses: AtomicU64,
@@ -128,9 +128,9 @@ struct Own {
 }
 
 impl Own {
-    fn map<P: Platform>(platform: &P, rest: usize) -> Result<Own, Errno> {
+    fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
         // A list is a multiple of 128 bytes, and what release keeps one of 8.
-        let lists = PageLists::<Adaptive>::bytes(platform.cpus());
+        let lists = PageLists::<T>::bytes(platform.cpus());
         let length = (lists + Release::BYTES + rest).next_multiple_of(platform.page_size());
         let start = platform.map(length)?;
         Ok(Own { start, length, lists: start, release: start + lists, rest: start + lists + Release::BYTES })
@@ -146,9 +146,16 @@ impl<P: Platform> Pages<P> {
     /// # Errors
     /// What the platform answered where it refused.
     pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
+        Pages::open_tuned(platform, shape)
+    }
+}
+
+impl<P: Platform, T: Policy> Pages<P, T> {
+    /// The same with lists of any policy.
+    pub(crate) fn open_tuned(platform: &P, shape: &Shape) -> Result<Pages<P, T>, Errno> {
         let (arena, grown) = Arena::open(platform, shape)?;
         let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
-        let own = Own::map(platform, size_of::<Arena>()).inspect_err(|_| {
+        let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
             unsafe { arena.close(platform) }
         })?;
@@ -168,9 +175,9 @@ impl<P: Platform> Pages<P> {
     ///
     /// # Safety
     /// This is closed before the first node's pages are.
-    pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P>, Errno> {
+    pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P, T>, Errno> {
         let map = self.arena.chunk_map();
-        let own = Own::map(platform, 2 * map)?;
+        let own = Own::map::<P, T>(platform, 2 * map)?;
         Ok(Pages::make(platform, shape, self.arena, node, [own.rest, own.rest + map], own, None))
     }
 
@@ -182,7 +189,7 @@ impl<P: Platform> Pages<P> {
         [free_chunks, backed_chunks]: [usize; 2],
         own: Own,
         grown: Option<Grown>,
-    ) -> Pages<P> {
+    ) -> Pages<P, T> {
         let (page_shift, nodes) = (arena.page_shift(), platform.nodes() as u32);
         let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
         let marks = shape.budget.map(|pages| watermarks(pages / nodes, page_shift)).unwrap_or_default();

@@ -140,6 +140,11 @@ impl<P: Platform> Mm<P> {
         self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
     }
 
+    /// Fences issued so far, each of which interrupted the CPUs that it was for if they ran the process.
+    pub fn fences(&self) -> u32 {
+        self.core_if_open().map_or(0, |core| core.objects.slots.counters().0)
+    }
+
     /// Bytes of a page.
     pub fn page_size(&self) -> usize {
         self.core().map_or(4096, |core| core.objects.pages.page_size())

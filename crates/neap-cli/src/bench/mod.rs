@@ -5,9 +5,12 @@
 //! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
 
 mod cross;
+mod drain;
 mod idle;
 mod page;
+mod page_fault;
 mod pair;
+mod pft;
 mod programs;
 mod start;
 mod warm;
@@ -34,6 +37,7 @@ Examples:
   neap bench cross --against mimalloc2,glibc compare with these only
   neap bench start --quick                   a rough answer in seconds
   neap bench programs --json                 one JSON object on standard output
+  neap bench drain                           neap's parts alone: what a drain does to the owner of a list
 
 Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
 them). One that is missing is named and its figures are left out. Progress goes to standard error.
@@ -41,7 +45,8 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
+`page-fault`, `pft` and `drain` compare neap with itself: they use its page layer inside this
+executable, and no peers. Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
@@ -83,6 +88,12 @@ enum Which {
     Cross,
     /// Time to start and end a program that does nothing
     Start,
+    /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every CPU
+    PageFault,
+    /// First touch of every page, with the lock of the page lists and without
+    Pft,
+    /// An owner whose lists are drained a thousand times a second, against quiet
+    Drain,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -94,6 +105,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Page => page::main(options),
         Which::Cross => cross::main(options),
         Which::Start => start::main(options),
+        Which::PageFault => page_fault::main(options),
+        Which::Pft => pft::main(options),
+        Which::Drain => drain::main(options),
         Which::Programs => programs::main(options),
     }
 }
@@ -178,6 +192,36 @@ impl Session {
         };
         session.found.versions.insert("glibc".to_string(), session.machine.glibc.clone());
         Ok(session)
+    }
+
+    /// A session over neap's own parts, which are in this executable: nothing is preloaded, and there are no peers.
+    pub(crate) fn of_parts(bench: &'static str, names: &[&'static str]) -> Result<Session> {
+        let variant = |&name: &&'static str| Variant {
+            name,
+            kind: Kind::Neap,
+            library: None,
+            environment: Vec::new(),
+            release_thread: false,
+        };
+        let machine = Machine::look();
+        let version = |name: &str, version: &str| (name.to_string(), version.to_string());
+        let versions = [version("neap", env!("CARGO_PKG_VERSION")), version("glibc", &machine.glibc)];
+        Ok(Session {
+            executable: library::executable()?,
+            found: Found {
+                variants: names.iter().map(variant).collect(),
+                missing: Vec::new(),
+                failed: Vec::new(),
+                versions: versions.into(),
+            },
+            machine,
+            bench,
+            label: format!("neap bench {bench}"),
+            series: Vec::new(),
+            failed: Vec::new(),
+            figures: BTreeMap::new(),
+            ratios: Vec::new(),
+        })
     }
 
     /// Runs workloads of `neap work`, interleaved.

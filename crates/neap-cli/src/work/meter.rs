@@ -94,8 +94,8 @@ pub(super) fn own_rss_kib() -> Result<u64> {
     process::parse_rss(&text[..length.max(0) as usize]).context("/proc/self/smaps_rollup names no Rss")
 }
 
-/// Keeps this thread on the last CPU it may use.
-pub(super) fn pin() -> Result<()> {
+/// The CPUs that this thread may use, lowest first.
+pub(crate) fn cpus() -> Result<Vec<usize>> {
     // SAFETY: all-zero bytes are an empty CPU set.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the size is that of the live local.
@@ -103,18 +103,26 @@ pub(super) fn pin() -> Result<()> {
     if answer != 0 {
         return Err(io::Error::last_os_error()).context("sched_getaffinity");
     }
-    // SAFETY: the set is initialised and the number is below CPU_SETSIZE.
-    let last = (0..libc::CPU_SETSIZE as usize).rev().find(|&cpu| unsafe { libc::CPU_ISSET(cpu, &allowed) });
-    let last = last.context("this thread may run on no CPU")?;
+    // SAFETY: the set is initialised and the numbers are below CPU_SETSIZE.
+    Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &allowed) }).collect())
+}
+
+/// Keeps this thread on one CPU.
+pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     // SAFETY: all-zero bytes are an empty CPU set.
     let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the number is below CPU_SETSIZE.
-    unsafe { libc::CPU_SET(last, &mut only) };
+    // SAFETY: whoever names a CPU has it from `cpus`, so it is below CPU_SETSIZE.
+    unsafe { libc::CPU_SET(cpu, &mut only) };
     // SAFETY: the size is that of the live local.
     if unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &only) } != 0 {
         return Err(io::Error::last_os_error()).context("sched_setaffinity");
     }
     Ok(())
+}
+
+/// Keeps this thread on the last CPU it may use.
+pub(super) fn pin() -> Result<()> {
+    pin_to(*cpus()?.last().context("this thread may run on no CPU")?)
 }
 
 /// Addresses of blocks, in populated memory of its own that goes back to the system when dropped.

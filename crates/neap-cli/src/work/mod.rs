@@ -6,10 +6,12 @@
 
 mod cross;
 pub(crate) mod idle;
-mod meter;
+pub(crate) mod meter;
 mod page;
+mod page_lists;
 mod pair;
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -45,6 +47,8 @@ enum Workload {
     Page(page::Options),
     Larson(cross::LarsonOptions),
     Xmalloc(cross::XmallocOptions),
+    PageFault(page_lists::FaultOptions),
+    FirstTouch(page_lists::TouchOptions),
 }
 
 /// What one run of a workload or program cost. Fields that a workload does not measure are left out of the JSON.
@@ -76,6 +80,9 @@ pub(crate) struct Outcome {
     /// How a program ended, with the length and a hash of its standard output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) output: Option<String>,
+    /// What else the workload counts, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) counts: BTreeMap<String, f64>,
 }
 
 impl Outcome {
@@ -92,6 +99,11 @@ impl Outcome {
     pub(crate) fn wall_seconds(&self) -> f64 {
         self.wall_ns as f64 / 1e9
     }
+
+    /// One of the counts; nothing counted is 0.
+    pub(crate) fn count(&self, name: &str) -> f64 {
+        self.counts.get(name).copied().unwrap_or(0.0)
+    }
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
@@ -106,6 +118,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Page(options) => page::run(options)?,
         Workload::Larson(options) => cross::larson(options)?,
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
+        Workload::PageFault(options) => page_lists::page_fault(options)?,
+        Workload::FirstTouch(options) => page_lists::first_touch(options)?,
     };
     outcome.malloc_from = malloc_origin();
     println!("{}", serde_json::to_string(&outcome)?);

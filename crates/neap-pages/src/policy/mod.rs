@@ -24,6 +24,8 @@ pub mod hocko;
 pub mod huang;
 #[cfg(test)]
 mod model_tests;
+#[cfg(feature = "lab")]
+pub mod unlocked;
 #[cfg(any(test, feature = "lab"))]
 pub mod upstream;
 
@@ -31,6 +33,8 @@ pub use adaptive::Adaptive;
 #[cfg(any(test, feature = "lab"))]
 pub use depth::Depth;
 pub use fixed::Fixed;
+#[cfg(feature = "lab")]
+pub use unlocked::Unlocked;
 #[cfg(any(test, feature = "lab"))]
 pub use upstream::Upstream;
 
@@ -130,6 +134,9 @@ pub struct Supply<'a> {
 
 /// The numbers of one list, and what they say to each event. An event never waits and never fails.
 pub trait Policy: Copy + core::fmt::Debug {
+    /// Whether owners lock their lists. Nothing that runs a program says no.
+    const LOCKED: bool = true;
+
     /// Where every list begins, and where it ends five seconds after its last use.
     fn new(limits: &Limits) -> Self;
 

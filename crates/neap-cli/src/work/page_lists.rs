@@ -1,0 +1,199 @@
+//! Pages by way of neap's own page lists: up and down as in will-it-scale's page_fault1, and touched once as in pft.
+//!
+//! Sits between `neap bench page-fault` and `pft`, and the page layer, which is used directly: no malloc is measured. Each
+//! thread has a table of its own, and waits at a barrier for the others. What is counted besides time is how often the
+//! zone's lock was taken and how often a block went around a list because somebody held it.
+
+use std::sync::Barrier;
+use std::thread;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use neap_base::{Linux, Order, Pfn, Platform};
+use neap_pages::policy::{Policy, Unlocked};
+use neap_pages::{Pages, Shape, SideTable, Statistics, TABLES};
+
+use super::Outcome;
+use super::meter::{Meter, cpus, pin_to};
+
+#[derive(Args)]
+pub(super) struct FaultOptions {
+    /// Threads, one on each CPU in turn; as many as there are CPUs
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Live memory of each thread at the top
+    #[arg(long, default_value_t = 128)]
+    mib: usize,
+    /// Times up and down
+    #[arg(long, default_value_t = 10)]
+    repeats: usize,
+    /// Lists of the size that they have without tuning
+    #[arg(long)]
+    fixed: bool,
+}
+
+#[derive(Args)]
+pub(super) struct TouchOptions {
+    /// Threads for every CPU; more than one are not kept on theirs
+    #[arg(long, default_value_t = 1)]
+    per_cpu: usize,
+    /// Memory that each CPU's threads touch
+    #[arg(long, default_value_t = 256)]
+    mib: usize,
+    /// Leave the lock of the lists out
+    #[arg(long)]
+    unlocked: bool,
+}
+
+/// What the pages are like: `huge` as in the library, or one fault for every page.
+fn shape(huge: bool, list_high: Option<u32>) -> Shape {
+    Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high }
+}
+
+/// Writes to a page.
+fn touch(address: usize) {
+    // SAFETY: every address here is of a page that was just handed out to this thread.
+    unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(1) };
+}
+
+fn refused(error: impl std::fmt::Debug) -> anyhow::Error {
+    anyhow!("the page layer was refused memory: {error:?}")
+}
+
+/// Runs `work` on `threads` threads, pinned in turn to `places` if there are any, all at once; answers what that took.
+fn together(
+    threads: usize,
+    places: &[usize],
+    operations: u64,
+    work: impl Fn() -> Result<()> + Sync,
+) -> Result<Outcome> {
+    let step = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|number| {
+                let (step, work) = (&step, &work);
+                scope.spawn(move || {
+                    let pinned = places.get(number % places.len().max(1)).map_or(Ok(()), |&cpu| pin_to(cpu));
+                    step.wait();
+                    pinned.and_then(|()| work())
+                })
+            })
+            .collect();
+        let meter = Meter::start();
+        step.wait();
+        for worker in workers {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(meter.stop().outcome(operations))
+    })
+}
+
+/// Adds what the page layer counted meanwhile.
+fn counted(mut outcome: Outcome, before: &Statistics, after: &Statistics) -> Outcome {
+    let counts = [
+        ("zone_locks", after.zone_locks - before.zone_locks),
+        ("zone_waits", after.zone_waits.wrapping_sub(before.zone_waits).into()),
+        ("list_busy", after.list_busy - before.list_busy),
+        ("list_batch", after.list_batch.into()),
+    ];
+    outcome.counts = counts.iter().map(|&(name, count)| (name.to_string(), count as f64)).collect();
+    outcome
+}
+
+fn up<P: Platform, T: Policy>(platform: &P, pages: &Pages<P, T>, held: &mut Vec<Pfn>, count: usize) -> Result<()> {
+    for _ in 0..count {
+        let block = pages.allocate_block(platform, Order(0)).map_err(refused)?;
+        touch(pages.address(block.pfn));
+        held.push(block.pfn);
+    }
+    Ok(())
+}
+
+pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
+    let (platform, places) = (Linux::probe(), cpus()?);
+    let mut pages = Pages::open(&platform, &shape(true, None)).map_err(refused)?;
+    if options.fixed {
+        // What a list keeps before it has learned anything is the size without tuning.
+        let high = pages.statistics().list_high;
+        // SAFETY: nobody has used them.
+        unsafe { pages.close(&platform) };
+        pages = Pages::open(&platform, &shape(true, Some(high))).map_err(refused)?;
+    }
+    let threads = options.threads.unwrap_or(places.len());
+    let count = (options.mib << 20) / pages.page_size();
+    let before = pages.statistics();
+    let operations = 2 * (threads * options.repeats * count) as u64;
+    let outcome = together(threads, &places, operations, || {
+        let mut held = Vec::with_capacity(count);
+        for _ in 0..options.repeats {
+            up(&platform, &pages, &mut held, count)?;
+            held.drain(..).for_each(|pfn| pages.free_block(&platform, pfn, Order(0)));
+        }
+        Ok(())
+    })?;
+    let outcome = counted(outcome, &before, &pages.statistics());
+    // SAFETY: the threads have ended.
+    unsafe { pages.close(&platform) };
+    Ok(outcome)
+}
+
+pub(super) fn first_touch(options: &TouchOptions) -> Result<Outcome> {
+    let platform = Linux::probe();
+    if options.unlocked {
+        anyhow::ensure!(options.per_cpu == 1, "without a lock there is one thread for every CPU");
+        // SAFETY: there is one thread for every CPU, pinned to it, and nobody drains or ticks.
+        let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(false, None)) };
+        return touch_once(options, &platform, pages.map_err(refused)?);
+    }
+    touch_once(options, &platform, Pages::open(&platform, &shape(false, None)).map_err(refused)?)
+}
+
+fn touch_once<T: Policy + Send + Sync>(
+    options: &TouchOptions,
+    platform: &Linux,
+    pages: Pages<Linux, T>,
+) -> Result<Outcome> {
+    let places = cpus()?;
+    let threads = places.len() * options.per_cpu;
+    let count = (options.mib << 20) / pages.page_size() / options.per_cpu;
+    let pinned = if options.per_cpu == 1 { &places[..] } else { &[] };
+    let before = pages.statistics();
+    let outcome = together(threads, pinned, (threads * count) as u64, || {
+        let mut held = Vec::with_capacity(count);
+        up(platform, &pages, &mut held, count)
+    })?;
+    let outcome = counted(outcome, &before, &pages.statistics());
+    // SAFETY: the threads have ended.
+    unsafe { pages.close(platform) };
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_counted_up_and_down() {
+        let options = FaultOptions { threads: Some(2), mib: 2, repeats: 3, fixed: false };
+        let tuned = page_fault(&options).unwrap();
+        let fixed = page_fault(&FaultOptions { fixed: true, ..options }).unwrap();
+        assert_eq!((tuned.operations, fixed.operations), (2 * 2 * 3 * 512, 2 * 2 * 3 * 512));
+        assert!(tuned.count("zone_locks") > 0.0 && fixed.count("zone_locks") > 10.0, "{fixed:?}");
+        assert!(tuned.minor_faults > 0);
+    }
+
+    #[test]
+    fn first_touches_are_faults_with_the_lock_and_without() {
+        let options = TouchOptions { per_cpu: 1, mib: 2, unlocked: true };
+        let pages = 512 * cpus().unwrap().len() as u64;
+        for options in
+            [TouchOptions { unlocked: false, ..options }, TouchOptions { per_cpu: 4, unlocked: false, ..options }]
+        {
+            let outcome = first_touch(&options).unwrap();
+            assert!(outcome.operations == pages && outcome.minor_faults >= pages, "{outcome:?}");
+        }
+        let outcome = first_touch(&options).unwrap();
+        assert_eq!((outcome.operations, outcome.count("list_busy")), (pages, 0.0));
+        assert!(first_touch(&TouchOptions { per_cpu: 2, ..options }).is_err());
+    }
+}
