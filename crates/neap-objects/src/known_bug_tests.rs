@@ -144,6 +144,40 @@ fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
     assert_eq!(o.prove().slabs, 0);
 }
 
+/// Draining looked at stacks without their lock and missed one that was just being filled.
+#[test]
+fn d5_draining_visits_stacks_that_look_empty() {
+    let o = Opened::new(machine(4), &CONFIG).unwrap();
+    for cpu in 0..4 {
+        Virtual::run_on(cpu);
+        churn(&o);
+    }
+    assert!((0..4).all(|cpu| o.drain_cpu(cpu, |_| true).is_some_and(|objects| objects > 0)));
+    // Empty, but with room: what an owner puts there from now on is found by the next.
+    Virtual::run_on(2);
+    let object = o.take(CLASS).unwrap();
+    o.give(CLASS, object);
+    assert!((0..4).filter_map(|cpu| o.drain_cpu(cpu, |_| true)).sum::<u64>() > 0);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+/// A free that could not lock its stack put the object aside, where neither allocations nor drains found it.
+#[test]
+fn d11_what_is_freed_past_a_held_slot_is_in_its_slab_at_once() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let held = o.take_many(CLASS, 200);
+    o.drain();
+    let before = o.slabs_of(CLASS).0;
+    assert!(before > 0);
+    let guard = o.slots.lock(0).try_lock().unwrap();
+    held.into_iter().for_each(|object| o.give(CLASS, object));
+    assert_eq!(o.slabs_of(CLASS).0, 0, "all slabs went back to the pages though the slot is held");
+    drop(guard);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
 /// Allocating on one CPU and freeing on another sent every operation to the shared lock.
 #[test]
 fn b1_objects_that_cross_cpus_travel_by_the_sheaf() {

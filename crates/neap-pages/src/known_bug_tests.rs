@@ -103,6 +103,108 @@ fn d5_draining_visits_lists_that_look_empty() {
     o.pages.verify().unwrap();
 }
 
+/// Lists were told to keep less and drained in the wrong order: who had read the old size went on filling them.
+#[test]
+fn d6_no_list_is_over_its_new_size_once_it_was_told() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let fixed = o.pages.lists.limits.fixed.high;
+    for round in 0..20 {
+        o.pages.set_reclaiming(false);
+        let mut rounds = 0;
+        while o.pages.statistics().list_high < 2 * fixed {
+            listed(&o, 0, 0, 3000);
+            listed(&o, 1, 0, 3000);
+            rounds += 1;
+            assert!(rounds < 1000, "bursts make lists larger");
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for cpu in 0..2 {
+                let (o, stop) = (&o, &stop);
+                scope.spawn(move || {
+                    while !stop.load(Relaxed) {
+                        listed(o, cpu, 0, 900 + round);
+                    }
+                });
+            }
+            std::thread::yield_now();
+            o.pages.set_reclaiming(true);
+            std::thread::yield_now();
+            stop.store(true, Relaxed);
+        });
+        // A list that its owner held at that moment is told at the next look at what is free.
+        o.pages.tick(&machine);
+        assert!((0..2).all(|cpu| o.pages.listed_on(cpu).unwrap() <= fixed + 7));
+    }
+    o.pages.verify().unwrap();
+}
+
+/// What a page is like had been decided when it was put into a list, and was wrong when it came out.
+#[test]
+fn d8_what_a_page_is_like_is_asked_again_when_it_leaves_the_list() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    // The refill lists a batch of fresh pages, of which one is handed out and written to.
+    let block = take_block(&o, 0, 1).unwrap();
+    assert!(o.pages.listed_on(0).unwrap() > 1);
+    give(&o, block);
+    assert!(matches!(o.pages.drain_cpu(&machine, 0), Drain::Drained(2..)));
+    assert_eq!(o.pages.statistics().backed_free, 1, "the others are as fresh as they were");
+    let one = o.pages.allocate_block(&machine, Order(0)).unwrap();
+    let next = o.pages.allocate_block(&machine, Order(0)).unwrap();
+    assert!(!one.zero && next.zero, "the one that was written to comes first");
+    o.pages.free_block(&machine, one.pfn, Order(0));
+    o.pages.free_block(&machine, next.pfn, Order(0));
+    // Released while it is in no list: it is fresh again.
+    assert_eq!(o.pages.release_all(&machine).released, 2);
+    assert!(o.pages.allocate_block(&machine, Order(0)).unwrap().zero);
+}
+
+/// Large blocks stayed, cold, with the CPU that freed them, while the one that allocates them went to the zone each time.
+#[test]
+fn d9_blocks_of_order_3_that_cross_cpus_do_not_pile_up() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let exchange = |bursts: u64| {
+        let before = o.pages.statistics().zone_locks;
+        for stamp in 0..bursts {
+            Virtual::run_on(0);
+            let held: Vec<Held> = (0..16).map(|_| take_block(&o, 3, stamp).unwrap()).collect();
+            Virtual::run_on(1);
+            held.into_iter().for_each(|held| give(&o, held));
+        }
+        o.pages.statistics().zone_locks - before - 1
+    };
+    exchange(500);
+    let (pages, locks) = (16 * 8 * 1000, exchange(1000));
+    let largest = u64::from(o.pages.lists.limits.largest());
+    assert!(locks <= 2 * (pages / largest + 1), "{locks} holds for {pages} pages");
+    // A second after the stream has stopped nothing is left of it.
+    (0..5).for_each(|_| {
+        machine.advance(250_000_000);
+        o.pages.tick(&machine);
+    });
+    assert_eq!((o.pages.listed_on(0), o.pages.listed_on(1)), (Some(0), Some(0)));
+    o.pages.verify().unwrap();
+}
+
+/// A free that could not lock its list put the page aside, where neither allocations nor drains found it.
+#[test]
+fn d11_what_is_freed_past_a_held_list_is_free_at_once() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(Some(2048))).unwrap();
+    let held: Vec<Held> = core::iter::from_fn(|| take_block(&o, 0, 2).ok()).collect();
+    assert_eq!(held.len(), 2048);
+    let guard = o.pages.lists.own(0).unwrap();
+    held.into_iter().for_each(|held| give(&o, held));
+    assert_eq!(o.pages.drain_all(&machine), (0, 1), "the list is held, and empty");
+    let all = take_run(&o, 2048, 1, 3).expect("every page, though the list is still held");
+    drop(guard);
+    give(&o, all);
+    o.pages.verify().unwrap();
+}
+
 /// A drainer waited for an owner that the scheduler had put aside.
 #[test]
 fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {

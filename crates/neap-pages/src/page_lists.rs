@@ -181,6 +181,8 @@ pub(crate) struct PageLists<T> {
     reclaiming: AtomicBool,
     /// Watermarks that free memory has come to: none, the high one, the low one too.
     level: AtomicU8,
+    /// Whether a list was held by somebody when all were told of that: they are told again.
+    pub(crate) untold: AtomicBool,
     /// Up to when lists have been told that time has passed, in nanoseconds.
     told: AtomicU64,
     pub(crate) busy: AtomicU64,
@@ -213,8 +215,9 @@ impl<T: Policy> PageLists<T> {
         }
         let zero = || AtomicU64::new(0);
         let (free, reclaiming, level) = (AtomicU32::new(u32::MAX), AtomicBool::new(false), AtomicU8::new(0));
+        let untold = AtomicBool::new(false);
         let (told, busy, refills, spills, drains) = (zero(), zero(), zero(), zero(), zero());
-        PageLists { slots, cpus, limits, free, reclaiming, level, told, busy, refills, spills, drains }
+        PageLists { slots, cpus, limits, free, reclaiming, level, untold, told, busy, refills, spills, drains }
     }
 
     pub(crate) fn cpus(&self) -> usize {
@@ -259,12 +262,13 @@ impl<T: Policy> PageLists<T> {
     }
 
     /// Notes what can still be handed out. Answers whether that has come to a watermark, for the first time since it was
-    /// above: then all lists are to be told.
+    /// above, or not all lists have been told of the last such event: then all lists are to be told.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
         let marks = self.limits.watermarks;
         let level = u8::from(free <= marks.high) + u8::from(free <= marks.low);
-        level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
+        let lower = level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed);
+        lower || self.untold.load(Relaxed)
     }
 
     /// Notes whether background reclaim runs; answers whether it has begun.

@@ -324,14 +324,24 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     fn look_at(&self, room: u32) {
         // What no node has may be had by this one.
         if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
-            self.drain_lists(Why::Pressure, &mut Report::default());
+            self.tell_pressure();
         }
     }
 
     /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
     pub fn set_reclaiming(&self, reclaiming: bool) {
         if self.lists.note_reclaim(reclaiming) {
-            self.drain_lists(Why::Pressure, &mut Report::default());
+            self.tell_pressure();
+        }
+    }
+
+    /// Takes from all lists what they may no longer keep; those that somebody holds are told at the next look.
+    fn tell_pressure(&self) {
+        let mut report = Report::default();
+        self.lists.untold.store(false, Relaxed);
+        self.drain_lists(Why::Pressure, &mut report);
+        if report.skipped > 0 {
+            self.lists.untold.store(true, Relaxed);
         }
     }
 

@@ -326,6 +326,17 @@ fn a_thread_without_registration_uses_the_barn() {
     holds(scenario("an unregistered thread, push, take", &[1], &[], &[], actors), PUSHED | REFUSED | TOOK_OBJECT);
 }
 
+/// The owner's thread ends: what it frees after the C library has taken its registration back goes the shared way.
+#[test]
+fn an_owner_ends_while_its_stacks_are_drained() {
+    let ends = Actor { rseq: Rseq::Unregistered, ..worker("W1 at its end", &[SlowPush(2)]) };
+    let actors = vec![worker("W1", &[Push(3)]), ends, remote("T", &[Take(0, 1), Take(1, 1)])];
+    holds(
+        scenario("owner, its end, two takes", &[1], &[4], &[], actors),
+        PUSHED | REFUSED | ABORT_FENCE | TOOK_OBJECT | PUT_BACK | REUSED,
+    );
+}
+
 #[test]
 fn a_cpu_with_dummy_for_good_uses_the_barn() {
     let actors = vec![worker("W1", &[SlowPush(2), SlowPop(0)]), worker("W2", &[Push(3)]), remote("T", &[Take(0, 1)])];
