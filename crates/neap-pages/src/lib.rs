@@ -27,6 +27,8 @@ mod detach;
 mod frames;
 #[cfg(test)]
 mod known_bug_tests;
+#[cfg(feature = "lab")]
+pub mod lab;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;

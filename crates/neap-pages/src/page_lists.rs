@@ -185,6 +185,9 @@ pub(crate) struct PageLists<T> {
     pub(crate) untold: AtomicBool,
     /// Up to when lists have been told that time has passed, in nanoseconds.
     told: AtomicU64,
+    /// The laboratory's time, finer than that.
+    #[cfg(feature = "lab")]
+    pub(crate) clock: AtomicU64,
     pub(crate) busy: AtomicU64,
     pub(crate) refills: AtomicU64,
     pub(crate) spills: AtomicU64,
@@ -217,7 +220,22 @@ impl<T: Policy> PageLists<T> {
         let (free, reclaiming, level) = (AtomicU32::new(u32::MAX), AtomicBool::new(false), AtomicU8::new(0));
         let untold = AtomicBool::new(false);
         let (told, busy, refills, spills, drains) = (zero(), zero(), zero(), zero(), zero());
-        PageLists { slots, cpus, limits, free, reclaiming, level, untold, told, busy, refills, spills, drains }
+        PageLists {
+            slots,
+            cpus,
+            limits,
+            free,
+            reclaiming,
+            level,
+            untold,
+            told,
+            #[cfg(feature = "lab")]
+            clock: zero(),
+            busy,
+            refills,
+            spills,
+            drains,
+        }
     }
 
     pub(crate) fn cpus(&self) -> usize {
@@ -257,7 +275,10 @@ impl<T: Policy> PageLists<T> {
             limits: &self.limits,
             free: self.free.load(Relaxed),
             reclaiming: self.reclaiming.load(Relaxed),
+            #[cfg(not(feature = "lab"))]
             now: self.told.load(Relaxed),
+            #[cfg(feature = "lab")]
+            now: self.clock.load(Relaxed),
         }
     }
 
@@ -382,6 +403,13 @@ impl<T: Policy> PageLists<T> {
     pub(crate) fn sizes(&self, cpu: usize) -> Option<(u32, u32)> {
         let list = self.slot(cpu).lock_bounded(TRIES)?;
         Some((list.policy.high(), list.policy.batch(&self.limits)))
+    }
+
+    /// Whether time would change nothing more about a CPU's lists.
+    #[cfg(feature = "lab")]
+    pub(crate) fn is_settled(&self, cpu: usize) -> bool {
+        let list = self.slot(cpu).lock_bounded(TRIES);
+        list.is_some_and(|list| list.count == 0 && list.policy.is_settled(&self.limits))
     }
 
     /// Pages in a CPU's lists.

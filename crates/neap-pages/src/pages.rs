@@ -296,7 +296,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     #[cold]
-    fn refill(&self, platform: &P, order: Order, blocks: u32) -> Result<Block, Exhausted> {
+    pub(crate) fn refill(&self, platform: &P, order: Order, blocks: u32) -> Result<Block, Exhausted> {
         let (waits, mut room) = (self.zone.waits(), u32::MAX);
         let mut chain = self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, most| {
             let chain = buddy.take_chain(order, blocks.min(most >> order.0));
@@ -321,7 +321,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a
     /// watermark.
-    fn look_at(&self, room: u32) {
+    pub(crate) fn look_at(&self, room: u32) {
         // What no node has may be had by this one.
         if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
             self.tell_pressure();
@@ -361,7 +361,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Gives a batch to the zone under one hold of its lock: the policy bounds it.
     #[cold]
-    fn spill(&self, platform: &P, chain: Chain, order: Order) {
+    pub(crate) fn spill(&self, platform: &P, chain: Chain, order: Order) {
         let waits = self.zone.waits();
         self.zone.give_chain(chain, order, chain.blocks);
         self.zone.arrive(chain.blocks << order.0);
@@ -489,7 +489,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Takes from every CPU's list what it has too much; answers whether something is left in one.
-    fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
+    pub(crate) fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
         let mut listed = false;
         for cpu in 0..self.lists.cpus() {
             match self.drain(cpu, why) {

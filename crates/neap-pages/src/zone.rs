@@ -97,6 +97,8 @@ pub(crate) struct Zone {
     draining: AtomicU32,
     /// Times that the lock was found held.
     waits: AtomicU32,
+    #[cfg(feature = "lab")]
+    pub(crate) meter: crate::lab::Meter,
 }
 
 impl Zone {
@@ -111,6 +113,8 @@ impl Zone {
             watermarks: budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default(),
             draining: AtomicU32::new(0),
             waits: AtomicU32::new(0),
+            #[cfg(feature = "lab")]
+            meter: crate::lab::Meter::default(),
         }
     }
 
@@ -118,6 +122,8 @@ impl Zone {
     pub(crate) fn lock(&self) -> Guard<'_, Inner> {
         let mut inner = self.inner.try_lock().unwrap_or_else(|| self.lock_held());
         inner.locks += 1;
+        #[cfg(feature = "lab")]
+        self.waits.fetch_add(self.meter.enter(inner.buddy.free), Relaxed);
         inner
     }
 
@@ -125,6 +131,13 @@ impl Zone {
     fn lock_held(&self) -> Guard<'_, Inner> {
         self.waits.fetch_add(1, Relaxed);
         self.inner.lock()
+    }
+
+    /// Free pages, and those that may still be handed out, without a counted hold.
+    #[cfg(feature = "lab")]
+    pub(crate) fn peek(&self) -> (u32, u32) {
+        let inner = self.inner.lock();
+        (inner.buddy.free, inner.room())
     }
 
     /// Times that the lock was found held, wrapping. Where it changes while somebody uses the zone, others want it too.

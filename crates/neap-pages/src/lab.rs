@@ -1,0 +1,217 @@
+//! The laboratory's way in: each call that may visit the zone in two halves, with a lock that can be said to be busy.
+//!
+//! Sits between a simulator, which owns the time, and the real lists, zone and buddy. The first half of an operation is
+//! what happens on the CPU's list; where that leads to the zone it answers a [`Visit`], and the second half runs when the
+//! simulator's clock has come to it. The simulator says then whether the zone's lock is held by somebody, and is told how
+//! often it was taken and how many pages moved under it. Compiled with the feature `lab` only; one thread drives it all.
+
+use crate::buddy::{Buddy, take_out};
+use crate::chains::Chain;
+use crate::page_lists::{LISTED_ORDERS, Missing, Why};
+use crate::pages::{Block, Exhausted, Pages, Report, Shape};
+use crate::policy::{Limits, Policy};
+use crate::zone::Wanted;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use neap_base::platform::Errno;
+use neap_base::{Order, Pfn, Platform};
+
+/// What is still to be done with the zone's lock.
+#[derive(Debug)]
+#[must_use]
+pub enum Visit {
+    /// The list has no block of this order: so many are to be brought.
+    Refill(Order, u32),
+    /// These blocks are too many for the list.
+    Spill(Spilled),
+    /// The list is not used: one block from the zone.
+    Take(Order),
+    /// The list is not used: this block to the zone.
+    Give(Pfn, Order),
+}
+
+/// Blocks on their way from a list to the zone.
+#[derive(Debug)]
+pub struct Spilled(Chain, Order);
+
+/// What happened under the zone's lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Times that it was taken.
+    pub holds: u32,
+    /// Pages that moved, in either direction.
+    pub pages: u32,
+}
+
+/// Counts holds of a zone's lock, and makes one look contended.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    busy: AtomicU32,
+    holds: AtomicU32,
+    pages: AtomicU32,
+    /// Free pages when the lock was taken last.
+    free: AtomicU32,
+}
+
+impl Meter {
+    /// Notes that the lock was taken with so many pages free; answers how often it is to count as found held.
+    pub(crate) fn enter(&self, free: u32) -> u32 {
+        self.holds.fetch_add(1, Relaxed);
+        self.pages.fetch_add(free.abs_diff(self.free.swap(free, Relaxed)), Relaxed);
+        self.busy.swap(0, Relaxed)
+    }
+}
+
+/// A platform and pages on it whose lists have policy `T`; closed when dropped.
+#[derive(Debug)]
+pub struct Laboratory<P: Platform, T: Policy> {
+    platform: P,
+    pages: Pages<P, T>,
+}
+
+impl<P: Platform, T: Policy> Laboratory<P, T> {
+    /// Opens pages on a platform.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    pub fn open(platform: P, shape: &Shape) -> Result<Laboratory<P, T>, Errno> {
+        let pages = Pages::open_tuned(&platform, shape)?;
+        Ok(Laboratory { platform, pages })
+    }
+
+    /// The platform.
+    pub fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> &Pages<P, T> {
+        &self.pages
+    }
+
+    /// Says what time it is, for policies that look at a clock; ticks go by that of the platform.
+    #[inline]
+    pub fn set_clock(&self, nanoseconds: u64) {
+        self.pages.lists.clock.store(nanoseconds, Relaxed);
+    }
+
+    /// The bounds of the lists.
+    pub fn limits(&self) -> &Limits {
+        &self.pages.lists.limits
+    }
+
+    /// Asks this CPU's list for a block of order 0 to 3; `bypass` if somebody else holds the list.
+    ///
+    /// # Errors
+    /// The [`Visit`] that brings one.
+    #[inline]
+    pub fn begin_allocate(&self, order: Order, bypass: bool) -> Result<Block, Visit> {
+        let lists = &self.pages.lists;
+        if bypass || order.index() >= LISTED_ORDERS || !lists.is_on() {
+            return Err(Visit::Take(order));
+        }
+        lists.pop(self.pages.frames(), self.platform.cpu(), order).map_err(|missing| match missing {
+            Missing::Busy => Visit::Take(order),
+            Missing::Blocks(blocks) => Visit::Refill(order, blocks),
+        })
+    }
+
+    /// Puts a block into this CPU's list; `bypass` if somebody else holds it. Answers what is then to be done.
+    #[inline]
+    pub fn begin_free(&self, pfn: Pfn, order: Order, bypass: bool) -> Option<Visit> {
+        let Pages { lists, zone, .. } = &self.pages;
+        take_out(self.pages.frames(), pfn, order);
+        if bypass || order.index() >= LISTED_ORDERS || !lists.is_on() {
+            return Some(Visit::Give(pfn, order));
+        }
+        match lists.push(self.pages.frames(), zone, self.platform.cpu(), pfn, order) {
+            Ok(spilled) => spilled.map(|(chain, order)| Visit::Spill(Spilled(chain, order))),
+            Err(_) => Some(Visit::Give(pfn, order)),
+        }
+    }
+
+    /// Does what an operation left to do, on the CPU that began it. `busy`: its first hold of the zone's lock found that
+    /// held. A visit for an allocation answers the block.
+    pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, Held) {
+        let (pages, platform) = (&self.pages, &self.platform);
+        self.metered(busy, || match visit {
+            Visit::Refill(order, blocks) => pages.refill(platform, order, blocks).map(Some),
+            Visit::Spill(Spilled(chain, order)) => {
+                pages.spill(platform, chain, order);
+                Ok(None)
+            }
+            Visit::Take(order) => {
+                let take = |buddy: &mut Buddy, _| buddy.allocate_block(order);
+                pages.zone.acquire(&pages.arena, platform, Wanted::block(order), take).map(Some)
+            }
+            Visit::Give(pfn, order) => {
+                pages.zone.lock().buddy.give(pfn, order, true);
+                Ok(None)
+            }
+        })
+    }
+
+    /// What a tick does to the lists. `forget`: nothing else is left to do, so that no tick follows soon. Answers whether
+    /// something is in a list.
+    pub fn tick(&self, forget: bool) -> (bool, Held) {
+        let (pages, mut report) = (&self.pages, Report::default());
+        self.metered(false, || {
+            pages.look_at(self.room());
+            let listed = pages.drain_lists(Why::Time(pages.lists.quarters(self.platform.now())), &mut report);
+            if forget && !listed {
+                pages.drain_lists(Why::Time(u32::MAX), &mut report);
+            }
+            listed
+        })
+    }
+
+    /// Drains a CPU's list, or all of them.
+    pub fn drain(&self, cpu: Option<usize>) -> Held {
+        let drain = || match cpu {
+            Some(cpu) => _ = self.pages.drain_cpu(&self.platform, cpu),
+            None => _ = self.pages.drain_all(&self.platform),
+        };
+        self.metered(false, drain).1
+    }
+
+    /// [`Pages::set_reclaiming`], and what it cost.
+    pub fn set_reclaiming(&self, reclaiming: bool) -> Held {
+        self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
+    }
+
+    /// Pages that can still be handed out. Does not count as a hold of the zone's lock.
+    pub fn room(&self) -> u32 {
+        self.pages.zone.peek().1
+    }
+
+    /// The most pages that a CPU's list keeps at the moment, and how many are in it.
+    pub fn list(&self, cpu: usize) -> (u32, u32) {
+        let (high, _) = self.pages.lists.sizes(cpu).unwrap_or_default();
+        (high, self.pages.lists.count(cpu).unwrap_or_default())
+    }
+
+    /// Whether time would change nothing more about any list.
+    pub fn is_settled(&self) -> bool {
+        (0..self.pages.lists.cpus()).all(|cpu| self.pages.lists.is_settled(cpu))
+    }
+
+    fn metered<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, Held) {
+        let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek().0);
+        meter.holds.store(0, Relaxed);
+        meter.pages.store(0, Relaxed);
+        meter.free.store(free(), Relaxed);
+        meter.busy.store(busy.into(), Relaxed);
+        let answer = act();
+        // What the last hold moved is seen by the next one, or here.
+        let pages = meter.pages.load(Relaxed) + free().abs_diff(meter.free.load(Relaxed));
+        meter.busy.store(0, Relaxed);
+        (answer, Held { holds: meter.holds.load(Relaxed), pages })
+    }
+}
+
+impl<P: Platform, T: Policy> Drop for Laboratory<P, T> {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the pages any more. Blocks that are handed out are numbers to a simulator; whoever looks at
+        // the memory behind one does so by its own unsafe code.
+        unsafe { self.pages.close(&self.platform) };
+    }
+}
