@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::process::{cargo, run};
+use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::{build, layout, models, smoke, symbols, tidy};
 
@@ -28,6 +28,15 @@ pub(crate) fn test() -> Result<()> {
     report.close("test")
 }
 
+/// The simulator's small size, with another seed for each commit; `test` has built the tool.
+fn lab() -> Result<()> {
+    let commit = capture(command("git", ["-C", &layout::root().to_string_lossy(), "rev-parse", "HEAD"]));
+    let seed = commit.ok().and_then(|commit| u64::from_str_radix(commit.get(..12)?, 16).ok()).unwrap_or(1);
+    println!("neap lab compare --quick --seed {seed}");
+    let arguments = ["lab", "compare", "--quick", "--seed", &seed.to_string()].map(str::to_string);
+    run(command(&layout::tool().to_string_lossy(), arguments.iter().map(String::as_str)))
+}
+
 /// One step of `ci`: its name and what it runs, or why it cannot run here.
 type Step = (&'static str, fn() -> Result<Option<String>>);
 
@@ -40,6 +49,7 @@ const STEPS: &[Step] = &[
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
     }),
     ("test", || test().map(|()| None)),
+    ("lab", || lab().map(|()| None)),
     ("loom", || models::loom().map(|()| None)),
     ("miri", || match models::miri_missing() {
         Some(reason) => Ok(Some(reason)),

@@ -11,6 +11,7 @@
 mod bench;
 mod demo;
 mod drain;
+mod lab;
 mod library;
 mod machine;
 mod process;
@@ -34,6 +35,7 @@ Examples:
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
   neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
+  neap lab compare --quick             run the page lists' policies on simulated machines
 
 `neap COMMAND --help` has more examples for each command.";
 
@@ -52,6 +54,7 @@ enum Command {
     Drain(drain::Options),
     Demo(demo::Options),
     Bench(bench::Options),
+    Lab(lab::Options),
     #[command(hide = true)]
     Work(work::Options),
 }
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Drain(options) => drain::main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
+        Command::Lab(options) => lab::main(&options),
         Command::Work(options) => work::main(&options),
     };
     outcome.unwrap_or_else(|error| {

@@ -52,15 +52,21 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn every_command_has_help_with_examples_and_workloads_are_hidden() {
     let neap = Installed::new("help");
-    for command in
-        [&["--help"][..], &["run", "--help"], &["drain", "--help"], &["demo", "--help"], &["bench", "--help"]]
-    {
+    let commands: [&[&str]; 6] = [
+        &["--help"],
+        &["run", "--help"],
+        &["drain", "--help"],
+        &["demo", "--help"],
+        &["bench", "--help"],
+        &["lab", "--help"],
+    ];
+    for command in commands {
         let output = neap.neap(command);
         assert!(output.status.success(), "{command:?}");
         assert!(text(&output.stdout).contains("Examples:\n  neap "), "{command:?}");
     }
     let top = text(&neap.neap(&["--help"]).stdout);
-    for command in ["run", "drain", "demo", "bench"] {
+    for command in ["run", "drain", "demo", "bench", "lab"] {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help:\n{top}");
     }
     assert!(!top.contains("\n  work "), "{top}");
@@ -215,4 +221,20 @@ fn a_program_under_the_c_library_alone_is_measured() {
     assert!(raw["output"].as_str().unwrap().starts_with("exit status: 0, "), "{raw}");
     assert!(raw["peak_rss_kib"].as_u64().unwrap() > 0);
     assert!(report["figures"].get("programs_differing").is_none(), "nothing ran under neap");
+}
+
+#[test]
+fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_same() {
+    let neap = Installed::new("lab");
+    let show = |seed| neap.neap(&["lab", "show", "bursts 3 s apart", "--quick", "--seed", seed]);
+    let (first, second, other) = (show("5"), show("5"), show("6"));
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    for policy in ["fixed", "depth", "upstream", "adaptive", "hocko", "huang", "gorman"] {
+        assert!(text(&first.stdout).contains(&format!("\n| {policy} ")), "{policy}");
+    }
+    assert_eq!(first.stdout, second.stdout);
+    assert_ne!(first.stdout, other.stdout);
+    let unknown = neap.neap(&["lab", "show", "naps"]);
+    assert!(!unknown.status.success());
+    assert!(text(&unknown.stderr).contains("`naps`") && text(&unknown.stderr).contains("kernel build"));
 }

@@ -1,0 +1,166 @@
+//! `neap lab`: the page lists' policies side by side on simulated machines.
+//!
+//! Sits between the command line and `neap-sim`, which does all of it. What is printed depends on the seed and the size
+//! alone, not on this machine; the machine is named in the JSON object because every object names it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use neap_sim::compare::{self, Comparison};
+use neap_sim::scenarios::{self, Scenario, Size};
+use neap_sim::{cost, page, policies};
+use serde_json::{Value, json};
+
+use crate::machine::Machine;
+use crate::report::{number, rounded, table};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap lab compare                          every policy in every scenario; takes minutes
+  neap lab compare --quick --html lab.html  less of it, and a page with plots
+  neap lab compare --seed 7 --json          one JSON object on standard output
+  neap lab show 'kernel build'              one scenario
+
+Simulated are CPUs, time and the wait for the zone's lock; lists, policies and zone are the library's own.
+The same seed and size print the same numbers on every machine.";
+
+/// Run the page lists' policies on simulated machines.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Every policy in every scenario, what was published beside what is simulated, and the figures
+    Compare {
+        #[command(flatten)]
+        how: How,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+        /// Write a page with tables and plots
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
+    },
+    /// Every policy in one scenario
+    Show {
+        /// Its name, as `compare` prints it
+        scenario: String,
+        #[command(flatten)]
+        how: How,
+    },
+}
+
+#[derive(Args)]
+struct How {
+    /// What random programs are made from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Fewer and shorter runs
+    #[arg(long)]
+    quick: bool,
+}
+
+impl How {
+    fn size(&self) -> Size {
+        if self.quick { Size::Quick } else { Size::Full }
+    }
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    let tell = |what: &str| eprintln!("neap lab: {what}");
+    match &options.what {
+        What::Compare { how, json, html } => {
+            let comparison = compare::compare(how.seed, how.size(), &tell);
+            if let Some(path) = html {
+                let page = page::html(&comparison, &scenarios::compared(how.size()));
+                std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+            }
+            if *json {
+                println!("{}", object(&comparison, how))
+            } else {
+                print(&comparison, how.size())
+            }
+            let refused = |run: &policies::Run| run.outcome.failures_with_pages_listed > 0;
+            if let Some(((_, policy), (scenario, _))) = comparison.runs.iter().find(|(_, (_, run))| refused(run)) {
+                let (policy, scenario) = (policy.text(), scenario.name());
+                bail!("{scenario}, {policy}, seed {}: an allocation failed while pages sat in lists", how.seed);
+            }
+        }
+        What::Show { scenario, how } => {
+            let known = scenarios::compared(how.size());
+            let Some(&found) = known.iter().find(|known| known.name() == *scenario) else {
+                let names: Vec<String> = known.iter().map(|scenario| scenario.name()).collect();
+                bail!("there is no scenario `{scenario}`; there are: {}", names.join(", "));
+            };
+            let comparison = compare::only(how.seed, how.size(), found, &tell);
+            println!("{}", table(&page::COLUMNS, &page::rows(&comparison, found)));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(comparison: &Comparison, size: Size) {
+    for scenario in scenarios::compared(size) {
+        println!("{}\n\n{}", scenario.name(), table(&page::COLUMNS, &page::rows(comparison, scenario)));
+    }
+    println!("pft: seconds until all CPUs have touched their part\n\n{}", first_touch(comparison, size));
+    println!("{}", table(&page::CHECK_COLUMNS, &page::check_rows(comparison)));
+    let costs = cost::table();
+    let costs: Vec<Vec<String>> =
+        costs.iter().map(|cost| vec![cost.name.into(), number(cost.value, 1), cost.source.into()]).collect();
+    println!("{}", table(&["cost", "ns", "source"], &costs));
+    for violation in &comparison.violations {
+        println!("violation: {violation}");
+    }
+    for (name, value) in &comparison.figures {
+        println!("{name}: {}", number(*value, 4));
+    }
+    println!("\nSeed {}. Pages of 4 KiB; a policy's row is one run.", comparison.seed);
+}
+
+/// A row for each number of CPUs.
+fn first_touch(comparison: &Comparison, size: Size) -> String {
+    use neap_sim::machine::ListLock::{Blocking, None, Try};
+    use policies::Name::{Adaptive, Fixed};
+    let rows = scenarios::first_touch_cpus(size).iter().map(|&cpus| {
+        let ended = |lock, name| {
+            let run = comparison.run(Scenario::FirstTouch(cpus, lock), name);
+            run.map_or(0.0, |run| run.outcome.ended as f64 / 1e9)
+        };
+        let base = ended(None, Fixed);
+        let cell = |seconds: f64| format!("{seconds:.4} ({:+.1} %)", (seconds / base - 1.0) * 100.0);
+        let cells = [ended(Blocking, Fixed), ended(Try, Fixed), ended(Try, Adaptive)].map(cell);
+        [vec![cpus.to_string(), format!("{base:.4}")], cells.to_vec()].concat()
+    });
+    table(&["CPUs", "no lock", "spin lock", "trylock", "trylock, adaptive"], &rows.collect::<Vec<_>>())
+}
+
+/// The shape of every benchmark's object.
+fn object(comparison: &Comparison, how: &How) -> Value {
+    let figures: BTreeMap<&str, f64> =
+        comparison.figures.iter().map(|(name, value)| (name.as_str(), rounded(*value))).collect();
+    let mut variants: BTreeMap<&str, BTreeMap<String, Value>> = BTreeMap::new();
+    for ((_, policy), (scenario, run)) in &comparison.runs {
+        variants.entry(policy.text()).or_default().insert(scenario.name(), json!(run.outcome));
+    }
+    json!({
+        "bench": "lab compare",
+        "figures": figures,
+        "seed": how.seed,
+        "quick": how.quick,
+        "validation": comparison.checks,
+        "violations": comparison.violations,
+        "machine": Machine::look(),
+        "versions": { "neap": env!("CARGO_PKG_VERSION") },
+        "variants": variants,
+        "missing": [],
+        "failed": [],
+    })
+}

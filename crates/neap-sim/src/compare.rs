@@ -1,0 +1,166 @@
+//! Every policy in every scenario, and the figures that come of it.
+//!
+//! Sits between the scenarios and whoever prints: `neap lab`. Runs are independent of each other, so as many go at once as
+//! there are CPUs; what comes of them does not depend on how many.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::machine::ListLock;
+use crate::policies::{self, Name, Run};
+use crate::scenarios::{self, Scenario, Size, network};
+use crate::validate::{self, Check};
+
+/// Worse than Upstream by more than this is a violation.
+const TOLERANCE: f64 = 1.05;
+/// Holds in a million operations that make no difference.
+const FEW_HOLDS: f64 = 1.0;
+/// Pages in a CPU's list that make none: a batch.
+const FEW_PAGES: f64 = 63.0;
+
+/// Everything that came of it.
+pub struct Comparison {
+    /// The seed.
+    pub seed: u64,
+    /// Every run.
+    pub runs: BTreeMap<(usize, Name), (Scenario, Run)>,
+    /// Published numbers beside simulated ones.
+    pub checks: Vec<Check>,
+    /// Where `Adaptive` is not on the front, or worse than `Upstream`, in words.
+    pub violations: Vec<String>,
+    /// Name to number.
+    pub figures: BTreeMap<String, f64>,
+}
+
+impl Comparison {
+    /// The run of a policy in a scenario.
+    pub fn run(&self, scenario: Scenario, policy: Name) -> Option<&Run> {
+        let found = self.runs.iter().find(|((_, name), (of, _))| *name == policy && *of == scenario);
+        found.map(|(_, (_, run))| run)
+    }
+}
+
+/// Which policies run in which scenarios.
+fn jobs(size: Size) -> Vec<(Scenario, Name)> {
+    let mut jobs = Vec::new();
+    for scenario in scenarios::compared(size) {
+        jobs.extend(policies::ALL.map(|policy| (scenario, policy)));
+    }
+    if !jobs.contains(&(Scenario::PageFault(224), Name::Adaptive)) {
+        jobs.push((Scenario::PageFault(224), Name::Adaptive));
+    }
+    jobs.push((Scenario::Learned, Name::Depth));
+    for &cpus in scenarios::first_touch_cpus(size) {
+        jobs.extend([ListLock::None, ListLock::Blocking].map(|lock| (Scenario::FirstTouch(cpus, lock), Name::Fixed)));
+        jobs.extend([Name::Fixed, Name::Adaptive].map(|name| (Scenario::FirstTouch(cpus, ListLock::Try), name)));
+    }
+    jobs
+}
+
+/// Runs everything; `tell` is told what is done.
+pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
+    let mut comparison = run_all(seed, size, &jobs(size), tell);
+    comparison.checks = checks_of(&comparison);
+    comparison.violations = violations_of(&comparison, &scenarios::compared(size));
+    comparison.figures = figures_of(&comparison);
+    comparison
+}
+
+/// Runs every policy in one scenario.
+pub fn only(seed: u64, size: Size, scenario: Scenario, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
+    run_all(seed, size, &policies::ALL.map(|policy| (scenario, policy)), tell)
+}
+
+fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str) + Sync)) -> Comparison {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let work = || {
+        loop {
+            // Relaxed: the number alone matters.
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(scenario, policy)) = jobs.get(index) else { return };
+            let run = policies::run(policy, scenario.setup(seed, size));
+            tell(&format!("{}: {}", scenario.name(), policy.text()));
+            done.lock().expect("no run panics while it holds this").insert(index, run);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
+    let done = done.into_inner().expect("a run panicked");
+    let order = |scenario: Scenario| jobs.iter().position(|job| job.0 == scenario).unwrap_or_default();
+    let named = done.into_iter().map(|(index, run)| {
+        let (scenario, policy) = jobs[index];
+        ((order(scenario), policy), (scenario, run))
+    });
+    let (checks, violations, figures) = (Vec::new(), Vec::new(), BTreeMap::new());
+    Comparison { seed, runs: named.collect(), checks, violations, figures }
+}
+
+fn checks_of(comparison: &Comparison) -> Vec<Check> {
+    let runs: Vec<&Run> = validate::WANTED.iter().filter_map(|job| comparison.run(job.0, job.1)).collect();
+    runs.try_into().map(validate::checks).unwrap_or_default()
+}
+
+/// Holds in a million operations, and pages in lists.
+fn point(run: &Run) -> (f64, f64) {
+    (run.outcome.lock_takes_per_million, run.outcome.average_listed)
+}
+
+fn violations_of(comparison: &Comparison, scenarios: &[Scenario]) -> Vec<String> {
+    let mut found = Vec::new();
+    for &scenario in scenarios {
+        let Some(adaptive) = comparison.run(scenario, Name::Adaptive) else { continue };
+        let (holds, listed) = point(adaptive);
+        let few = FEW_PAGES * adaptive.costs.cpus as f64;
+        for policy in policies::ALL.into_iter().filter(|policy| *policy != Name::Adaptive) {
+            let Some(other) = comparison.run(scenario, policy) else { continue };
+            let (others_holds, others_listed) = point(other);
+            let clearly = holds > others_holds + FEW_HOLDS || listed > others_listed + few;
+            if others_holds <= holds && others_listed <= listed && clearly {
+                found.push(format!(
+                    "{}: {} takes the lock {others_holds:.0} times and holds {others_listed:.0} pages, adaptive {holds:.0} and {listed:.0}",
+                    scenario.name(),
+                    policy.text()
+                ));
+            }
+        }
+        let Some(upstream) = comparison.run(scenario, Name::Upstream) else { continue };
+        let (most_holds, most_listed) = point(upstream);
+        if holds > most_holds * TOLERANCE && holds > most_holds + FEW_HOLDS {
+            found.push(format!("{}: lock taken {holds:.0} times, upstream {most_holds:.0}", scenario.name()));
+        }
+        if listed > most_listed * TOLERANCE && listed > most_listed + few {
+            found.push(format!("{}: {listed:.0} pages held, upstream {most_listed:.0}", scenario.name()));
+        }
+    }
+    found
+}
+
+fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    let both = |scenario| Some((comparison.run(scenario, Name::Adaptive)?, comparison.run(scenario, Name::Fixed)?));
+    let mut add = |name: &str, value: Option<f64>| {
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            figures.insert(name.to_string(), value);
+        }
+    };
+    let ratio = |scenario, of: fn(&Run) -> f64| both(scenario).map(|(adaptive, fixed)| of(adaptive) / of(fixed));
+    let share = |scenario, policy| comparison.run(scenario, policy).map(|run| run.outcome.lock_share);
+    add("pf1_56.fixed.lock_share", share(Scenario::PageFault(56), Name::Fixed));
+    add("pf1_56.adaptive.lock_share", share(Scenario::PageFault(56), Name::Adaptive));
+    add("pf1_56.speedup", ratio(Scenario::PageFault(56), |run| run.outcome.gigabytes_per_second));
+    add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
+    add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
+    add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
+    add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used));
+    add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
+    add("network.free_p99_ratio", ratio(Scenario::Network, |run| run.outcome.free_p99 as f64));
+    // Of all that such a machine has in use, as it was published.
+    let more = |(adaptive, fixed): (&Run, &Run)| adaptive.outcome.average_used - fixed.outcome.average_used;
+    add("network.held_ratio", both(Scenario::Network).map(|runs| 1.0 + more(runs) / network::BASE_USED));
+    add("pressure.failures", both(Scenario::Pressure).map(|(run, _)| run.outcome.failures as f64));
+    add("pressure.early_reclaim_ratio", ratio(Scenario::Pressure, |run| run.outcome.early_reclaims as f64));
+    add("validation_worst_error", Some(validate::worst(&comparison.checks)));
+    add("pareto_violations", Some(comparison.violations.len() as f64));
+    figures
+}

@@ -1,0 +1,93 @@
+//! The policies by name.
+//!
+//! Sits between names, which the command line and tables use, and types, which the machine is built with.
+
+use neap_pages::policy::fixed::Still;
+use neap_pages::policy::gorman::Gorman;
+use neap_pages::policy::hocko::Hocko;
+use neap_pages::policy::huang::Huang;
+use neap_pages::policy::{Adaptive, Depth, Policy, Upstream};
+
+use crate::machine::{Machine, Setup};
+use crate::measure::{Costs, Outcome};
+
+/// What sizes a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Name {
+    /// Upstream's formula, never changed.
+    Fixed,
+    /// As posted in source 003.
+    Depth,
+    /// As merged.
+    Upstream,
+    /// What the library runs.
+    Adaptive,
+    /// The reviewers' variants.
+    Hocko,
+    /// See `Hocko`.
+    Huang,
+    /// See `Hocko`.
+    Gorman,
+}
+
+/// All of them.
+pub const ALL: [Name; 7] =
+    [Name::Fixed, Name::Depth, Name::Upstream, Name::Adaptive, Name::Hocko, Name::Huang, Name::Gorman];
+
+impl Name {
+    /// The policy of a name.
+    pub fn named(text: &str) -> Option<Name> {
+        ALL.into_iter().find(|name| name.text() == text)
+    }
+
+    /// In lower case.
+    pub fn text(self) -> &'static str {
+        match self {
+            Name::Fixed => "fixed",
+            Name::Depth => "depth",
+            Name::Upstream => "upstream",
+            Name::Adaptive => "adaptive",
+            Name::Hocko => "hocko",
+            Name::Huang => "huang",
+            Name::Gorman => "gorman",
+        }
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The numbers.
+    pub outcome: Outcome,
+    /// The counts of the warm-up, and of what was measured.
+    pub warm: Costs,
+    /// See `warm`.
+    pub costs: Costs,
+}
+
+/// Runs a machine under a policy: its warm-up, then what is measured.
+///
+/// # Panics
+/// If a page is not where it should be in the end.
+pub fn run(policy: Name, setup: Setup) -> Run {
+    match policy {
+        Name::Fixed => run_as::<Still>(setup),
+        Name::Depth => run_as::<Depth>(setup),
+        Name::Upstream => run_as::<Upstream>(setup),
+        Name::Adaptive => run_as::<Adaptive>(setup),
+        Name::Hocko => run_as::<Hocko>(setup),
+        Name::Huang => run_as::<Huang>(setup),
+        Name::Gorman => run_as::<Gorman>(setup),
+    }
+}
+
+fn run_as<T: Policy>(setup: Setup) -> Run {
+    let (warm, time) = (setup.warm, setup.time);
+    let mut machine = Machine::<T>::new(setup);
+    machine.run(warm);
+    let warm = machine.take_costs();
+    machine.run(time);
+    let costs = machine.take_costs();
+    assert!(machine.settle(), "a page is nowhere");
+    Run { outcome: costs.outcome(time), warm, costs }
+}

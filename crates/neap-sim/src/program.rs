@@ -1,0 +1,86 @@
+//! Programs: what a virtual CPU does next.
+//!
+//! Sits between the scenarios, which write programs, and the machine, which runs them. A program is asked for one step
+//! after the other and sees what it holds; it knows nothing of lists, zones or policies. Blocks lie in the CPU's hands,
+//! first in, first out, and can be passed to another CPU through a channel.
+
+use crate::random::Random;
+
+/// Hands of a CPU.
+pub const HANDS: usize = 4;
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// Allocates a block of an order into a hand, then works for so many nanoseconds.
+    Take(u8, usize, u32),
+    /// Frees the block that has been in a hand longest, then works.
+    Give(usize, u32),
+    /// Puts the block that has been in a hand longest into a channel, then works.
+    Send(usize, usize, u32),
+    /// Waits for a block from a channel and takes it into a hand, then works.
+    Receive(usize, usize, u32),
+    /// Exchanges all that is in a hand for all that is in a channel: a process that goes on elsewhere for one that came.
+    Swap(usize, usize),
+    /// Works.
+    Work(u64),
+    /// Does nothing.
+    Rest(u64),
+    /// Does nothing until somebody wakes it: background reclaim, by a watermark.
+    Sleep,
+    /// Is done for good.
+    End,
+}
+
+/// What a program sees.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct View {
+    /// Nanoseconds since the start.
+    pub now: u64,
+    /// Blocks in each hand.
+    pub held: [u32; HANDS],
+    /// Blocks in the channel that was used last.
+    pub waiting: u32,
+    /// The last allocation failed.
+    pub refused: bool,
+    /// Background reclaim is wanted.
+    pub reclaiming: bool,
+}
+
+/// Answers the next step.
+pub type Program = Box<dyn FnMut(&View) -> Op + Send>;
+
+/// Takes and gives back `pages` pages, over and over, with so much work for each step up and down, resting after each round.
+pub fn swing(pages: u32, order: u8, work: (u32, u32), rest: u64, mut random: Random) -> Program {
+    let blocks = (pages >> order).max(1);
+    // Somewhere in a round, so that CPUs are not in step.
+    let first = u64::from(random.below(blocks)) * u64::from(work.0 + work.1);
+    let (mut up, mut begun) = (true, false);
+    Box::new(move |view| {
+        if !begun {
+            begun = true;
+            return Op::Rest(first);
+        }
+        if up && view.held[0] >= blocks {
+            up = false;
+        } else if !up && view.held[0] == 0 {
+            up = true;
+            if rest > 0 {
+                return Op::Rest(rest);
+            }
+        }
+        if up { Op::Take(order, 0, random.about(work.0)) } else { Op::Give(0, random.about(work.1)) }
+    })
+}
+
+/// Goes up to `most` blocks and down to none, three steps back for seven ahead.
+pub fn mix(most: u32, order: u8, work: u32, mut random: Random) -> Program {
+    let mut up = true;
+    Box::new(move |view| {
+        let held = view.held[0];
+        up = if up { held < most } else { held == 0 };
+        let take = held == 0 || held < most && up == (random.below(10) < 7);
+        let work = random.about(work);
+        if take { Op::Take(order, 0, work) } else { Op::Give(0, work) }
+    })
+}

@@ -1,0 +1,120 @@
+//! Scenarios: machines, what runs on them, for how long.
+//!
+//! Sits between programs and the comparison. A scenario is made anew for each policy from the same seed, so all policies
+//! meet the same programs; what a program does next depends on virtual time alone.
+
+pub mod first_touch;
+pub mod kernel_build;
+pub mod network;
+pub mod page_fault;
+pub mod pressure;
+pub mod programs;
+
+use crate::machine::{ListLock, SECOND, Setup};
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Less than a minute on two CPUs: fewer machines, shorter runs.
+    Quick,
+    /// Everything.
+    Full,
+}
+
+/// One scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// page_fault1 on so many CPUs.
+    PageFault(usize),
+    /// page_fault1 on 56 CPUs until a policy with a window of a second has learned it.
+    Learned,
+    /// pft on so many CPUs with lists locked like this.
+    FirstTouch(usize, ListLock),
+    /// The kernel build while everything is to be done.
+    KernelBuild,
+    /// The kernel build when little is left to do.
+    KernelBuildEnd,
+    /// Senders and receivers.
+    Network,
+    /// A big program's start and exit.
+    BigProgram,
+    /// Bursts three seconds apart.
+    Bursts,
+    /// A steady mix.
+    SteadyMix,
+    /// Memory that runs out.
+    Pressure,
+    /// A switching load.
+    Adversary,
+}
+
+impl Scenario {
+    /// What tables call it.
+    pub fn name(self) -> String {
+        match self {
+            Scenario::PageFault(cpus) => format!("page_fault1 x{cpus}"),
+            Scenario::Learned => "page_fault1 x56, learned".into(),
+            Scenario::FirstTouch(cpus, lock) => {
+                let lock = match lock {
+                    ListLock::None => "no lock",
+                    ListLock::Blocking => "spin lock",
+                    ListLock::Try => "trylock",
+                };
+                format!("pft x{cpus}, {lock}")
+            }
+            Scenario::KernelBuild => "kernel build".into(),
+            Scenario::KernelBuildEnd => "kernel build, end".into(),
+            Scenario::Network => "network".into(),
+            Scenario::BigProgram => "big program".into(),
+            Scenario::Bursts => "bursts 3 s apart".into(),
+            Scenario::SteadyMix => "steady mix".into(),
+            Scenario::Pressure => "memory pressure".into(),
+            Scenario::Adversary => "adversary".into(),
+        }
+    }
+
+    /// The machine with its programs.
+    pub fn setup(self, seed: u64, size: Size) -> Setup {
+        let time = |quick: u64, full: u64| SECOND * if size == Size::Quick { quick } else { full } / 10;
+        match self {
+            Scenario::PageFault(cpus) if cpus > 56 => page_fault::setup(cpus, seed, time(80, 200), time(5, 20)),
+            Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 60), time(10, 40)),
+            Scenario::Learned => page_fault::setup(56, seed, time(60, 60), time(10, 10)),
+            Scenario::FirstTouch(cpus, lock) => {
+                first_touch::setup(cpus, lock, if size == Size::Quick { 8 } else { 32 })
+            }
+            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(30, 80), time(10, 40), false),
+            Scenario::KernelBuildEnd => {
+                kernel_build::setup(kernel_build::CPUS, seed, time(115, 140), time(5, 30), true)
+            }
+            Scenario::Network => network::setup(seed, time(5, 20), time(20, 50)),
+            Scenario::BigProgram => programs::big_program(seed, 0, time(100, 150)),
+            Scenario::Bursts => programs::bursts(seed, time(40, 40), time(60, 150)),
+            Scenario::SteadyMix => programs::steady_mix(seed, time(20, 50), time(20, 100)),
+            Scenario::Pressure => pressure::setup(seed, time(5, 10), time(15, 40)),
+            Scenario::Adversary => programs::adversary(seed, time(10, 10), time(40, 200)),
+        }
+    }
+}
+
+/// The scenarios that all policies are compared on.
+pub fn compared(size: Size) -> Vec<Scenario> {
+    let cpus: &[usize] = if size == Size::Quick { &[1, 56] } else { &[1, 2, 4, 8, 16, 28, 56, 112, 224] };
+    let mut scenarios: Vec<Scenario> = cpus.iter().map(|&cpus| Scenario::PageFault(cpus)).collect();
+    scenarios.extend([
+        Scenario::KernelBuild,
+        Scenario::KernelBuildEnd,
+        Scenario::Network,
+        Scenario::BigProgram,
+        Scenario::Bursts,
+        Scenario::SteadyMix,
+        Scenario::Pressure,
+        Scenario::Adversary,
+    ]);
+    scenarios
+}
+
+/// Numbers of CPUs for pft; those of source 002 in full.
+pub fn first_touch_cpus(size: Size) -> &'static [usize] {
+    if size == Size::Quick { &[1, 80] } else { &[1, 4, 7, 12, 21, 30, 48, 79, 80] }
+}

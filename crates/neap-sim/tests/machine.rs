@@ -1,0 +1,131 @@
+//! What the virtual machine owes: the same numbers for the same seed, no page lost, an end to everything, and the base it is
+//! calibrated on.
+//!
+//! Method: small machines under every policy, with the zone's own `verify` at the end. A failing test prints seed and
+//! policy; all of it is deterministic, so running it again shows the same.
+
+use neap_pages::policy::fixed::Still;
+use neap_pages::policy::{Adaptive, Depth, Policy, Upstream};
+use neap_sim::machine::{Machine, SECOND, Setup};
+use neap_sim::policies::{self, Name};
+use neap_sim::program::{Op, Program, View, mix, swing};
+use neap_sim::random::Random;
+use neap_sim::scenarios::{self, Scenario, Size};
+
+/// `program` until `end`, then it frees what it holds, and is done.
+fn ending(mut program: Program, end: u64) -> Program {
+    Box::new(move |view: &View| match (view.now < end, view.held.iter().position(|held| *held > 0)) {
+        (true, _) => program(view),
+        (false, Some(hand)) => Op::Give(hand, 100),
+        (false, None) => Op::End,
+    })
+}
+
+/// Eight CPUs that do different things for a second.
+fn small(seed: u64) -> Setup {
+    let program = |cpu: u64| {
+        let random = Random::new(seed, cpu);
+        let program = match cpu % 4 {
+            0 => swing(5000, 0, (300, 100), 0, random),
+            1 => mix(2000, 1, 300, random),
+            2 => swing(3000, 3, (300, 100), 1_000_000, random),
+            _ => mix(700, 2, 200, random),
+        };
+        ending(program, SECOND)
+    };
+    Setup { time: 2 * SECOND, warm: 0, ..Setup::new((0..8).map(program).collect()) }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_numbers_and_another_one_others() {
+    for policy in policies::ALL {
+        let run = |seed| policies::run(policy, small(seed));
+        let (first, second, other) = (run(1), run(1), run(2));
+        assert_eq!(first.outcome, second.outcome, "{policy:?}");
+        assert_eq!(first.costs.samples, second.costs.samples, "{policy:?}");
+        assert_ne!(first.outcome, other.outcome, "{policy:?}");
+    }
+}
+
+fn conserves<T: Policy>() {
+    let mut machine = Machine::<T>::new(small(3));
+    let managed = machine.lab().room();
+    for _ in 0..20 {
+        machine.run(SECOND / 10);
+    }
+    assert!(machine.has_ended() && machine.is_quiet());
+    machine.lab().pages().verify().expect("every page is in one place");
+    let listed: u32 = (0..machine.cpus()).map(|cpu| machine.lab().list(cpu).1).sum();
+    assert_eq!((machine.in_hands(), machine.lab().room() + listed), (0, managed));
+    assert_eq!((machine.costs.taken, machine.costs.failures), (machine.costs.given, 0));
+    // Nothing but pages that were given or drained can be in the zone again.
+    machine.lab().drain(None);
+    assert_eq!(machine.lab().room(), managed);
+    machine.lab().pages().verify().expect("every page is in the zone");
+}
+
+#[test]
+fn no_page_is_lost() {
+    conserves::<Still>();
+    conserves::<Depth>();
+    conserves::<Upstream>();
+    conserves::<Adaptive>();
+}
+
+#[test]
+fn after_two_seconds_of_rest_no_list_of_adaptive_holds_anything_and_after_five_it_knows_nothing() {
+    let mut machine = Machine::<Adaptive>::new(small(5));
+    machine.run(SECOND);
+    while !machine.has_ended() {
+        machine.run(SECOND / 100);
+    }
+    let highs = |machine: &Machine<Adaptive>| (0..8).map(|cpu| machine.lab().list(cpu).0).max();
+    assert!(highs(&machine) > Some(machine.lab().limits().fixed.high), "something was learned");
+    machine.run(2 * SECOND);
+    assert_eq!((0..8).map(|cpu| machine.lab().list(cpu).1).sum::<u32>(), 0);
+    machine.run(3 * SECOND);
+    assert!(machine.lab().is_settled());
+    assert_eq!(highs(&machine), Some(machine.lab().limits().fixed.high));
+}
+
+#[test]
+fn alone_nobody_waits_and_who_waits_is_told_so() {
+    let alone = Setup::new(vec![swing(5000, 0, (100, 100), 0, Random::new(1, 1))]);
+    let run = policies::run(Name::Fixed, Setup { warm: 0, time: SECOND / 10, ..alone });
+    assert!(run.costs.holds > 100 && run.costs.waits == 0);
+    let programs = (0..16).map(|cpu| swing(5000, 0, (100, 100), 0, Random::new(1, cpu))).collect();
+    let mut machine = Machine::<Still>::new(Setup::new(programs));
+    let before = machine.lab().pages().statistics().zone_waits;
+    machine.run(SECOND / 10);
+    assert!(machine.costs.waits > 100);
+    assert_eq!(u64::from(machine.lab().pages().statistics().zone_waits - before), machine.costs.waits);
+    // Sixteen that want it all the time keep the lock busy and no more than that.
+    let held = machine.costs.held as f64 / (SECOND / 10) as f64;
+    assert!((0.95..=1.001).contains(&held), "{held}");
+}
+
+#[test]
+fn fixed_reproduces_the_base_it_is_calibrated_on() {
+    let setup = scenarios::page_fault::setup(56, 1, SECOND, SECOND / 2);
+    let outcome = policies::run(Name::Fixed, setup).outcome;
+    assert!((0.58..0.64).contains(&outcome.lock_share), "{}", outcome.lock_share);
+    assert!((32.5..36.0).contains(&outcome.gigabytes_per_second), "{}", outcome.gigabytes_per_second);
+}
+
+#[test]
+fn no_allocation_fails_while_pages_sit_in_lists() {
+    for policy in policies::ALL {
+        let run = policies::run(policy, scenarios::pressure::setup(4, 0, SECOND));
+        assert!(run.outcome.reclaims > 0, "{policy:?}: memory was short");
+        assert_eq!(run.outcome.failures_with_pages_listed, 0, "{policy:?}");
+    }
+}
+
+#[test]
+fn every_scenario_of_the_comparison_has_a_name_of_its_own() {
+    let names: Vec<String> = scenarios::compared(Size::Full).into_iter().map(Scenario::name).collect();
+    let mut distinct = names.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), names.len());
+}
