@@ -4,13 +4,14 @@
 //! alone, not on this machine; the machine is named in the JSON object because every object names it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use neap_sim::compare::{self, Comparison};
 use neap_sim::scenarios::{self, Scenario, Size};
+use neap_sim::trace::Trace;
 use neap_sim::{cost, page, policies};
 use serde_json::{Value, json};
 
@@ -23,6 +24,7 @@ Examples:
   neap lab compare --quick --html lab.html  less of it, and a page with plots
   neap lab compare --seed 7 --json          one JSON object on standard output
   neap lab show 'kernel build'              one scenario
+  neap lab replay program.trace             every policy on a recording
 
 Simulated are CPUs, time and the wait for the zone's lock; lists, policies and zone are the library's own.
 The same seed and size print the same numbers on every machine.";
@@ -47,6 +49,11 @@ enum What {
         /// Write a page with tables and plots
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
+    },
+    /// Every policy on a recording of a program's pages (the format: crates/neap-sim/src/trace.rs)
+    Replay {
+        /// The recording
+        file: PathBuf,
     },
     /// Every policy in one scenario
     Show {
@@ -93,6 +100,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
                 bail!("{scenario}, {policy}, seed {}: an allocation failed while pages sat in lists", how.seed);
             }
         }
+        What::Replay { file } => replay(file)?,
         What::Show { scenario, how } => {
             let known = scenarios::compared(how.size());
             let Some(&found) = known.iter().find(|known| known.name() == *scenario) else {
@@ -104,6 +112,20 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn replay(file: &Path) -> Result<()> {
+    let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let trace = Trace::read(&bytes).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+    let mut rows = Vec::new();
+    for policy in policies::ALL {
+        let setup = trace.setup().map_err(|error| anyhow!("{}: {error}", file.display()))?;
+        rows.push(page::row(policy, &policies::run(policy, setup).outcome));
+    }
+    println!("{}", table(&page::COLUMNS, &rows));
+    let end = if trace.cut_off { "; the file was full before the program ended" } else { "" };
+    println!("{} events of {} CPUs, pages of {} bytes{end}", trace.events.len(), trace.cpus, 1_u64 << trace.page_shift);
+    Ok(())
 }
 
 fn print(comparison: &Comparison, size: Size) {

@@ -238,3 +238,22 @@ fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_sa
     assert!(!unknown.status.success());
     assert!(text(&unknown.stderr).contains("`naps`") && text(&unknown.stderr).contains("kernel build"));
 }
+
+#[test]
+fn a_recording_is_replayed_and_a_file_that_is_none_is_refused_by_name() {
+    let neap = Installed::new("replay");
+    let file = neap.0.join("a.trace");
+    // One CPU allocates page 5 and frees it a millisecond later.
+    let mut bytes = b"neaptrc1\x01\x00\x0c\x00\x02\x00\x00\x00".to_vec();
+    bytes.extend(1_000_000_u64.to_le_bytes());
+    bytes.extend([0, 0, 0, 10, 1, 0, 0xc0, 0x84, 0x3d, 0]);
+    fs::write(&file, &bytes).unwrap();
+    let output = neap.neap(&["lab", "replay", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    assert!(stdout.contains("\n| adaptive ") && stdout.contains("2 events of 1 CPUs, pages of 4096 bytes"), "{stdout}");
+    fs::write(&file, &bytes[1..]).unwrap();
+    let output = neap.neap(&["lab", "replay", file.to_str().unwrap()]);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(text(&output.stderr).contains(file.to_str().unwrap()), "{}", text(&output.stderr));
+}

@@ -18,4 +18,5 @@ pub mod policies;
 pub mod program;
 pub mod random;
 pub mod scenarios;
+pub mod trace;
 pub mod validate;

@@ -8,7 +8,7 @@
 //! no real clock: the same scenario and seed give the same numbers.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn, Platform};
@@ -28,7 +28,7 @@ pub const SECOND: u64 = 1_000_000_000;
 const START: u64 = 10 * SECOND;
 /// Ticks that find nothing after which no other follows soon.
 const LAST_TICKS: u32 = 3;
-/// Between two attempts of an allocation that waits for pages under way.
+/// Between two attempts of whoever waits for what another CPU has under way.
 const RETRY: u64 = 20_000;
 /// Attempts after which it fails.
 const ATTEMPTS: u32 = 100;
@@ -133,6 +133,7 @@ pub struct Machine<T: Policy> {
     managed: u32,
     cpus: Vec<Cpu>,
     channels: Vec<Channel>,
+    named: BTreeMap<u32, (Pfn, Order)>,
     /// Time, a number that orders equals, CPU.
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     queued: u64,
@@ -196,6 +197,7 @@ impl<T: Policy> Machine<T> {
             managed: setup.managed,
             cpus: virtual_cpus,
             channels: (0..setup.channels).map(|_| Channel::default()).collect(),
+            named: BTreeMap::new(),
             queue: BinaryHeap::new(),
             queued: 0,
             locked_until: 0,
@@ -243,7 +245,8 @@ impl<T: Policy> Machine<T> {
     pub fn in_hands(&self) -> u32 {
         let pages = |blocks: &VecDeque<(Pfn, Order)>| blocks.iter().map(|(_, order)| order.pages()).sum::<u32>();
         let hands: u32 = self.cpus.iter().flat_map(|cpu| &cpu.hands).map(pages).sum();
-        hands + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()
+        let named: u32 = self.named.values().map(|(_, order)| order.pages()).sum();
+        hands + named + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()
     }
 
     /// Finishes the operations that are under way, and answers whether every page is in hands, in lists or free.
@@ -423,6 +426,7 @@ impl<T: Policy> Machine<T> {
                     let order = Order(order);
                     match self.lab.begin_allocate(order, bypass) {
                         Ok(block) => {
+                            view.refused = false;
                             hands[hand].push_back((block.pfn, order));
                             costs.takes.add(*at - since, 1);
                             *at += u64::from(work);
@@ -453,7 +457,7 @@ impl<T: Policy> Machine<T> {
                         }
                     }
                 }
-                Op::Send(..) | Op::Receive(..) | Op::Swap(..) => {
+                Op::Send(..) | Op::Receive(..) | Op::Swap(..) | Op::Name(..) | Op::Claim(..) => {
                     *pending = Pending::Channel(op);
                     break;
                 }
@@ -510,6 +514,23 @@ impl<T: Policy> Machine<T> {
                 core::mem::swap(&mut self.cpus[cpu].hands[hand], &mut self.channels[channel].blocks);
                 true
             }
+            Op::Name(hand, name) => {
+                let block = self.cpus[cpu].hands[hand].pop_front();
+                self.named.extend(block.map(|block| (name, block)));
+                true
+            }
+            Op::Claim(hand, name) => match self.named.remove(&name) {
+                Some(block) => {
+                    self.cpus[cpu].hands[hand].push_back(block);
+                    true
+                }
+                None => {
+                    self.cpus[cpu].at += RETRY;
+                    self.cpus[cpu].pending = Pending::Channel(op);
+                    self.enqueue(cpu);
+                    false
+                }
+            },
             _ => true,
         }
     }

@@ -6,7 +6,7 @@ use core::fmt::Write;
 
 use crate::compare::Comparison;
 use crate::cost;
-use crate::measure::Sample;
+use crate::measure::{Outcome, Sample};
 use crate::policies::{self, Name};
 use crate::scenarios::Scenario;
 
@@ -38,26 +38,28 @@ pub const COLUMNS: [&str; 14] = [
     "max",
 ];
 
+/// A policy's row.
+pub fn row(policy: Name, outcome: &Outcome) -> Vec<String> {
+    let times = [outcome.alloc_p50, outcome.alloc_p99, outcome.alloc_max];
+    let times = times.into_iter().chain([outcome.free_p50, outcome.free_p99, outcome.free_max]);
+    let mut row = vec![
+        policy.text().to_string(),
+        outcome.lock_takes.to_string(),
+        format!("{:.1}", outcome.lock_takes_per_million),
+        format!("{:.3}", outcome.lock_share * 100.0),
+        format!("{:.1}", outcome.zone_share * 100.0),
+        format!("{:.2}", outcome.gigabytes_per_second),
+        format!("{:.0}", outcome.average_listed),
+        format!("{:.0}", outcome.average_used),
+    ];
+    row.extend(times.map(|time| time.to_string()));
+    row
+}
+
 /// A scenario's table: a row for each policy.
 pub fn rows(comparison: &Comparison, scenario: Scenario) -> Vec<Vec<String>> {
-    let row = |policy: Name| {
-        let outcome = &comparison.run(scenario, policy)?.outcome;
-        let times = [outcome.alloc_p50, outcome.alloc_p99, outcome.alloc_max];
-        let times = times.into_iter().chain([outcome.free_p50, outcome.free_p99, outcome.free_max]);
-        let mut row = vec![
-            policy.text().to_string(),
-            outcome.lock_takes.to_string(),
-            format!("{:.1}", outcome.lock_takes_per_million),
-            format!("{:.3}", outcome.lock_share * 100.0),
-            format!("{:.1}", outcome.zone_share * 100.0),
-            format!("{:.2}", outcome.gigabytes_per_second),
-            format!("{:.0}", outcome.average_listed),
-            format!("{:.0}", outcome.average_used),
-        ];
-        row.extend(times.map(|time| time.to_string()));
-        Some(row)
-    };
-    policies::ALL.into_iter().filter_map(row).collect()
+    let found = |policy| Some(row(policy, &comparison.run(scenario, policy)?.outcome));
+    policies::ALL.into_iter().filter_map(found).collect()
 }
 
 /// The page.

@@ -22,6 +22,10 @@ pub enum Op {
     Receive(usize, usize, u32),
     /// Exchanges all that is in a hand for all that is in a channel: a process that goes on elsewhere for one that came.
     Swap(usize, usize),
+    /// Puts the block that has been in a hand longest where any CPU can claim it by a number.
+    Name(usize, u32),
+    /// Waits for the block of a number and takes it into a hand.
+    Claim(usize, u32),
     /// Works.
     Work(u64),
     /// Does nothing.

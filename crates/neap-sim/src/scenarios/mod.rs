@@ -77,7 +77,10 @@ impl Scenario {
     pub fn setup(self, seed: u64, size: Size) -> Setup {
         let time = |quick: u64, full: u64| SECOND * if size == Size::Quick { quick } else { full } / 10;
         match self {
-            Scenario::PageFault(cpus) if cpus > 56 => page_fault::setup(cpus, seed, time(80, 200), time(5, 20)),
+            // With so many it takes seconds until each has had its first swing.
+            Scenario::PageFault(cpus) if cpus > 56 => {
+                page_fault::setup(cpus, seed, SECOND * cpus as u64 / 28, time(3, 10))
+            }
             Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 60), time(10, 40)),
             Scenario::Learned => page_fault::setup(56, seed, time(60, 60), time(10, 10)),
             Scenario::FirstTouch(cpus, lock) => {
