@@ -10,6 +10,7 @@ extern crate self as neap_objects;
 #[cfg(test)]
 extern crate std;
 
+mod barns;
 pub mod class_cache;
 pub mod hot;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
 //! decides what to do.
 
+use crate::barns::{Others, Surplus};
 use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache, Way};
 use crate::hot::{Hot, KindEntry, corrupt};
 use crate::region::StackId;
@@ -50,16 +51,6 @@ pub struct Config {
     pub list_high: Option<u32>,
 }
 
-/// A bit for every class that has more sheaves than its share.
-type Surplus = [AtomicU64; CLASSES.div_ceil(64)];
-
-/// What every node but the first has of all classes.
-#[derive(Debug)]
-struct Others {
-    caches: [SharedCache; CLASSES],
-    surplus: Surplus,
-}
-
 /// All objects of an instance, and the pages below them.
 #[derive(Debug)]
 pub struct Objects<P: Platform> {
@@ -72,12 +63,12 @@ pub struct Objects<P: Platform> {
     /// The shared part of every class on node 0, by class.
     pub caches: [SharedCache; CLASSES],
     /// The same for the other nodes.
-    others: *const Others,
+    pub(crate) others: *const Others,
     /// Descriptors of slabs.
     pub slabs: SlabTable,
     pub(crate) states: States,
     kinds: *const KindEntry,
-    surplus: Surplus,
+    pub(crate) surplus: Surplus,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -140,34 +131,6 @@ impl<P: Platform> Objects<P> {
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
-    }
-
-    /// The shared part of a class on a node.
-    #[inline]
-    pub fn cache(&self, node: usize, class: Class) -> &SharedCache {
-        &self.node(node).map_or(&self.caches, |others| &others.caches)[class.index()]
-    }
-
-    /// The shared parts of a class, node by node.
-    pub fn caches_of(&self, class: Class) -> impl Iterator<Item = &SharedCache> {
-        (0..self.pages.nodes()).map(move |node| self.cache(node, class))
-    }
-
-    fn node(&self, node: usize) -> Option<&Others> {
-        // SAFETY: there is one for every node but the first.
-        node.checked_sub(1).map(|other| unsafe { &*self.others.add(other) })
-    }
-
-    /// The shared part of a class on the node nearest to this thread.
-    #[inline]
-    fn near(&self, class: Class) -> &SharedCache {
-        self.cache(self.pages.nearest(&self.platform), class)
-    }
-
-    /// The node that an object is of.
-    #[inline]
-    pub fn node_of(&self, object: *const u8) -> usize {
-        if self.pages.nodes() == 1 { 0 } else { self.pages.node_of(self.pages.pfn(object.addr())) }
     }
 
     /// Lets the fast paths of `hot` work on this instance, where it has Rseq slots.
@@ -371,13 +334,13 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    fn take_from_partial(&self, cache: &SharedCache, most: usize, each: impl FnMut(Place)) -> usize {
+    pub(crate) fn take_from_partial(&self, cache: &SharedCache, most: usize, each: impl FnMut(Place)) -> usize {
         // SAFETY: the lock is held.
         unsafe { cache.lock().take(&self.slabs, most, each) }
     }
 
     /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
-    fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
         let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
         let mut cache = self.cache(node, class).lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
@@ -495,70 +458,8 @@ impl<P: Platform> Objects<P> {
         self.flush(class, &[object]);
     }
 
-    /// Gives sheaves to the barns of the nodes that their objects are of.
-    fn stow(&self, class: Class, mut sheaves: SheafList) {
-        while let Some(mut sheaf) = sheaves.pop() {
-            let mut node = 0;
-            if self.pages.nodes() > 1 {
-                let first = sheaf.objects().first();
-                node = first.map_or_else(|| self.pages.nearest(&self.platform), |&object| self.node_of(object));
-                // Few programs mix nodes in one stack; what is of others goes to its slab.
-                let own = sheaf.partition(|object| self.node_of(object) == node);
-                self.flush(class, &sheaf.objects()[own..]);
-                sheaf.truncate(own);
-            }
-            let mut cache = self.cache(node, class).lock();
-            cache.stow(sheaf);
-            if self.pages.nodes() == 1 {
-                while let Some(sheaf) = sheaves.pop() {
-                    cache.stow(sheaf);
-                }
-            }
-            self.note_surplus(node, class, &mut cache);
-        }
-    }
-
-    /// Says in the node's [`Surplus`] whether a class has more sheaves than its share.
-    fn note_surplus(&self, node: usize, class: Class, cache: &mut ClassCache) {
-        let surplus = cache.has_surplus(class);
-        if surplus != cache.surplus {
-            cache.surplus = surplus;
-            let (word, bit) = (&self.surplus(node)[class.index() / 64], 1 << (class.index() % 64));
-            // Relaxed: a hint where to look; the cache's lock orders the changes of a bit.
-            if surplus {
-                word.fetch_or(bit, Ordering::Relaxed)
-            } else {
-                word.fetch_and(!bit, Ordering::Relaxed)
-            };
-        }
-    }
-
-    fn surplus(&self, node: usize) -> &Surplus {
-        self.node(node).map_or(&self.surplus, |others| &others.surplus)
-    }
-
-    /// Puts back into slabs what a near barn has beyond its share, about `bytes` of it: somebody is about to take as much fresh
-    /// memory. So what one class does not need is not kept from the others, and a burst of one class
-    /// alone is served from its barn.
-    pub fn return_surplus(&self, bytes: usize) {
-        let node = self.pages.nearest(&self.platform);
-        let words = self.surplus(node).iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
-        let first = words.filter(|&(_, word)| word != 0).map(|(n, word)| n as u32 * 64 + word.trailing_zeros()).next();
-        let Some(class) = first.map(|index| Class(index as u8)) else { return };
-        let mut returned = 0;
-        while returned < bytes {
-            let mut cache = self.cache(node, class).lock();
-            let sheaf = cache.pop_surplus(class);
-            self.note_surplus(node, class, &mut cache);
-            drop(cache);
-            let Some(sheaf) = sheaf else { return };
-            returned += sheaf.objects().len() * class.size() + Sheaf::bytes(class.sheaf_capacity());
-            self.dissolve(class, sheaf);
-        }
-    }
-
     /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
-    fn flush(&self, class: Class, objects: &[*mut u8]) {
+    pub(crate) fn flush(&self, class: Class, objects: &[*mut u8]) {
         let mut rest = objects;
         while let Some(&first) = rest.first() {
             // As many as are of one node.
@@ -591,38 +492,6 @@ impl<P: Platform> Objects<P> {
         Place { slab, object: ((object.addr() - start) as u32) / class.size() as u32 }
     }
 
-    /// Memory for a sheaf: an object that comes from its slab directly and is in no state, so that freeing it by hand is
-    /// found out.
-    fn new_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
-        let capacity = class.sheaf_capacity();
-        let memory_class = Class::of_size(Sheaf::bytes(capacity));
-        let mut place = None;
-        // A burst of frees is why sheaves are made: what they are to hold is no surplus.
-        if self.take_from_partial(self.near(memory_class), 1, |found| place = Some(found)) == 0 {
-            self.take_from_new(hot, memory_class, 1, |found| place = Some(found));
-        }
-        let place = place?;
-        // SAFETY: the place was just taken, so the slab exists.
-        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
-        let address = self.pages.address(pfn) + place.object as usize * memory_class.size();
-        let memory = NonNull::new(core::ptr::with_exposed_provenance_mut(address))?;
-        // SAFETY: an object of the right size that is nobody else's.
-        Some(unsafe { Sheaf::make(memory, capacity) })
-    }
-
-    /// Gives the memory of an empty sheaf back.
-    fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
-        let memory_class = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
-        self.flush(memory_class, &[sheaf.into_memory().as_ptr()]);
-    }
-
-    /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
-    fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
-        self.flush(class, sheaf.objects());
-        sheaf.clear();
-        self.drop_sheaf(class, sheaf);
-    }
-
     /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; answers how many, or
     /// `None` if the CPU was skipped.
     pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> Option<u64> {
@@ -634,77 +503,9 @@ impl<P: Platform> Objects<P> {
         taken.then_some(count)
     }
 
-    /// Dissolves sheaves of a class's barns: `all` of them, or those that nobody needed since the last time, until it is to
-    /// `stop`. Answers how many objects were in them, and whether any sheaves are left.
-    pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
-        (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
-            let (more, some) = self.trim_barn_on(node, class, all, stop);
-            (objects + more, left | some)
-        })
-    }
-
-    /// The same for the class's barn on one node.
-    pub fn trim_barn_on(&self, node: usize, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
-        let cache = self.cache(node, class);
-        let (mut full, mut empty, mut left, mut objects);
-        {
-            let mut cache = cache.lock();
-            (full, empty) = (cache.full.working_set(), cache.empty.working_set());
-            if all {
-                (full, empty) = (cache.full.length(), cache.empty.length());
-            }
-            (left, objects) = (cache.full.length() > full || cache.empty.length() > empty, 0);
-        }
-        for from_full in (0..full).map(|_| true).chain((0..empty).map(|_| false)) {
-            if stop() {
-                return (objects, true);
-            }
-            let mut cache = cache.lock();
-            let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
-            drop(cache);
-            match sheaf {
-                Some(sheaf) => {
-                    objects += sheaf.objects().len() as u64;
-                    self.dissolve(class, sheaf);
-                }
-                None => left = true,
-            }
-        }
-        (objects, left)
-    }
-
     /// Objects that went around a busy slot so far.
     pub fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
-    }
-}
-
-impl Others {
-    /// Bytes that `count` nodes take.
-    fn bytes<P: Platform>(platform: &P, count: usize) -> usize {
-        (count * size_of::<Others>()).next_multiple_of(platform.page_size())
-    }
-
-    fn open<P: Platform>(platform: &P, count: usize) -> Result<*const Others, Errno> {
-        if count == 0 {
-            return Ok(core::ptr::null());
-        }
-        let start = core::ptr::with_exposed_provenance_mut::<Others>(platform.map(Others::bytes(platform, count))?);
-        for node in 0..count {
-            let caches = [const { SharedCache::new(ClassCache::new()) }; CLASSES];
-            // SAFETY: inside what was mapped, which is aligned to a page.
-            unsafe { start.add(node).write(Others { caches, surplus: Surplus::default() }) };
-        }
-        Ok(start)
-    }
-
-    /// # Safety
-    /// Nobody uses what [`Others::open`] answered for as many nodes any more.
-    unsafe fn close<P: Platform>(others: *const Others, platform: &P, count: usize) {
-        if count > 0 {
-            // SAFETY: as the caller promises.
-            unsafe { platform.unmap(others.addr(), Others::bytes(platform, count)) };
-        }
     }
 }
 
