@@ -34,6 +34,8 @@ const ISOLATED: &str = "isolated";
 /// Pages, and objects, that the owner holds at the top.
 const HELD: usize = 64;
 const PERIOD: Duration = Duration::from_millis(1);
+/// How long an owner may take to begin or to end on a machine that does other work.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Something whose caches are drained.
 struct Instance {
@@ -113,6 +115,8 @@ struct Felt {
 struct Stage {
     /// Odd while a window is open.
     window: AtomicU32,
+    /// The window that the owner is in.
+    entered: AtomicU32,
     over: AtomicBool,
     owner: AtomicU32,
     felt: Mutex<Option<Felt>>,
@@ -131,6 +135,7 @@ impl Stage {
                 continue;
             }
             seen = window;
+            self.entered.store(window, Ordering::Relaxed);
             let felt = self.work(instance, window);
             *self.felt.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(felt);
         }
@@ -181,8 +186,17 @@ impl Stage {
     fn window(&self, target: &Instance, cpu: usize, length: Duration) -> Result<Outcome> {
         let owner = self.owner.load(Ordering::Relaxed);
         let before = (interrupts(cpu)?, switches(owner)?, target.fences());
-        let start = Instant::now();
-        self.window.fetch_add(1, Ordering::Relaxed);
+        let window = self.window.fetch_add(1, Ordering::Relaxed) + 1;
+        // An owner that does not run now is waited for: it is to be there from the beginning.
+        let asked = Instant::now();
+        while self.entered.load(Ordering::Relaxed) != window {
+            if asked.elapsed() > PATIENCE {
+                bail!("the owner does not run");
+            }
+            thread::sleep(PERIOD);
+        }
+        // SAFETY: reads a counter, which every x86-64 has, and which is the same on all CPUs.
+        let (start, ticks) = (Instant::now(), unsafe { _rdtsc() });
         let (mut drains, mut pages, mut objects) = (0_u64, 0, 0);
         let mut next = start;
         while start.elapsed() < length {
@@ -192,19 +206,20 @@ impl Stage {
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
         self.window.fetch_add(1, Ordering::Relaxed);
-        let wall = start.elapsed();
+        // SAFETY: as above.
+        let (wall, ticks) = (start.elapsed(), unsafe { _rdtsc() } - ticks);
         let felt = loop {
             let felt = self.felt.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             if let Some(felt) = felt {
                 break felt;
             }
-            if start.elapsed() > length + Duration::from_secs(10) {
+            if start.elapsed() > length + PATIENCE {
                 bail!("the owner did not come to an end");
             }
             thread::sleep(PERIOD);
         };
         let after = (interrupts(cpu)?, switches(owner)?, target.fences());
-        let ns = |cycles: u64| cycles as f64 * wall.as_nanos() as f64 / felt.cycles.max(1) as f64;
+        let ns = |cycles: u64| cycles as f64 * wall.as_nanos() as f64 / ticks.max(1) as f64;
         let counts = [
             ("p999_ns", ns(felt.operation_p999)),
             ("round_p999_ns", ns(felt.round_p999)),
@@ -216,7 +231,7 @@ impl Stage {
             ("drained_objects", objects as f64),
         ];
         let counts = counts.iter().map(|&(name, count)| (name.to_string(), count)).collect();
-        Ok(Outcome { operations: felt.operations, wall_ns: wall.as_nanos() as u64, counts, ..Outcome::default() })
+        Ok(Outcome { operations: felt.operations, wall_ns: ns(felt.cycles) as u64, counts, ..Outcome::default() })
     }
 }
 
@@ -257,6 +272,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         let other: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let stage = Stage {
             window: AtomicU32::new(0),
+            entered: AtomicU32::new(0),
             over: AtomicBool::new(false),
             owner: AtomicU32::new(0),
             felt: Mutex::new(None),
@@ -381,8 +397,8 @@ mod tests {
     fn a_window_drains_what_the_owner_uses() {
         let places = cpus().unwrap();
         let mine = Instance::open(Some(places[0])).unwrap();
-        let (window, over, owner) = (AtomicU32::new(0), AtomicBool::new(false), AtomicU32::new(0));
-        let stage = Stage { window, over, owner, felt: Mutex::new(None) };
+        let [window, entered, owner] = [(); 3].map(|()| AtomicU32::new(0));
+        let stage = Stage { window, entered, over: AtomicBool::new(false), owner, felt: Mutex::new(None) };
         thread::scope(|scope| {
             scope.spawn(|| {
                 pin_to(places[0]).unwrap();
