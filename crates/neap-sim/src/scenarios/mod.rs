@@ -79,14 +79,14 @@ impl Scenario {
         match self {
             // With so many it takes seconds until each has had its first swing.
             Scenario::PageFault(cpus) if cpus > 56 => {
-                page_fault::setup(cpus, seed, SECOND * cpus as u64 / 28, time(3, 10))
+                page_fault::setup(cpus, seed, SECOND * cpus as u64 / 28, time(3, 5))
             }
-            Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 60), time(10, 40)),
+            Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 50), time(10, 10)),
             Scenario::Learned => page_fault::setup(56, seed, time(60, 60), time(10, 10)),
             Scenario::FirstTouch(cpus, lock) => {
                 first_touch::setup(cpus, lock, if size == Size::Quick { 8 } else { 32 })
             }
-            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(30, 80), time(10, 40), false),
+            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(60, 80), time(10, 40), false),
             Scenario::KernelBuildEnd => {
                 kernel_build::setup(kernel_build::CPUS, seed, time(115, 140), time(5, 30), true)
             }
