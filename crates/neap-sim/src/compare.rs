@@ -43,14 +43,14 @@ impl Comparison {
 
 /// Which policies run in which scenarios.
 fn jobs(size: Size) -> Vec<(Scenario, Name)> {
-    let mut jobs = Vec::new();
+    // What takes longest begins first.
+    let mut jobs = vec![(Scenario::Learned, Name::Depth)];
     for scenario in scenarios::compared(size) {
         jobs.extend(policies::ALL.map(|policy| (scenario, policy)));
     }
     if !jobs.contains(&(Scenario::PageFault(224), Name::Adaptive)) {
         jobs.push((Scenario::PageFault(224), Name::Adaptive));
     }
-    jobs.push((Scenario::Learned, Name::Depth));
     for &cpus in scenarios::first_touch_cpus(size) {
         jobs.extend([ListLock::None, ListLock::Blocking].map(|lock| (Scenario::FirstTouch(cpus, lock), Name::Fixed)));
         jobs.extend([Name::Fixed, Name::Adaptive].map(|name| (Scenario::FirstTouch(cpus, ListLock::Try), name)));

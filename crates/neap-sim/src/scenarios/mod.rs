@@ -15,7 +15,7 @@ use crate::machine::{ListLock, SECOND, Setup};
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Less than a minute on two CPUs: fewer machines, shorter runs.
+    /// About a minute on two CPUs: fewer machines, shorter runs.
     Quick,
     /// Everything.
     Full,
@@ -88,7 +88,7 @@ impl Scenario {
             }
             Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(60, 80), time(10, 40), false),
             Scenario::KernelBuildEnd => {
-                kernel_build::setup(kernel_build::CPUS, seed, time(115, 140), time(5, 30), true)
+                kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(5, 30), true)
             }
             Scenario::Network => network::setup(seed, time(5, 20), time(20, 50)),
             Scenario::BigProgram => programs::big_program(seed, 0, time(100, 150)),
