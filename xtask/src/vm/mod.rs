@@ -38,7 +38,7 @@ const fn guest(name: &'static str, line: &'static str) -> Guest {
 /// CPUs go and come while a test runs; it must have happened, and the test must not have noticed. Of CPUs 1 and 2 one
 /// is always there, so that no thread loses all that it may run on.
 const HOTPLUG: &str = "\
-NEAP_SECONDS=8 /tests/neap-stress & test=$!; turns=0
+NEAP_SECONDS=10 /tests/neap-stress a6 & test=$!; turns=0
 cpus=/sys/devices/system/cpu
 while kill -0 $test 2>/dev/null; do
   for cpu in 1 2; do
@@ -59,12 +59,12 @@ const GUESTS: &[Guest] = &[
     guest("large", "/tests/neap-large"),
     guest("limits", "/tests/neap-limits"),
     guest("fork", "/tests/neap-fork"),
-    guest("stress", "NEAP_SECONDS=8 /tests/neap-stress"),
+    guest("stress", "NEAP_SECONDS=10 /tests/neap-stress a6"),
     guest("stress while CPUs come and go", HOTPLUG),
     guest("family", "LD_PRELOAD=$PRELOAD /programs/family"),
     guest("fork_storm", "LD_PRELOAD=$PRELOAD /programs/fork_storm 5"),
     guest("thread_storm", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
-    guest("signals_and_migration", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 1"),
+    guest("signals_and_migration", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15"),
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
     Guest {
         shape: Shape::Memoryless,
@@ -72,7 +72,7 @@ const GUESTS: &[Guest] = &[
     },
     Guest {
         shape: Shape::Memoryless,
-        ..guest("signals_and_migration beside it", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 1")
+        ..guest("signals_and_migration beside it", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15")
     },
 ];
 
