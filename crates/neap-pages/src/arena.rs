@@ -53,6 +53,13 @@ pub(crate) struct Table {
     pub(crate) droppable: bool,
 }
 
+impl Table {
+    /// Bytes to map for what the table says of so many bytes of the arena: whole pages, and a byte for every part begun.
+    fn bytes(&self, arena: usize, page_shift: u32) -> usize {
+        arena.div_ceil(1 << self.shift).next_multiple_of(1 << page_shift)
+    }
+}
+
 /// Offsets from the base: what growth has done so far.
 #[derive(Debug)]
 struct Growth {
@@ -274,7 +281,7 @@ impl Arena {
 
     /// Bytes of a map with a bit per chunk, as far as the arena can ever grow.
     pub(crate) fn chunk_map(&self) -> usize {
-        (self.span >> self.tables[FREE_CHUNKS].shift).next_multiple_of(8)
+        self.tables[FREE_CHUNKS].bytes(self.span, self.page_shift)
     }
 
     /// Maps at least `pages` more in one piece for a node, and tells `publish` about them before anybody else can grow.
@@ -354,7 +361,7 @@ impl Arena {
         }
         platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
-            let needed = ((start + size) >> table.shift).max(1).next_multiple_of(1 << self.page_shift);
+            let needed = table.bytes(start + size, self.page_shift);
             if table.shift == 0 || needed <= *mapped {
                 continue;
             }
@@ -405,7 +412,24 @@ fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]
     let mut end = base + span;
     for table in tables.iter_mut().filter(|table| table.shift != 0) {
         table.start = end;
-        end += (span >> table.shift).max(1).next_multiple_of(1 << page_shift);
+        end += table.bytes(span, page_shift);
     }
     (tables, end - base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_reaches_as_far_as_the_arena() {
+        for shift in [8, 10, 25] {
+            let table = Table { start: 0, shift, droppable: false };
+            for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
+                let bytes = table.bytes(last + 1, 12);
+                assert!(last >> shift < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}: {bytes} bytes");
+                assert!(bytes <= (last >> shift) + 4096, "and no further");
+            }
+        }
+    }
 }
