@@ -222,7 +222,14 @@ impl<P: Platform> NodePages<P> {
     /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
     /// that it gains hold is not known.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
-        self.node(self.node_of(pfn)).resize_run(platform, pfn, old, new)
+        let own = self.node(self.node_of(pfn));
+        let resized = own.resize_run(platform, pfn, old, new);
+        if resized || self.count == 1 {
+            return resized;
+        }
+        // Others may have a part of the budget that they do not use.
+        self.all().for_each(Pages::give_up_room);
+        own.resize_run(platform, pfn, old, new)
     }
 
     /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
@@ -250,7 +257,7 @@ impl<P: Platform> NodePages<P> {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
 
-    /// Takes everything out of a CPU's lists, from any CPU.
+    /// Takes everything out of a CPU's lists, from any CPU. Where somebody holds one, what came of the others is not told.
     pub fn drain_cpu(&self, platform: &P, cpu: usize) -> Drain {
         self.all().fold(Drain::Drained(0), |sum, pages| match (sum, pages.drain_cpu(platform, cpu)) {
             (Drain::Drained(sum), Drain::Drained(pages)) => Drain::Drained(sum + pages),

@@ -400,7 +400,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         debug_assert!(new > 0);
         loop {
             let mut inner = self.zone.lock();
-            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) {
+            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(platform, pfn, old, new) {
                 return false;
             }
             if inner.buddy.resize_run(pfn, old, new) {
@@ -418,6 +418,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 return false;
             }
         }
+    }
+
+    /// Whether all chunks that there are behind a run, up to its new end, are this node's: what another node has free there
+    /// is not for this one. Under the zone's lock; chunks never change hands.
+    fn is_own(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
+        let end = pfn.0.saturating_add(new).min(self.frames().pages());
+        let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
+        let own = |page| self.arena.node(Pfn(page)) == Some(self.node);
+        platform.nodes() == 1 || behind.step_by(arena::CHUNK as usize).all(own)
     }
 
     /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as

@@ -338,3 +338,38 @@ fn threads_on_all_nodes_exchange_pages() {
         o.is_empty();
     }
 }
+
+/// Chunks of several nodes lie between each other: what is free behind a run may be another node's.
+#[test]
+fn a_run_does_not_grow_into_what_another_node_has_free() {
+    let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]).with_scarce_address_space();
+    let o = Nodes::new(&machine, &shape(None));
+    let run = o.take_run(0, 1024).unwrap();
+    let [one, two] = [o.take(1, 9).unwrap(), o.take(1, 9).unwrap()];
+    let (lower, upper) = if one.pfn.0 < two.pfn.0 { (one, two) } else { (two, one) };
+    assert_eq!(lower.pfn.0, run.pfn.0 + 1024, "the test needs them side by side");
+    o.give(1, lower);
+    let behind = o.take_run(0, 1024).unwrap();
+    Virtual::run_on(0);
+    assert!(!o.pages.resize_run(&machine, run.pfn, 1024, 1100));
+    o.pages.verify().unwrap();
+    o.give(0, run);
+    o.give(1, upper);
+    o.give(0, behind);
+    o.pages.verify().unwrap();
+}
+
+/// What other nodes were granted of the budget and do not use is no reason for a run not to grow.
+#[test]
+fn a_run_grows_by_what_other_nodes_do_not_use_of_the_budget() {
+    let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+    let o = Nodes::new(&machine, &shape(Some(10_000)));
+    let hog = o.take_run(1, 8000).unwrap();
+    let run = o.take_run(0, 1100).unwrap();
+    o.give(1, hog);
+    Virtual::run_on(0);
+    assert!(o.pages.resize_run(&machine, run.pfn, 1100, 5600));
+    assert!(!o.pages.resize_run(&machine, run.pfn, 5600, 10_001));
+    o.pages.free_run(&machine, run.pfn, 5600);
+    o.pages.verify().unwrap();
+}

@@ -83,6 +83,11 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let (memory, _) = self.allocate_run(mm, size, align)?;
+        // Pages that move take their node and its policy along.
+        if self.objects.node_of(memory) != self.objects.node_of(pointer) {
+            self.free_run(memory);
+            return None;
+        }
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
             // Kernels before 6.17 may have unmapped the destination before they refused; where they have not, this is refused.
