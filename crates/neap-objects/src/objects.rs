@@ -34,7 +34,7 @@ const DESCRIPTORS: usize = 2;
 
 /// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
 /// what the program took.
-const LONG: u32 = 16;
+const LONG: u32 = 64;
 
 /// What an instance is to be like.
 #[derive(Clone, Copy, Debug)]

@@ -57,7 +57,7 @@ impl Class {
 
     /// Objects that a CPU's stack of home objects holds at first: 64 KiB of them, and if those are fewer than 64, up to 64 in
     /// 512 KiB. So 16 to 1024. With the guests', half as many, a CPU keeps at most 768 KiB of a class back from everybody
-    /// else, until it rests for a tick.
+    /// else at first, and until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
         let (small, large) = ((64 << 10) / size, (512 << 10) / size);

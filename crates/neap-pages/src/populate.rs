@@ -22,8 +22,8 @@ use neap_base::{Order, Pfn, Platform};
 pub(crate) const HUGE: Order = Order(9);
 /// The largest blocks it is done for.
 pub(crate) const LARGEST: Order = Order(6);
-/// Pages in use or backed from which on it is done: a huge page is a quarter of 8 MiB.
-const FLOOR: u32 = 2048;
+/// Pages in use or backed from which on it is done: a huge page is a sixth of 12 MiB, more of what a small program touches.
+const FLOOR: u32 = 3072;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
 /// Opportunities that are let pass after the system refused.
