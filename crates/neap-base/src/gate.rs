@@ -2,7 +2,7 @@
 //!
 //! Sits between the public entry points of the facade and `fork`. A cold path holds objects and pages in its registers
 //! that are in no structure; a child forked at that moment would lose them, and inherit held mutexes. So every cold path
-//! passes the gate, and fork closes it and waits until nobody is inside: then all mutexes are free and everything is in
+//! passes the gate (but for what is done under a lock that fork takes, too), and fork closes it and waits until nobody is inside: then all mutexes are free and everything is in
 //! its place. One mechanism instead of taking every mutex in order; it costs a cold path two locked instructions on a
 //! cache line of its own CPU.
 //!

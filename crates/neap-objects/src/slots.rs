@@ -182,7 +182,7 @@ impl Slots {
 
     /// Lets the CPUs with Rseq slots have their regions and the others their locks, at the start and again after fork.
     pub fn open_table<P: Platform>(&self, platform: &P) {
-        // Relaxed: who closes is who opens, or a copy of it.
+        // Relaxed: who closes is who opens, or a copy of it, because closers of the gate queue.
         if self.closed.swap(false, Ordering::Relaxed) {
             // SAFETY: `close_table` took them all and forgot the guards.
             self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
@@ -195,12 +195,13 @@ impl Slots {
     }
 
     /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts, and no stack of an
-    /// Atomic CPU is being worked on. For each lock that somebody holds, a few instructions long unless the holder does not
+    /// Atomic CPU is being worked on. An error leaves as much of that true as can be had. For each lock that somebody holds, a few instructions long unless the holder does not
     /// run, `wait` is asked whether to look again.
     ///
     /// # Errors
     /// The fence failed, or a lock stayed held: operations may still be in progress.
     pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
+        let mut held = false;
         for (taken, cpu) in self.of_kind(platform, Kind::Atomic).enumerate() {
             let guard = loop {
                 match self.lock(cpu).lock_bounded(REMOTE_TRIES) {
@@ -211,22 +212,23 @@ impl Slots {
             let Some(guard) = guard else {
                 // SAFETY: the first ones were taken in this loop.
                 self.of_kind(platform, Kind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
-                return Err(Errno::BUSY);
+                held = true;
+                break;
             };
             core::mem::forget(guard);
         }
-        self.closed.store(true, Ordering::Relaxed);
+        self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
         for cpu in self.of_kind(platform, Kind::Rseq) {
             // SeqCst: pairs with the fence, after which every sequence has seen DUMMY or is over.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
             any = true;
         }
-        if !any {
-            return Ok(());
+        if any {
+            self.fences.fetch_add(1, Ordering::Relaxed);
+            platform.fence_all()?;
         }
-        self.fences.fetch_add(1, Ordering::Relaxed);
-        platform.fence_all()
+        if held { Err(Errno::BUSY) } else { Ok(()) }
     }
 
     /// Runs an operation in this CPU's way: `sequence` on Rseq slots, `locked` on the stack of an Atomic CPU.
@@ -388,6 +390,10 @@ impl Slots {
     /// because the owner goes on working.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
         let region = self.region(platform, cpu);
+        if region == self.dummy() && self.kind(platform, cpu) == Kind::Atomic {
+            // Somebody is at it right now.
+            return Peek { active: true, ..Peek::default() };
+        }
         let [home, guests] = [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(region, id));
         Peek {
             count: home.count + guests.count,

@@ -47,7 +47,8 @@ pub struct Drained {
     pub objects: u64,
     /// CPUs that were looked at.
     pub cpus: u32,
-    /// Lists and stacks that somebody held each time, or whose CPU could not be fenced: they are as they were.
+    /// Lists and stacks that somebody held each time, or whose CPU could not be fenced, and nodes whose barns a fork kept
+    /// from being emptied: they are as they were.
     pub skipped: u32,
     /// Tries after the first at lists and stacks.
     pub retried: u32,
@@ -192,7 +193,9 @@ impl<P: Platform> Mm<P> {
         let (platform, pages) = (&core.objects.platform, &core.objects.pages);
         let mut left = core.scope(scope)?;
         drained.cpus = left.lists.count() as u32;
-        let enough = || scope.until.is_some_and(|wanted| pages.free_pages() >= wanted);
+        let free =
+            || scope.node.map_or_else(|| pages.free_pages(), |node| pages.node(node as usize).free_pages().into());
+        let enough = || scope.until.is_some_and(|wanted| free() >= wanted);
         for attempt in 0..=retries {
             if attempt > 0 {
                 platform.sleep(NAP);
@@ -201,13 +204,13 @@ impl<P: Platform> Mm<P> {
             let _inside = self.gate.enter(platform.cpu());
             // Fork waits for those inside.
             core.drain_once(&mut left, &mut drained, &|| self.gate.is_closed() || enough());
-            drained.free = pages.free_pages();
+            drained.free = free();
             if left.is_nothing() || enough() {
                 break;
             }
         }
         if !enough() {
-            drained.skipped = (left.lists.count() + left.stacks.count()) as u32;
+            drained.skipped = (left.lists.count() + left.stacks.count() + left.barns.len()) as u32;
         }
         Ok(drained)
     }

@@ -13,7 +13,7 @@ const NAP: u64 = 50_000;
 
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
-    /// is held. If the wait of `looks` looks for cold paths was in vain (the forking thread's own, interrupted by a signal
+    /// is held but those of Atomic stacks, by this thread. If the wait of `looks` looks for cold paths was in vain (the forking thread's own, interrupted by a signal
     /// handler that forks), the sequences stay as they are: rows and locks may be in use.
     pub(crate) fn close_for_fork(&self, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
@@ -24,7 +24,8 @@ impl<P: Platform> Mm<P> {
             seen += 1;
             if seen < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
         });
-        let mut naps = looks;
+        // A lock is held for a few instructions, unless its holder does not run.
+        let mut naps = looks / 10;
         let wait = || {
             core.objects.platform.sleep(NAP);
             naps = naps.saturating_sub(1);

@@ -186,7 +186,7 @@ impl<P: Platform> Core<P> {
             self.tick_if_due(mm);
         }
         if self.page.is_asked() {
-            self.answer(mm, 0);
+            self.answer_in_call(mm);
         }
     }
 
@@ -222,9 +222,14 @@ impl<P: Platform> Core<P> {
             return false;
         }
         let Some(spawn) = mm.hooks.spawn else { return false };
+        let platform = &self.objects.platform;
+        // A new thread may run where its maker may: there perhaps nowhere else.
+        if platform.is_isolated(platform.cpu()) {
+            return false;
+        }
         let (used, cached) = {
             // It takes mutexes, which fork has to find free.
-            let _inside = mm.gate.enter(self.objects.platform.cpu());
+            let _inside = mm.gate.enter(platform.cpu());
             let (used, cached) = self.used_and_cached();
             (used, cached + coming)
         };

@@ -2,7 +2,7 @@
 //!
 //! Sits between whoever allocates (the C library's malloc family, `GlobalAlloc`, a test) and the object and page layers.
 //! The first lines of an entry point are the fast path, inlined; everything else is out of line and inside the fork
-//! gate. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
+//! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
 use crate::maintenance::{Call, Maintenance};

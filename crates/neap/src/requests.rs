@@ -93,6 +93,18 @@ impl<P: Platform> Core<P> {
         true
     }
 
+    /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.
+    #[cold]
+    pub(crate) fn answer_in_call(&self, mm: &Mm<P>) {
+        let (platform, now) = (&self.objects.platform, clock::precise());
+        let last = self.page.answered.load(Ordering::Relaxed);
+        if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
+            // Relaxed: two threads that find it late both look, and one of them takes the request.
+            self.page.answered.store(now, Ordering::Relaxed);
+            self.answer(mm, 0);
+        }
+    }
+
     /// Sleeps so many nanoseconds, and answers requests meanwhile.
     pub(crate) fn sleep(&self, mm: &Mm<P>, nanoseconds: u64) {
         let end = clock::precise() + nanoseconds;

@@ -58,6 +58,8 @@ pub(crate) struct StatPage {
     header: AtomicPtr<Header>,
     /// The last request that was taken up. Not in the page, where anybody could change it.
     pub(crate) taken: AtomicU32,
+    /// When a call last looked at one.
+    pub(crate) answered: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +78,7 @@ impl StatPage {
             owner: AtomicU32::new(0),
             header: AtomicPtr::new(null_mut()),
             taken: AtomicU32::new(0),
+            answered: AtomicU64::new(0),
         }
     }
 

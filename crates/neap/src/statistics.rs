@@ -135,7 +135,7 @@ impl<P: Platform> Mm<P> {
         Some(core.objects.pages.node(node).statistics())
     }
 
-    /// Which slots CPU 0 has, and so all that are not isolated; `None` before the first allocation.
+    /// Which slots CPU 0 has, and so, if it is not isolated, all that are not; `None` before the first allocation.
     pub fn kind(&self) -> Option<Kind> {
         self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
     }
