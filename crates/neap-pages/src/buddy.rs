@@ -9,6 +9,8 @@
 use crate::arena::CHUNK;
 use crate::frames::{Frames, State};
 use crate::pages::Block;
+use core::ops::Range;
+use core::ptr::NonNull;
 use neap_base::{Order, Pfn, bitmap};
 
 /// The order of a chunk.
@@ -41,6 +43,52 @@ impl Map {
     }
 }
 
+/// The map of backed pages in a table of the arena. Buddies of several nodes share it, by the chunk, which is whole words:
+/// each makes slices of nothing but words of its own chunks.
+#[derive(Debug)]
+pub(crate) struct PageMap {
+    start: *mut u64,
+    words: usize,
+}
+
+impl PageMap {
+    /// The words of a range of pages, and where the pages are in them.
+    #[inline]
+    fn words(&self, pfn: Pfn, pages: u32) -> (NonNull<[u64]>, Range<usize>) {
+        let (start, end) = (pfn.index(), pfn.index() + pages as usize);
+        let (first, last) = (start / 64, end.div_ceil(64));
+        assert!(last <= self.words, "pages {start} to {end} of {}", self.words * 64);
+        // SAFETY: inside the mapped words, which begin at an address that is not null.
+        let words = unsafe { NonNull::new_unchecked(self.start.add(first)) };
+        (NonNull::slice_from_raw_parts(words, last - first), start - first * 64..end - first * 64)
+    }
+
+    /// Says of every page of a range whether memory is behind it.
+    pub(crate) fn set(&mut self, pfn: Pfn, pages: u32, backed: bool) {
+        let (mut words, range) = self.words(pfn, pages);
+        // SAFETY: `Buddy::add` was promised that the words of its chunks are used by nobody else; exclusive like `self`.
+        let words = unsafe { words.as_mut() };
+        let write = if backed { bitmap::set_range } else { bitmap::clear_range };
+        write(words, range.start, range.end);
+    }
+
+    /// How many pages of a range are backed.
+    #[inline]
+    pub(crate) fn count(&self, pfn: Pfn, pages: u32) -> u32 {
+        let (words, range) = self.words(pfn, pages);
+        // SAFETY: as above; shared like `self`.
+        bitmap::count_range(unsafe { words.as_ref() }, range.start, range.end) as u32
+    }
+
+    /// Whether any page of a range is backed.
+    #[inline]
+    pub(crate) fn any(&self, pfn: Pfn, pages: u32) -> bool {
+        let (words, range) = self.words(pfn, pages);
+        // SAFETY: as above; shared like `self`.
+        bitmap::next_set(unsafe { words.as_ref() }, range.start, range.end).is_some()
+    }
+}
+
 /// Both ends of a list of free blocks: the head is the one freed last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
@@ -52,7 +100,7 @@ pub(crate) struct Ends {
 pub(crate) struct Buddy {
     pub(crate) frames: Frames,
     /// A bit per page: memory may be behind it, and it may hold anything.
-    pub(crate) backed: Map,
+    pub(crate) backed: PageMap,
     /// A bit per chunk: all of it is free.
     pub(crate) free_chunks: Map,
     /// A bit per chunk: all of it is free and some of it is backed.
@@ -69,7 +117,7 @@ pub(crate) struct Buddy {
     pub(crate) backed_low: u32,
 }
 
-// SAFETY: the pointers lead to tables that belong to this value alone (frames: to atomics).
+// SAFETY: the pointers lead to tables, or parts of one, that belong to this value alone (frames: to atomics).
 unsafe impl Send for Buddy {}
 
 impl Buddy {
@@ -78,7 +126,7 @@ impl Buddy {
         let map = |start| Map { start: core::ptr::with_exposed_provenance_mut(start), words: 0 };
         Buddy {
             frames: Frames::at(frames),
-            backed: map(backed),
+            backed: PageMap { start: core::ptr::with_exposed_provenance_mut(backed), words: 0 },
             free_chunks: map(free_chunks),
             backed_chunks: map(backed_chunks),
             chunk_hint: 0,
@@ -95,7 +143,7 @@ impl Buddy {
     ///
     /// # Safety
     /// Frame table and maps are mapped for all pages up to the end of these, and used by nobody else (frames: by their
-    /// rules) for as long as this value lives.
+    /// rules; of the map of backed pages the words of the chunks added here) for as long as this value lives.
     pub(crate) unsafe fn add(&mut self, start: Pfn, pages: u32) {
         let end = start.0 + pages;
         // SAFETY: as the caller promises.
@@ -176,7 +224,7 @@ impl Buddy {
     pub(crate) fn give(&mut self, pfn: Pfn, order: Order, touched: bool) {
         let pages = order.pages();
         let backed = if touched {
-            bitmap::set_range(self.backed.get_mut(), pfn.index(), pfn.index() + pages as usize);
+            self.backed.set(pfn, pages, true);
             pages
         } else {
             self.count_backed(pfn, pages)
@@ -271,14 +319,13 @@ impl Buddy {
     /// The class that a block's bits make it.
     #[inline]
     pub(crate) fn class(&self, pfn: Pfn, order: Order) -> usize {
-        let start = pfn.index();
-        usize::from(bitmap::next_set(self.backed.get(), start, start + order.pages() as usize).is_some())
+        usize::from(self.backed.any(pfn, order.pages()))
     }
 
     /// Backed pages in a range.
     #[inline]
     pub(crate) fn count_backed(&self, pfn: Pfn, pages: u32) -> u32 {
-        bitmap::count_range(self.backed.get(), pfn.index(), pfn.index() + pages as usize) as u32
+        self.backed.count(pfn, pages)
     }
 }
 

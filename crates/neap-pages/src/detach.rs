@@ -92,7 +92,7 @@ impl Buddy {
                 frame.set_state(State::Inside);
             }
         }
-        bitmap::clear_range(self.backed.get_mut(), pfn.index(), pfn.index() + emptied as usize);
+        self.backed.set(pfn, emptied, false);
         self.give_range(pfn, pages, false);
     }
 

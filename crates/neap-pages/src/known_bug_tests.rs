@@ -133,7 +133,7 @@ fn d6_no_list_is_over_its_new_size_once_it_was_told() {
             std::thread::yield_now();
             stop.store(true, Relaxed);
         });
-        // A list that its owner held at that moment is told at the next look at what is free.
+        // A list that its owner held at that moment is told by the next tick.
         o.pages.tick(&machine);
         assert!((0..2).all(|cpu| o.pages.listed_on(cpu).unwrap() <= fixed + 7));
     }

@@ -283,13 +283,12 @@ impl<T: Policy> PageLists<T> {
     }
 
     /// Notes what can still be handed out. Answers whether that has come to a watermark, for the first time since it was
-    /// above, or not all lists have been told of the last such event: then all lists are to be told.
+    /// above: then all lists are to be told.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
         let marks = self.limits.watermarks;
         let level = u8::from(free <= marks.high) + u8::from(free <= marks.low);
-        let lower = level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed);
-        lower || self.untold.load(Relaxed)
+        level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
     }
 
     /// Notes whether background reclaim runs; answers whether it has begun.

@@ -335,7 +335,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Takes from all lists what they may no longer keep; those that somebody holds are told at the next look.
+    /// Takes from all lists what they may no longer keep; those that somebody holds are told by the next tick.
     fn tell_pressure(&self) {
         let mut report = Report::default();
         self.lists.untold.store(false, Relaxed);
@@ -445,6 +445,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             (inner.buddy.backed_low, inner.room())
         };
         self.look_at(room);
+        if self.lists.untold.load(Relaxed) {
+            self.tell_pressure();
+        }
         let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
         self.give_back(platform, turn, unneeded, false, stop, &mut report);
         report.left |= listed;

@@ -24,8 +24,7 @@ impl Buddy {
         let frame = self.frames.frame(pfn);
         frame.set_owner(pages);
         frame.set_head(State::Run, Order(0));
-        let end = pfn.index() + pages as usize;
-        Some(Block { pfn, zero: bitmap::next_set(self.backed.get(), pfn.index(), end).is_none() })
+        Some(Block { pfn, zero: !self.backed.any(pfn, pages) })
     }
 
     /// Takes a run back; `moved` if its pages have been moved away, so that nothing is behind it any more.
@@ -33,7 +32,7 @@ impl Buddy {
         self.check_run(pfn, pages);
         self.frames.frame(pfn).set_state(State::Inside);
         if moved {
-            bitmap::clear_range(self.backed.get_mut(), pfn.index(), pfn.index() + pages as usize);
+            self.backed.set(pfn, pages, false);
         }
         self.give_range(pfn, pages, !moved);
     }

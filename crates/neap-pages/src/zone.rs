@@ -19,6 +19,9 @@ use neap_base::{Mutex, Order, Platform};
 /// Looks at travelling pages before an allocation fails: one or two tenths of a second.
 const LOOKS: u32 = 2000;
 
+/// The most pages that a node draws from the reserve beyond what it needs.
+const MOST_AHEAD: u32 = 256;
+
 /// The time between one look and the next, in a bounded wait for another thread's system call.
 pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
     /// Looks that only let others run; the later ones sleep.
@@ -54,8 +57,9 @@ impl Inner {
         if missing == 0 {
             return true;
         }
-        // Some more than that, so that the reserve is not asked for every page. Relaxed: a number that nothing hangs on.
-        let drawn = |left: u32| missing + left.saturating_sub(missing) / 4;
+        // Some more than that, so that the reserve is not asked for every page; little, so that much is left for who is to
+        // have much. Relaxed: a number that nothing hangs on.
+        let drawn = |left: u32| missing + (left.saturating_sub(missing) / 4).min(MOST_AHEAD);
         let before = reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
         self.budget += before.map_or(0, drawn);
         before.is_ok()
@@ -123,7 +127,10 @@ impl Zone {
         let mut inner = self.inner.try_lock().unwrap_or_else(|| self.lock_held());
         inner.locks += 1;
         #[cfg(feature = "lab")]
-        self.waits.fetch_add(self.meter.enter(inner.buddy.free), Relaxed);
+        match self.meter.enter(inner.buddy.free) {
+            0 => {}
+            busy => _ = self.waits.fetch_add(busy, Relaxed),
+        }
         inner
     }
 
@@ -188,7 +195,7 @@ impl Zone {
     }
 
     pub(crate) fn add(&self, (start, pages): Grown) {
-        // SAFETY: the arena maps its tables before it tells of new pages; the buddy alone writes them.
+        // SAFETY: the arena maps its tables before it tells of new pages; of what lies there the buddy alone writes.
         unsafe { self.lock().buddy.add(start, pages) };
     }
 
