@@ -27,5 +27,7 @@ pub mod sheaf;
 pub mod size_class;
 pub mod slab;
 pub mod slots;
+#[cfg(test)]
+mod slots_tests;
 pub mod state;
 pub mod verify;

@@ -1,0 +1,108 @@
+//! What fork does to the slots: it closes as much as can be had, and opens exactly what it closed.
+//!
+//! Sits beside the slots with access to their locks and their table, so that an Atomic CPU's stack can be held for as long
+//! as a test likes. The Atomic kind alone is tested on a virtual machine; both kinds beside each other need the real system
+//! with restartable sequences and two CPUs.
+
+use crate::instance::{CONFIG, Opened, machine};
+use crate::machine::Shared;
+use crate::size_class::Class;
+use crate::slots::{Peek, Slots, UNREGISTERED};
+use core::sync::atomic::Ordering::Relaxed;
+use neap_base::platform::Errno;
+use neap_base::{Linux, Platform};
+use neap_os::topology::CpuSet;
+use std::vec::Vec;
+
+/// Slots that are unmapped with the value.
+struct Own<P: Platform>(P, Slots);
+
+impl<P: Platform> Own<P> {
+    fn open(platform: P) -> Own<P> {
+        let slots = Slots::open(&platform, true).unwrap();
+        Own(platform, slots)
+    }
+
+    /// Closes the table, and looks at a lock that is held so many times.
+    fn close(&self, looks: u32) -> Result<(), Errno> {
+        let mut looked = 0;
+        let closed = self.1.close_table(&self.0, || {
+            looked += 1;
+            looked < looks
+        });
+        assert!(closed != Err(Errno::BUSY) || looked == looks, "looked {looked} times of {looks}");
+        closed
+    }
+
+    /// Which CPUs' locks are free.
+    fn free(&self) -> Vec<bool> {
+        (0..self.1.cpus()).map(|cpu| self.1.lock(cpu).try_lock().is_some()).collect()
+    }
+
+    /// Where the table leads for every id, those of threads that are not registered included.
+    fn regions(&self) -> Vec<usize> {
+        (0..self.1.named + UNREGISTERED).map(|entry| self.1.entry(entry).load(Relaxed).addr()).collect()
+    }
+}
+
+impl<P: Platform> Drop for Own<P> {
+    fn drop(&mut self) {
+        // SAFETY: the test is over, and no table but theirs points to them.
+        unsafe { self.1.close(&self.0) };
+    }
+}
+
+#[test]
+fn a_held_atomic_stack_is_left_to_its_holder_and_no_other_stays_locked() {
+    let o = Own::open(machine(4));
+    for _ in 0..2 {
+        let holder = o.1.lock(2).try_lock().unwrap();
+        assert_eq!(o.close(3), Err(Errno::BUSY));
+        assert_eq!(o.free(), [true, true, false, true], "what was taken before is given back");
+        o.1.open_table(&o.0);
+        assert_eq!(o.free(), [true, true, false, true], "opening takes nothing from the holder");
+        drop(holder);
+        assert_eq!(o.close(1), Ok(()));
+        assert_eq!(o.free(), [false; 4], "nobody works on a stack now");
+        o.1.open_table(&o.0);
+        assert_eq!(o.free(), [true; 4]);
+    }
+}
+
+#[test]
+fn sequences_are_closed_though_an_atomic_stack_stays_held() {
+    let isolated = CpuSet::parse(b"1-1023").unwrap();
+    let o = Own::open(Shared::new(Linux::probe().with_isolated(&isolated)));
+    if !o.1.has_rseq() || o.1.cpus() < 2 || o.0.is_isolated(0) {
+        return;
+    }
+    let (open, closed) = (o.regions(), std::vec![o.1.dummy(); o.1.named + UNREGISTERED]);
+    assert_eq!(open.iter().filter(|region| **region != o.1.dummy()).count(), 1, "CPU 0 alone has sequences");
+    let holder = o.1.lock(1).try_lock().unwrap();
+    let fences = o.0.fences.load(Relaxed);
+    assert_eq!((o.close(3), o.regions()), (Err(Errno::BUSY), closed.clone()));
+    assert_eq!(o.0.fences.load(Relaxed) - fences, 1, "who had begun before has ended");
+    o.1.open_table(&o.0);
+    assert_eq!((o.regions(), o.1.lock(1).try_lock().is_none()), (open.clone(), true));
+    drop(holder);
+    // A fence that is refused leaves as much closed.
+    for answer in [Ok(()), Err(Errno::PERM)] {
+        o.0.failing_fences.store(answer.is_err().into(), Relaxed);
+        assert_eq!((o.close(1), o.regions(), o.free()[1]), (answer, closed.clone(), false));
+        o.1.open_table(&o.0);
+        assert_eq!((o.regions(), o.free()[1]), (open.clone(), true));
+    }
+}
+
+/// Maintenance that takes a held stack for one without room falls asleep over what its holder puts there.
+#[test]
+fn a_held_atomic_stack_counts_as_in_use() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    let looks = || Class::all().map(|class| o.slots.peek(&o.platform, 1, class)).collect::<Vec<_>>();
+    assert_eq!(looks(), looks().iter().map(|_| Peek::default()).collect::<Vec<_>>(), "never used");
+    let holder = o.slots.lock(1).try_lock().unwrap();
+    assert!(looks().iter().all(|peek| peek.active && peek.count == 0));
+    assert!(!o.slots.peek(&o.platform, 0, Class(1)).active, "of another CPU");
+    drop(holder);
+    assert!(looks().iter().all(|peek| !peek.active));
+}
