@@ -142,6 +142,37 @@ fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
     }
 }
 
+/// Moved page tables keep the memory that they have, and the policy by which they get more.
+#[test]
+fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
+    let machine = two_by_two();
+    let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
+    let mut program = Program::new(&mm);
+    // Where a run of so many bytes comes to lie when somebody on CPU `to` makes it longer, and the moves that took.
+    let mut grow = |from: usize, to: usize, size: usize| {
+        Virtual::run_on(from);
+        let before: Vec<usize> = program.blocks.keys().copied().collect();
+        assert!(program.allocate(request(size)) && program.allocate(request(size)), "one is in the way of the other");
+        let new = program.blocks.keys().copied().filter(|start| before.binary_search(start).is_err()).min().unwrap();
+        assert_eq!(mm.node_of(core::ptr::without_provenance(new)), Some(from / 2));
+        let moves = machine.made(Call::MovePages);
+        Virtual::run_on(to);
+        assert!(program.reallocate(new, 4 * size));
+        assert!(!program.blocks.contains_key(&new), "there was no room where it was");
+        let block = program.blocks.keys().copied().find(|start| {
+            before.binary_search(start).is_err() && mm.usable_size(core::ptr::without_provenance(*start)) == 4 * size
+        });
+        let node = mm.node_of(core::ptr::without_provenance(block.unwrap())).unwrap();
+        assert_eq!(machine.bound_to(block.unwrap()), Some(node));
+        (node, machine.made(Call::MovePages) - moves)
+    };
+    for size in [512 << 10, 3 << 20, 16 << 20] {
+        assert_eq!([grow(0, 2, size), grow(3, 1, size)], [(1, 0), (0, 0)], "{size} bytes");
+        assert_eq!([grow(0, 1, size), grow(3, 2, size)], [(0, 1), (1, 1)], "{size} bytes");
+    }
+    program.end();
+}
+
 #[test]
 fn a_refused_binding_changes_nothing_but_a_number() {
     let machine = two_by_two();
