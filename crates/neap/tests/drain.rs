@@ -110,6 +110,31 @@ fn until_enough_is_free_stops_there_and_takes_page_lists_first() {
     program.end();
 }
 
+/// What is free on other nodes is no use to who wants memory of this one.
+#[test]
+fn until_enough_is_free_on_a_node_looks_at_that_node() {
+    let mm = Opened::new(Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1])), &OPTIONS).unwrap();
+    let mut program = Program::new(&mm);
+    (0..4).for_each(|number| use_cpu(&mut program, number));
+    for (node, cpus) in [(0, 0..2), (1, 2..4)] {
+        let free = |node| u64::from(mm.node(node as usize).unwrap().free);
+        let listed = || u64::from(mm.node(node as usize).unwrap().listed);
+        let until = |pages| mm.drain(&Scope { node: Some(node), until: Some(pages), ..Scope::ALL }).unwrap();
+        let (before, other) = (free(node), free(1 - node));
+        assert!(other > 0 && listed() > 0, "the test needs free pages on both nodes and some in lists");
+        let stacks = in_stacks(&mm);
+        assert_eq!(until(before), Drained { cpus: cpus.len() as u32, free: before, ..Drained::default() });
+        // The other node's would do, were they asked for.
+        let some = until(before + 1);
+        assert!(some.pages > 0 && some.free == before + some.pages && free(node) == some.free, "{some:?}");
+        assert_eq!((some.objects, in_stacks(&mm), some.skipped), (0, stacks, 0), "lists were enough: {some:?}");
+        let all = until(before + other);
+        assert!(all.objects > 0 && all.skipped == 0, "it goes on while the node has less: {all:?}");
+        assert_eq!((all.free, listed()), (free(node), 0));
+    }
+    program.end();
+}
+
 /// CPUs of which nobody knew at the start, and CPUs that nobody will ever run on again.
 #[test]
 fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
