@@ -134,7 +134,12 @@ impl<P: Platform> Core<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
     use core::mem::offset_of;
+    use neap_base::virtual_platform::Virtual;
+    use neap_os::topology::CpuSet;
+    use std::boxed::Box;
 
     #[test]
     fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
@@ -168,5 +173,38 @@ mod tests {
             let words = [&desk.answered, &desk.refusal, &desk.cpus].map(|word| word.load(Ordering::Relaxed));
             assert_eq!(words, [10, refusal, 0]);
         }
+    }
+
+    /// What others want done is no work for a CPU that is isolated.
+    #[test]
+    fn a_call_on_an_isolated_cpu_answers_nobody() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let machine = Virtual::new(4096, 2).with_isolated(CpuSet::parse(b"1").unwrap());
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options::DEFAULT) }.unwrap();
+        let core = mm.core_if_open().unwrap();
+        core.page.publish(|_| Ok(()));
+        let desk = core.page.desk().expect("a page of this process");
+        let ask = |ticket| {
+            [&desk.cpu, &desk.node, &desk.zone].iter().for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
+            desk.until.store(u64::MAX, Ordering::Relaxed);
+            desk.ticket.store(ticket, Ordering::Release); // As an asker's.
+        };
+        let answered_by_a_call_on = |cpu| {
+            Virtual::run_on(cpu);
+            let run = mm.allocate(1 << 20);
+            // SAFETY: allocated above.
+            unsafe { mm.free(run) };
+            desk.answered.load(Ordering::Relaxed)
+        };
+        for ticket in 1..4 {
+            ask(ticket);
+            (0..200).for_each(|_| assert_eq!(answered_by_a_call_on(1), ticket - 1));
+            // So long after the last answer that another one may be given.
+            std::thread::sleep(core::time::Duration::from_nanos(PAUSE));
+            assert_eq!((answered_by_a_call_on(0), desk.cpus.load(Ordering::Relaxed)), (ticket, 2));
+        }
+        // SAFETY: nothing of it is used any more.
+        unsafe { mm.close() };
     }
 }

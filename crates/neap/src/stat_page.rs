@@ -108,7 +108,7 @@ impl StatPage {
 
     /// Replaces the numbers by what `write` writes; makes the page where this process has none. Does nothing where another
     /// thread is at it.
-    fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
+    pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
         let Some(mut place) = self.place.try_lock() else { return };
         // Asked every time: a child of the bare system call has not told anybody.
         let pid = thread::process_id();
@@ -176,7 +176,7 @@ impl<'a> Sheet<'a> {
 }
 
 /// Where JSON is written to, up to its end; a list that does not fit is cut off after a whole element.
-struct Text<'a> {
+pub(crate) struct Text<'a> {
     bytes: &'a [AtomicU8],
     length: usize,
     limit: usize,

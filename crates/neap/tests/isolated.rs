@@ -9,10 +9,12 @@
 mod machine;
 mod program;
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use machine::Shared;
 use neap::drain::Scope;
-use neap::mm::Mm;
+use neap::mm::{Hooks, Mm};
+use neap::options::Options;
+use neap_base::platform::Errno;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
@@ -175,4 +177,39 @@ fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
     assert!(ticks.iter().all(|tick| !tick.held) && ticks.iter().any(|tick| tick.pages.released > 0) && !ticks[9].left);
     assert!(released() > before);
     program.end();
+}
+
+/// A thread that is made on an isolated CPU may run nowhere else, and a tick there is work that the CPU was isolated from.
+#[test]
+fn a_call_on_an_isolated_cpu_makes_no_thread_and_no_tick() {
+    static THREADS: AtomicU32 = AtomicU32::new(0);
+    static TICKS: AtomicU32 = AtomicU32::new(0);
+    let hooks = || Hooks::<Shared<Virtual>> {
+        open: |_| (),
+        spawn: Some(|_| {
+            THREADS.fetch_add(1, Relaxed);
+            Err(Errno::AGAIN)
+        }),
+        ticked: Some(|_| _ = TICKS.fetch_add(1, Relaxed)),
+    };
+    for (background, expected) in [(true, (1, 1)), (false, (0, 1))] {
+        let machine = Shared::new(Virtual::new(4096, 2).with_isolated(set("1")));
+        let mm = Opened::with_hooks(machine.clone(), &Options { background, ..OPTIONS }, hooks()).unwrap();
+        let mut program = Program::new(&mm);
+        // Worth a thread for every reason, and so long that a tick is due at every look.
+        let mut calls = |cpu| {
+            Virtual::run_on(cpu);
+            for _ in 0..3 {
+                machine.advance(1 << 40);
+                work(&mut program);
+                assert!(program.allocate(Request { size: 40 << 20, align: 1, zeroed: false }));
+                let run = *program.blocks.keys().next().unwrap();
+                program.free(run);
+            }
+            (THREADS.swap(0, Relaxed), TICKS.swap(0, Relaxed).min(1))
+        };
+        assert_eq!(calls(1), (0, 0), "background: {background}");
+        assert_eq!(calls(0), expected, "background: {background}");
+        program.end();
+    }
 }

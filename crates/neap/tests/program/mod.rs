@@ -18,7 +18,11 @@ pub(crate) struct Opened<P: Platform>(pub(crate) Box<Mm<P>>);
 
 impl<P: Platform + Send> Opened<P> {
     pub(crate) fn new(platform: P, options: &Options) -> Result<Opened<P>, Errno> {
-        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        Opened::with_hooks(platform, options, Hooks { open: |_| (), spawn: None, ticked: None })
+    }
+
+    pub(crate) fn with_hooks(platform: P, options: &Options, hooks: Hooks<P>) -> Result<Opened<P>, Errno> {
+        let mm = Box::new(Mm::new(hooks));
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(platform, options) }.map(|()| Opened(mm))
     }
