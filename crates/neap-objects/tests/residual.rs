@@ -77,24 +77,37 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
     }
 }
 
-/// Long bursts that come again widen a stack, to its most and no further; a drain takes that back.
+/// The sixty-fifth refill in a row that a barn serves widens a stack, and so do the next ones, to its most; those from slabs
+/// do not, nor do bursts that are short; a drain takes it back.
 #[test]
 fn a_stack_grows_with_long_bursts_and_not_for_longer() {
+    const LONG: u32 = 64;
     for class in [Class(4), Class(32), Class(72)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let room = || o.slots.room(&o.platform, 0, StackId::home(class));
         let burst = |objects: u32| {
             let held = o.take_many(class, objects as usize);
             held.into_iter().for_each(|object| o.give(class, object));
             o.prove();
-            o.stacked(0, class)
+            room()
         };
         let (first, most) = (class.stack_capacity(), class.most_capacity());
-        (0..20).for_each(|_| assert!(burst(4 * first) <= first, "short bursts of {class:?}"));
-        let grown = (0..8).map(|_| burst(64 * first)).max().unwrap();
-        assert!(grown > first && grown <= most, "{grown} objects of {class:?}, from {first} to {most}");
+        assert_eq!(burst(90 * first), first, "slabs have filled the stack of {class:?}");
+        (0..20).for_each(|_| assert_eq!(burst(4 * first), first, "short bursts of {class:?}"));
+        let (slabs, mut held, mut rooms) = (o.slabs_of(class).0, Vec::new(), Vec::new());
+        while rooms.len() < LONG as usize + 6 {
+            let refills = o.stacked(0, class) == 0;
+            held.push(o.take(class).unwrap());
+            rooms.extend(refills.then(&room));
+        }
+        let expected = (0..LONG + 6).map(|refill| (first * (refill + 2).saturating_sub(LONG).max(1)).min(most));
+        assert_eq!(rooms, expected.collect::<Vec<_>>(), "after each refill of {class:?}");
+        assert_eq!(o.slabs_of(class).0, slabs, "the barn served them all");
+        held.into_iter().for_each(|object| o.give(class, object));
+        assert_eq!(room(), most);
         o.drain();
-        assert_eq!(o.prove().slabs, 0);
-        assert!(burst(4 * first) <= first, "after a drain");
+        assert_eq!((o.prove().slabs, room()), (0, 0));
+        assert_eq!(burst(4 * first), first, "after a drain");
     }
 }
 
