@@ -8,6 +8,7 @@ mod machine;
 use core::ops::Deref;
 use machine::{Held, Random, seed, shape};
 use neap_base::Order;
+use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_pages::{Exhausted, NodePages, Shape};
 
@@ -372,4 +373,35 @@ fn a_run_grows_by_what_other_nodes_do_not_use_of_the_budget() {
     assert!(!o.pages.resize_run(&machine, run.pfn, 5600, 10_001));
     o.pages.free_run(&machine, run.pfn, 5600);
     o.pages.verify().unwrap();
+}
+
+/// Where the maps with a bit per chunk fill whole pages, the chunks that come next have a part of a page of their own.
+#[test]
+fn the_last_chunks_of_an_arena_have_their_places_in_the_maps() {
+    const FULL: usize = 128 << 30;
+    const CHUNK: usize = 4 << 20;
+    if memory::address_space_limit().is_some() || memory::overcommit_refused() {
+        return;
+    }
+    for cpu in 0..2 {
+        let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+        let o = Nodes::new(&machine, &Shape { span: FULL + CHUNK, ..shape(None) });
+        let mut runs = Vec::new();
+        let mut take = |cpu, pages| {
+            Virtual::run_on(cpu);
+            runs.push((o.pages.allocate_run(&machine, pages, 1).unwrap().pfn, pages));
+        };
+        // Nobody touches any of it.
+        while o.limit() < FULL {
+            take(0, 8192);
+        }
+        while o.limit() < FULL + CHUNK {
+            take(cpu, 1024);
+        }
+        let last = runs.last().unwrap().0;
+        assert_eq!((last.index() << 12, o.pages.node_of(last)), (FULL, cpu));
+        o.pages.verify().unwrap();
+        runs.into_iter().for_each(|(pfn, pages)| o.pages.free_run(&machine, pfn, pages));
+        o.is_empty();
+    }
 }
