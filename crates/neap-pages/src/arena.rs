@@ -182,12 +182,12 @@ impl Arena {
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         let mut growth = self.growth.lock();
         growth.pieces(|start, length| {
-            // SAFETY: mapped by `extend`, not a hole, and unused as the caller promises.
+            // SAFETY: mapped by `map_segment`, not a hole, and unused as the caller promises.
             unsafe { platform.unmap(self.base + start, length) };
         });
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
             if *mapped > 0 {
-                // SAFETY: mapped by `extend_table`, and unused as the caller promises.
+                // SAFETY: mapped by `map_segment`, and unused as the caller promises.
                 unsafe { platform.unmap(table.start, *mapped) };
                 *mapped = 0;
             }

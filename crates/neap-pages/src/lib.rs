@@ -1,7 +1,8 @@
 //! Pages of neap: an arena of address space, a buddy allocator over it, per-CPU lists before it, and the way back to the
 //! system.
 //!
-//! Sits between `neap-base` and the object layer. [`Pages`] is the whole of it; the platform is passed to every call.
+//! Sits between `neap-base` and the object layer. [`NodePages`] is the whole of it, with [`Pages`] for each node; the
+//! platform is passed to every call.
 //! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
 //! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
 //!

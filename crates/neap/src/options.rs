@@ -149,12 +149,13 @@ impl Options {
     }
 
     fn isolate(&mut self, text: &[u8]) -> Result<(), &'static str> {
-        let known = |high: u32| (high as usize) < MAX_CPUS;
-        let mut all_known = true;
-        let parsed = cpuset::parse(text, |_, high| all_known &= known(high));
-        let set = CpuSet::parse(text).filter(|set| parsed.is_ok() && set.count() > 0).ok_or("is not a list of CPUs")?;
+        let mut highest = None;
+        let parsed = cpuset::parse(text, |_, high| highest = highest.max(Some(high as usize)));
+        let (Ok(()), Some(highest), Some(set)) = (parsed, highest, CpuSet::parse(text)) else {
+            return Err("is not a list of CPUs");
+        };
         self.isolated.insert_all(&set);
-        if all_known { Ok(()) } else { Err("has CPUs beyond 1023, which are left out") }
+        if highest < MAX_CPUS { Ok(()) } else { Err("has CPUs beyond 1023, which are left out") }
     }
 
     fn set(&mut self, item: &[u8]) -> Result<(), &'static str> {
@@ -266,8 +267,10 @@ mod tests {
                 ["is not a list of CPUs"]
             );
         }
-        let (cpus, complaints) = isolated("isolated:1020-2000");
-        assert_eq!((cpus, complaints.len()), (set("1020-1023"), 1));
+        for (beyond, known) in [("isolated:1020-2000", set("1020-1023")), ("isolated:2000", CpuSet::EMPTY)] {
+            let complaints = std::vec![(beyond.into(), "has CPUs beyond 1023, which are left out")];
+            assert_eq!(isolated(beyond), (known, complaints));
+        }
     }
 
     #[test]
