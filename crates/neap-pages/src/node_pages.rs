@@ -257,15 +257,16 @@ impl<P: Platform> NodePages<P> {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
 
-    /// Takes everything out of a CPU's lists, from any CPU. Where somebody holds one, what came of the others is not told.
-    pub fn drain_cpu(&self, platform: &P, cpu: usize) -> Drain {
-        self.all().fold(Drain::Drained(0), |sum, pages| match (sum, pages.drain_cpu(platform, cpu)) {
-            (Drain::Drained(sum), Drain::Drained(pages)) => Drain::Drained(sum + pages),
-            _ => Drain::Skipped,
+    /// Takes everything out of a CPU's lists, from any CPU; answers how many pages came back, and how many lists somebody
+    /// held.
+    pub fn drain_cpu(&self, platform: &P, cpu: usize) -> (u32, u32) {
+        self.all().fold((0, 0), |(sum, held), pages| match pages.drain_cpu(platform, cpu) {
+            Drain::Drained(pages) => (sum + pages, held),
+            Drain::Skipped => (sum, held + 1),
         })
     }
 
-    /// Drains every CPU's lists; answers how many pages came back, and how many lists somebody held.
+    /// Drains every CPU's lists; answers the same.
     pub fn drain_all(&self, platform: &P) -> (u32, u32) {
         self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
     }
@@ -353,5 +354,36 @@ impl<P: Platform> NodePages<P> {
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         self.first.mark_side_table(pfn, table);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::shape;
+    use neap_base::virtual_platform::Virtual;
+    use std::vec::Vec;
+
+    #[test]
+    fn what_one_list_gives_is_told_though_another_is_held() {
+        let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+        let pages = NodePages::open(&machine, &shape(None)).unwrap();
+        // Of both nodes, into the lists of CPU 0.
+        for cpu in 0..2 {
+            Virtual::run_on(cpu);
+            let blocks: Vec<Pfn> = (0..20).map(|_| pages.allocate_block(&machine, Order(0)).unwrap().pfn).collect();
+            Virtual::run_on(0);
+            blocks.into_iter().for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+        }
+        let listed = [0, 1].map(|node| pages.node(node).listed_on(0).unwrap());
+        assert!(listed.iter().all(|count| *count > 0));
+        for node in 0..2 {
+            let holder = pages.node(node).lists.own(0).unwrap();
+            assert_eq!(pages.drain_cpu(&machine, 0), ([listed[1], listed[0]][node], 1));
+            drop(holder);
+        }
+        assert_eq!(pages.drain_cpu(&machine, 0), (0, 0), "nothing is left");
+        // SAFETY: the test is over.
+        unsafe { pages.close(&machine) };
     }
 }

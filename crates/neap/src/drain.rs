@@ -13,7 +13,6 @@ use core::ops::Range;
 use neap_base::Platform;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
-use neap_pages::Drain;
 
 /// Times that what was skipped is tried again.
 pub(crate) const RETRIES: u32 = 8;
@@ -153,12 +152,12 @@ impl<P: Platform> Core<P> {
 
     fn drain_lists(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
         for cpu in 0..self.objects.slots.cpus() {
-            if left.lists.contains(cpu)
-                && !stop()
-                && let Drain::Drained(pages) = self.objects.pages.drain_cpu(&self.objects.platform, cpu)
-            {
+            if left.lists.contains(cpu) && !stop() {
+                let (pages, held) = self.objects.pages.drain_cpu(&self.objects.platform, cpu);
                 drained.pages += u64::from(pages);
-                left.lists.remove(cpu);
+                if held == 0 {
+                    left.lists.remove(cpu);
+                }
             }
         }
     }
