@@ -63,8 +63,10 @@ pub struct Virtual {
     scarce: bool,
     /// The nearest node of each CPU.
     nearest: Vec<usize>,
-    /// Ranges that were bound: address, length, node.
-    bound: Mutex<Vec<(usize, usize, usize)>>,
+    /// Ranges that were bound, or unmapped: address, length, node.
+    bound: Mutex<Vec<(usize, usize, Option<usize>)>>,
+    /// Whether a refused move has unmapped its destination.
+    moves_unmap: AtomicBool,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
     now: AtomicU64,
@@ -88,6 +90,7 @@ impl Virtual {
             scarce: false,
             nearest: Vec::new(),
             bound: Mutex::new(Vec::new()),
+            moves_unmap: AtomicBool::new(false),
             isolated: CpuSet::EMPTY,
             isolated_in_use: AtomicBool::new(false),
             now: AtomicU64::new(1_000_000_000),
@@ -114,8 +117,16 @@ impl Virtual {
     /// The node that an address was bound to.
     pub fn bound_to(&self, address: usize) -> Option<usize> {
         let bound = self.bound.lock().expect("nobody panics with it");
-        // Ranges may be bound anew after they were unmapped: the last word counts.
-        bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address)).map(|range| range.2)
+        bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address))?.2
+    }
+
+    fn note_bound(&self, address: usize, length: usize, node: Option<usize>) {
+        self.bound.lock().expect("nobody panics with it").push((address, length, node));
+    }
+
+    /// Lets a refused move leave its destination unmapped, as Linux does before 6.17.
+    pub fn let_refused_moves_unmap(&self) {
+        self.moves_unmap.store(true, Ordering::Relaxed);
     }
 
     /// The same machine with isolated CPUs.
@@ -204,6 +215,7 @@ impl Platform for Virtual {
     unsafe fn unmap(&self, address: usize, length: usize) {
         // SAFETY: as the caller promises.
         unsafe { memory::unmap(address, length) }.expect("a mapping of the test's own goes away");
+        self.note_bound(address, length, None);
         self.mapped.fetch_sub(length, Ordering::Relaxed);
     }
 
@@ -243,7 +255,13 @@ impl Platform for Virtual {
     fn huge_pages(&self, _address: usize, _length: usize, _allowed: bool) {}
 
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
-        self.attempt(Call::MovePages)?;
+        if let Err(error) = self.attempt(Call::MovePages) {
+            if self.moves_unmap.load(Ordering::Relaxed) {
+                // SAFETY: nobody uses what is behind the destination, as the caller promises.
+                unsafe { self.unmap(to, length) };
+            }
+            return Err(error);
+        }
         // SAFETY: as the caller promises.
         unsafe { memory::move_pages(from, to, length) }
     }
@@ -282,7 +300,7 @@ impl Platform for Virtual {
 
     fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
         self.attempt(Call::Bind)?;
-        self.bound.lock().expect("nobody panics with it").push((address, length, node));
+        self.note_bound(address, length, Some(node));
         Ok(())
     }
 

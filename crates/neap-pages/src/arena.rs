@@ -100,7 +100,7 @@ pub(crate) struct Arena {
     growth: Mutex<Growth>,
     /// Pages of the budget that no node has: see [`Zone::acquire`](crate::zone::Zone::acquire).
     pub(crate) reserve: AtomicU32,
-    /// Segments that the system would not bind to their node.
+    /// Segments, and parts of one mapped again, that the system would not bind to their node.
     pub(crate) unbound: AtomicU32,
 }
 
@@ -328,9 +328,7 @@ impl Arena {
                 }
                 match self.map_segment(platform, growth, start, size) {
                     Ok(()) => {
-                        let refused = platform.nodes() > 1 && platform.bind(self.base + start, size, node).is_err();
-                        // Its memory comes from wherever it is touched first, which is mostly there.
-                        self.unbound.fetch_add(refused.into(), Relaxed);
+                        self.advise(platform, self.base + start, size, node);
                         return Ok(self.publish(growth, start, size, node));
                     }
                     Err(failure) => failed = failure,
@@ -372,9 +370,24 @@ impl Arena {
             }
             *mapped = needed;
         }
-        // Huge pages come by population alone: a range that the kernel may refill would never stay released.
-        platform.huge_pages(self.base + start, size, false);
         Ok(())
+    }
+
+    /// Says of a fresh mapping of which node its memory is to be.
+    fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
+        // Huge pages come by population alone: a range that the kernel may refill would never stay released.
+        platform.huge_pages(address, length, false);
+        let refused = platform.nodes() > 1 && platform.bind(address, length, node).is_err();
+        // Its memory comes from wherever it is touched first, which is mostly there.
+        self.unbound.fetch_add(refused.into(), Relaxed);
+    }
+
+    /// Maps a range of the arena again where somebody has unmapped all of it; where it is mapped nothing happens.
+    pub(crate) fn map_again<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, node: usize) {
+        let (address, length) = (self.address(pfn), (pages as usize) << self.page_shift);
+        if platform.map_at(address, length).is_ok() {
+            self.advise(platform, address, length, node);
+        }
     }
 
     fn publish(&self, growth: &mut Growth, start: usize, size: usize, node: usize) -> Grown {

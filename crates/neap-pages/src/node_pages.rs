@@ -219,6 +219,12 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
+    /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17
+    /// may have unmapped them first.
+    pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.first.arena.map_again(platform, pfn, pages, self.node_of(pfn));
+    }
+
     /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
     /// that it gains hold is not known.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {

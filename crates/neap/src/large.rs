@@ -90,10 +90,7 @@ impl<P: Platform> Core<P> {
         }
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
-            // Kernels before 6.17 may have unmapped the destination before they refused; where they have not, this is refused.
-            if platform.map_at(memory.addr(), bytes).is_ok() {
-                platform.huge_pages(memory.addr(), bytes, false);
-            }
+            pages.map_again(platform, pages.pfn(memory.addr()), old);
             self.free_run(memory);
             return None;
         }

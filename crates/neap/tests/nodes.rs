@@ -173,6 +173,30 @@ fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
     program.end();
 }
 
+/// What is mapped in the place of what a refused move has unmapped is memory of the same node.
+#[test]
+fn a_refused_move_leaves_its_destination_mapped_and_bound() {
+    let machine = two_by_two();
+    machine.let_refused_moves_unmap();
+    machine.fail(Call::MovePages, 0, usize::MAX);
+    let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
+    let mut program = Program::new(&mm);
+    let node_of = |start: usize| mm.node_of(core::ptr::without_provenance(start));
+    for round in 0..8 {
+        let cpu = round % 4;
+        Virtual::run_on(cpu);
+        (0..3).for_each(|_| assert!(program.allocate(request(1 << 20))));
+        let near = program.blocks.keys().copied().find(|start| node_of(*start) == Some(cpu / 2)).unwrap();
+        assert!(program.reallocate(near, (2 + round) << 20));
+        program.verify();
+    }
+    assert!(machine.made(Call::MovePages) > 4, "{} moves were tried", machine.made(Call::MovePages));
+    // What was a destination and was given back is among these.
+    (0..200).for_each(|_| assert!(program.allocate(request(1 << 20))));
+    program.blocks.keys().for_each(|start| assert_eq!(machine.bound_to(*start), node_of(*start), "{start:#x}"));
+    program.end();
+}
+
 #[test]
 fn a_refused_binding_changes_nothing_but_a_number() {
     let machine = two_by_two();
