@@ -93,6 +93,8 @@ pub(crate) type Grown = (Pfn, u32);
 pub(crate) struct Arena {
     base: usize,
     page_shift: u32,
+    /// How many nodes share it. Where it is one, nothing is bound.
+    pub(crate) nodes: usize,
     limit: AtomicUsize,
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
@@ -132,8 +134,8 @@ impl Deref for Shared {
 }
 
 impl Arena {
-    /// Finds a place and maps the first segment there, for node 0.
-    pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape) -> Result<(Arena, Grown), Errno> {
+    /// Finds a place for so many nodes and maps the first segment there, for node 0.
+    pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape, nodes: usize) -> Result<(Arena, Grown), Errno> {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
@@ -149,6 +151,7 @@ impl Arena {
             let arena = Arena {
                 base,
                 page_shift,
+                nodes,
                 limit: AtomicUsize::new(0),
                 frames: frames::Frames::at(tables[FRAMES].start),
                 tables,
@@ -377,7 +380,7 @@ impl Arena {
     fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
         // Huge pages come by population alone: a range that the kernel may refill would never stay released.
         platform.huge_pages(address, length, false);
-        let refused = platform.nodes() > 1 && platform.bind(address, length, node).is_err();
+        let refused = self.nodes > 1 && platform.bind(address, length, node).is_err();
         // Its memory comes from wherever it is touched first, which is mostly there.
         self.unbound.fetch_add(refused.into(), Relaxed);
     }

@@ -40,8 +40,8 @@ impl<P: Platform> NodePages<P> {
     /// # Errors
     /// What the platform answered where it refused; nothing stays mapped.
     pub fn open(platform: &P, shape: &Shape) -> Result<NodePages<P>, Errno> {
-        let first = Pages::open(platform, shape)?;
         let (count, cpus) = (platform.nodes().min(MAX_NODES), platform.cpus());
+        let first = Pages::open_first(platform, shape, count)?;
         let mut pages = NodePages {
             first,
             others: core::ptr::null(),

@@ -141,7 +141,7 @@ impl Own {
 const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform> Pages<P> {
-    /// Finds address space and maps the first piece of it, for node 0.
+    /// Finds address space and maps the first piece of it, all for one node, whatever the machine has.
     ///
     /// # Errors
     /// What the platform answered where it refused.
@@ -153,7 +153,15 @@ impl<P: Platform> Pages<P> {
 impl<P: Platform, T: Policy> Pages<P, T> {
     /// The same with lists of any policy.
     pub(crate) fn open_tuned(platform: &P, shape: &Shape) -> Result<Pages<P, T>, Errno> {
-        let (arena, grown) = Arena::open(platform, shape)?;
+        Pages::open_first(platform, shape, 1)
+    }
+
+    /// The pages of the first of so many nodes, which share the arena.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
+        let (arena, grown) = Arena::open(platform, shape, nodes)?;
         let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
         let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
@@ -190,10 +198,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         own: Own,
         grown: Option<Grown>,
     ) -> Pages<P, T> {
-        let (page_shift, nodes) = (arena.page_shift(), platform.nodes() as u32);
-        let nominal = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
-        let marks = shape.budget.map(|pages| watermarks(pages / nodes, page_shift)).unwrap_or_default();
-        let limits = Limits::new(nominal, platform.cpus(), page_shift, marks);
+        let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
+        // Lists and watermarks are for this node's part of what there is, whoever uses the budget at the moment.
+        let part = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
+        let marks = shape.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
+        let limits = Limits::new(part, platform.cpus(), page_shift, marks);
         let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
         // SAFETY: mapped for exactly these two.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
@@ -400,7 +409,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         debug_assert!(new > 0);
         loop {
             let mut inner = self.zone.lock();
-            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(platform, pfn, old, new) {
+            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(pfn, old, new) {
                 return false;
             }
             if inner.buddy.resize_run(pfn, old, new) {
@@ -422,11 +431,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Whether all chunks that there are behind a run, up to its new end, are this node's: what another node has free there
     /// is not for this one. Under the zone's lock; chunks never change hands.
-    fn is_own(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
+    fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
         let own = |page| self.arena.node(Pfn(page)) == Some(self.node);
-        platform.nodes() == 1 || behind.step_by(arena::CHUNK as usize).all(own)
+        self.arena.nodes == 1 || behind.step_by(arena::CHUNK as usize).all(own)
     }
 
     /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as
@@ -581,7 +590,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             releasing: inner.releasing,
             travelling: inner.releasing + self.zone.draining(),
             budget: self.zone.budget,
-            watermarks: self.zone.watermarks,
+            watermarks: self.lists.limits.watermarks,
             released: self.release.released.load(Relaxed),
             release_calls: self.release.calls.load(Relaxed),
             release_failures: self.release.failures.load(Relaxed),

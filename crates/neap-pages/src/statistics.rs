@@ -16,6 +16,12 @@ pub struct Watermarks {
     pub high: u32,
 }
 
+impl Watermarks {
+    fn and(self, other: Watermarks) -> Watermarks {
+        Watermarks { min: self.min + other.min, low: self.low + other.low, high: self.high + other.high }
+    }
+}
+
 /// The page layer in numbers; pages unless said otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Statistics {
@@ -37,7 +43,7 @@ pub struct Statistics {
     pub travelling: u32,
     /// The most that may be used, if there is a budget.
     pub budget: Option<u32>,
-    /// Thresholds on the budget (zero without one).
+    /// Thresholds on the budget (zero without one); of several nodes, which have a part of it each, the sum.
     pub watermarks: Watermarks,
     /// Given back to the system so far.
     pub released: u64,
@@ -101,9 +107,9 @@ impl Statistics {
             list_highs: self.list_highs + other.list_highs,
             list_batch: self.list_batch.max(other.list_batch),
             node_misses: self.node_misses + other.node_misses,
+            watermarks: self.watermarks.and(other.watermarks),
             // These are the arena's, or the budget's, which they share.
             budget: self.budget,
-            watermarks: self.watermarks,
             unbound_segments: self.unbound_segments,
             mapped_bytes: self.mapped_bytes,
             table_bytes: self.table_bytes,

@@ -9,9 +9,7 @@ use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::pages::Exhausted;
-use crate::policy::watermarks;
 use crate::populate::Population;
-use crate::statistics::Watermarks;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
@@ -96,7 +94,6 @@ pub(crate) struct Zone {
     inner: Mutex<Inner>,
     node: usize,
     pub(crate) budget: Option<u32>,
-    pub(crate) watermarks: Watermarks,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
     /// Times that the lock was found held.
@@ -114,7 +111,6 @@ impl Zone {
             inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
             node,
             budget,
-            watermarks: budget.map(|pages| watermarks(pages, page_shift)).unwrap_or_default(),
             draining: AtomicU32::new(0),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]

@@ -6,11 +6,11 @@
 mod machine;
 
 use core::ops::Deref;
-use machine::{Held, Random, seed, shape};
+use machine::{Held, Opened, Random, seed, shape};
 use neap_base::Order;
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
-use neap_pages::{Exhausted, NodePages, Shape};
+use neap_pages::{Exhausted, NodePages, Shape, Statistics, Watermarks};
 
 struct Nodes<'p> {
     machine: &'p Virtual,
@@ -272,6 +272,28 @@ fn one_node_binds_nothing_and_asks_for_no_node() {
     assert_eq!((o.nodes(), machine.made(Call::Bind), machine.bound_to(o.base())), (1, 0, None));
     held.into_iter().for_each(|held| o.give(0, held));
     o.is_empty();
+}
+
+/// A node's lists and watermarks are for its part of the budget; pages that are opened alone have all of it, and no node.
+#[test]
+fn nodes_divide_lists_and_watermarks_and_pages_alone_do_not() {
+    const BUDGET: u32 = 100_000;
+    let machine = two_by_two();
+    let alone = |machine, budget| Opened::new(machine, &shape(Some(budget))).unwrap().pages.statistics();
+    let plain = Virtual::new(4096, 4);
+    let bounds = |numbers: Statistics| (numbers.watermarks, numbers.list_highs, numbers.budget);
+    assert_eq!(bounds(alone(&machine, BUDGET)), bounds(alone(&plain, BUDGET)));
+    assert_eq!(machine.made(Call::Bind), 0);
+    let o = Nodes::new(&machine, &shape(Some(BUDGET)));
+    let half = alone(&plain, BUDGET / 2);
+    for node in 0..2 {
+        let numbers = o.node(node).statistics();
+        assert_eq!((numbers.watermarks, numbers.list_highs), (half.watermarks, half.list_highs));
+    }
+    let Watermarks { min, low, high } = half.watermarks;
+    let both = Watermarks { min: 2 * min, low: 2 * low, high: 2 * high };
+    assert_eq!(bounds(o.statistics()), (both, 2 * half.list_highs, Some(BUDGET)));
+    assert!(min > 0 && half.list_highs > 0);
 }
 
 #[test]
