@@ -9,7 +9,7 @@
 
 use crate::frames;
 use crate::pages::{Shape, SideTable, TABLES};
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
@@ -242,9 +242,19 @@ impl Arena {
         }
     }
 
-    /// Forbids the huge pages that population has allowed.
-    pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P) {
-        self.growth.lock().pieces(|start, length| platform.huge_pages(self.base + start, length, false));
+    /// Forbids huge pages again in the chunks of a range that are of a node: between them others may lie, and foreign mappings.
+    pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) {
+        let mut start = pages.start;
+        while start < pages.end {
+            let (owner, mut end) = (self.node(Pfn(start)), start);
+            while end < pages.end && self.node(Pfn(end)) == owner {
+                end = end / CHUNK * CHUNK + CHUNK;
+            }
+            if owner == Some(node) {
+                platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
+            }
+            start = end;
+        }
     }
 
     /// Bytes of the arena, and of its tables, that are mapped.

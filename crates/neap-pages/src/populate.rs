@@ -40,8 +40,8 @@ pub(crate) struct Population {
     opening: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
-    /// Memory may allow huge pages.
-    allowed: bool,
+    /// All memory of the zone that allows huge pages lies between these.
+    allowed: Range<u32>,
     /// Opportunities to let pass.
     patience: u32,
     /// Pages populated so far.
@@ -51,6 +51,13 @@ pub(crate) struct Population {
 impl Population {
     pub(crate) fn new(enabled: bool) -> Population {
         Population { enabled, ..Population::default() }
+    }
+
+    /// Notes that huge pages are allowed in a range from now on.
+    fn note_allowed(&mut self, pages: &Range<u32>) {
+        let Range { start, end } = self.allowed;
+        let start = if start == end { pages.start } else { start.min(pages.start) };
+        self.allowed = start..end.max(pages.end);
     }
 }
 
@@ -129,17 +136,17 @@ impl Zone {
         let address = arena.address(pfn);
         if !batch.allowed {
             platform.huge_pages(address, bytes(end - pfn.0), true);
-        }
-        if batch.opens {
             let population = &mut self.lock().population;
-            (population.ready, population.opening) = (pfn.0 + HUGE.pages()..end, false);
+            population.note_allowed(&batch.pages);
+            if batch.opens {
+                (population.ready, population.opening) = (pfn.0 + HUGE.pages()..end, false);
+            }
         }
         let answer = platform.populate(address, bytes(HUGE.pages()));
         if answer.is_ok() && batch.tables {
             arena.populate_tables(platform, pfn, HUGE.pages());
         }
         let mut inner = self.lock();
-        inner.population.allowed = true;
         inner.population.busy -= HUGE.pages();
         match answer {
             Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
@@ -149,20 +156,34 @@ impl Zone {
         inner.attach_huge(pfn, true);
     }
 
-    /// Forbids huge pages again and puts the blocks back that wait; answers whether there were any.
+    /// Forbids huge pages again and puts the blocks back that wait; answers whether there were any. Of this node alone: blocks
+    /// of others wait on.
     pub(crate) fn end_population<P: Platform>(&self, arena: &Arena, platform: &P) -> bool {
         let (ready, allowed) = {
             let population = &mut self.lock().population;
             (core::mem::take(&mut population.ready), core::mem::take(&mut population.allowed))
         };
+        arena.forbid_huge_pages(platform, allowed, self.node);
         let waited = ready.start < ready.end;
-        if allowed || waited {
-            arena.forbid_huge_pages(platform);
-        }
         if waited {
             let mut inner = self.lock();
             ready.step_by(HUGE.pages() as usize).for_each(|pfn| inner.attach_huge(Pfn(pfn), false));
         }
         waited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_was_allowed_lies_in_what_is_forbidden() {
+        let ranges = [512..1024, 4096..8192, 2048..2560];
+        for first in 0..3 {
+            let mut population = Population::new(true);
+            (first..first + 3).for_each(|n| population.note_allowed(&ranges[n % 3]));
+            assert_eq!(population.allowed, 512..8192);
+        }
     }
 }

@@ -92,7 +92,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
-    node: usize,
+    pub(crate) node: usize,
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,

@@ -5,8 +5,8 @@ mod machine;
 use machine::probe::Probe;
 use machine::{Held, Opened, give, resident, shape, take_block, take_run};
 use neap_base::virtual_platform::{Call, Virtual};
-use neap_base::{Linux, Order};
-use neap_pages::Shape;
+use neap_base::{Linux, Order, Pfn};
+use neap_pages::{NodePages, Shape};
 
 /// Calls for a block that small blocks come from: itself, and its part of each of the tables that go back with a chunk; of
 /// four of those, one has less than a page for it.
@@ -91,9 +91,11 @@ fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
     let blocks = o.pages.statistics().populated / 512;
     let advice = || core::mem::take(&mut *machine.huge.lock().unwrap());
     let before = advice();
-    let allowed = before.iter().filter(|(_, allowed)| *allowed);
+    let allowed = before.iter().filter(|(_, _, allowed)| *allowed);
     assert!((1..=4).contains(&allowed.clone().count()) && blocks > 30, "{blocks} blocks: {before:?}");
-    assert!(allowed.map(|(length, _)| *length as u64).sum::<u64>() >= blocks << 21);
+    assert!(allowed.clone().map(|(_, length, _)| *length as u64).sum::<u64>() >= blocks << 21);
+    let first = allowed.clone().map(|(start, ..)| *start).min().unwrap();
+    let end = allowed.map(|(start, length, _)| start + length).max().unwrap();
     // Some blocks wait: free for the budget, in nobody's hands.
     let waiting = o.pages.statistics();
     assert!(waiting.releasing >= 512 && waiting.releasing.is_multiple_of(512), "{waiting:?}");
@@ -101,7 +103,7 @@ fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
     o.pages.tick(&machine);
     let statistics = o.pages.statistics();
     assert_eq!((statistics.releasing, statistics.free), (0, waiting.free + waiting.releasing));
-    assert_eq!(advice(), [(o.pages.limit(), false)], "all of the arena, once");
+    assert_eq!(advice(), [(first, end - first, false)], "all that was allowed, at once");
     o.pages.tick(&machine);
     assert_eq!(advice(), []);
     held.into_iter().for_each(|held| give(&o, held));
@@ -163,4 +165,36 @@ fn mappings_do_not_grow_with_what_is_populated() {
         (base..end).contains(&start)
     });
     assert!(ours.count() <= 3, "{maps}");
+}
+
+/// A tick of one node took the huge pages from blocks that other nodes were about to populate.
+#[test]
+fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
+    let machine = Probe::new(Virtual::new(4096, 2).with_nodes(&[0, 1]));
+    let pages = NodePages::open(&machine, &huge()).unwrap();
+    let take = |cpu, count| {
+        Virtual::run_on(cpu);
+        (0..count).map(|_| pages.allocate_block(&machine, Order(0)).unwrap().pfn).collect::<Vec<Pfn>>()
+    };
+    // In turns, so that memory of each lies between memory of the other.
+    let held: Vec<Pfn> = (0..6).flat_map(|turn| take(turn % 2, 10_000)).collect();
+    let allowed = |node: usize| {
+        let all = (0..pages.frames().pages()).step_by(512).map(Pfn).filter(|pfn| pages.node_of(*pfn) == node);
+        all.filter(|pfn| machine.allows_huge_pages(pages.address(*pfn))).count()
+    };
+    let waiting = |node: usize| pages.node(node).statistics().releasing / 512;
+    assert!((0..2).all(|node| waiting(node) > 0 && allowed(node) > waiting(node) as usize + 30));
+    let before = (allowed(1), waiting(1));
+    pages.node(0).tick(&machine);
+    assert_eq!((allowed(0), waiting(0), (allowed(1), waiting(1))), (0, 0, before));
+    // What waits still comes as huge pages, without another word.
+    let advice = machine.huge.lock().unwrap().len();
+    let more = take(1, 512 * before.1 as usize);
+    assert_eq!((waiting(1), machine.huge.lock().unwrap().len()), (0, advice));
+    pages.node(1).tick(&machine);
+    assert_eq!(allowed(1), 0);
+    held.into_iter().chain(more).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+    pages.verify().unwrap();
+    // SAFETY: nothing of it is used any more.
+    unsafe { pages.close(&machine) };
 }

@@ -17,8 +17,8 @@ pub(crate) struct Probe {
     /// Lengths of single releases, and of the ranges of scattered ones.
     pub(crate) released: Mutex<Vec<usize>>,
     pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
-    /// Lengths of ranges that were told whether huge pages may stand behind them.
-    pub(crate) huge: Mutex<Vec<(usize, bool)>>,
+    /// Ranges that were told whether huge pages may stand behind them: address, length.
+    pub(crate) huge: Mutex<Vec<(usize, usize, bool)>>,
     pub(crate) pauses: AtomicUsize,
     /// Added to the CPU id at every question: a thread that migrates all the time.
     pub(crate) wander: usize,
@@ -45,6 +45,13 @@ impl Probe {
             on_release: Mutex::new(None),
             on_populate: Mutex::new(None),
         }
+    }
+
+    /// Whether huge pages may stand behind an address: what was said last.
+    pub(crate) fn allows_huge_pages(&self, address: usize) -> bool {
+        let huge = self.huge.lock().expect("no holder panics");
+        let last = huge.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address));
+        last.is_some_and(|advice| advice.2)
     }
 }
 
@@ -104,7 +111,7 @@ impl Platform for Probe {
     }
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
-        self.huge.lock().expect("no holder panics").push((length, allowed));
+        self.huge.lock().expect("no holder panics").push((address, length, allowed));
         self.machine.huge_pages(address, length, allowed);
     }
 
@@ -128,6 +135,22 @@ impl Platform for Probe {
     fn cpu(&self) -> usize {
         let wandered = self.asked.fetch_add(self.wander, Relaxed);
         (self.machine.cpu() + wandered) % self.cpus() + self.shift
+    }
+
+    fn nodes(&self) -> usize {
+        self.machine.nodes()
+    }
+
+    fn node(&self, cpu: usize) -> (usize, bool) {
+        self.machine.node(cpu)
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        self.machine.distance(from, to)
+    }
+
+    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
+        self.machine.bind(address, length, node)
     }
 
     fn rseq_offset(&self) -> Option<u32> {
