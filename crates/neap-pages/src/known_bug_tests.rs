@@ -5,10 +5,11 @@
 //! from the cache they serve (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
 use crate::chains::Chain;
+use crate::give_back::Drain;
 use crate::machine::probe::Probe;
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
-use crate::pages::{Drain, Exhausted};
+use crate::pages::Exhausted;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};

@@ -7,8 +7,9 @@
 
 use crate::buddy::{Buddy, take_out};
 use crate::chains::Chain;
+use crate::give_back::Report;
 use crate::page_lists::{LISTED_ORDERS, Missing, Why};
-use crate::pages::{Block, Exhausted, Pages, Report, Shape};
+use crate::pages::{Block, Exhausted, Pages, Shape};
 use crate::policy::{Limits, Policy};
 use crate::zone::Wanted;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};

@@ -26,6 +26,7 @@ mod buddy_tests;
 mod chains;
 mod detach;
 mod frames;
+mod give_back;
 #[cfg(test)]
 mod known_bug_tests;
 #[cfg(feature = "lab")]
@@ -34,6 +35,7 @@ pub mod lab;
 #[path = "../tests/machine/mod.rs"]
 mod machine;
 mod node_pages;
+mod open;
 mod page_lists;
 mod pages;
 #[cfg(feature = "lab")]
@@ -52,6 +54,7 @@ mod zone;
 
 pub use arena::BASE_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
+pub use give_back::{Drain, Report};
 pub use node_pages::NodePages;
-pub use pages::{Block, Drain, Exhausted, Pages, Report, Shape, SideTable, TABLES};
+pub use pages::{Block, Exhausted, Pages, Shape, SideTable, TABLES};
 pub use statistics::{Finding, Statistics, Watermarks};

@@ -7,7 +7,8 @@
 //! a CPU is nearest to is asked when it first comes here, so CPUs may be added at any time. Takes no lock of its own.
 
 use crate::frames::Frames;
-use crate::pages::{Block, Drain, Exhausted, Pages, Report, Shape};
+use crate::give_back::{Drain, Report};
+use crate::pages::{Block, Exhausted, Pages, Shape};
 use crate::statistics::{Finding, Statistics};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;

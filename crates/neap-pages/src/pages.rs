@@ -1,24 +1,22 @@
 //! The pages of one node, and the few decisions that tie the parts of the page layer together.
 //!
-//! Sits between [`NodePages`](crate::NodePages), which chooses the node, and arena, zone and lists. Blocks of order 0 to 3 go through the list of the CPU; if
-//! that is busy, and for everything larger, through the zone. A refill takes a batch from the zone with no list held,
-//! then looks again on which CPU it is. Takes no lock of its own; makes system calls with none held but the arena's
-//! growth mutex. A tick drains lists that rested, then releases what was not needed since the tick before.
+//! Sits between [`NodePages`](crate::NodePages), which chooses the node, and arena, zone and lists. Blocks of order 0 to 3
+//! go through the list of the CPU; if that is busy, and for everything larger, through the zone. A refill takes a batch
+//! from the zone with no list held, then looks again on which CPU it is. Takes no lock of its own; makes system calls with
+//! none held but the arena's growth mutex. How all this comes and goes is in `open.rs`, the way back in `give_back.rs`.
 
-use crate::arena;
-use crate::arena::{Arena, Grown, Shared};
-use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
+use crate::arena::{self, Shared};
+use crate::buddy::{CHUNK_ORDER, take_out};
 use crate::chains::Chain;
 use crate::frames::{Frames, State};
-use crate::page_lists::{LISTED_ORDERS, Missing, PageLists, Why};
-use crate::policy::{Adaptive, Limits, NOMINAL, Policy, watermarks};
-use crate::release::{Release, Run, Turn};
+use crate::open::Own;
+use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
+use crate::policy::{Adaptive, Policy};
+use crate::release::Release;
 use crate::statistics::{Finding, Statistics};
-use crate::zone::{Wanted, Zone, wait};
+use crate::zone::{Wanted, Zone};
 use core::marker::PhantomData;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 
 /// Side tables that the layer above may name.
@@ -63,172 +61,21 @@ pub struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
 
-/// What a tick did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Pages that went back to the system.
-    pub released: u32,
-    /// System calls made for that.
-    pub calls: u32,
-    /// Of these, those that failed.
-    pub failed: u32,
-    /// Pages that came back from CPU lists.
-    pub drained: u32,
-    /// CPU lists that were busy.
-    pub skipped: u32,
-    /// Whether a later tick may find something to do without anybody allocating or freeing in between.
-    pub left: bool,
-}
-
-impl Report {
-    /// What two nodes did.
-    pub(crate) fn and(self, other: Report) -> Report {
-        Report {
-            released: self.released + other.released,
-            calls: self.calls + other.calls,
-            failed: self.failed + other.failed,
-            drained: self.drained + other.drained,
-            skipped: self.skipped + other.skipped,
-            left: self.left || other.left,
-        }
-    }
-}
-
-/// What came of draining one CPU's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drain {
-    /// This many pages went back to the zone.
-    Drained(u32),
-    /// Somebody held the list.
-    Skipped,
-}
-
 /// All pages of a node. Only the laboratory gives its lists another policy.
 #[derive(Debug)]
 pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) arena: Shared,
-    node: usize,
+    pub(crate) node: usize,
     pub(crate) zone: Zone,
     pub(crate) lists: PageLists<T>,
-    release: Release,
+    pub(crate) release: Release,
     /// Blocks and runs that were wanted here and came from another node.
     pub(crate) misses: AtomicU64,
-    own: Own,
-    platform: PhantomData<fn(&P)>,
-}
-
-/// Memory that is mapped for what lists and release keep, and something more.
-#[derive(Clone, Copy, Debug)]
-struct Own {
-    start: usize,
-    length: usize,
-    lists: usize,
-    release: usize,
-    rest: usize,
-}
-
-impl Own {
-    fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
-        // A list is a multiple of 128 bytes, and what release keeps one of 8.
-        let lists = PageLists::<T>::bytes(platform.cpus());
-        let length = (lists + Release::BYTES + rest).next_multiple_of(platform.page_size());
-        let start = platform.map(length)?;
-        Ok(Own { start, length, lists: start, release: start + lists, rest: start + lists + Release::BYTES })
-    }
-}
-
-/// Looks at a turn that another thread has: some tenths of a second.
-const TURN_LOOKS: u32 = 3000;
-
-impl<P: Platform> Pages<P> {
-    /// Finds address space and maps the first piece of it, all for one node, whatever the machine has.
-    ///
-    /// # Errors
-    /// What the platform answered where it refused.
-    pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
-        Pages::open_tuned(platform, shape)
-    }
+    pub(crate) own: Own,
+    pub(crate) platform: PhantomData<fn(&P)>,
 }
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// The same with lists of any policy.
-    pub(crate) fn open_tuned(platform: &P, shape: &Shape) -> Result<Pages<P, T>, Errno> {
-        Pages::open_first(platform, shape, 1)
-    }
-
-    /// The pages of the first of so many nodes, which share the arena.
-    ///
-    /// # Errors
-    /// What the platform answered where it refused.
-    pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
-        let (arena, grown) = Arena::open(platform, shape, nodes)?;
-        let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
-        let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
-            // SAFETY: nobody has seen the arena.
-            unsafe { arena.close(platform) }
-        })?;
-        let place = NonNull::new(core::ptr::with_exposed_provenance_mut::<Arena>(own.rest)).ok_or(Errno::NOMEM)?;
-        // SAFETY: that much was mapped, for the arena alone, and stays until `close`.
-        let arena = unsafe {
-            place.write(arena);
-            Shared::at(place)
-        };
-        Ok(Pages::make(platform, shape, arena, 0, maps, own, Some(grown)))
-    }
-
-    /// The pages of another node in the same arena, of which there are none yet.
-    ///
-    /// # Errors
-    /// What the platform answered where it refused.
-    ///
-    /// # Safety
-    /// This is closed before the first node's pages are.
-    pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P, T>, Errno> {
-        let map = self.arena.chunk_map();
-        let own = Own::map::<P, T>(platform, 2 * map)?;
-        Ok(Pages::make(platform, shape, self.arena, node, [own.rest, own.rest + map], own, None))
-    }
-
-    fn make(
-        platform: &P,
-        shape: &Shape,
-        arena: Shared,
-        node: usize,
-        [free_chunks, backed_chunks]: [usize; 2],
-        own: Own,
-        grown: Option<Grown>,
-    ) -> Pages<P, T> {
-        let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
-        // Lists and watermarks are for this node's part of what there is, whoever uses the budget at the moment.
-        let part = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
-        let marks = shape.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
-        let limits = Limits::new(part, platform.cpus(), page_shift, marks);
-        let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
-        // SAFETY: mapped for exactly these two.
-        let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
-        let table = |table: usize| arena.table(table).start;
-        let buddy = Buddy::new(table(arena::FRAMES), table(arena::BACKED), free_chunks, backed_chunks);
-        // The first node has the whole budget until others need some of it.
-        let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
-        let zone = Zone::new(buddy, node, budget, page_shift, shape.huge);
-        grown.into_iter().for_each(|grown| zone.add(grown));
-        Pages { arena, node, zone, lists, release, misses: AtomicU64::new(0), own, platform: PhantomData }
-    }
-
-    /// Takes everything away.
-    ///
-    /// # Safety
-    /// Nobody uses this, or any memory of it, any more; nor, if this is the first node's, the pages of others.
-    pub unsafe fn close(&self, platform: &P) {
-        // SAFETY: as the caller promises; the arena is not looked at again.
-        unsafe {
-            if self.node == 0 {
-                self.arena.close(platform);
-            }
-            platform.unmap(self.own.start, self.own.length);
-        }
-    }
-
     /// The first address of the arena.
     #[inline]
     pub fn base(&self) -> usize {
@@ -328,32 +175,6 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(block)
     }
 
-    /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a
-    /// watermark.
-    pub(crate) fn look_at(&self, room: u32) {
-        // What no node has may be had by this one.
-        if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
-            self.tell_pressure();
-        }
-    }
-
-    /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
-    pub fn set_reclaiming(&self, reclaiming: bool) {
-        if self.lists.note_reclaim(reclaiming) {
-            self.tell_pressure();
-        }
-    }
-
-    /// Takes from all lists what they may no longer keep; those that somebody holds are told by the next tick.
-    fn tell_pressure(&self) {
-        let mut report = Report::default();
-        self.lists.untold.store(false, Relaxed);
-        self.drain_lists(Why::Pressure, &mut report);
-        if report.skipped > 0 {
-            self.lists.untold.store(true, Relaxed);
-        }
-    }
-
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
@@ -436,118 +257,6 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
         let own = |page| self.arena.node(Pfn(page)) == Some(self.node);
         self.arena.nodes == 1 || behind.step_by(arena::CHUNK as usize).all(own)
-    }
-
-    /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as
-    /// many backed pages go to the system as were never needed. Only one thread at a time does this; for the others there
-    /// is nothing to do. An interval is whatever lies between two ticks.
-    pub fn tick(&self, platform: &P) -> Report {
-        self.tick_until(platform, &|| false)
-    }
-
-    /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
-    pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
-        let mut report = Report::default();
-        let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
-        let (unneeded, room) = {
-            let inner = self.zone.lock();
-            (inner.buddy.backed_low, inner.room())
-        };
-        self.look_at(room);
-        if self.lists.untold.load(Relaxed) {
-            self.tell_pressure();
-        }
-        let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
-        self.give_back(platform, turn, unneeded, false, stop, &mut report);
-        report.left |= listed;
-        if !report.left {
-            // Nobody may tick again for long, so what rested lists have learned is forgotten now.
-            self.drain_lists(Why::Time(u32::MAX), &mut report);
-        }
-        report
-    }
-
-    /// Gives everything back that is free, lists included. Waits, a bounded time, for a tick in progress.
-    pub fn release_all(&self, platform: &P) -> Report {
-        self.release_all_until(platform, &|| false)
-    }
-
-    /// The same, but looks between system calls whether to `stop`.
-    pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
-        let mut report = Report::default();
-        let listed = self.drain_lists(Why::Wanted, &mut report);
-        for look in 0..TURN_LOOKS {
-            if stop() {
-                break;
-            }
-            if let Some(turn) = self.release.turn() {
-                self.give_back(platform, turn, u32::MAX, true, stop, &mut report);
-                report.left |= listed;
-                return report;
-            }
-            wait(platform, look);
-        }
-        Report { left: true, ..report }
-    }
-
-    /// Releases up to `pages` backed pages, and begins a new interval.
-    fn give_back(
-        &self,
-        platform: &P,
-        mut turn: Turn<'_>,
-        pages: u32,
-        explicit: bool,
-        stop: &dyn Fn() -> bool,
-        report: &mut Report,
-    ) {
-        let (release, ranges) = turn.parts();
-        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
-        zone.end_population(arena, platform);
-        let willing = Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report);
-        let mut inner = self.zone.lock();
-        inner.buddy.backed_low = inner.buddy.backed_free;
-        report.left = willing && inner.buddy.backed_free > 0;
-    }
-
-    /// Takes from every CPU's list what it has too much; answers whether something is left in one.
-    pub(crate) fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
-        let mut listed = false;
-        for cpu in 0..self.lists.cpus() {
-            match self.drain(cpu, why) {
-                Some((drained, left)) => {
-                    report.drained += drained;
-                    listed |= left > 0;
-                }
-                None => {
-                    report.skipped += 1;
-                    listed = true;
-                }
-            }
-        }
-        listed
-    }
-
-    /// Pages drained, and pages still there; `None` where somebody held the list.
-    fn drain(&self, cpu: usize, why: Why) -> Option<(u32, u32)> {
-        let detached = self.lists.detach(self.frames(), &self.zone, cpu, why)?;
-        for (order, chain) in detached.chains.iter().enumerate() {
-            let order = Order(order as u8);
-            self.zone.give_chain(*chain, order, self.lists.limits.fixed.blocks(order.0));
-        }
-        self.zone.arrive(detached.pages);
-        Some((detached.pages, detached.left))
-    }
-
-    /// Takes everything out of a CPU's list, from any CPU.
-    pub fn drain_cpu(&self, _platform: &P, cpu: usize) -> Drain {
-        self.drain(cpu, Why::Wanted).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
-    }
-
-    /// Drains every CPU's list; answers how many pages came back, and how many lists somebody held.
-    pub fn drain_all(&self, _platform: &P) -> (u32, u32) {
-        let mut report = Report::default();
-        self.drain_lists(Why::Wanted, &mut report);
-        (report.drained, report.skipped)
     }
 
     /// Gives up what it may still hand out, for other nodes of the same budget.

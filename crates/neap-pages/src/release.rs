@@ -7,7 +7,8 @@
 
 use crate::arena::{Arena, CHUNK, FRAMES, OWN_TABLES};
 use crate::buddy::Buddy;
-use crate::pages::{Report, TABLES};
+use crate::give_back::Report;
+use crate::pages::TABLES;
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};

@@ -1,0 +1,127 @@
+//! Opening the pages of a node, and closing them: the arena, and what is mapped beside it.
+//!
+//! Sits between the platform and [`Pages`]. The first node makes the arena and keeps it in memory of its own; the others come
+//! beside it. Only who opens and closes is here, so there are no locks.
+
+use crate::arena::{self, Arena, Grown, Shared};
+use crate::buddy::Buddy;
+use crate::page_lists::PageLists;
+use crate::pages::{Pages, Shape};
+use crate::policy::{Limits, NOMINAL, Policy, watermarks};
+use crate::release::Release;
+use crate::zone::Zone;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use neap_base::Platform;
+use neap_base::platform::Errno;
+
+/// Memory that is mapped for what lists and release keep, and something more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    start: usize,
+    length: usize,
+    lists: usize,
+    release: usize,
+    rest: usize,
+}
+
+impl Own {
+    fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
+        // A list is a multiple of 128 bytes, and what release keeps one of 8.
+        let lists = PageLists::<T>::bytes(platform.cpus());
+        let length = (lists + Release::BYTES + rest).next_multiple_of(platform.page_size());
+        let start = platform.map(length)?;
+        Ok(Own { start, length, lists: start, release: start + lists, rest: start + lists + Release::BYTES })
+    }
+}
+
+impl<P: Platform> Pages<P> {
+    /// Finds address space and maps the first piece of it, all for one node, whatever the machine has.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
+        Pages::open_tuned(platform, shape)
+    }
+}
+
+impl<P: Platform, T: Policy> Pages<P, T> {
+    /// The same with lists of any policy.
+    pub(crate) fn open_tuned(platform: &P, shape: &Shape) -> Result<Pages<P, T>, Errno> {
+        Pages::open_first(platform, shape, 1)
+    }
+
+    /// The pages of the first of so many nodes, which share the arena.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
+        let (arena, grown) = Arena::open(platform, shape, nodes)?;
+        let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
+        let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
+            // SAFETY: nobody has seen the arena.
+            unsafe { arena.close(platform) }
+        })?;
+        let place = NonNull::new(core::ptr::with_exposed_provenance_mut::<Arena>(own.rest)).ok_or(Errno::NOMEM)?;
+        // SAFETY: that much was mapped, for the arena alone, and stays until `close`.
+        let arena = unsafe {
+            place.write(arena);
+            Shared::at(place)
+        };
+        Ok(Pages::make(platform, shape, arena, 0, maps, own, Some(grown)))
+    }
+
+    /// The pages of another node in the same arena, of which there are none yet.
+    ///
+    /// # Errors
+    /// What the platform answered where it refused.
+    ///
+    /// # Safety
+    /// This is closed before the first node's pages are.
+    pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P, T>, Errno> {
+        let map = self.arena.chunk_map();
+        let own = Own::map::<P, T>(platform, 2 * map)?;
+        Ok(Pages::make(platform, shape, self.arena, node, [own.rest, own.rest + map], own, None))
+    }
+
+    fn make(
+        platform: &P,
+        shape: &Shape,
+        arena: Shared,
+        node: usize,
+        [free_chunks, backed_chunks]: [usize; 2],
+        own: Own,
+        grown: Option<Grown>,
+    ) -> Pages<P, T> {
+        let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
+        // Lists and watermarks are for this node's part of what there is, whoever uses the budget at the moment.
+        let part = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
+        let marks = shape.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
+        let limits = Limits::new(part, platform.cpus(), page_shift, marks);
+        let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
+        // SAFETY: mapped for exactly these two.
+        let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
+        let table = |table: usize| arena.table(table).start;
+        let buddy = Buddy::new(table(arena::FRAMES), table(arena::BACKED), free_chunks, backed_chunks);
+        // The first node has the whole budget until others need some of it.
+        let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
+        let zone = Zone::new(buddy, node, budget, page_shift, shape.huge);
+        grown.into_iter().for_each(|grown| zone.add(grown));
+        Pages { arena, node, zone, lists, release, misses: AtomicU64::new(0), own, platform: PhantomData }
+    }
+
+    /// Takes everything away.
+    ///
+    /// # Safety
+    /// Nobody uses this, or any memory of it, any more; nor, if this is the first node's, the pages of others.
+    pub unsafe fn close(&self, platform: &P) {
+        // SAFETY: as the caller promises; the arena is not looked at again.
+        unsafe {
+            if self.node == 0 {
+                self.arena.close(platform);
+            }
+            platform.unmap(self.own.start, self.own.length);
+        }
+    }
+}
