@@ -51,6 +51,79 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::Bind,
 ];
 
+/// In the `impl` of [`Platform`](crate::Platform) for a wrapper around another platform, its field `$inner`: the calls that no
+/// wrapper has a word to say about.
+#[macro_export]
+macro_rules! hand_on {
+    ($inner:ident) => {
+        fn page_size(&self) -> usize {
+            self.$inner.page_size()
+        }
+
+        fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+            self.$inner.address_hint(attempt, span)
+        }
+
+        fn address_space_is_scarce(&self) -> bool {
+            self.$inner.address_space_is_scarce()
+        }
+
+        fn is_grantable(&self, length: usize) -> bool {
+            self.$inner.is_grantable(length)
+        }
+
+        fn map(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
+            self.$inner.map(length)
+        }
+
+        unsafe fn unmap(&self, address: usize, length: usize) {
+            // SAFETY: as the caller promises.
+            unsafe { self.$inner.unmap(address, length) }
+        }
+
+        unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), $crate::platform::Errno> {
+            // SAFETY: as the caller promises.
+            unsafe { self.$inner.move_pages(from, to, length) }
+        }
+
+        fn nameable_cpus(&self) -> usize {
+            self.$inner.nameable_cpus()
+        }
+
+        fn is_isolated(&self, cpu: usize) -> bool {
+            self.$inner.is_isolated(cpu)
+        }
+
+        fn is_isolated_cpu_in_use(&self) -> bool {
+            self.$inner.is_isolated_cpu_in_use()
+        }
+
+        fn nodes(&self) -> usize {
+            self.$inner.nodes()
+        }
+
+        fn node(&self, cpu: usize) -> (usize, bool) {
+            self.$inner.node(cpu)
+        }
+
+        fn distance(&self, from: usize, to: usize) -> u8 {
+            self.$inner.distance(from, to)
+        }
+
+        fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), $crate::platform::Errno> {
+            self.$inner.bind(address, length, node)
+        }
+
+        fn rseq_offset(&self) -> Option<u32> {
+            self.$inner.rseq_offset()
+        }
+
+        fn now(&self) -> u64 {
+            self.$inner.now()
+        }
+    };
+}
+
 thread_local! {
     static CPU: Cell<usize> = const { Cell::new(0) };
 }

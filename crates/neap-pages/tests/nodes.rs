@@ -304,13 +304,13 @@ fn random_steps_on_three_nodes_lose_nothing() {
         let o = Nodes::new(&machine, &shape(budget));
         let mut held: Vec<Held> = Vec::new();
         for step in 0..6000 {
-            let cpu = random.below(5) as usize;
+            let cpu = random.below(5);
             match random.below(8) {
                 0..4 => held.extend(o.take(cpu, random.below(6) as u8)),
                 4 => held.extend(o.take_run(cpu, 1 + random.below(300) as u32)),
                 _ if held.is_empty() => {}
                 _ => {
-                    let one = held.swap_remove(random.below(held.len() as u64) as usize);
+                    let one = held.swap_remove(random.below(held.len()));
                     o.give(cpu, one);
                 }
             }
@@ -322,7 +322,7 @@ fn random_steps_on_three_nodes_lose_nothing() {
                 o.pages.verify().unwrap_or_else(|finding| panic!("step {step}: {finding}"));
             }
         }
-        held.into_iter().for_each(|held| o.give(random.below(5) as usize, held));
+        held.into_iter().for_each(|held| o.give(random.below(5), held));
         o.is_empty();
     }
 }
@@ -346,9 +346,9 @@ fn threads_on_all_nodes_exchange_pages() {
                             pool.lock().unwrap().push(taken);
                         }
                         let mut pool = pool.lock().unwrap();
-                        let count = pool.len() as u64;
+                        let count = pool.len();
                         if count > 0 && random.below(2) == 0 {
-                            let one = pool.swap_remove(random.below(count) as usize);
+                            let one = pool.swap_remove(random.below(count));
                             drop(pool);
                             o.give(cpu, one);
                         }

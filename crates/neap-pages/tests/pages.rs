@@ -21,15 +21,15 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
     for machine in machines() {
         let o = Opened::new(&machine, &shape(None)).unwrap();
         let (mut random, mut held) = (Random(seed), Vec::<Held>::new());
-        let most = (24 << 20) / machine.page_size() as u64;
+        let most = (24 << 20) / machine.page_size();
         for step in 0..1500 {
-            Virtual::run_on(random.below(3) as usize);
+            Virtual::run_on(random.below(3));
             match random.below(10) {
                 0..4 => held.push(take_block(&o, random.below(4) as u8, step).unwrap()),
                 4 => held.push(take_block(&o, 4 + random.below(6) as u8, step).unwrap()),
                 5 => held.push(take_run(&o, 1 + random.below(most / 32) as u32, 1 << random.below(4), step).unwrap()),
                 6 if !held.is_empty() => {
-                    let index = random.below(held.len() as u64) as usize;
+                    let index = random.below(held.len());
                     let new = 1 + random.below(20) as u32;
                     let old = held[index];
                     if old.order.is_none() && o.pages.resize_run(&machine, old.pfn, old.pages, new) {
@@ -37,11 +37,11 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
                         held[index] = Held::stamp(&o.pages, old.pfn, new, None, false, old.stamp);
                     }
                 }
-                _ if !held.is_empty() => give(&o, held.swap_remove(random.below(held.len() as u64) as usize)),
+                _ if !held.is_empty() => give(&o, held.swap_remove(random.below(held.len()))),
                 _ => {}
             }
-            while held.iter().map(|held| u64::from(held.pages)).sum::<u64>() > most {
-                give(&o, held.swap_remove(random.below(held.len() as u64) as usize));
+            while held.iter().map(|held| held.pages as usize).sum::<usize>() > most {
+                give(&o, held.swap_remove(random.below(held.len())));
             }
             if step % 100 == 0 {
                 o.pages.tick(&machine);
@@ -299,12 +299,12 @@ fn lists_stay_below_their_high_mark_whatever_is_freed() {
     let mut random = Random(seed());
     let mut held = Vec::new();
     for _ in 0..40 {
-        Virtual::run_on(random.below(3) as usize);
+        Virtual::run_on(random.below(3));
         let order = random.below(4) as u8;
         (0..400 >> order).for_each(|stamp| held.push(take_block(&o, order, stamp).unwrap()));
-        Virtual::run_on(random.below(3) as usize);
+        Virtual::run_on(random.below(3));
         for _ in 0..held.len() / 2 {
-            give(&o, held.swap_remove(random.below(held.len() as u64) as usize));
+            give(&o, held.swap_remove(random.below(held.len())));
             let high = o.pages.statistics().list_high;
             assert!((0..3).all(|cpu| o.pages.listed_on(cpu).unwrap() <= high));
         }

@@ -18,7 +18,7 @@ fn work<P: Platform>(o: &Opened<'_, P>, mut random: Random, steps: u64, done: &A
             6 => held.extend(take_block(o, random.below(11) as u8, stamp)),
             7 => held.extend(take_run(o, 1 + random.below(1500) as u32, 1 << random.below(5), stamp)),
             8 if !held.is_empty() => {
-                let index = random.below(held.len() as u64) as usize;
+                let index = random.below(held.len());
                 let (old, new) = (held[index], 1 + random.below(200) as u32);
                 old.check(&o.pages);
                 if old.order.is_none() && o.pages.resize_run(o.platform, old.pfn, old.pages, new) {
@@ -26,11 +26,11 @@ fn work<P: Platform>(o: &Opened<'_, P>, mut random: Random, steps: u64, done: &A
                     held[index] = Held::stamp(&o.pages, old.pfn, new, None, false, old.stamp);
                 }
             }
-            _ if !held.is_empty() => give(o, held.swap_remove(random.below(held.len() as u64) as usize)),
+            _ if !held.is_empty() => give(o, held.swap_remove(random.below(held.len()))),
             _ => {}
         }
         while held.len() > 60 {
-            give(o, held.swap_remove(random.below(held.len() as u64) as usize));
+            give(o, held.swap_remove(random.below(held.len())));
         }
     }
     done.fetch_add(1, Relaxed);

@@ -5,14 +5,19 @@
 //! go on talking to it.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
+#[path = "../../../neap-pages/tests/machine/random.rs"]
+mod random;
+
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::platform::memory::Range;
 use std::boxed::Box;
-use std::println;
 use std::sync::{Arc, Mutex};
+
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use random::{Random, number, seed};
 
 /// Something a test wants to happen in the middle of a call.
 type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
@@ -100,34 +105,11 @@ fn run(hook: &Hook) {
 }
 
 impl<P: Platform + Send> Platform for Shared<P> {
-    fn page_size(&self) -> usize {
-        self.platform.page_size()
-    }
-
-    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        self.platform.address_hint(attempt, span)
-    }
-
-    fn address_space_is_scarce(&self) -> bool {
-        self.platform.address_space_is_scarce()
-    }
-
-    fn is_grantable(&self, length: usize) -> bool {
-        self.platform.is_grantable(length)
-    }
+    neap_base::hand_on!(platform);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         run(&self.on_map_at);
         self.platform.map_at(address, length)
-    }
-
-    fn map(&self, length: usize) -> Result<usize, Errno> {
-        self.platform.map(length)
-    }
-
-    unsafe fn unmap(&self, address: usize, length: usize) {
-        // SAFETY: as the caller promises.
-        unsafe { self.platform.unmap(address, length) }
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
@@ -148,50 +130,13 @@ impl<P: Platform + Send> Platform for Shared<P> {
         self.platform.huge_pages(address, length, allowed);
     }
 
-    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
-        unsafe { self.platform.move_pages(from, to, length) }
-    }
-
     fn cpus(&self) -> usize {
         self.platform.cpus().min(self.told.load(Relaxed))
-    }
-
-    fn nameable_cpus(&self) -> usize {
-        self.platform.nameable_cpus()
-    }
-
-    fn is_isolated(&self, cpu: usize) -> bool {
-        self.platform.is_isolated(cpu)
-    }
-
-    fn is_isolated_cpu_in_use(&self) -> bool {
-        self.platform.is_isolated_cpu_in_use()
     }
 
     fn cpu(&self) -> usize {
         let wandered = self.asked.fetch_add(self.wander.load(Relaxed), Relaxed);
         (self.platform.cpu() + wandered) % self.cpus() + self.shift.load(Relaxed)
-    }
-
-    fn nodes(&self) -> usize {
-        self.platform.nodes()
-    }
-
-    fn node(&self, cpu: usize) -> (usize, bool) {
-        self.platform.node(cpu)
-    }
-
-    fn distance(&self, from: usize, to: usize) -> u8 {
-        self.platform.distance(from, to)
-    }
-
-    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
-        self.platform.bind(address, length, node)
-    }
-
-    fn rseq_offset(&self) -> Option<u32> {
-        self.platform.rseq_offset()
     }
 
     fn fence(&self, cpu: usize) -> Result<(), Errno> {
@@ -203,10 +148,6 @@ impl<P: Platform + Send> Platform for Shared<P> {
         if self.fence_fails() { Err(Errno::PERM) } else { self.platform.fence_all() }
     }
 
-    fn now(&self) -> u64 {
-        self.platform.now()
-    }
-
     fn pause(&self) {
         self.pauses.fetch_add(1, Relaxed);
         self.platform.pause();
@@ -215,32 +156,4 @@ impl<P: Platform + Send> Platform for Shared<P> {
     fn sleep(&self, nanoseconds: u64) {
         self.platform.sleep(nanoseconds);
     }
-}
-
-/// A generator of numbers (SplitMix64); a test prints its seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-}
-
-/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be repeated.
-pub(crate) fn seed() -> u64 {
-    let seed = number("NEAP_SEED", 1);
-    println!("NEAP_SEED={seed} repeats this run");
-    seed
-}
-
-/// A number from the environment, or what holds without it.
-pub(crate) fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

@@ -5,12 +5,15 @@
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 pub(crate) mod probe;
+mod random;
 
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 use neap_pages::{Exhausted, Pages, Shape, SideTable, TABLES};
-use std::println;
 use std::vec;
+
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use random::{Random, seed};
 
 pub(crate) const PAGE_SIZES: [usize; 3] = [4096, 16384, 65536];
 
@@ -133,27 +136,4 @@ pub(crate) fn resident(address: usize, length: usize) -> usize {
     std::os::unix::fs::FileExt::read_exact_at(&map, &mut words, first as u64 * 8).expect("a part of pagemap");
     let (entries, _) = words.as_chunks::<8>();
     entries.iter().filter(|entry| u64::from_le_bytes(**entry) >> 63 == 1).count() * page
-}
-
-/// A generator of numbers (SplitMix64); a test prints its seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be repeated.
-pub(crate) fn seed() -> u64 {
-    let seed = std::env::var("NEAP_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    println!("NEAP_SEED={seed} repeats this run");
-    seed
 }

@@ -62,33 +62,10 @@ fn run(hook: &Hook) {
 }
 
 impl Platform for Probe {
-    fn page_size(&self) -> usize {
-        self.machine.page_size()
-    }
-
-    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        self.machine.address_hint(attempt, span)
-    }
-
-    fn address_space_is_scarce(&self) -> bool {
-        self.machine.address_space_is_scarce()
-    }
-
-    fn is_grantable(&self, length: usize) -> bool {
-        self.machine.is_grantable(length)
-    }
+    neap_base::hand_on!(machine);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.machine.map_at(address, length)
-    }
-
-    fn map(&self, length: usize) -> Result<usize, Errno> {
-        self.machine.map(length)
-    }
-
-    unsafe fn unmap(&self, address: usize, length: usize) {
-        // SAFETY: as the caller promises.
-        unsafe { self.machine.unmap(address, length) }
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
@@ -115,46 +92,13 @@ impl Platform for Probe {
         self.machine.huge_pages(address, length, allowed);
     }
 
-    unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
-        unsafe { self.machine.move_pages(from, to, length) }
-    }
-
     fn cpus(&self) -> usize {
         self.machine.cpus()
-    }
-
-    fn nameable_cpus(&self) -> usize {
-        self.machine.nameable_cpus()
-    }
-
-    fn is_isolated(&self, cpu: usize) -> bool {
-        self.machine.is_isolated(cpu)
     }
 
     fn cpu(&self) -> usize {
         let wandered = self.asked.fetch_add(self.wander, Relaxed);
         (self.machine.cpu() + wandered) % self.cpus() + self.shift
-    }
-
-    fn nodes(&self) -> usize {
-        self.machine.nodes()
-    }
-
-    fn node(&self, cpu: usize) -> (usize, bool) {
-        self.machine.node(cpu)
-    }
-
-    fn distance(&self, from: usize, to: usize) -> u8 {
-        self.machine.distance(from, to)
-    }
-
-    fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
-        self.machine.bind(address, length, node)
-    }
-
-    fn rseq_offset(&self) -> Option<u32> {
-        None
     }
 
     fn fence(&self, cpu: usize) -> Result<(), Errno> {
@@ -163,10 +107,6 @@ impl Platform for Probe {
 
     fn fence_all(&self) -> Result<(), Errno> {
         self.machine.fence_all()
-    }
-
-    fn now(&self) -> u64 {
-        self.machine.now()
     }
 
     fn pause(&self) {
