@@ -4,9 +4,8 @@
 //! the bug's id in the project's notes on Linux. Not here because pages have no such thing: sheaves that are allocated
 //! from the cache they serve (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
-use crate::chains::Chain;
 use crate::give_back::Drain;
-use crate::machine::probe::Probe;
+use crate::machine::probe::{Probe, at_call};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
 use crate::pages::Exhausted;
@@ -304,13 +303,10 @@ fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     // The lists are cut off, and their pages neither in them nor in the zone.
     let detached = o.pages.lists.detach(o.pages.frames(), &o.pages.zone, 0, Why::Wanted).unwrap();
     assert_eq!(detached.pages, listed_pages);
-    let (mut pauses, mut chain) = (0, detached.chains[0]);
-    *machine.on_pause.lock().unwrap() = Some(Box::new(move || {
-        pauses += 1;
-        if pauses == 3 {
-            o.pages.zone.give_chain(core::mem::replace(&mut chain, Chain::EMPTY), Order(0), 63);
-            o.pages.zone.arrive(listed_pages);
-        }
+    let chain = detached.chains[0];
+    *machine.on_pause.lock().unwrap() = Some(at_call(3, move || {
+        o.pages.zone.give_chain(chain, Order(0), 63);
+        o.pages.zone.arrive(listed_pages);
     }));
     let run = take_run(o, listed_pages, 1, 2).expect("the pages that were under way");
     assert_eq!(machine.pauses.load(Relaxed), 3);

@@ -2,7 +2,7 @@
 
 mod machine;
 
-use machine::probe::Probe;
+use machine::probe::{Probe, at_call, stop_once};
 use machine::{Held, Opened, give, resident, shape, take_block, take_run};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Order, Pfn};
@@ -116,22 +116,9 @@ fn memory_under_population_is_waited_for() {
     let machine = Probe::new(Virtual::new(4096, 2).with_scarce_address_space());
     let o = Opened::new(&machine, &Shape { span: 24 << 20, ..huge() }).unwrap();
     let first = take_run(&o, 5 * 1024, 1, 1).unwrap();
-    let (inside, entered) = std::sync::mpsc::channel();
-    let (go_on, waited) = std::sync::mpsc::channel::<()>();
-    let mut untouched = true;
-    *machine.on_populate.lock().unwrap() = Some(Box::new(move || {
-        if core::mem::take(&mut untouched) {
-            inside.send(()).unwrap();
-            waited.recv().unwrap();
-        }
-    }));
-    let mut pauses = 0;
-    *machine.on_pause.lock().unwrap() = Some(Box::new(move || {
-        pauses += 1;
-        if pauses == 4 {
-            go_on.send(()).unwrap();
-        }
-    }));
+    let (stop, entered, go_on) = stop_once();
+    *machine.on_populate.lock().unwrap() = Some(stop);
+    *machine.on_pause.lock().unwrap() = Some(at_call(4, move || go_on.send(()).unwrap()));
     std::thread::scope(|scope| {
         let populating = scope.spawn(|| take_run(&o, 64, 1, 2).unwrap());
         entered.recv().unwrap();

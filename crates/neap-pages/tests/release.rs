@@ -2,7 +2,7 @@
 
 mod machine;
 
-use machine::probe::Probe;
+use machine::probe::{Probe, at_call, stop_once};
 use machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block, take_run};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
@@ -260,23 +260,10 @@ fn an_allocation_that_would_fail_waits_for_pages_under_release() {
     let run = take_run(&o, 4096, 1, 1).unwrap();
     give(&o, run);
     std::thread::scope(|scope| {
-        let (inside, entered) = std::sync::mpsc::channel();
-        let (go_on, waited) = std::sync::mpsc::channel::<()>();
         // The first call of the release stops until the other thread has waited a little.
-        let mut first = true;
-        *machine.on_release.lock().unwrap() = Some(Box::new(move || {
-            if core::mem::take(&mut first) {
-                inside.send(()).unwrap();
-                waited.recv().unwrap();
-            }
-        }));
-        let mut pauses = 0;
-        *machine.on_pause.lock().unwrap() = Some(Box::new(move || {
-            pauses += 1;
-            if pauses == 5 {
-                go_on.send(()).unwrap();
-            }
-        }));
+        let (stop, entered, go_on) = stop_once();
+        *machine.on_release.lock().unwrap() = Some(stop);
+        *machine.on_pause.lock().unwrap() = Some(at_call(5, move || go_on.send(()).unwrap()));
         let release = scope.spawn(|| o.pages.release_all(&machine));
         entered.recv().unwrap();
         let run = o.pages.allocate_run(&machine, 4096, 1).expect("the pages that are under release");
@@ -296,15 +283,8 @@ fn a_second_thread_neither_waits_for_a_tick_nor_repeats_it() {
     let run = take_run(&o, 4096, 1, 1).unwrap();
     give(&o, run);
     o.pages.tick(&machine);
-    let (inside, entered) = std::sync::mpsc::channel();
-    let (go_on, waited) = std::sync::mpsc::channel::<()>();
-    let mut first = true;
-    *machine.on_release.lock().unwrap() = Some(Box::new(move || {
-        if core::mem::take(&mut first) {
-            inside.send(()).unwrap();
-            waited.recv().unwrap();
-        }
-    }));
+    let (stop, entered, go_on) = stop_once();
+    *machine.on_release.lock().unwrap() = Some(stop);
     std::thread::scope(|scope| {
         let tick = scope.spawn(|| o.pages.tick(&machine));
         entered.recv().unwrap();

@@ -7,9 +7,32 @@ use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::Virtual;
 use std::boxed::Box;
 use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::vec::Vec;
 
-type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+type Action = Box<dyn FnMut() + Send>;
+type Hook = Mutex<Option<Action>>;
+
+/// An action that stops whoever comes first; a test hears of that by the receiver and lets it go on by the sender.
+pub(crate) fn stop_once() -> (Action, Receiver<()>, Sender<()>) {
+    let ((inside, entered), (go_on, waited)) = (channel(), channel());
+    let stop = at_call(1, move || {
+        inside.send(()).expect("the test listens");
+        waited.recv().expect("the test lets it go on");
+    });
+    (stop, entered, go_on)
+}
+
+/// An action that acts when it is called for the `number`th time, and never else.
+pub(crate) fn at_call(number: u32, mut act: impl FnMut() + Send + 'static) -> Action {
+    let mut calls = 0;
+    Box::new(move || {
+        calls += 1;
+        if calls == number {
+            act();
+        }
+    })
+}
 
 /// Records and hooks around a [`Virtual`].
 pub(crate) struct Probe {
