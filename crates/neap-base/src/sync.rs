@@ -86,8 +86,9 @@ mod imp {
         core::hint::spin_loop();
     }
 
-    /// Turns to spin before sleeping: longer than the few hundred instructions that a mutex here is held for.
-    pub const SPINS: u32 = 100;
+    /// Turns to spin before sleeping, some 20 us: a mutex here is held for a batch of pages or objects, which takes up to
+    /// 5 us where another CPU used them last, and a sleep interrupts the CPU that is to go on.
+    pub const SPINS: u32 = 1000;
 }
 
 pub use imp::*;
