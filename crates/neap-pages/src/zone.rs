@@ -195,10 +195,17 @@ impl Zone {
         unsafe { self.lock().buddy.add(start, pages) };
     }
 
-    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock.
+    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Whoever came to wait meanwhile gets it
+    /// in between: a lock that is taken again at once is never seen free.
     pub(crate) fn give_chain(&self, mut chain: Chain, order: Order, blocks: u32) {
+        /// Some tenths of a microsecond: until a waiting CPU has seen that the lock is free.
+        const TURNS: u32 = 20;
+        let waits = self.waits();
         while chain.blocks > 0 {
             self.lock().buddy.give_chain(&mut chain, order, blocks);
+            if chain.blocks > 0 && self.waits() != waits {
+                (0..TURNS).for_each(|_| core::hint::spin_loop());
+            }
         }
     }
 
