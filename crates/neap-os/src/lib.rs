@@ -13,6 +13,7 @@ pub mod clock;
 pub mod cpuset;
 pub mod environment;
 pub mod fence;
+pub mod file;
 pub mod futex;
 pub mod memfd;
 pub mod memory;

@@ -154,6 +154,15 @@ pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
     }
 }
 
+/// Keeps what is in a range from children: a forked one, however it is forked, finds zeroes there.
+///
+/// # Errors
+/// `INVAL` before 4.14.
+pub fn keep_from_children(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: nothing changes in this process.
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxWipeOnFork) }
+}
+
 /// Puts memory behind a whole range at once, as if every page had been written to.
 ///
 /// # Errors

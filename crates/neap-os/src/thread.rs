@@ -45,6 +45,12 @@ pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
+/// Whether there is a process with this id.
+pub fn is_process(id: u32) -> bool {
+    let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw);
+    id.is_some_and(|id| rustix::process::test_kill_process(id) != Err(Errno::SRCH))
+}
+
 /// How many threads this process has; `None` without `/proc`.
 pub fn count() -> Option<usize> {
     // A directory has two links of its own and one per entry: `/proc/PID/task` one per thread.
