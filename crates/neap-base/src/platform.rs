@@ -4,11 +4,29 @@
 //! `Mm<P>` and their like. Policies never see it; they are functions of numbers. Memory is named by address because an
 //! arena computes addresses; the contracts of the unsafe functions are those of [`neap_os::memory`].
 
+use crate::Pfn;
 use core::fmt;
 use neap_os::memory::Range;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
 use nodes::{MAX_NODES, Nodes};
+
+/// A block or run of pages that is handed out or comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// Its first page.
+    pub pfn: Pfn,
+    /// How many pages it has.
+    pub pages: u32,
+    /// It comes back.
+    pub freed: bool,
+}
+
+/// Who wants to know of every [`Handover`].
+pub trait Recorder: Sync + fmt::Debug {
+    /// Notes one, which happens on `cpu`. Must neither allocate nor wait.
+    fn note(&self, cpu: usize, handover: Handover);
+}
 
 /// The machine below an allocator.
 pub trait Platform: Sync {
@@ -137,6 +155,11 @@ pub trait Platform: Sync {
     /// Nothing is known.
     fn fence_all(&self) -> Result<(), Errno>;
 
+    /// Is told of every block or run, after it is handed out and before it comes back: so nobody is seen to get a page that
+    /// somebody else has.
+    #[inline]
+    fn note(&self, _handover: Handover) {}
+
     /// Nanoseconds, monotonic; may be coarse.
     fn now(&self) -> u64;
 
@@ -158,6 +181,7 @@ pub struct Linux {
     simulated: usize,
     scarce: bool,
     rseq_offset: Result<u32, NoSequences>,
+    recorder: Option<&'static dyn Recorder>,
 }
 
 /// Why restartable sequences cannot be used here.
@@ -201,7 +225,13 @@ impl Linux {
             simulated: 0,
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
+            recorder: None,
         }
+    }
+
+    /// The same machine, with somebody who is told of every block and run.
+    pub fn with_recorder(self, recorder: &'static dyn Recorder) -> Linux {
+        Linux { recorder: Some(recorder), ..self }
     }
 
     /// The same machine with more isolated CPUs than the kernel lists.
@@ -238,6 +268,7 @@ impl Linux {
             simulated: 0,
             scarce: false,
             rseq_offset: Err(NoSequences::Unregistered),
+            recorder: None,
         }
     }
 }
@@ -378,6 +409,13 @@ impl Platform for Linux {
         }
         let fenced = |cpu: &usize| possible.contains(*cpu) && !isolated.contains(*cpu);
         (0..self.cpus).filter(fenced).try_for_each(neap_os::fence::cpu)
+    }
+
+    #[inline]
+    fn note(&self, handover: Handover) {
+        if let Some(recorder) = self.recorder {
+            recorder.note(self.cpu(), handover);
+        }
     }
 
     fn now(&self) -> u64 {

@@ -50,7 +50,7 @@ enum What {
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
     },
-    /// Every policy on a recording of a program's pages (the format: crates/neap-sim/src/trace.rs)
+    /// Every policy on a recording of a program's pages made by `neap run --trace` (the format: crates/neap/src/trace.rs)
     Replay {
         /// The recording
         file: PathBuf,
@@ -117,12 +117,17 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 fn replay(file: &Path) -> Result<()> {
     let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let trace = Trace::read(&bytes).map_err(|error| anyhow!("{}: {error}", file.display()))?;
-    let mut rows = Vec::new();
+    let (mut rows, mut late, taken) = (Vec::new(), Vec::new(), trace.taken());
     for policy in policies::ALL {
         let setup = trace.setup().map_err(|error| anyhow!("{}: {error}", file.display()))?;
-        rows.push(page::row(policy, &policies::run(policy, setup).outcome));
+        let run = policies::run(policy, setup);
+        if run.costs.taken < taken {
+            late.push(format!("{}: the machine was too slow for {} pages", policy.text(), taken - run.costs.taken));
+        }
+        rows.push(page::row(policy, &run.outcome));
     }
     println!("{}", table(&page::COLUMNS, &rows));
+    late.iter().for_each(|late| println!("{late} of {taken}"));
     let end = if trace.cut_off { "; the file was full before the program ended" } else { "" };
     println!("{} events of {} CPUs, pages of {} bytes{end}", trace.events.len(), trace.cpus, 1_u64 << trace.page_shift);
     Ok(())

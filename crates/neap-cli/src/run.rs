@@ -1,16 +1,21 @@
 //! `neap run`: becomes the given program with neap preloaded.
 //!
-//! Sits between the shell and the program: it sets two variables and executes, so process id, standard streams, signals
-//! and exit status are the program's own. Exit statuses of its own failures are those of env(1). It takes no lock and
+//! Sits between the shell and the program: it sets two variables (and makes the file of a recording, which is the process's
+//! that it then is) and executes, so process id, standard streams, signals and exit status are the program's own. Exit statuses of its own failures are those of env(1). It takes no lock and
 //! leaves nothing running.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, ExitCode};
 
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use neap::{options, trace};
 
 use crate::library;
 
@@ -18,9 +23,12 @@ const EXAMPLES: &str = "\
 Examples:
   neap run -- redis-server --port 7000
   neap run --neap rseq:off -- python3 -m http.server
-  neap run --neap background:off,verbose:on -- ./a.out
+  neap run --neap background:off,limit:2g -- ./a.out
+  neap run --trace py.trace -- python3 big.py && neap lab replay py.trace
 
 LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
+A recording is of the process that this command becomes, not of its children; of the last program
+where it executes several. It can be replayed at any time, also after the program was killed.
 Exit status: the program's; 125 when neap's library is missing, 126 when the program cannot be
 executed, 127 when it cannot be found.";
 
@@ -31,6 +39,9 @@ pub(crate) struct Options {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
+    /// Record which pages are handed out and come back, when and on which CPU, until the file has its 64 MiB
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -48,12 +59,38 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     let mut command = Command::new(program);
     command.args(&options.command[1..]);
     command.env("LD_PRELOAD", joined(Some(library.as_os_str()), ":", env::var_os("LD_PRELOAD").as_deref()));
-    if let Some(given) = &options.neap {
-        command.env("NEAP", joined(env::var_os("NEAP").as_deref(), ",", Some(given)));
+    let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
+    if let Some(file) = &options.trace {
+        match recording(file) {
+            Ok(option) => told = joined(Some(&told), ",", Some(&option)),
+            Err(error) => {
+                eprintln!("neap: --trace {}: {error:#}", file.display());
+                return ExitCode::from(125);
+            }
+        }
+    }
+    if !told.is_empty() {
+        command.env("NEAP", told);
     }
     let error = command.exec();
     eprintln!("neap: cannot run `{}`: {error}", program.to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// Makes a file that this process is to record into; answers the option that says so.
+fn recording(file: &Path) -> Result<OsString> {
+    let path = std::path::absolute(file)?;
+    let text = path.as_os_str().as_bytes();
+    if options::Path::absolute(text).is_none() || text.contains(&b',') || text.ends_with(b" ") {
+        bail!("the path from / on may have {} bytes, no comma and no space at its end", options::LONGEST_PATH);
+    }
+    if path.is_file() {
+        // Not emptied: another process may have it mapped still.
+        fs::remove_file(&path).context("cannot be replaced")?;
+    }
+    let made = fs::OpenOptions::new().write(true).create_new(true).open(&path);
+    made.and_then(|mut made| made.write_all(&trace::claim(process::id()))).context("cannot be made")?;
+    Ok(joined(Some(OsStr::new("trace")), ":", Some(path.as_os_str())))
 }
 
 /// Both texts with `separator` between them, or the one that is there.

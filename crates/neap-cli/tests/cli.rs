@@ -244,9 +244,13 @@ fn a_recording_is_replayed_and_a_file_that_is_none_is_refused_by_name() {
     let neap = Installed::new("replay");
     let file = neap.0.join("a.trace");
     // One CPU allocates page 5 and frees it a millisecond later.
-    let mut bytes = b"neaptrc1\x01\x00\x0c\x00\x02\x00\x00\x00".to_vec();
-    bytes.extend(1_000_000_u64.to_le_bytes());
-    bytes.extend([0, 0, 0, 10, 1, 0, 0xc0, 0x84, 0x3d, 0]);
+    let mut bytes = b"neaptrc2".to_vec();
+    [77_u32, 3, 2, 0, 1 | 12 << 16].iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+    bytes.resize(64, 0);
+    for (at, what) in [(1_u64, 5 | 1 << 32), (1_000_001, 5 | 1 << 32 | 1 << 63), (0, 0)] {
+        bytes.extend((at << 16).to_le_bytes());
+        bytes.extend(u64::to_le_bytes(what));
+    }
     fs::write(&file, &bytes).unwrap();
     let output = neap.neap(&["lab", "replay", file.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));

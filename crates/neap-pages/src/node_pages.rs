@@ -12,6 +12,7 @@ use crate::pages::{Block, Exhausted, Pages, Shape};
 use crate::statistics::{Finding, Statistics};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;
+use neap_base::platform::Handover;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Order, Pfn, Platform};
 
@@ -193,12 +194,15 @@ impl<P: Platform> NodePages<P> {
     /// [`Exhausted`]: no node has one.
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        self.take(platform, |pages| pages.allocate_block(platform, order))
+        let block = self.take(platform, |pages| pages.allocate_block(platform, order))?;
+        platform.note(Handover { pfn: block.pfn, pages: order.pages(), freed: false });
+        Ok(block)
     }
 
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
+        platform.note(Handover { pfn, pages: order.pages(), freed: true });
         self.node(self.node_of(pfn)).free_block(platform, pfn, order);
     }
 
@@ -207,16 +211,20 @@ impl<P: Platform> NodePages<P> {
     /// # Errors
     /// [`Exhausted`]: no node has one.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
-        self.take(platform, |node| node.allocate_run(platform, pages, align_pages))
+        let run = self.take(platform, |node| node.allocate_run(platform, pages, align_pages))?;
+        platform.note(Handover { pfn: run.pfn, pages, freed: false });
+        Ok(run)
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
+        platform.note(Handover { pfn, pages, freed: true });
         self.node(self.node_of(pfn)).free_run(platform, pfn, pages);
     }
 
     /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
-    pub fn free_moved_run(&self, pfn: Pfn, pages: u32) {
+    pub fn free_moved_run(&self, platform: &P, pfn: Pfn, pages: u32) {
+        platform.note(Handover { pfn, pages, freed: true });
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 

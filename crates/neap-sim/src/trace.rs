@@ -1,29 +1,24 @@
-//! Recorded page events: a compact file format, and the programs that do the same again.
+//! Recorded page events, and the programs that do the same again.
 //!
-//! Sits between a file and the machine. All numbers are little endian.
-//!
-//! ```text
-//! header, 24 bytes:  "neaptrc1"   u16 CPUs   u8 page shift   u8 flags (1: the file was full)   u32 events   u64 nanoseconds
-//! each event:        u8: bit 0 set for a free, bits 1 to 4 the order
-//!                    LEB128: the CPU
-//!                    LEB128: nanoseconds since the event before
-//!                    LEB128, zigzag: the block's first page, less that of the event before
-//! ```
-//!
-//! Five to eight bytes an event. Whoever writes one bounds the file, and sets the flag when it was full; what is in it until
-//! then is a whole trace. A free of a block that was allocated before the recording began means nothing and is left out.
+//! Sits between a file that a program on neap left behind and the machine. The format is described where it is written, in
+//! `crates/neap/src/trace.rs`. What is replayed is what concerns lists and zone: when, and on which CPU, a block of an order
+//! was taken or given. Runs, and blocks that are too large for lists, are replayed as the smallest of those: they visit the
+//! zone once and move as one there, whatever their length, which the simulator would charge page by page. A free of a block that was allocated before the recording began means nothing and is left out.
 
 use std::collections::BTreeMap;
+
+use neap_base::Order;
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{Op, Program};
 
-const MAGIC: &[u8; 8] = b"neaptrc1";
-const HEADER: usize = 24;
+const MAGIC: &[u8; 8] = b"neaptrc2";
+const HEADER: usize = 64;
+const PLACE: usize = 16;
 /// The most CPUs that a trace may name.
 const MOST_CPUS: u16 = 1024;
-/// The largest order.
-const LARGEST: u8 = 10;
+/// The smallest order that goes past the lists.
+const PAST_LISTS: u8 = 4;
 
 /// A block was allocated or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +29,13 @@ pub struct Event {
     pub cpu: u16,
     /// Freed, not allocated.
     pub free: bool,
-    /// Of the block.
-    pub order: u8,
+    /// In the block or run.
+    pub pages: u32,
     /// The block's first page.
     pub page: u32,
 }
 
-/// A whole recording.
+/// A whole recording. The times of its events are below 2^48 - 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// CPUs of the machine that it is of.
@@ -53,94 +48,65 @@ pub struct Trace {
     pub events: Vec<Event>,
 }
 
-fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 128 {
-        bytes.push(number as u8 | 128);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
+/// The `N` bytes at `at`.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    core::array::from_fn(|index| bytes[at + index])
 }
 
-/// What is left to read, and how much there was.
-struct Reader<'a> {
-    rest: &'a [u8],
-    length: usize,
-}
-
-impl Reader<'_> {
-    fn byte(&mut self) -> Result<u8, String> {
-        let (first, rest) =
-            self.rest.split_first().ok_or(format!("it ends within an event, after {} bytes", self.length))?;
-        self.rest = rest;
-        Ok(*first)
+impl Event {
+    /// The event of a place, if it was written.
+    fn read(place: &[u8]) -> Option<Event> {
+        let (when, what) = (u64::from_le_bytes(field(place, 0)), u32::from_le_bytes(field(place, 12)));
+        let (at, page) = ((when >> 16).checked_sub(1)?, u32::from_le_bytes(field(place, 8)));
+        Some(Event { at, cpu: when as u16, free: what >> 31 == 1, pages: what & !(1 << 31), page })
     }
 
-    fn number(&mut self) -> Result<u64, String> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 127) << shift;
-            if byte < 128 {
-                return Ok(number);
-            }
-        }
-        Err(format!("the number that ends at byte {} is too long", self.length - self.rest.len()))
+    /// The order of the block that it is replayed with.
+    fn order(&self) -> u8 {
+        Order::holding(self.pages).0.min(PAST_LISTS)
     }
 }
 
 impl Trace {
-    /// The file's bytes.
-    pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.cpus.to_le_bytes());
-        bytes.extend([self.page_shift, u8::from(self.cut_off)]);
-        bytes.extend((self.events.len() as u32).to_le_bytes());
-        bytes.extend(self.events.last().map_or(0, |event| event.at).to_le_bytes());
-        let (mut at, mut page) = (0, 0_u32);
-        for event in &self.events {
-            bytes.push(u8::from(event.free) | event.order << 1);
-            push_number(&mut bytes, event.cpu.into());
-            push_number(&mut bytes, event.at - at);
-            let difference = i64::from(event.page) - i64::from(page);
-            push_number(&mut bytes, (difference << 1 ^ difference >> 63) as u64);
-            (at, page) = (event.at, event.page);
-        }
-        bytes
-    }
-
     /// Reads a file's bytes.
     ///
     /// # Errors
     /// What is wrong with them.
     pub fn read(bytes: &[u8]) -> Result<Trace, String> {
-        let Some((header, rest)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header.starts_with(MAGIC))
-        else {
+        if !bytes.starts_with(MAGIC) {
             return Err("it does not begin like a trace of neap's".into());
+        }
+        let Some((header, rest)) = bytes.split_at_checked(HEADER) else {
+            return Err("it was made for a program that has not recorded anything in it".into());
         };
-        let cpus = u16::from_le_bytes([header[8], header[9]]);
+        let word = |at| u32::from_le_bytes(field(header, at));
+        let (places, claimed, full) = (word(12), word(16), word(20));
+        let (cpus, page_shift) = (u16::from_le_bytes(field(header, 24)), header[26]);
         if cpus == 0 || cpus > MOST_CPUS {
             return Err(format!("it is of {cpus} CPUs, and may be of 1 to {MOST_CPUS}"));
         }
-        let count = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
-        let mut reader = Reader { rest, length: bytes.len() };
-        let (mut at, mut page, mut events) = (0_u64, 0_i64, Vec::new());
-        for index in 0..count {
-            let kind = reader.byte()?;
-            let (free, order) = (kind & 1 == 1, kind >> 1);
-            let cpu = reader.number()?;
-            if order > LARGEST || cpu >= u64::from(cpus) {
-                return Err(format!("event {index} is of order {order} on CPU {cpu}"));
-            }
-            at = at.checked_add(reader.number()?).ok_or(format!("event {index} is too late"))?;
-            let zigzag = reader.number()?;
-            page = page.wrapping_add((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64));
-            let page = u32::try_from(page).map_err(|_| format!("event {index} is of page {page}"))?;
-            events.push(Event { at, cpu: cpu as u16, free, order, page });
+        if !(12..=16).contains(&page_shift) {
+            return Err(format!("its pages are of 2^{page_shift} bytes"));
         }
-        if !(12..=16).contains(&header[10]) {
-            return Err(format!("its pages are of 2^{} bytes", header[10]));
+        if rest.len() as u64 != u64::from(places) * PLACE as u64 {
+            let length = bytes.len();
+            return Err(format!(
+                "it is {length} bytes long, and should have {places} places of {PLACE} behind {HEADER}"
+            ));
         }
-        Ok(Trace { cpus, page_shift: header[10], cut_off: header[11] & 1 == 1, events })
+        let written = rest.chunks_exact(PLACE).take(claimed as usize);
+        let mut events: Vec<Event> = written.filter_map(Event::read).collect();
+        // Places were claimed in an order that may differ from that of the times by a little.
+        events.sort_by_key(|event| event.at);
+        if let Some(event) = events.iter().find(|event| event.cpu >= cpus || event.pages == 0) {
+            return Err(format!("it has an event of {} pages on CPU {} of {cpus}", event.pages, event.cpu));
+        }
+        Ok(Trace { cpus, page_shift, cut_off: full != 0, events })
+    }
+
+    /// Pages of all blocks that a replay takes.
+    pub fn taken(&self) -> u64 {
+        self.events.iter().filter(|event| !event.free).map(|event| 1 << event.order()).sum()
     }
 
     /// A machine whose CPUs do what was recorded, at the times that were recorded or as soon as they can.
@@ -155,15 +121,16 @@ impl Trace {
         for (name, event) in (0..).zip(&self.events) {
             let steps = &mut steps[usize::from(event.cpu)];
             if !event.free {
-                if out.insert(event.page, name).is_some() {
+                let order = event.order();
+                if out.insert(event.page, (name, event.pages)).is_some() {
                     return Err(format!("event {name} allocates page {}, which is allocated", event.page));
                 }
-                steps.push((event.at, Some(event.order), name));
-                used += 1 << event.order;
+                steps.push((event.at, Some(order), name));
+                used += u64::from(event.pages);
                 most = most.max(used);
-            } else if let Some(name) = out.remove(&event.page) {
+            } else if let Some((name, pages)) = out.remove(&event.page) {
                 steps.push((event.at, None, name));
-                used = used.saturating_sub(1 << event.order);
+                used -= u64::from(pages);
             }
         }
         let programs: Vec<Program> = steps.into_iter().map(program).collect();
@@ -200,6 +167,22 @@ mod tests {
     use crate::policies::{self, Name};
     use crate::random::Random;
 
+    /// A file's bytes, with no more places than there are events.
+    fn bytes(trace: &Trace) -> Vec<u8> {
+        let count = trace.events.len() as u32;
+        let mut bytes = MAGIC.to_vec();
+        [7, count, count, trace.cut_off.into()].iter().for_each(|word: &u32| bytes.extend(word.to_le_bytes()));
+        bytes.extend(trace.cpus.to_le_bytes());
+        bytes.push(trace.page_shift);
+        bytes.resize(HEADER, 0);
+        for event in &trace.events {
+            bytes.extend(((event.at + 1) << 16 | u64::from(event.cpu)).to_le_bytes());
+            bytes.extend(event.page.to_le_bytes());
+            bytes.extend((event.pages | u32::from(event.free) << 31).to_le_bytes());
+        }
+        bytes
+    }
+
     /// Four CPUs that allocate and free what any of them allocated.
     fn recorded() -> Trace {
         let (mut random, mut out, mut events) = (Random::new(1, 1), Vec::new(), Vec::new());
@@ -214,32 +197,53 @@ mod tests {
             if !free {
                 out.push((page, order));
             }
-            events.push(Event { at, cpu, free, order, page });
+            events.push(Event { at, cpu, free, pages: 1 << order, page });
         }
         Trace { cpus: 4, page_shift: 12, cut_off: true, events }
     }
 
     #[test]
-    fn what_was_written_is_read() {
-        let trace = recorded();
-        let bytes = trace.bytes();
-        assert!(bytes.len() < 8 * trace.events.len());
-        assert_eq!(Trace::read(&bytes), Ok(trace));
+    fn what_was_written_is_read_and_places_that_were_not_written_are_left_out() {
+        let mut trace = recorded();
+        let mut file = bytes(&trace);
+        assert_eq!(Trace::read(&file), Ok(trace.clone()));
+        // Places that nobody claimed, and one whose thread was killed before it wrote.
+        file.extend([0; 3 * PLACE]);
+        file[12..16].copy_from_slice(&20_003_u32.to_le_bytes());
+        file[HEADER + 19_999 * PLACE..][..8].fill(0);
+        file[20] = 0;
+        trace.events.pop();
+        trace.cut_off = false;
+        assert_eq!(Trace::read(&file), Ok(trace));
+    }
+
+    #[test]
+    fn events_are_in_the_order_of_time_whatever_places_they_got() {
+        let mut trace = recorded();
+        let sorted = trace.clone();
+        trace.events.chunks_mut(2).for_each(<[Event]>::reverse);
+        assert_eq!(Trace::read(&bytes(&trace)), Ok(sorted));
+        // At the same time it is the order of the places.
+        trace.events.iter_mut().for_each(|event| event.at = 0);
+        assert_eq!(Trace::read(&bytes(&trace)), Ok(trace));
     }
 
     #[test]
     fn a_damaged_file_is_refused_and_says_why() {
-        let bytes = recorded().bytes();
+        let bytes = bytes(&recorded());
         for (change, expected) in [
             (
                 Box::new(|bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 1)) as Box<dyn Fn(&mut Vec<u8>)>,
-                "ends within",
+                "320063 bytes long, and should have 20000 places",
             ),
+            (Box::new(|bytes| bytes.push(0)), "320065 bytes long"),
             (Box::new(|bytes| bytes[0] = b'N'), "does not begin"),
-            (Box::new(|bytes| bytes.truncate(10)), "does not begin"),
-            (Box::new(|bytes| bytes[8] = 2), "on CPU"),
-            (Box::new(|bytes| bytes[8..10].fill(0)), "0 CPUs"),
-            (Box::new(|bytes| bytes[HEADER] |= 0x1e), "order 15"),
+            (Box::new(|bytes| bytes.truncate(7)), "does not begin"),
+            (Box::new(|bytes| bytes.truncate(12)), "has not recorded anything"),
+            (Box::new(|bytes| bytes[24] = 2), "on CPU 3 of 2"),
+            (Box::new(|bytes| bytes[24..26].fill(0)), "0 CPUs"),
+            (Box::new(|bytes| bytes[26] = 3), "2^3 bytes"),
+            (Box::new(|bytes| bytes[HEADER + 12..HEADER + 16].fill(0)), "event of 0 pages"),
         ] {
             let mut damaged = bytes.clone();
             change(&mut damaged);
@@ -250,10 +254,10 @@ mod tests {
 
     #[test]
     fn any_bytes_are_read_or_refused() {
-        let (bytes, mut random) = (recorded().bytes(), Random::new(2, 2));
-        for _ in 0..300 {
-            let mut damaged = bytes[..2000].to_vec();
-            damaged[12..16].copy_from_slice(&200_u32.to_le_bytes());
+        let (bytes, mut random) = (bytes(&recorded()), Random::new(2, 2));
+        for _ in 0..1000 {
+            let mut damaged = bytes[..HEADER + 100 * PLACE].to_vec();
+            damaged[12..16].copy_from_slice(&100_u32.to_le_bytes());
             let at = random.below(damaged.len() as u32) as usize;
             damaged[at] = random.below(256) as u8;
             if let Ok(trace) = Trace::read(&damaged) {
@@ -266,7 +270,7 @@ mod tests {
     fn a_replay_does_every_event_under_every_policy() {
         let trace = recorded();
         let pages =
-            |free| trace.events.iter().filter(|event| event.free == free).map(|event| 1_u64 << event.order).sum();
+            |free| trace.events.iter().filter(|event| event.free == free).map(|event| u64::from(event.pages)).sum();
         for policy in policies::ALL {
             let run = policies::run(policy, trace.setup().unwrap());
             assert_eq!((run.costs.taken, run.costs.given), (pages(false), pages(true)), "{policy:?}");
@@ -278,10 +282,21 @@ mod tests {
 
     #[test]
     fn frees_of_what_was_there_before_are_left_out_and_a_page_is_not_allocated_twice() {
-        let event = |at, free| Event { at, cpu: 0, free, order: 0, page: 7 };
+        let event = |at, free| Event { at, cpu: 0, free, pages: 1, page: 7 };
         let trace = |events: &[Event]| Trace { cpus: 1, page_shift: 12, cut_off: false, events: events.to_vec() };
         let run = policies::run(Name::Fixed, trace(&[event(0, true), event(1, false)]).setup().unwrap());
         assert_eq!((run.costs.taken, run.costs.given), (1, 0));
         assert!(trace(&[event(0, false), event(1, false)]).setup().is_err_and(|error| error.contains("page 7")));
+    }
+
+    #[test]
+    fn a_run_is_one_visit_to_the_zone_and_may_come_back_longer() {
+        let event = |at, pages, free| Event { at, cpu: 0, free, pages, page: 7 };
+        for (pages, held) in [(3, 4), (8, 8), (9, 16), (1_000_000, 16)] {
+            let events = vec![event(0, pages, false), event(1, pages + 9, true)];
+            let trace = Trace { cpus: 1, page_shift: 12, cut_off: false, events };
+            let run = policies::run(Name::Fixed, trace.setup().unwrap());
+            assert_eq!((run.costs.taken, run.costs.given, trace.taken()), (held, held, held));
+        }
     }
 }

@@ -95,7 +95,7 @@ impl<P: Platform> Core<P> {
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
-        pages.free_moved_run(pages.pfn(pointer.addr()), old);
+        pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
         Some(memory)
     }
 

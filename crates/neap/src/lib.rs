@@ -20,6 +20,7 @@ pub mod process;
 mod requests;
 mod stat_page;
 pub mod statistics;
+pub mod trace;
 pub mod verify;
 
 pub use global::Neap;

@@ -4,6 +4,7 @@
 //! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
 //! from starting.
 
+use core::ffi::CStr;
 use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
@@ -30,6 +31,32 @@ pub struct Options {
     pub nodes: u32,
     /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
+    /// Where pages that are handed out and come back are recorded ([`trace`](crate::trace)).
+    pub trace: Path,
+}
+
+/// The most bytes of a [`Path`].
+pub const LONGEST_PATH: usize = 255;
+
+/// A file's absolute path, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path([u8; LONGEST_PATH + 1]);
+
+impl Path {
+    /// No file.
+    pub const NONE: Path = Path([0; LONGEST_PATH + 1]);
+
+    /// The path in `bytes`, if they are one of at most [`LONGEST_PATH`] bytes that begins with a slash.
+    pub fn absolute(bytes: &[u8]) -> Option<Path> {
+        let mut path = Path::NONE;
+        path.0[..LONGEST_PATH].get_mut(..bytes.len())?.copy_from_slice(bytes);
+        (bytes.first() == Some(&b'/') && !bytes.contains(&0)).then_some(path)
+    }
+
+    /// The path, if there is one.
+    pub fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.0).ok().filter(|path| !path.is_empty())
+    }
 }
 
 /// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
@@ -46,7 +73,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 9] = [
+pub const DESCRIPTIONS: [Description; 10] = [
     Description {
         key: "rseq",
         values: "on|off",
@@ -96,6 +123,12 @@ pub const DESCRIPTIONS: [Description; 9] = [
         default: "the kernel's list",
         text: "more CPUs that are never interrupted: slower lists there, and no memory goes back by itself while they are in use",
     },
+    Description {
+        key: "trace",
+        values: "FILE, from / on",
+        default: "none",
+        text: "record pages that are handed out and come back, 64 MiB of them, for `neap lab replay`; as `neap run --trace`",
+    },
 ];
 
 impl Options {
@@ -110,6 +143,7 @@ impl Options {
         page_list_high: None,
         nodes: 0,
         isolated: CpuSet::EMPTY,
+        trace: Path::NONE,
     };
 
     /// Reads `text`, reporting what is wrong by `complain`.
@@ -171,6 +205,7 @@ impl Options {
             b"background" => self.background = switch()?,
             b"huge" => self.huge = switch()?,
             b"stat" => self.stat = switch()?,
+            b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
             b"limit" => self.limit = bytes(value).ok_or("is not a number of bytes")?,
             b"interval" => {
                 let value = bytes(value).filter(|value| (10..=60_000).contains(value));
@@ -231,7 +266,8 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
-            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3",
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3,\
+             trace:/a/b",
         );
         let expected = Options {
             rseq: false,
@@ -243,7 +279,9 @@ mod tests {
             page_list_high: Some(0),
             nodes: 3,
             isolated: CpuSet::parse(b"1,3-5").unwrap(),
+            trace: Path::absolute(b"/a/b").unwrap(),
         };
+        assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
         let (options, complaints) = parse("page_list_high:99,page_list_high:auto,nodes:2,nodes:auto");
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
@@ -271,6 +309,14 @@ mod tests {
             let complaints = std::vec![(beyond.into(), "has CPUs beyond 1023, which are left out")];
             assert_eq!(isolated(beyond), (known, complaints));
         }
+    }
+
+    #[test]
+    fn a_path_is_absolute_and_not_too_long() {
+        let path = |length: usize| std::vec![b'/'; length];
+        assert_eq!(Path::absolute(&path(255)).unwrap().as_c_str().unwrap().to_bytes(), path(255));
+        assert_eq!((Path::absolute(&path(256)), Path::absolute(b"a/b"), Path::absolute(b"")), (None, None, None));
+        assert_eq!(Path::absolute(b"/a\0b"), None);
     }
 
     #[test]

@@ -9,11 +9,12 @@
 
 use crate::mm::{Hooks, Mm};
 use crate::options::Options;
-use crate::stat_page;
+use crate::{stat_page, trace};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use neap_base::platform::{Errno, Linux};
 use neap_os::thread;
+use neap_os::write::say;
 
 /// The process's memory manager.
 pub static PROCESS: Mm<Linux> = Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) });
@@ -25,7 +26,7 @@ const FORK_LOOKS: u32 = 20_000;
 fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
-    let opened = unsafe { mm.open(machine(&options).with_isolated(&options.isolated), &options) };
+    let opened = unsafe { mm.open(machine(&options), &options) };
     if opened.is_ok() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
@@ -33,10 +34,21 @@ fn open(mm: &Mm<Linux>) {
     }
 }
 
-/// The machine, as far as the options let it be known.
+/// The machine, as far as the options let it be known, and who is told what happens on it.
 fn machine(options: &Options) -> Linux {
-    let machine = Linux::probe();
-    if options.nodes == 0 { machine } else { machine.with_nodes(options.nodes as usize) }
+    let machine = Linux::probe().with_isolated(&options.isolated);
+    let machine = if options.nodes == 0 { machine } else { machine.with_nodes(options.nodes as usize) };
+    let Some(path) = options.trace.as_c_str() else { return machine };
+    match trace::open(path, &machine) {
+        Ok(Some(trace)) => return machine.with_recorder(trace),
+        Ok(None) => {}
+        Err(error) => {
+            let wrong = if error == Errno::EXIST { "is there already" } else { "cannot be had" };
+            let (path, error) = (path.to_bytes().escape_ascii(), error.raw_os_error());
+            say(format_args!("NEAP: \"trace:{path}\" {wrong} (error {error}); nothing is recorded"));
+        }
+    }
+    machine
 }
 
 unsafe extern "C" {

@@ -1,0 +1,201 @@
+//! `neap run --trace` on real programs: what is recorded of them, of whom nothing is, and that it can be replayed.
+//!
+//! Method: this executable runs itself in a role, by way of the installed command, and allocates runs of pages of lengths
+//! that nothing else has. What the file says of these lengths is compared with what the role did.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use neap_sim::trace::Trace;
+use running::{ROLE, library};
+
+/// Lengths in bytes, and how many pages they are; for children of fork, of the bare system call, and of exec as well.
+const OWN: (usize, u32) = (1_234_567, 302);
+const FORKED: (usize, u32) = (2_000_003, 489);
+const UNTOLD: (usize, u32) = (3_000_001, 733);
+const SECOND: (usize, u32) = (4_000_037, 977);
+
+/// The command and the library where it looks for it, in a folder that is removed at the end.
+struct Installed(PathBuf);
+
+impl Installed {
+    fn new(name: &str) -> Installed {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("neap-trace-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::hard_link(env!("CARGO_BIN_EXE_neap"), folder.join("neap")).unwrap();
+        std::os::unix::fs::symlink(library(), folder.join("libneap_malloc.so")).unwrap();
+        Installed(folder.canonicalize().unwrap())
+    }
+
+    fn neap(&self) -> Command {
+        let mut command = Command::new(self.0.join("neap"));
+        command.current_dir(&self.0).env_remove("NEAP").env_remove("LD_PRELOAD");
+        command
+    }
+
+    /// Records this executable in a role into `a.trace`.
+    fn record(&self, role: &str) -> Output {
+        let mut command = self.neap();
+        command.args(["run", "--trace", "a.trace", "--"]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "program_to_record", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, role).output().unwrap()
+    }
+
+    fn trace(&self) -> Trace {
+        let bytes = fs::read(self.0.join("a.trace")).unwrap();
+        assert_eq!(bytes.len(), 64 << 20);
+        Trace::read(&bytes).unwrap()
+    }
+
+    fn replay(&self) -> Output {
+        self.neap().args(["lab", "replay", "a.trace"]).output().unwrap()
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// How many runs of a length were handed out, and came back.
+fn runs(trace: &Trace, (_, pages): (usize, u32)) -> (usize, usize) {
+    let count = |free| trace.events.iter().filter(|event| event.pages == pages && event.free == free).count();
+    (count(false), count(true))
+}
+
+fn allocate((bytes, _): (usize, u32), count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|_| core::hint::black_box(Vec::with_capacity(bytes))).collect()
+}
+
+/// Waits for a child that was made by a fork; in the child itself, does what it is to do and ends it.
+fn child(pid: libc::pid_t, kind: (usize, u32)) {
+    if pid == 0 {
+        drop(allocate(kind, 20));
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(7) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for a child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+}
+
+/// What a recorded program does. Run by the tests below; by itself it does nothing.
+#[test]
+#[ignore = "a role that the other tests start"]
+fn program_to_record() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("killed") => {
+            let mut kept = allocate(OWN, 50);
+            // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
+            child(unsafe { libc::fork() }, FORKED);
+            // SAFETY: likewise; nobody is told of this child.
+            child(unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t, UNTOLD);
+            let other = Command::new("sh").args(["-c", "exit 3"]).output().unwrap();
+            assert_eq!((other.status.code(), text(&other.stderr)), (Some(3), String::new()));
+            kept.truncate(20);
+            std::thread::scope(|scope| {
+                (0..3).for_each(|_| _ = scope.spawn(|| drop(allocate(OWN, 100))));
+            });
+            // SAFETY: ends this process at once.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+        Ok("executes") => {
+            let kept = allocate(OWN, 10);
+            let own = std::env::current_exe().unwrap();
+            let error = Command::new(own).args(std::env::args_os().skip(1)).env(ROLE, "second").exec();
+            panic!("{error} with {} runs", kept.len());
+        }
+        Ok("second") => drop(allocate(SECOND, 5)),
+        Ok("endless") => {
+            // A little more than the file has places for.
+            (0..2_100_000).for_each(|_| drop(allocate(OWN, 1)));
+            std::io::stdout().write_all(b"\nto the end\n").unwrap();
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_killed_program_leaves_what_it_did_and_nothing_of_its_children() {
+    let neap = Installed::new("killed");
+    let output = neap.record("killed");
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{}", text(&output.stderr));
+    let trace = neap.trace();
+    assert_eq!((runs(&trace, OWN), trace.cut_off), ((350, 330), false));
+    assert_eq!((runs(&trace, FORKED), runs(&trace, UNTOLD)), ((0, 0), (0, 0)));
+    assert!(trace.events.iter().any(|event| event.pages <= 8), "slabs are blocks");
+    assert!(trace.events.is_sorted_by_key(|event| event.at));
+    let replayed = neap.replay();
+    assert!(replayed.status.success(), "{}", text(&replayed.stderr));
+    let table = text(&replayed.stdout);
+    let end = format!("\n{} events of {} CPUs, pages of 4096 bytes\n", trace.events.len(), trace.cpus);
+    assert!(table.contains("\n| adaptive ") && table.ends_with(&end), "{table}");
+}
+
+#[test]
+fn a_program_that_executes_another_is_forgotten_and_a_recording_is_replaced() {
+    let neap = Installed::new("executes");
+    fs::write(neap.0.join("a.trace"), "of old").unwrap();
+    for _ in 0..2 {
+        let output = neap.record("executes");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let trace = neap.trace();
+        assert_eq!((runs(&trace, OWN), runs(&trace, SECOND)), ((0, 0), (5, 5)));
+    }
+}
+
+#[test]
+fn a_file_that_is_full_says_so_and_the_program_goes_on() {
+    let neap = Installed::new("endless");
+    let output = neap.record("endless");
+    assert!(output.status.success() && text(&output.stdout).contains("to the end"), "{}", text(&output.stderr));
+    let trace = neap.trace();
+    assert!(trace.cut_off);
+    assert_eq!(trace.events.len(), ((64 << 20) - 64) / 16);
+}
+
+#[test]
+fn a_file_that_cannot_be_recorded_into_is_named_and_stays_as_it_is() {
+    let neap = Installed::new("refused");
+    for (file, said) in [("a,b", "no comma"), ("no/such/folder", "cannot be made"), (".", "cannot be made")] {
+        let output = neap.neap().args(["run", "--trace", file, "--", "true"]).output().unwrap();
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(message.contains(&format!("--trace {file}: ")) && message.contains(said), "{message}");
+    }
+    let file = neap.0.join("mine");
+    fs::write(&file, "words").unwrap();
+    for path in [file.to_str().unwrap(), "/dev/null", "/no/such/folder/file"] {
+        let mut command = neap.neap();
+        let output = command.args(["run", "--neap", &format!("trace:{path}"), "--", "sh", "-c", ":"]).output().unwrap();
+        assert!(output.status.success());
+        let message = text(&output.stderr);
+        assert!(
+            message.contains(&format!("\"trace:{path}\" ")) && message.contains("nothing is recorded"),
+            "{message}"
+        );
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"words");
+    // A file that is not there yet is made.
+    let option = format!("trace:{}", neap.0.join("a.trace").display());
+    assert!(neap.neap().args(["run", "--neap", &option, "--", "sh", "-c", ":"]).output().unwrap().stderr.is_empty());
+    assert!(!neap.trace().events.is_empty());
+    // A program that is not dynamically linked, or one that never allocates, leaves what was there before it began.
+    fs::write(neap.0.join("a.trace"), neap::trace::claim(1)).unwrap();
+    let replayed = neap.replay();
+    assert!(!replayed.status.success() && replayed.stdout.is_empty());
+    assert!(text(&replayed.stderr).contains("a.trace: it was made for a program that has not"));
+}
