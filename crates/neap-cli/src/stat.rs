@@ -64,6 +64,7 @@ struct Numbers {
     mode: Mode,
     bytes: Bytes,
     pages: Pages,
+    lists: Lists,
     released: Released,
     ticks: u64,
     drains: u64,
@@ -112,6 +113,14 @@ struct Pages {
     draining: u64,
     budget: Option<u64>,
     watermarks: Watermarks,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Lists {
+    highs: u64,
+    need_drains: u64,
+    need_pages: u64,
 }
 
 #[derive(Default, Deserialize)]
@@ -174,7 +183,7 @@ const SHOWN: usize = 10;
 
 impl Numbers {
     fn report(&self, process: &Process, age: u64) -> String {
-        let Numbers { mode, bytes, pages, released, .. } = self;
+        let Numbers { mode, bytes, pages, lists, released, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
         let rows = |cells: &[(&str, String)]| -> Vec<Vec<String>> {
@@ -219,6 +228,9 @@ impl Numbers {
             ("free and resident", pages.backed_free.to_string()),
             ("used, with those in CPUs' lists", pages.used.to_string()),
             ("in CPUs' lists", pages.listed.to_string()),
+            ("most that these may keep", lists.highs.to_string()),
+            ("taken from them for allocations", lists.need_pages.to_string()),
+            ("times that allocations needed that", lists.need_drains.to_string()),
             ("releasing", pages.releasing.to_string()),
             ("draining", pages.draining.to_string()),
         ];
@@ -304,6 +316,7 @@ mod tests {
         let object = serde_json::json!({
             "version": "9.9", "mode": {"slots": "rseq", "why": "it works\u{1b}[2J", "isolated_cpus": [3, 4]},
             "bytes": {"used": 3 << 20, "unaccounted": -(1 << 20)}, "pages": {"budget": 500, "watermarks": {"low": 21}},
+            "lists": {"highs": 808, "need_drains": 41, "need_pages": 4242},
             "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
@@ -319,6 +332,9 @@ mod tests {
             ["in use", "3.00"],
             ["unaccounted, exact when idle", "-1.00"],
             ["budget", "500"],
+            ["most that these may keep", "808"],
+            ["taken from them for allocations", "4242"],
+            ["times that allocations needed that", "41"],
             ["192", "2.2"],
             ["1", "2.0"],
             ["0", "70"],

@@ -176,7 +176,8 @@ impl<P: Platform> NodePages<P> {
             let pages = self.node(node.into());
             self.all().for_each(Pages::give_up_room);
             let taken = attempt(pages).or_else(|Exhausted| {
-                _ = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
+                let (drained, _) = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
+                pages.needs.count(drained.into());
                 self.all().for_each(Pages::give_up_room);
                 attempt(pages)
             });
@@ -284,6 +285,11 @@ impl<P: Platform> NodePages<P> {
     /// Drains every CPU's lists; answers the same.
     pub fn drain_all(&self, platform: &P) -> (u32, u32) {
         self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
+    }
+
+    /// Counts that the caller has drained all lists, of so many pages, for an allocation that found nothing else.
+    pub fn count_need(&self, pages: u64) {
+        self.first.needs.count(pages);
     }
 
     /// Pages that are free in all zones: neither handed out nor in a list nor on their way.

@@ -9,6 +9,7 @@ use crate::page_lists::PageLists;
 use crate::pages::{Pages, Shape};
 use crate::policy::{Limits, NOMINAL, Policy, watermarks};
 use crate::release::Release;
+use crate::statistics::Needs;
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -108,7 +109,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
         let zone = Zone::new(buddy, node, budget, page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
-        Pages { arena, node, zone, lists, release, misses: AtomicU64::new(0), own, platform: PhantomData }
+        let (misses, needs) = (AtomicU64::new(0), Needs::default());
+        Pages { arena, node, zone, lists, release, misses, needs, own, platform: PhantomData }
     }
 
     /// Takes everything away.

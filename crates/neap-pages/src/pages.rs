@@ -13,7 +13,7 @@ use crate::open::Own;
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
-use crate::statistics::{Finding, Statistics};
+use crate::statistics::{Finding, Needs, Statistics};
 use crate::zone::{Wanted, Zone};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -71,6 +71,7 @@ pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) release: Release,
     /// Blocks and runs that were wanted here and came from another node.
     pub(crate) misses: AtomicU64,
+    pub(crate) needs: Needs,
     pub(crate) own: Own,
     pub(crate) platform: PhantomData<fn(&P)>,
 }
@@ -314,6 +315,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             list_high,
             list_batch,
             node_misses: self.misses.load(Relaxed),
+            need_drains: self.needs.drains.load(Relaxed),
+            need_pages: self.needs.pages.load(Relaxed),
             unbound_segments: self.arena.unbound.load(Relaxed),
             mapped_bytes,
             table_bytes,

@@ -3,6 +3,7 @@
 //! Sits between the structures and whoever prints or tests them. Values only, no locks.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
 
 /// Free-page thresholds of a zone with a budget, in pages.
@@ -65,6 +66,10 @@ pub struct Statistics {
     pub list_spills: u64,
     /// CPU lists that were drained, by a tick or on demand.
     pub list_drains: u64,
+    /// Times that lists were drained for an allocation that found nothing else.
+    pub need_drains: u64,
+    /// Pages that came out of lists then.
+    pub need_pages: u64,
     /// Most pages that one CPU's list keeps at the moment.
     pub list_high: u32,
     /// Most that all of them together keep.
@@ -103,6 +108,8 @@ impl Statistics {
             list_refills: self.list_refills + other.list_refills,
             list_spills: self.list_spills + other.list_spills,
             list_drains: self.list_drains + other.list_drains,
+            need_drains: self.need_drains + other.need_drains,
+            need_pages: self.need_pages + other.need_pages,
             list_high: self.list_high.max(other.list_high),
             list_highs: self.list_highs + other.list_highs,
             list_batch: self.list_batch.max(other.list_batch),
@@ -114,6 +121,21 @@ impl Statistics {
             mapped_bytes: self.mapped_bytes,
             table_bytes: self.table_bytes,
         }
+    }
+}
+
+/// Counts drains for allocations that found nothing else.
+#[derive(Debug, Default)]
+pub(crate) struct Needs {
+    pub(crate) drains: AtomicU64,
+    pub(crate) pages: AtomicU64,
+}
+
+impl Needs {
+    /// Counts one, by which so many pages came out of lists.
+    pub(crate) fn count(&self, pages: u64) {
+        self.drains.fetch_add(1, Relaxed);
+        self.pages.fetch_add(pages, Relaxed);
     }
 }
 

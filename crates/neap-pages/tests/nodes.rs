@@ -183,7 +183,8 @@ fn a_run_that_no_near_node_has_in_a_row_comes_from_afar() {
     let (o, held) = full(&machine, 2);
     held.into_iter().for_each(|held| o.give(0, held));
     let run = o.take_run(1, 2000).unwrap();
-    assert_eq!((o.node_of(&run), o.node(1).statistics().node_misses), (0, 1));
+    let (near, far) = (o.node(1).statistics(), o.node(0).statistics());
+    assert_eq!((o.node_of(&run), near.node_misses, near.need_drains, far.need_drains), (0, 1, 1, 0));
     assert!(matches!(o.take_run(1, 1 << 20), Err(Exhausted)));
     o.give(1, run);
     o.is_empty();

@@ -162,13 +162,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Empties every cache into the zone, as far as one try gets: an allocation is about to fail.
-    pub(crate) fn drain_everything(&self) {
-        if let Ok(mut left) = self.scope(&Scope::ALL) {
-            self.drain_once(&mut left, &mut Drained::default(), &|| false);
-            // This thread may have been on any CPU when slabs became free.
-            self.objects.pages.drain_all(&self.objects.platform);
-        }
+    /// Empties every cache into the zone, as far as one try gets; answers how many pages that were.
+    pub(crate) fn drain_everything(&self) -> u64 {
+        let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
+        let mut drained = Drained::default();
+        self.drain_once(&mut left, &mut drained, &|| false);
+        // This thread may have been on any CPU when slabs became free.
+        drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
     }
 }
 

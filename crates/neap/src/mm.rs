@@ -355,7 +355,7 @@ impl<P: Platform> Core<P> {
     /// between an allocation and its failure; this function is the order of what is given up for it.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
         attempt().or_else(|| {
-            self.drain_everything();
+            self.objects.pages.count_need(self.drain_everything());
             attempt()
         })
     }

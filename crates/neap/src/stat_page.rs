@@ -283,7 +283,8 @@ impl<P: Platform> Core<P> {
         write!(text, "\"populated\":{}}},\"lists\":{{\"highs\":{},", pages.populated, pages.list_highs)?;
         write!(text, "\"high\":{},\"batch\":{},", pages.list_high, pages.list_batch)?;
         write!(text, "\"refills\":{},\"spills\":{},", pages.list_refills, pages.list_spills)?;
-        write!(text, "\"drains\":{},\"busy\":{}}},", pages.list_drains, pages.list_busy)?;
+        write!(text, "\"drains\":{},\"busy\":{},", pages.list_drains, pages.list_busy)?;
+        write!(text, "\"need_drains\":{},\"need_pages\":{}}},", pages.need_drains, pages.need_pages)?;
         write!(text, "\"released\":{{\"pages\":{},\"calls\":{},", pages.released, pages.release_calls)?;
         write!(text, "\"failures\":{}}},", pages.release_failures)?;
         let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.slots.counters());
@@ -468,6 +469,34 @@ mod tests {
         given.into_iter().for_each(|memory| unsafe { mm.free(memory) });
         let text = described(mm.core().unwrap(), LENGTH / 8);
         assert_eq!((number(&text, "unaccounted"), mm.usage().unaccounted_bytes), (0, 0), "{text}");
+        // SAFETY: everything was given back.
+        unsafe { mm.close() };
+    }
+
+    #[test]
+    fn an_allocation_that_takes_what_lists_keep_is_counted() {
+        const LIMIT: usize = 256 << 20;
+        let mut mm: Mm<Virtual> = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
+        let options = Options { limit: LIMIT as u64, ..Options::DEFAULT };
+        // SAFETY: the manager stays where it is until it is closed.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let numbers = |mm: &Mm<Virtual>| {
+            let text = described(mm.core().unwrap(), LENGTH / 8);
+            ["listed", "need_drains", "need_pages"].map(|key| number(&text, key))
+        };
+        let block = mm.allocate(100);
+        // SAFETY: allocated above, once each.
+        unsafe { mm.free(block) };
+        let [listed, drains, pages] = numbers(&mm);
+        assert!(listed > 0 && (drains, pages) == (0, 0), "{listed} {drains} {pages}");
+        let all = mm.allocate(LIMIT);
+        assert!(!all.is_null());
+        let [left, drains, pages] = numbers(&mm);
+        assert!(drains == 1 && pages >= listed && left == 0, "{left} {drains} {pages} of {listed}");
+        assert!(mm.allocate(1).is_null());
+        assert_eq!(numbers(&mm), [0, 2, pages]);
+        // SAFETY: allocated above.
+        unsafe { mm.free(all) };
         // SAFETY: everything was given back.
         unsafe { mm.close() };
     }
