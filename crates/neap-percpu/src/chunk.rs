@@ -1,0 +1,317 @@
+//! One chunk: its header, its maps, and which of its pages are populated or empty.
+//!
+//! Sits between the tables' memory and the allocator's state, under whose lock a [`Chunk`] is made, used and dropped. A page
+//! is *populated* when memory stands behind it in every group, and *empty* when no row touches it. The header counts
+//! populated pages and those of them that are empty; both follow the maps at once, never by a correction later. Knows no
+//! lists and no other chunk.
+
+use crate::geometry::Geometry;
+use crate::map::{BLOCK, Hint, Map};
+use core::ops::Range;
+use neap_base::bitmap;
+
+/// No chunk, row or owner: the end of a list.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// What is known of a chunk. All zeroes: it does not exist.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) next: u32,
+    pub(crate) prev: u32,
+    /// The list it is on.
+    pub(crate) list: u32,
+    pub(crate) exists: bool,
+    /// Its empty pages are not counted in the reserve.
+    pub(crate) isolated: bool,
+    /// The longest run of free grains.
+    pub(crate) longest: u32,
+    /// Grains in rows.
+    pub(crate) taken: u32,
+    pub(crate) populated: u32,
+    /// Populated pages that no row touches.
+    pub(crate) empty: u32,
+}
+
+/// Where the parts of a chunk's tables lie, in bytes from their start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    map: usize,
+    hints: usize,
+    used: usize,
+    starts: usize,
+    populated: usize,
+    row_of: usize,
+    /// Bytes of all.
+    pub(crate) length: usize,
+}
+
+impl Parts {
+    pub(crate) fn new(geometry: &Geometry, platform_page: usize) -> Parts {
+        let words = |bits: usize| bits.div_ceil(64) * 8;
+        let mut next = size_of::<Header>().next_multiple_of(8);
+        let mut part = |bytes: usize| {
+            let start = next;
+            next += bytes.next_multiple_of(8);
+            start
+        };
+        let map = part(words(geometry.grains));
+        let hints = part(geometry.grains / BLOCK * size_of::<Hint>());
+        let [used, starts] = [(); 2].map(|()| part(words(geometry.granules)));
+        let populated = part(words(geometry.pages));
+        let row_of = part(geometry.grains * size_of::<u32>());
+        Parts { map, hints, used, starts, populated, row_of, length: next.next_multiple_of(platform_page) }
+    }
+}
+
+/// A chunk, as the holder of the lock sees it.
+#[derive(Debug)]
+pub(crate) struct Chunk<'a> {
+    pub(crate) geometry: &'a Geometry,
+    pub(crate) header: &'a mut Header,
+    pub(crate) map: Map<'a>,
+    /// A bit per granule: it is part of an allocation.
+    pub(crate) used: &'a mut [u64],
+    /// A bit per granule: an allocation begins there.
+    pub(crate) starts: &'a mut [u64],
+    pub(crate) populated: &'a mut [u64],
+    /// By grain: the row that it is in; only for grains that the map says are in one.
+    pub(crate) row_of: &'a mut [u32],
+}
+
+/// All chunks: a row of tables, of which those below `reach` have been in use.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    pub(crate) geometry: Geometry,
+    parts: Parts,
+    address: usize,
+    reach: u32,
+    /// Room for the numbers of all chunks, of which the first `destroyed` are those of chunks that were; not in their headers,
+    /// which go back to the system.
+    stack: *mut u32,
+    destroyed: u32,
+}
+
+// SAFETY: the pointer is to memory that this value has alone.
+unsafe impl Send for Chunks {}
+
+impl Chunks {
+    /// # Safety
+    /// `parts.length` zeroes for each chunk of the geometry at `address`, aligned to 8 bytes, and a number for each at `stack`,
+    /// belong to this value for as long as it is used.
+    pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: usize) -> Chunks {
+        let stack = core::ptr::with_exposed_provenance_mut(stack);
+        Chunks { geometry, parts, address, reach: 0, stack, destroyed: 0 }
+    }
+
+    /// Where a chunk's tables lie.
+    pub(crate) fn tables(&self, chunk: u32) -> usize {
+        self.address + chunk as usize * self.parts.length
+    }
+
+    /// Bytes of a chunk's tables.
+    pub(crate) fn tables_length(&self) -> usize {
+        self.parts.length
+    }
+
+    /// Chunks that exist.
+    pub(crate) fn in_use(&self) -> u32 {
+        self.reach - self.destroyed
+    }
+
+    /// The numbers of all chunks are below this.
+    pub(crate) fn reach(&self) -> u32 {
+        self.reach
+    }
+
+    pub(crate) fn exists(&mut self, chunk: usize) -> bool {
+        chunk < self.reach as usize && self.header(chunk as u32).exists
+    }
+
+    /// The header of a chunk that exists or did.
+    pub(crate) fn header(&mut self, chunk: u32) -> &mut Header {
+        debug_assert!(chunk < self.reach);
+        // SAFETY: tables begin with a header, and are borrowed exclusively with this value.
+        unsafe { &mut *core::ptr::with_exposed_provenance_mut(self.tables(chunk)) }
+    }
+
+    /// A chunk that exists or did.
+    pub(crate) fn get(&mut self, chunk: u32) -> Chunk<'_> {
+        /// # Safety
+        /// `length` values that are valid as zeroes lie at `address`, and nobody else has them for so long.
+        unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a mut [T] {
+            // SAFETY: as the caller promises.
+            unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(address), length) }
+        }
+        debug_assert!(chunk < self.reach);
+        let (address, geometry, parts) = (self.tables(chunk), &self.geometry, &self.parts);
+        let (grains, granules) = (geometry.grains, geometry.granules);
+        // SAFETY: the parts lie in the chunk's tables and do not overlap; all of them are borrowed with this value.
+        unsafe {
+            Chunk {
+                geometry,
+                header: &mut *core::ptr::with_exposed_provenance_mut(address),
+                map: Map {
+                    words: slice(address + parts.map, grains.div_ceil(64)),
+                    hints: slice(address + parts.hints, grains / BLOCK),
+                },
+                used: slice(address + parts.used, granules.div_ceil(64)),
+                starts: slice(address + parts.starts, granules.div_ceil(64)),
+                populated: slice(address + parts.populated, geometry.pages.div_ceil(64)),
+                row_of: slice(address + parts.row_of, grains),
+            }
+        }
+    }
+
+    /// A chunk with nothing taken and nothing populated; `None` where the address space is used up.
+    pub(crate) fn create(&mut self) -> Option<u32> {
+        let chunk = if self.destroyed > 0 {
+            self.destroyed -= 1;
+            // SAFETY: the numbers below `destroyed` were written.
+            unsafe { self.stack.add(self.destroyed as usize).read() }
+        } else if (self.reach as usize) < self.geometry.chunks {
+            self.reach += 1;
+            self.reach - 1
+        } else {
+            return None;
+        };
+        self.get(chunk).create();
+        Some(chunk)
+    }
+
+    /// Gives up a chunk that is on no list, with nothing taken and nothing populated. Its tables may go to the system until it
+    /// is created again.
+    pub(crate) fn destroy(&mut self, chunk: u32) {
+        self.header(chunk).exists = false;
+        // SAFETY: there is room for the number of every chunk, and none is there twice.
+        unsafe { self.stack.add(self.destroyed as usize).write(chunk) };
+        self.destroyed += 1;
+    }
+}
+
+impl Chunk<'_> {
+    /// Makes a chunk that does not exist, or was destroyed: nothing taken, nothing populated.
+    fn create(&mut self) {
+        self.map.words.fill(0);
+        self.map.hints.fill(Hint::FREE);
+        self.used.fill(0);
+        self.starts.fill(0);
+        self.populated.fill(0);
+        *self.header = Header {
+            next: NONE,
+            prev: NONE,
+            list: NONE,
+            exists: true,
+            isolated: false,
+            longest: self.geometry.grains as u32,
+            taken: 0,
+            populated: 0,
+            empty: 0,
+        };
+    }
+
+    /// Whether no row touches a page.
+    pub(crate) fn is_page_empty(&self, page: usize) -> bool {
+        let grains = self.geometry.grains_of(page);
+        bitmap::next_set(self.map.words, grains.start, grains.end).is_none()
+    }
+
+    /// The first page of a run of grains that is not populated.
+    pub(crate) fn first_hole(&self, start: usize, end: usize) -> Option<usize> {
+        let pages = self.geometry.pages_of(start, end);
+        bitmap::next_clear(self.populated, pages.start, pages.end)
+    }
+
+    /// Populated pages that a run touches and no row does, the run itself not counted as taken.
+    fn empty_around(&self, start: usize, end: usize) -> u32 {
+        let pages = self.geometry.pages_of(start, end);
+        let (first, last) = (pages.start, pages.end - 1);
+        let counts = |page| u32::from(bitmap::get(self.populated, page) && self.is_page_empty(page));
+        if first == last {
+            return counts(first);
+        }
+        // Nobody else touches what lies between.
+        counts(first) + counts(last) + bitmap::count_range(self.populated, first + 1, last) as u32
+    }
+
+    /// Takes a free run for a row; answers how many pages are no longer empty.
+    pub(crate) fn take(&mut self, start: usize, end: usize, row: u32) -> u32 {
+        let gone = self.empty_around(start, end);
+        self.map.set(start, end, true);
+        self.row_of[start..end].fill(row);
+        self.header.taken += (end - start) as u32;
+        self.header.empty -= gone;
+        self.header.longest = self.map.longest() as u32;
+        gone
+    }
+
+    /// Frees the run of a row; answers how many pages have become empty.
+    pub(crate) fn give(&mut self, start: usize, end: usize) -> u32 {
+        self.map.set(start, end, false);
+        let came = self.empty_around(start, end);
+        self.header.taken -= (end - start) as u32;
+        self.header.empty += came;
+        self.header.longest = self.map.longest() as u32;
+        came
+    }
+
+    /// Notes that pages are populated now; answers how many were not, and how many of those are empty.
+    pub(crate) fn populate(&mut self, pages: Range<usize>) -> (u32, u32) {
+        let (mut came, mut empty) = (0, 0);
+        for page in pages {
+            if !bitmap::set(self.populated, page) {
+                came += 1;
+                empty += u32::from(self.is_page_empty(page));
+            }
+        }
+        self.header.populated += came;
+        self.header.empty += empty;
+        (came, empty)
+    }
+
+    /// Notes that pages, all of them populated and empty, are gone.
+    pub(crate) fn depopulate(&mut self, pages: Range<usize>) {
+        let count = pages.len() as u32;
+        bitmap::clear_range(self.populated, pages.start, pages.end);
+        self.header.populated -= count;
+        self.header.empty -= count;
+    }
+
+    /// The first run of pages that are not populated, at most `most` of them.
+    pub(crate) fn first_holes(&self, most: usize) -> Option<Range<usize>> {
+        let first = bitmap::next_clear(self.populated, 0, self.geometry.pages)?;
+        let end = (first + most).min(self.geometry.pages);
+        Some(first..bitmap::next_set(self.populated, first, end).unwrap_or(end))
+    }
+
+    /// The last run of populated, empty pages below `before`, at most `most` of them.
+    pub(crate) fn last_empty(&self, before: usize, most: usize) -> Option<Range<usize>> {
+        let counts = |page: &usize| bitmap::get(self.populated, *page) && self.is_page_empty(*page);
+        let last = (0..before).rev().find(counts)?;
+        let first = (0..last).rev().take(most.saturating_sub(1)).take_while(counts).last().unwrap_or(last);
+        Some(first..last + 1)
+    }
+
+    /// The end of the allocation that begins at a granule; `None` if none does.
+    pub(crate) fn allocation_end(&self, start: usize, row_end: usize) -> Option<usize> {
+        if start >= row_end || !bitmap::get(self.starts, start) {
+            return None;
+        }
+        let end = bitmap::next_clear(self.used, start, row_end).unwrap_or(row_end);
+        Some(bitmap::next_set(self.starts, start + 1, end).unwrap_or(end))
+    }
+
+    /// A run of granules that no allocation has, within a row, for `size` of them at a multiple of `align`, where the row
+    /// itself begins at a multiple of it.
+    pub(crate) fn room(&self, row: Range<usize>, size: usize, align: usize) -> Option<usize> {
+        let mut at = row.start;
+        while at + size <= row.end {
+            at = row.start + (at - row.start).next_multiple_of(align);
+            match bitmap::next_set(self.used, at.min(row.end), (at + size).min(row.end)) {
+                None => return (at + size <= row.end).then_some(at),
+                Some(taken) => at = bitmap::next_clear(self.used, taken, row.end)?,
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,126 @@
+//! Rows and their owners: who shares a page with whom.
+//!
+//! Sits between the allocator's state and the pools, under its lock. A row is a run of grains of one chunk and belongs to one
+//! owner; an owner's rows are on its list, those with room first. Knows no pages.
+
+use crate::chunk::NONE;
+use crate::pool::Pool;
+
+/// A row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) chunk: u32,
+    /// The first grain, and how many.
+    pub(crate) start: u32,
+    pub(crate) width: u32,
+    pub(crate) owner: u32,
+    pub(crate) next: u32,
+    pub(crate) prev: u32,
+    /// Granules in no allocation.
+    pub(crate) free: u32,
+    /// Whether it is on its owner's list; not while its pages are being populated.
+    pub(crate) listed: bool,
+}
+
+impl Row {
+    /// The grain behind the last.
+    pub(crate) fn end(&self) -> usize {
+        (self.start + self.width) as usize
+    }
+}
+
+/// Somebody whose allocations share rows; a number that is valid until [`close_owner`](crate::PerCpuData::close_owner).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Owner {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl Owner {
+    /// No owner in particular: allocations that share rows with all others like them. Not charged.
+    pub const NOBODY: Owner = Owner { index: 0, generation: 1 };
+}
+
+/// What is known of an owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    pub(crate) generation: u32,
+    pub(crate) exists: bool,
+    /// Width of all its rows, in bytes per CPU.
+    pub(crate) bytes: u64,
+}
+
+/// All rows and owners.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) rows: Pool<Row>,
+    pub(crate) owners: Pool<Record>,
+    /// Bytes per CPU of a grain.
+    pub(crate) grain: usize,
+}
+
+impl Rows {
+    /// A new owner.
+    pub(crate) fn open(&mut self) -> Option<Owner> {
+        let index = self.owners.take()?;
+        let generation = self.owners.get(index).generation.wrapping_add(1);
+        *self.owners.get_mut(index) = Record { head: NONE, tail: NONE, generation, exists: true, bytes: 0 };
+        Some(Owner { index, generation })
+    }
+
+    pub(crate) fn record(&self, owner: Owner) -> Option<&Record> {
+        let known = owner.index < self.owners.reach();
+        let record = known.then(|| self.owners.get(owner.index))?;
+        (record.exists && record.generation == owner.generation).then_some(record)
+    }
+
+    /// Ends an owner without rows.
+    pub(crate) fn close(&mut self, owner: Owner) {
+        let record = self.owners.get_mut(owner.index);
+        record.exists = false;
+        self.owners.give(owner.index);
+    }
+
+    /// Puts a row on its owner's list: at the head, where the next search begins, or at the tail.
+    pub(crate) fn list(&mut self, row: u32, front: bool) {
+        let owner = self.rows.get(row).owner;
+        let record = self.owners.get_mut(owner);
+        let (next, prev) = if front { (record.head, NONE) } else { (NONE, record.tail) };
+        if next == NONE {
+            record.tail = row
+        } else {
+            self.rows.get_mut(next).prev = row
+        }
+        if prev == NONE {
+            record.head = row
+        } else {
+            self.rows.get_mut(prev).next = row
+        }
+        let own = self.rows.get_mut(row);
+        (own.next, own.prev, own.listed) = (next, prev, true);
+        record.bytes += u64::from(own.width) * self.grain as u64;
+    }
+
+    /// Takes a row off its owner's list.
+    pub(crate) fn unlist(&mut self, row: u32) {
+        let own = self.rows.get_mut(row);
+        own.listed = false;
+        let Row { next, prev, owner, width, .. } = *own;
+        let record = self.owners.get_mut(owner);
+        record.bytes -= u64::from(width) * self.grain as u64;
+        if next == NONE {
+            record.tail = prev
+        } else {
+            self.rows.get_mut(next).prev = prev
+        }
+        if prev == NONE { record.head = next } else { self.rows.get_mut(prev).next = next }
+    }
+
+    /// Moves a row to the head of its owner's list, or to the tail.
+    pub(crate) fn relist(&mut self, row: u32, front: bool) {
+        self.unlist(row);
+        self.list(row, front);
+    }
+}

@@ -1,0 +1,130 @@
+//! What an instance knows of itself, in numbers.
+//!
+//! Sits between the state and whoever shows it. Copies taken under the lock; pages are counted in all groups together.
+
+use crate::chunk::NONE;
+use crate::data::{Charge, PerCpuData};
+use crate::geometry::GRANULE;
+use core::fmt;
+
+/// A moment of an instance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Statistics {
+    /// Bytes of a page.
+    pub page: usize,
+    /// Pages with memory behind them.
+    pub populated: usize,
+    /// Those of them in which nothing is, and which allocations may have: the reserve.
+    pub empty: usize,
+    /// Those in which nothing is, of chunks that are to be emptied, or that were.
+    pub isolated_empty: usize,
+    /// The reserve that the worker keeps.
+    pub reserve: usize,
+    /// Bytes of all copies, rounded to 8 each.
+    pub allocated_bytes: usize,
+    /// Bytes of rows, with what is free in them and the room for CPUs that a node does not have.
+    pub row_bytes: usize,
+    /// Allocations, rows, and owners besides nobody.
+    pub allocations: usize,
+    /// See there.
+    pub rows: usize,
+    /// See there.
+    pub owners: usize,
+    /// Chunks, and those of them that are wholly free, sidelined or to be depopulated.
+    pub chunks: usize,
+    /// See there.
+    pub free_chunks: usize,
+    /// See there.
+    pub sidelined_chunks: usize,
+    /// See there.
+    pub depopulating_chunks: usize,
+    /// Pages given back so far, calls for that, and calls that were refused.
+    pub released: u64,
+    /// See there.
+    pub release_calls: u64,
+    /// See there.
+    pub release_failures: u64,
+    /// Calls for memory.
+    pub populate_calls: u64,
+    /// Chunks destroyed so far.
+    pub destroyed: u64,
+}
+
+/// Two numbers that should be equal and are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What does not add up.
+    pub what: &'static str,
+    /// The chunk it was seen in, or what else has a number; `u32::MAX` for nothing in particular.
+    pub place: u32,
+    /// What it should be.
+    pub expected: u64,
+    /// What it is.
+    pub found: u64,
+}
+
+impl Finding {
+    /// A finding unless both numbers are equal.
+    pub(crate) fn unless_equal(what: &'static str, place: u32, expected: u64, found: u64) -> Result<(), Finding> {
+        if expected == found { Ok(()) } else { Err(Finding { what, place, expected, found }) }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: expected {}, found {}", self.what, self.expected, self.found)?;
+        if self.place == NONE { Ok(()) } else { write!(f, " at {}", self.place) }
+    }
+}
+
+impl<C: Charge> PerCpuData<C> {
+    /// The numbers of this moment. May wait for a pass of the worker.
+    pub fn statistics(&self) -> Statistics {
+        let counts = self.turn.lock().counts;
+        let mut state = self.state.lock();
+        let lists = [state.lists.free(), state.lists.sidelined(), state.lists.to_depopulate()];
+        let [free_chunks, sidelined_chunks, depopulating_chunks] = lists.map(|list| state.count(list));
+        let groups = self.geometry.groups;
+        Statistics {
+            page: self.geometry.page,
+            populated: state.populated * groups,
+            empty: state.empty * groups,
+            isolated_empty: state.isolated_empty * groups,
+            reserve: self.geometry.high() * groups,
+            allocated_bytes: state.granules * GRANULE * self.geometry.cpus,
+            row_bytes: state.taken * self.geometry.stripe * groups,
+            allocations: state.allocations,
+            rows: state.rows.rows.in_use() as usize,
+            owners: state.rows.owners.in_use() as usize - 1,
+            chunks: state.chunks.in_use() as usize,
+            free_chunks,
+            sidelined_chunks,
+            depopulating_chunks,
+            released: counts.released,
+            release_calls: counts.release_calls,
+            release_failures: counts.release_failures,
+            populate_calls: counts.populate_calls,
+            destroyed: counts.destroyed,
+        }
+    }
+
+    /// Calls `each` with the address and length of every run of populated pages, in every group.
+    pub fn populated_ranges(&self, mut each: impl FnMut(usize, usize)) {
+        let mut state = self.state.lock();
+        for chunk in 0..state.chunks.reach() {
+            if !state.chunks.exists(chunk as usize) {
+                continue;
+            }
+            let view = state.chunks.get(chunk);
+            for page in (0..self.geometry.pages).filter(|page| neap_base::bitmap::get(view.populated, *page)) {
+                (0..self.geometry.groups).for_each(|group| each(self.pages_at(group, chunk, page), self.geometry.page));
+            }
+        }
+    }
+
+    /// Where memory may be: address and length of each group's part that chunks have reached so far.
+    pub fn reach(&self, mut each: impl FnMut(usize, usize)) {
+        let chunks = self.state.lock().chunks.reach() as usize;
+        (0..self.geometry.groups).for_each(|group| each(self.pages_at(group, 0, 0), chunks * self.geometry.chunk));
+    }
+}
