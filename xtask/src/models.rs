@@ -11,10 +11,13 @@ use anyhow::{Context, Result, bail};
 use crate::layout;
 use crate::process::{capture, cargo, command, run, which};
 
-/// Tests that miri interprets: crate, then what the test program gets. Miri knows no inline assembly and few system calls,
+/// Tests that miri interprets: crate, which of its test programs, then what that gets. Miri knows no inline assembly and few system calls,
 /// so these are tests that run on plain memory; it is some hundred times slower than the machine, so they are also small.
-const MIRI: &[(&str, &[&str])] =
-    &[("neap-base", &["bitmap", "cpu_lock", "a_held", "units"]), ("neap-objects", &["sheaf::", "slab::"])];
+const MIRI: &[(&str, &[&str], &[&str])] = &[
+    ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units"]),
+    ("neap-objects", &["--lib"], &["sheaf::", "slab::"]),
+    ("neap-percpu", &["--test", "plain_memory"], &[]),
+];
 
 /// Runs every crate's loom tests.
 pub(crate) fn loom() -> Result<()> {
@@ -77,10 +80,12 @@ pub(crate) fn miri() -> Result<()> {
     if let Some(reason) = miri_missing() {
         bail!("{reason}");
     }
-    for (name, arguments) in MIRI {
+    for (name, program, arguments) in MIRI {
         println!("miri: {name} {}", arguments.join(" "));
-        let mut test = command("rustup", ["run", "nightly", "cargo", "miri", "test", "--package", name, "--lib", "--"]);
-        test.args(*arguments)
+        let mut test = command("rustup", ["run", "nightly", "cargo", "miri", "test", "--package", name]);
+        test.args(*program)
+            .arg("--")
+            .args(*arguments)
             .current_dir(layout::root())
             .env("CARGO_TARGET_DIR", layout::target().join("miri"))
             // The arena is addressed by number. Property tests take a few cases, and look for a file of earlier failures.

@@ -7,13 +7,68 @@
 use crate::platform::Platform;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use neap_os::memory::{self, Range};
+#[cfg(not(miri))]
+use neap_os::memory;
+use neap_os::memory::Range;
 use neap_os::nodes::LOCAL;
 use neap_os::topology::CpuSet;
 use neap_os::{Errno, fence};
 use std::sync::Mutex;
 use std::thread_local;
 use std::vec::Vec;
+
+/// Miri knows few system calls: there, memory is the allocator's.
+#[cfg(miri)]
+mod memory {
+    use neap_os::Errno;
+    pub(super) use neap_os::memory::SCATTERED_RANGES;
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    pub(super) fn page_size() -> usize {
+        4096
+    }
+
+    pub(super) fn is_grantable(_length: usize) -> bool {
+        true
+    }
+
+    pub(super) fn map_at(_address: usize, _length: usize) -> Result<(), Errno> {
+        Err(Errno::NOMEM)
+    }
+
+    pub(super) fn map(length: usize) -> Result<usize, Errno> {
+        let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: nobody maps nothing.
+        Ok(unsafe { alloc_zeroed(layout) }.expose_provenance())
+    }
+
+    /// # Safety
+    /// All of a range that [`map`] answered, unused.
+    pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
+        let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: as the caller promises.
+        unsafe { dealloc(core::ptr::with_exposed_provenance_mut(address), layout) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// Nobody needs the contents.
+    pub(super) unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(0, length) };
+        Ok(())
+    }
+
+    pub(super) fn populate(_address: usize, _length: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// # Safety
+    /// None: nothing moves.
+    pub(super) unsafe fn move_pages(_from: usize, _to: usize, _length: usize) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+}
 
 /// The calls that can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use neap_base::platform::memory::{Range, SCATTERED_RANGES};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform, bitmap};
 
-/// The most owners at a time.
-const OWNERS: usize = 1 << 22;
+/// The most owners at a time, however many rows there can be.
+const OWNERS: u32 = 1 << 22;
 const ADDRESS_BITS: u32 = 48;
 
 /// An allocation: the address of its first copy, and the class of its row. Good for one instance.
@@ -200,11 +200,12 @@ impl<C: Charge> PerCpuData<C> {
         let base = memory.0.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
         let most_rows = (geometry.chunks * geometry.grains) as u32;
+        let most_owners = OWNERS.min(most_rows) + 1;
         let carve = |from: usize| {
             let mut carver = Carver(from);
             let chunks = carver.piece(parts.length * geometry.chunks, platform.page_size());
             let rows = carver.piece(Pool::<Row>::bytes(most_rows), 64);
-            let owners = carver.piece(Pool::<Record>::bytes(OWNERS as u32), 64);
+            let owners = carver.piece(Pool::<Record>::bytes(most_owners), 64);
             let ranges = carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64);
             let stack = carver.piece(geometry.chunks * size_of::<u32>(), 64);
             let columns = carver.piece(geometry.cpus * size_of::<usize>(), 64);
@@ -222,11 +223,8 @@ impl<C: Charge> PerCpuData<C> {
 
         // SAFETY: each has its piece of fresh zeroes, as long as it needs; rows and records are valid as zeroes.
         let (chunks, mut rows, work) = unsafe {
-            let rows = Rows {
-                rows: Pool::at(rows, most_rows),
-                owners: Pool::at(owners, OWNERS as u32),
-                grain: geometry.grain,
-            };
+            let rows =
+                Rows { rows: Pool::at(rows, most_rows), owners: Pool::at(owners, most_owners), grain: geometry.grain };
             (Chunks::at(geometry, parts, chunks, stack), rows, Work::at(ranges))
         };
         rows.open(); // Nobody.
@@ -276,7 +274,7 @@ impl<C: Charge> PerCpuData<C> {
     /// A new owner.
     ///
     /// # Errors
-    /// [`Refused::Full`] with four million of them.
+    /// [`Refused::Full`] with four million of them, or with as many as there can be rows.
     pub fn open_owner(&self) -> Result<Owner, Refused> {
         self.state.lock().rows.open().ok_or(Refused::Full)
     }

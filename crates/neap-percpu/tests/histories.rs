@@ -138,6 +138,15 @@ fn populated_pages_are_exactly_those_that_are_resident() {
     }
 }
 
+/// Counts when it goes, also when its thread panics: the worker waits for all.
+struct Done<'a>(&'a core::sync::atomic::AtomicUsize);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// Four threads and a worker; every copy keeps its contents.
 #[test]
 fn threads_and_a_worker_do_not_disturb_each_other() {
@@ -148,6 +157,7 @@ fn threads_and_a_worker_do_not_disturb_each_other() {
         for thread in 0..4 {
             let (data, linux, done) = (&data, &linux, &done);
             scope.spawn(move || {
+                let _done = Done(done);
                 let (mut random, mut held) = (Random(seed + thread), Vec::new());
                 let mut owners = vec![Owner::NOBODY, data.open_owner().unwrap()];
                 for stamp in 0..6000 {
@@ -157,7 +167,6 @@ fn threads_and_a_worker_do_not_disturb_each_other() {
                         verify(data);
                     }
                 }
-                done.fetch_add(1, Relaxed);
             });
         }
         let (data, linux, done) = (&data, &linux, &done);
