@@ -166,8 +166,16 @@ fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
         ("page-fault", &["zone_lock_ratio", "throughput_ratio"][..]),
         ("pft", &["lock_cost_ratio", "bypasses_per_million"]),
         ("drain", &["throughput_ratio", "p999_ratio", "fences", "added_interrupts", "added_switches"]),
+        (
+            "percpu",
+            &["return_ratio.rows", "return_ratio.cpu_major", "return_bound", "waste", "alloc_free_ns", "left_kib"],
+        ),
     ] {
-        let output = neap.neap(&["bench", bench, "--quick", "--pairs", "1", "--json"]);
+        let mut arguments = vec!["bench", bench, "--quick", "--pairs", "1", "--json"];
+        if bench == "percpu" {
+            arguments.extend(["--cpus", "3", "--page", "16384"]);
+        }
+        let output = neap.neap(&arguments);
         if bench == "drain" && text(&output.stderr).contains("need two CPUs") {
             continue;
         }

@@ -10,6 +10,7 @@ mod idle;
 mod page;
 mod page_fault;
 mod pair;
+mod percpu;
 mod pft;
 mod programs;
 mod start;
@@ -38,6 +39,7 @@ Examples:
   neap bench start --quick                   a rough answer in seconds
   neap bench programs --json                 one JSON object on standard output
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
+  neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
 
 Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
 them). One that is missing is named and its figures are left out. Progress goes to standard error.
@@ -45,7 +47,7 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft` and `drain` compare neap with itself: they use its page layer inside this
+`page-fault`, `pft`, `drain` and `percpu` compare neap with itself: they use its parts inside this
 executable, and no peers. Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
@@ -74,6 +76,15 @@ pub(crate) struct Options {
     /// Only these programs of `programs`
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     programs: Vec<String>,
+    /// CPUs of the machine that `percpu` simulates
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    cpus: Option<u16>,
+    /// Bytes of a page for `percpu`: 4096, 16384 or 65536
+    #[arg(long, value_name = "BYTES")]
+    page: Option<usize>,
+    /// Only this layout of `percpu`
+    #[arg(long, value_enum)]
+    layout: Option<percpu::Chosen>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,6 +105,8 @@ enum Which {
     Pft,
     /// An owner whose lists are drained a thousand times a second, against quiet
     Drain,
+    /// Per-CPU data: what comes back when owners go, in rows and in the kernel's layout
+    Percpu,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -108,6 +121,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::PageFault => page_fault::main(options),
         Which::Pft => pft::main(options),
         Which::Drain => drain::main(options),
+        Which::Percpu => percpu::main(options),
         Which::Programs => programs::main(options),
     }
 }

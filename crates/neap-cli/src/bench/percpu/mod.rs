@@ -1,0 +1,187 @@
+//! `neap bench percpu`: how much of per-CPU data's memory comes back, in rows by owner and in the kernel's layout.
+//!
+//! 11 000 owners make allocations of 1400, 600, 24, 8 and 8 bytes per CPU, one owner after the other; ten of eleven are deleted,
+//! then the rest. Figures: `return_ratio.rows` and `return_ratio.cpu_major` (populated with all owners over populated with a
+//! thousand), `return_bound` (what the geometry of pages permits), the same with `_random` and `_blocks` behind them where
+//! those that stay are chosen at random or are the first, `waste` (populated for the owners over what they asked for),
+//! `waste_random` (each owner's sizes drawn at random from 64 bytes to 16 KiB together), `waste_single` (a counter of
+//! 8 bytes each, over the cache lines that they need), `returned_ms` (from the last free until the last page was gone),
+//! `left_kib` (populated in the end, less what was before), and at the number of CPUs of the machine `alloc_free_ns` and `alloc_free_shared_ns`. After each
+//! step what is populated is compared with what the kernel says is resident. Without `--cpus` and `--page` all
+//! machines of the table; the figures of others than 2 CPUs with 4 KiB pages end in `_CPUS_KIB`.
+
+mod script;
+
+use core::hint::black_box;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use clap::ValueEnum;
+use neap_base::{Linux, Platform};
+use neap_percpu::{Layout, PerCpuData, Shape, Wait};
+
+use super::{Options, Session};
+use crate::report::{number, table};
+use crate::statistics::summary;
+use script::{Outcome, Random, SIZES};
+
+/// CPUs and bytes of a page.
+const MACHINES: [(usize, usize); 7] =
+    [(2, 4096), (4, 4096), (32, 4096), (224, 4096), (32, 65536), (2, 65536), (4, 65536)];
+const OWNERS: usize = 11_000;
+/// One of so many stays.
+const STAYS: usize = 11;
+/// Bytes that owners with sizes at random have together.
+const RANDOM_BYTES: usize = 1 << 30;
+
+/// The layout to measure.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Chosen {
+    Rows,
+    CpuMajor,
+}
+
+/// One line of the table.
+struct Line {
+    machine: String,
+    what: &'static str,
+    layout: &'static str,
+    outcome: Outcome,
+}
+
+pub(super) fn main(options: &Options) -> Result<ExitCode> {
+    let mut session = Session::of_parts("percpu", &["neap"])?;
+    let linux = Linux::probe();
+    let chosen = match (options.cpus, options.page) {
+        (None, None) => MACHINES.to_vec(),
+        (cpus, page) => vec![(cpus.map_or(2, usize::from), page.unwrap_or(4096))],
+    };
+    let owners = options.amount(OWNERS as u64) as usize / STAYS * STAYS;
+    let mut lines = Vec::new();
+    for (at, &(cpus, page)) in chosen.iter().enumerate() {
+        let suffix = if at == 0 { String::new() } else { format!("_{cpus}_{}", page >> 10) };
+        measure(&mut session, &linux, options, (cpus, page, owners), &suffix, &mut lines)?;
+    }
+    let cpus = linux.cpus();
+    for (name, shared) in [("alloc_free_ns", false), ("alloc_free_shared_ns", true)] {
+        let rounds: Vec<f64> = (0..options.rounds(30)).map(|_| pair(&linux, cpus, shared)).collect::<Result<_>>()?;
+        session.figure(name, summary(rounds).map(|summary| summary.median));
+    }
+    session.finish(options.json, &tables(&lines))
+}
+
+/// All runs on one machine.
+fn measure(
+    session: &mut Session,
+    linux: &Linux,
+    options: &Options,
+    (cpus, page, count): (usize, usize, usize),
+    suffix: &str,
+    lines: &mut Vec<Line>,
+) -> Result<()> {
+    let alike = vec![SIZES.to_vec(); count];
+    let in_order: Vec<bool> = (0..count).map(|at| at % STAYS != 0).collect();
+    let in_blocks: Vec<bool> = (0..count).map(|at| at >= count / STAYS).collect();
+    let at_random = shuffled(&in_order);
+    let mixed = mixed(count.min(RANDOM_BYTES / cpus / 8192));
+    let counters = vec![vec![8]; count];
+    let of = |goes: &[bool], count: usize| goes[..count].to_vec();
+    let rows = options.layout != Some(Chosen::CpuMajor);
+    let cpu_major = options.layout != Some(Chosen::Rows);
+    for (layout, name, wanted) in [(Layout::Rows, "rows", rows), (Layout::CpuMajor, "cpu_major", cpu_major)] {
+        if !wanted {
+            continue;
+        }
+        let shape = Shape { layout, page, ..Shape::usual(cpus) };
+        let mut run = |what: &'static str, owners: &[Vec<usize>], goes: &[bool]| -> Result<Outcome> {
+            eprintln!("neap bench percpu: {cpus} CPUs, {} KiB pages, {name}, {what}", page >> 10);
+            let outcome = script::run(linux, &shape, owners, goes)?;
+            lines.push(Line { machine: format!("{cpus} x {} KiB", page >> 10), what, layout: name, outcome });
+            Ok(outcome)
+        };
+        let order = run("in order", &alike, &in_order)?;
+        let others =
+            [("_random", run("at random", &alike, &at_random)?), ("_blocks", run("in blocks", &alike, &in_blocks)?)];
+        session.figure(&format!("return_ratio.{name}{suffix}"), Some(order.ratio()));
+        for (kind, outcome) in others {
+            session.figure(&format!("return_ratio{kind}.{name}{suffix}"), Some(outcome.ratio()));
+            session.figure(&format!("return_bound{kind}{suffix}"), Some(outcome.bound));
+        }
+        session.figure(&format!("return_bound{suffix}"), Some(order.bound));
+        if layout == Layout::Rows {
+            let random = run("sizes at random", &mixed, &of(&at_random, mixed.len()))?;
+            let single = run("counters of 8 bytes", &counters, &in_order)?;
+            session.figure(&format!("waste{suffix}"), Some(order.waste));
+            session.figure(&format!("waste_random{suffix}"), Some(random.waste));
+            session.figure(&format!("waste_single{suffix}"), Some(single.waste_of_lines));
+            let all = [order, others[0].1, others[1].1, random, single];
+            session.figure(&format!("returned_ms{suffix}"), all.iter().map(|run| run.returned_ms).reduce(f64::max));
+            session.figure(&format!("left_kib{suffix}"), all.iter().map(|run| run.after - run.before).reduce(f64::max));
+        }
+    }
+    Ok(())
+}
+
+/// As many that stay, at other places.
+fn shuffled(goes: &[bool]) -> Vec<bool> {
+    let (mut random, mut goes) = (Random(1), goes.to_vec());
+    for at in (1..goes.len()).rev() {
+        goes.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    goes
+}
+
+/// Owners with 64 bytes to 16 KiB each, split as the usual ones are.
+fn mixed(count: usize) -> Vec<Vec<usize>> {
+    let (mut random, all) = (Random(2), SIZES.iter().sum::<usize>());
+    let owner = |_| {
+        let total = 64 + random.below(16384 - 64 + 1) as usize;
+        let mut sizes: Vec<usize> = SIZES.iter().map(|size| size * total / all).filter(|size| *size > 0).collect();
+        sizes[0] += total - sizes.iter().sum::<usize>();
+        sizes
+    };
+    (0..count).map(owner).collect()
+}
+
+/// Nanoseconds of an allocation of 64 bytes and its free: in a row that comes and goes with it, or in one that is there.
+fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
+    const PAIRS: u32 = 50_000;
+    let refused = |refused| anyhow!("an allocation was refused: {refused}");
+    let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
+    let owner = data.open_owner().map_err(refused)?;
+    if shared {
+        // Its row has room.
+        data.allocate(linux, owner, 8, 8, Wait::Long).map_err(refused)?;
+    }
+    let size = if shared { 32 } else { 64 };
+    let mut nanoseconds = 0.0;
+    for _warm in 0..2 {
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
+            // SAFETY: nobody uses it.
+            unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
+        }
+        nanoseconds = start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS);
+    }
+    // SAFETY: nobody uses anything in it.
+    unsafe { data.close(linux) };
+    Ok(nanoseconds)
+}
+
+fn tables(lines: &[Line]) -> String {
+    let row = |line: &Line| {
+        let Outcome { before, full, few, after, waste, returned_ms, bound, .. } = line.outcome;
+        let mut cells = vec![format!("{} {} {}", line.machine, line.layout, line.what)];
+        cells.extend([before, full, few, after].map(|kib| number(kib, 0)));
+        cells.extend([(line.outcome.ratio(), 2), (bound, 2), (waste, 3), (returned_ms, 0)].map(|(n, d)| number(n, d)));
+        cells
+    };
+    let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
+    let header = ["CPUs x page", "KiB before", "all", "1 of 11", "none", "ratio", "bound", "waste", "ms to return"];
+    let kernel = "The kernel, memory groups, KiB before, all, 1 of 11: 7488, 481408, 135552 (3.5 x) and 2080, 219712, 72672 \
+                  (3.0 x) on x86; 6144, 118272, 119040 (1.0 x) with 64 KiB pages (LKML, April 2021).\n\
+                  Linux 6.18, 2 CPUs: 976, 45976, 17560 (2.6 x).";
+    format!("{}\n{kernel}\n", table(&header, &rows))
+}
