@@ -3,11 +3,10 @@
 //! Sits between the events of one list and its sizes, for comparison only. Allocated minus freed pages are counted; how
 //! far that number rises and falls within a period, averaged with halving weight over periods, bounds the size: the
 //! smaller of the two depths, because a list that only gives or only takes helps nobody. The clock is looked at on
-//! frees. The batch of frees doubles until an allocation halves it, as in the kernel that this was posted for; the batch
-//! of refills is fixed. What the reviewers objected to is all here: a window, a reset, a second cache line's worth of
-//! numbers, work on each operation.
+//! frees. All else is [`Unchanged`], the kernel that this was posted for. What the reviewers objected to is all here: a
+//! window, a reset, a second cache line's worth of numbers, work on each operation.
 
-use super::{Limits, List, Policy, Supply};
+use super::{Limits, List, Policy, Supply, Unchanged};
 
 /// The period, in nanoseconds.
 pub const PERIOD: u64 = 1_000_000_000;
@@ -15,8 +14,7 @@ pub const PERIOD: u64 = 1_000_000_000;
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
-    high: u32,
-    free_factor: u8,
+    list: Unchanged,
     /// Pages allocated minus pages freed in this period, and its extremes.
     count: i32,
     most: i32,
@@ -36,7 +34,8 @@ impl Depth {
         }
         let least = limits.fixed.high;
         if past > 2 * PERIOD {
-            *self = Depth { since: now, free_factor: self.free_factor, ..Depth::new(limits) };
+            let list = Unchanged { high: least, ..self.list };
+            *self = Depth { since: now, list, ..Depth::new(limits) };
             return;
         }
         self.since = now;
@@ -44,15 +43,14 @@ impl Depth {
         self.average_fall = (self.average_fall + self.fall) / 2;
         (self.most, self.least, self.count, self.rise, self.fall) = (0, 0, 0, 0, 0);
         let depth = self.average_rise.min(self.average_fall).max(0) as u32;
-        self.high = depth.clamp(least, limits.ceiling.max(least));
+        self.list.high = depth.clamp(least, limits.ceiling.max(least));
     }
 }
 
 impl Policy for Depth {
     fn new(limits: &Limits) -> Depth {
         Depth {
-            high: limits.fixed.high,
-            free_factor: 0,
+            list: Unchanged::new(limits),
             count: 0,
             most: 0,
             least: 0,
@@ -65,15 +63,15 @@ impl Policy for Depth {
     }
 
     fn high(&self) -> u32 {
-        self.high
+        self.list.high
     }
 
     fn batch(&self, limits: &Limits) -> u32 {
-        limits.fixed.batch << self.free_factor
+        self.list.batch(limits)
     }
 
-    fn asked(&mut self, _list: List, order: u8) {
-        self.free_factor >>= 1;
+    fn asked(&mut self, list: List, order: u8) {
+        self.list.asked(list, order);
         self.count = self.count.wrapping_add(1 << order);
         self.most = self.most.max(self.count);
         self.rise = self.rise.max(self.count.wrapping_sub(self.least));
@@ -81,37 +79,23 @@ impl Policy for Depth {
 
     fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
         let supply = supply();
-        let (limits, batch) = (supply.limits, supply.limits.fixed.batch);
         self.count = self.count.wrapping_sub(1 << order);
         self.least = self.least.min(self.count);
         self.fall = self.fall.max(self.most.wrapping_sub(self.count));
-        self.tune(limits, supply.now);
-        if self.free_factor > 0 && (1..=3).contains(&order) {
-            return list.count;
-        }
-        let high = if supply.reclaiming { self.high.min(4 * batch) } else { self.high };
-        if list.count <= high {
-            return 0;
-        }
-        if high < batch {
-            return 1;
-        }
-        let most = high - batch;
-        let give = batch << self.free_factor;
-        self.free_factor += u8::from(give < most);
-        give.min(most).max(batch).max(list.count - high).min(list.count)
+        self.tune(supply.limits, supply.now);
+        self.list.put(list, order, || supply)
     }
 
-    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
-        super::blocks(supply.limits.fixed.batch, self.high, order)
+    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        self.list.refill(list, order, supply)
     }
 
-    fn decay(&mut self, list: List, _supply: &Supply<'_>, _quarters: u32) -> u32 {
-        list.count.saturating_sub(self.high)
+    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+        self.list.decay(list, supply, quarters)
     }
 
     fn is_settled(&self, limits: &Limits) -> bool {
-        self.high == limits.fixed.high
+        self.list.is_settled(limits)
     }
 }
 
@@ -165,17 +149,5 @@ mod tests {
             }
             assert_eq!(depth.high(), bounds.fixed.high);
         }
-    }
-
-    #[test]
-    fn frees_double_their_batch_until_an_allocation() {
-        let bounds = limits(1 << 18, 2);
-        let mut depth = Depth::new(&bounds);
-        let full = List { count: 644, moved: 0 };
-        let free = |depth: &mut Depth| depth.put(full, 0, || supply(&bounds, u32::MAX));
-        assert_eq!([free(&mut depth), free(&mut depth), free(&mut depth)], [63, 126, 252]);
-        assert_eq!([free(&mut depth), free(&mut depth)], [504, 580]);
-        depth.asked(full, 0);
-        assert_eq!(free(&mut depth), 252);
     }
 }

@@ -6,9 +6,10 @@
 //! the zone's lock was busy as an event. [`Adaptive`] is what the library runs; [`Fixed`] is where it starts from and what
 //! it falls back to. The others exist to be compared with.
 //!
-//! What holds for every list of every policy after every event: it keeps at most [`Policy::high`] pages (seven more for a
-//! moment where blocks of mixed order do not come out even); all lists together at most an eighth of the pages; one event
-//! moves at most [`Limits::largest`] pages, at least one block; where the size is 0 nothing is listed at all.
+//! What holds for every list after every event: it keeps at most [`Policy::high`] pages (seven more for a moment where
+//! blocks of mixed order do not come out even); all lists together at most an eighth of the pages; one event moves at most
+//! [`Limits::largest`] pages, at least one block; where the size is 0 nothing is listed at all. Those that are the kernel's
+//! own keep more until they next give where their size has fallen, and may give all of a list at once.
 
 pub mod adaptive;
 #[cfg(test)]
@@ -24,6 +25,8 @@ pub mod hocko;
 pub mod huang;
 #[cfg(test)]
 mod model_tests;
+#[cfg(any(test, feature = "lab"))]
+pub mod unchanged;
 #[cfg(feature = "lab")]
 pub mod unlocked;
 #[cfg(any(test, feature = "lab"))]
@@ -33,6 +36,8 @@ pub use adaptive::Adaptive;
 #[cfg(any(test, feature = "lab"))]
 pub use depth::Depth;
 pub use fixed::Fixed;
+#[cfg(any(test, feature = "lab"))]
+pub use unchanged::Unchanged;
 #[cfg(feature = "lab")]
 pub use unlocked::Unlocked;
 #[cfg(any(test, feature = "lab"))]

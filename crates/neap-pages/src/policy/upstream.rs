@@ -3,7 +3,9 @@
 //! Sits between the events of one list and its sizes, for comparison only. Each refill raises the size by what it
 //! brings; what was freed lately, halved by each allocation, raises it where frees reach it; a second takes an eighth
 //! away. The refill's batch doubles until a free halves it. Frees of several pages in a row that an allocation does not
-//! follow empty the list. Below the high watermark and while reclaim runs the size falls with every free.
+//! follow empty the list, once a batch is in it: so on CPUs whose share of the data cache is more than three batches, which
+//! all machines have that figures were published of. Below the high watermark and while reclaim runs the size falls with
+//! every free.
 //!
 //! Differs from the kernel in one thing: whether memory is short is looked at where it is needed and not kept in a flag
 //! that one path sets and another clears.
@@ -19,8 +21,6 @@ pub struct Upstream {
     alloc_factor: u8,
     /// Whether the last free was of several pages.
     several: bool,
-    /// Whether this CPU's share of the data cache is more than three batches: then frees of several pages keep a batch.
-    pub large_cache: bool,
     quarters: u8,
 }
 
@@ -50,7 +50,7 @@ fn is_short(supply: &Supply<'_>) -> bool {
 impl Policy for Upstream {
     fn new(limits: &Limits) -> Upstream {
         let high = limits.fixed.high;
-        Upstream { high, freed: 0, alloc_factor: 0, several: false, large_cache: false, quarters: 0 }
+        Upstream { high, freed: 0, alloc_factor: 0, several: false, quarters: 0 }
     }
 
     fn high(&self) -> u32 {
@@ -74,8 +74,7 @@ impl Policy for Upstream {
             self.freed += 1 << order;
         }
         let several = (1..=3).contains(&order);
-        let flush = several && self.several && self.freed >= batch + least / 2;
-        let flush = flush && (!self.large_cache || list.count >= batch);
+        let flush = several && self.several && self.freed >= batch + least / 2 && list.count >= batch;
         self.several = several;
         if least == 0 {
             self.high = 0;

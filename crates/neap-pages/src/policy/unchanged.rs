@@ -1,0 +1,96 @@
+//! `Unchanged`: the kernel that source 003 changes, before the change: a fixed size and a batch of frees that doubles.
+//!
+//! Sits between the events of one list and its sizes, for comparison only, and under [`Depth`](super::Depth), which moves
+//! the size and leaves the rest. Each time that a full list gives, the next batch of frees is twice as large, up to what
+//! leaves a batch in the list; each allocation halves it; the batch of refills is fixed. A block of several pages that is
+//! freed while that batch is doubled empties the list. So a process that exits empties it: its pages fill the list, and its
+//! page directory, two pages, is freed last. While reclaim runs four batches are kept. Time takes nothing.
+
+use super::{Limits, List, Policy, Supply};
+
+/// The numbers of one list.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchanged {
+    pub(super) high: u32,
+    pub(super) free_factor: u8,
+}
+
+impl Policy for Unchanged {
+    fn new(limits: &Limits) -> Unchanged {
+        Unchanged { high: limits.fixed.high, free_factor: 0 }
+    }
+
+    fn high(&self) -> u32 {
+        self.high
+    }
+
+    fn batch(&self, limits: &Limits) -> u32 {
+        limits.fixed.batch << self.free_factor
+    }
+
+    fn asked(&mut self, _list: List, _order: u8) {
+        self.free_factor >>= 1;
+    }
+
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        let supply = supply();
+        let batch = supply.limits.fixed.batch;
+        if self.free_factor > 0 && (1..=3).contains(&order) {
+            return list.count;
+        }
+        let high = if supply.reclaiming { self.high.min(4 * batch) } else { self.high };
+        if list.count < high {
+            return 0;
+        }
+        if high < batch {
+            return 1;
+        }
+        let most = high - batch;
+        let give = batch << self.free_factor;
+        self.free_factor += u8::from(give < most);
+        give.min(most).max(batch).min(list.count)
+    }
+
+    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+        super::blocks(supply.limits.fixed.batch, self.high, order)
+    }
+
+    fn decay(&mut self, _list: List, _supply: &Supply<'_>, _quarters: u32) -> u32 {
+        0
+    }
+
+    fn is_settled(&self, limits: &Limits) -> bool {
+        self.high == limits.fixed.high
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{limits, supply};
+
+    #[test]
+    fn frees_double_their_batch_until_an_allocation() {
+        let bounds = limits(1 << 18, 2);
+        let mut unchanged = Unchanged::new(&bounds);
+        let full = List { count: 643, moved: 0 };
+        let free = |unchanged: &mut Unchanged| unchanged.put(full, 0, || supply(&bounds, u32::MAX));
+        assert_eq!([free(&mut unchanged), free(&mut unchanged), free(&mut unchanged)], [63, 126, 252]);
+        assert_eq!([free(&mut unchanged), free(&mut unchanged)], [504, 580]);
+        unchanged.asked(full, 0);
+        assert_eq!(free(&mut unchanged), 252);
+        assert_eq!(unchanged.put(List { count: 642, moved: 0 }, 0, || supply(&bounds, u32::MAX)), 0);
+        assert_eq!(unchanged.high(), 643);
+    }
+
+    #[test]
+    fn a_block_that_follows_pages_which_were_too_many_empties_the_list_and_reclaim_leaves_four_batches() {
+        let bounds = limits(1 << 18, 2);
+        let mut unchanged = Unchanged::new(&bounds);
+        let mut free = |count, order, reclaiming| {
+            unchanged.put(List { count, moved: 0 }, order, || Supply { reclaiming, ..supply(&bounds, u32::MAX) })
+        };
+        assert_eq!((free(500, 1, false), free(643, 0, false), free(300, 1, false)), (0, 63, 300));
+        assert_eq!((free(251, 0, true), free(252, 0, true)), (0, 126));
+    }
+}
