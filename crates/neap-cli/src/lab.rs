@@ -94,10 +94,16 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             } else {
                 print(&comparison, how.size())
             }
-            let refused = |run: &policies::Run| run.outcome.failures_with_pages_listed > 0;
+            let refused = |run: &policies::Run| {
+                let counts = &run.outcome.counts;
+                counts.failures_with_pages_listed + counts.misses_with_pages_listed > 0
+            };
             if let Some(((_, policy), (scenario, _))) = comparison.runs.iter().find(|(_, (_, run))| refused(run)) {
                 let (policy, scenario) = (policy.text(), scenario.name());
-                bail!("{scenario}, {policy}, seed {}: an allocation failed while pages sat in lists", how.seed);
+                bail!(
+                    "{scenario}, {policy}, seed {}: an allocation failed, or went to another node, while pages sat in lists",
+                    how.seed
+                );
             }
         }
         What::Replay { file } => replay(file)?,
@@ -159,7 +165,7 @@ fn first_touch(comparison: &Comparison, size: Size) -> String {
     let rows = scenarios::first_touch_cpus(size).iter().map(|&cpus| {
         let ended = |lock, name| {
             let run = comparison.run(Scenario::FirstTouch(cpus, lock), name);
-            run.map_or(0.0, |run| run.outcome.ended as f64 / 1e9)
+            run.map_or(0.0, |run| run.outcome.counts.ended as f64 / 1e9)
         };
         let base = ended(None, Fixed);
         let cell = |seconds: f64| format!("{seconds:.4} ({:+.1} %)", (seconds / base - 1.0) * 100.0);

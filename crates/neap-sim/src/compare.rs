@@ -80,8 +80,9 @@ fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(scenario, policy)) = jobs.get(index) else { return };
             let run = policies::run(policy, scenario.setup(seed, size));
-            tell(&format!("{}: {}", scenario.name(), policy.text()));
-            done.lock().expect("no run panics while it holds this").insert(index, run);
+            let mut done = done.lock().expect("no run panics while it holds this");
+            done.insert(index, run);
+            tell(&format!("{} of {}: {}: {}", done.len(), jobs.len(), scenario.name(), policy.text()));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -158,8 +159,10 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     // Of all that such a machine has in use, as it was published.
     let more = |(adaptive, fixed): (&Run, &Run)| adaptive.outcome.average_used - fixed.outcome.average_used;
     add("network.held_ratio", both(Scenario::Network).map(|runs| 1.0 + more(runs) / network::BASE_USED));
-    add("pressure.failures", both(Scenario::Pressure).map(|(run, _)| run.outcome.failures as f64));
-    add("pressure.early_reclaim_ratio", ratio(Scenario::Pressure, |run| run.outcome.early_reclaims as f64));
+    add("pressure.failures", both(Scenario::Pressure(1)).map(|(run, _)| run.outcome.counts.failures as f64));
+    let missed = |run: &Run| run.outcome.counts.misses_with_pages_listed as f64;
+    add("pressure.misses_with_pages_listed", comparison.run(Scenario::Pressure(2), Name::Adaptive).map(missed));
+    add("pressure.early_reclaim_ratio", ratio(Scenario::Pressure(1), |run| run.outcome.counts.early_reclaims as f64));
     add("validation_worst_error", Some(validate::worst(&comparison.checks)));
     add("pareto_violations", Some(comparison.violations.len() as f64));
     figures

@@ -4,6 +4,8 @@
 //! for page_fault1 with 56 processes, 34.3 GB/s and 60.9 % of all cycles in the zone lock. Everything else is measured,
 //! published or assumed, and says so. Nothing here knows which policy runs.
 
+use crate::setup::ListLock;
+
 /// Source 003, page_fault1 with 56 processes, unchanged kernel: bytes a second.
 pub const BASE_THROUGHPUT: f64 = 34.3e9;
 /// The same: share of cycles in the zone lock's slow path.
@@ -16,11 +18,11 @@ pub const BASE_BATCH: f64 = 63.0;
 pub const PAGE: f64 = 4096.0;
 
 /// A pop from or push onto a CPU's list, in nanoseconds.
-pub const LIST: u64 = 12;
+const LIST: u64 = 12;
 /// The same with no lock at all.
-pub const LIST_WITHOUT_LOCK: u64 = 3;
+const LIST_WITHOUT_LOCK: u64 = 3;
 /// The same with a spin lock that also keeps interrupts off.
-pub const LIST_WITH_INTERRUPTS_OFF: u64 = 28;
+const LIST_WITH_INTERRUPTS_OFF: u64 = 28;
 /// Taking one page off a list under its lock for somebody else, in nanoseconds.
 pub const CUT: u64 = 2;
 /// Taking and giving back a free zone lock, in nanoseconds.
@@ -29,6 +31,10 @@ pub const LOCK: u64 = 40;
 pub const HANDOVER: u64 = 100;
 /// From a wake-up to the woken thread's first instruction, in nanoseconds.
 pub const WAKE: u64 = 3_000;
+
+/// How much longer everything in lists and zone takes where each CPU is one of two hardware threads of a core: two are
+/// about 1.3 times as fast as one, so each has 0.65 of a core.
+pub const SIBLING: f64 = 2.0 / 1.3;
 
 /// Pages of a fault a second in the base, over all CPUs.
 pub fn base_pages() -> f64 {
@@ -49,9 +55,24 @@ pub fn page_work() -> f64 {
     all - 2.0 * LIST as f64 - 2.0 * page_move() - visits
 }
 
-/// How long a hold of the zone's lock is in which `pages` pages move, in nanoseconds.
-pub fn hold(pages: u32, contended: bool) -> u64 {
-    LOCK + if contended { HANDOVER } else { 0 } + (f64::from(pages) * page_move()) as u64
+fn slowed(nanoseconds: f64, siblings: bool) -> u64 {
+    (nanoseconds * if siblings { SIBLING } else { 1.0 }) as u64
+}
+
+/// Nanoseconds of a pop or push under such a lock; `siblings`: CPUs are hardware threads.
+pub fn list(lock: ListLock, siblings: bool) -> u64 {
+    let alone = match lock {
+        ListLock::None => LIST_WITHOUT_LOCK,
+        ListLock::Blocking => LIST_WITH_INTERRUPTS_OFF,
+        ListLock::Try => LIST,
+    };
+    slowed(alone as f64, siblings)
+}
+
+/// How long a hold of the zone's lock is in which `pages` pages move, in nanoseconds; `siblings`: CPUs are hardware threads.
+pub fn hold(pages: u32, contended: bool, siblings: bool) -> u64 {
+    let alone = (LOCK + if contended { HANDOVER } else { 0 }) as f64 + f64::from(pages) * page_move();
+    slowed(alone, siblings)
 }
 
 /// One line of the table.
@@ -81,6 +102,7 @@ pub fn table() -> Vec<Cost> {
         cost("zone lock, more if it was held", HANDOVER as f64, "assumed: a line between two cores of a socket"),
         cost("a page moved under the zone lock", page_move(), "calibrated: source 003, 34.3 GB/s at 56 CPUs"),
         cost("the rest of a page's life", page_work(), "calibrated: source 003, 60.9 % in the lock at 56 CPUs"),
+        cost("times as long where two CPUs share a core", SIBLING, "assumed: two threads do 1.3 times what one does"),
         cost("waking a thread", WAKE as f64, "assumed"),
     ]
 }
@@ -96,6 +118,6 @@ mod tests {
         assert!((20.0..100.0).contains(&page_move()), "{}", page_move());
         // So many of them fill a second.
         let visits = 2.0 * base_pages() / BASE_BATCH;
-        assert!((hold(63, true) as f64 * visits / 1e9 - 1.0).abs() < 0.001, "{}", hold(63, true));
+        assert!((hold(63, true, false) as f64 * visits / 1e9 - 1.0).abs() < 0.001, "{}", hold(63, true, false));
     }
 }

@@ -11,12 +11,13 @@ const BUCKETS: usize = 64 * PARTS as usize;
 pub struct Histogram {
     counts: Vec<u64>,
     total: u64,
+    sum: u64,
     max: u64,
 }
 
 impl Default for Histogram {
     fn default() -> Histogram {
-        Histogram { counts: vec![0; BUCKETS], total: 0, max: 0 }
+        Histogram { counts: vec![0; BUCKETS], total: 0, sum: 0, max: 0 }
     }
 }
 
@@ -42,6 +43,7 @@ impl Histogram {
     pub fn add(&mut self, time: u64, times: u64) {
         self.counts[bucket(time)] += times;
         self.total += times;
+        self.sum += time * times;
         if times > 0 {
             self.max = self.max.max(time);
         }
@@ -50,6 +52,11 @@ impl Histogram {
     /// Operations counted.
     pub fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Nanoseconds of all of them together.
+    pub fn sum(&self) -> u64 {
+        self.sum
     }
 
     /// The longest.

@@ -18,5 +18,6 @@ pub mod policies;
 pub mod program;
 pub mod random;
 pub mod scenarios;
+pub mod setup;
 pub mod trace;
 pub mod validate;

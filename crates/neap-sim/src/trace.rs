@@ -274,7 +274,7 @@ mod tests {
         for policy in policies::ALL {
             let run = policies::run(policy, trace.setup().unwrap());
             assert_eq!((run.costs.taken, run.costs.given), (pages(false), pages(true)), "{policy:?}");
-            assert!(run.outcome.ended >= trace.events.last().unwrap().at);
+            assert!(run.outcome.counts.ended >= trace.events.last().unwrap().at);
         }
         let outcome = || policies::run(Name::Adaptive, trace.setup().unwrap()).outcome;
         assert_eq!(outcome(), outcome());

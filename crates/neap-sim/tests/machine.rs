@@ -49,19 +49,22 @@ fn the_same_seed_gives_the_same_numbers_and_another_one_others() {
 
 fn conserves<T: Policy>() {
     let mut machine = Machine::<T>::new(small(3));
-    let managed = machine.lab().room();
+    let managed = machine.room();
     for _ in 0..20 {
         machine.run(SECOND / 10);
     }
     assert!(machine.has_ended() && machine.is_quiet());
-    machine.lab().pages().verify().expect("every page is in one place");
-    let listed: u32 = (0..machine.cpus()).map(|cpu| machine.lab().list(cpu).1).sum();
-    assert_eq!((machine.in_hands(), machine.lab().room() + listed), (0, managed));
-    assert_eq!((machine.costs.taken, machine.costs.failures), (machine.costs.given, 0));
+    verify(&machine);
+    assert_eq!((machine.in_hands(), machine.room() + machine.listed()), (0, managed));
+    assert_eq!((machine.costs.taken, machine.costs.counts.failures), (machine.costs.given, 0));
     // Nothing but pages that were given or drained can be in the zone again.
-    machine.lab().drain(None);
-    assert_eq!(machine.lab().room(), managed);
-    machine.lab().pages().verify().expect("every page is in the zone");
+    machine.labs().for_each(|lab| _ = lab.drain(None));
+    assert_eq!(machine.room(), managed);
+    verify(&machine);
+}
+
+fn verify<T: Policy>(machine: &Machine<T>) {
+    machine.labs().for_each(|lab| lab.pages().verify().expect("every page is in one place"));
 }
 
 #[test]
@@ -79,13 +82,14 @@ fn after_two_seconds_of_rest_no_list_of_adaptive_holds_anything_and_after_five_i
     while !machine.has_ended() {
         machine.run(SECOND / 100);
     }
-    let highs = |machine: &Machine<Adaptive>| (0..8).map(|cpu| machine.lab().list(cpu).0).max();
-    assert!(highs(&machine) > Some(machine.lab().limits().fixed.high), "something was learned");
+    let fixed = machine.labs().next().unwrap().limits().fixed.high;
+    let highs = |machine: &Machine<Adaptive>| (0..8).map(|cpu| machine.list(cpu).0).max();
+    assert!(highs(&machine) > Some(fixed), "something was learned");
     machine.run(2 * SECOND);
-    assert_eq!((0..8).map(|cpu| machine.lab().list(cpu).1).sum::<u32>(), 0);
+    assert_eq!(machine.listed(), 0);
     machine.run(3 * SECOND);
-    assert!(machine.lab().is_settled());
-    assert_eq!(highs(&machine), Some(machine.lab().limits().fixed.high));
+    assert!(machine.labs().all(|lab| lab.is_settled()));
+    assert_eq!(highs(&machine), Some(fixed));
 }
 
 #[test]
@@ -95,10 +99,10 @@ fn alone_nobody_waits_and_who_waits_is_told_so() {
     assert!(run.costs.holds > 100 && run.costs.waits == 0);
     let programs = (0..16).map(|cpu| swing(5000, 0, (100, 100), 0, Random::new(1, cpu))).collect();
     let mut machine = Machine::<Still>::new(Setup::new(programs));
-    let before = machine.lab().pages().statistics().zone_waits;
+    let before = machine.labs().next().unwrap().pages().statistics().zone_waits;
     machine.run(SECOND / 10);
     assert!(machine.costs.waits > 100);
-    assert_eq!(u64::from(machine.lab().pages().statistics().zone_waits - before), machine.costs.waits);
+    assert_eq!(u64::from(machine.labs().next().unwrap().pages().statistics().zone_waits - before), machine.costs.waits);
     // Sixteen that want it all the time keep the lock busy and no more than that.
     let held = machine.costs.held as f64 / (SECOND / 10) as f64;
     assert!((0.95..=1.001).contains(&held), "{held}");
@@ -113,12 +117,34 @@ fn fixed_reproduces_the_base_it_is_calibrated_on() {
 }
 
 #[test]
-fn no_allocation_fails_while_pages_sit_in_lists() {
-    for policy in policies::ALL {
-        let run = policies::run(policy, scenarios::pressure::setup(4, 0, SECOND));
-        assert!(run.outcome.reclaims > 0, "{policy:?}: memory was short");
-        assert_eq!(run.outcome.failures_with_pages_listed, 0, "{policy:?}");
+fn no_allocation_fails_and_no_other_node_is_used_while_pages_sit_in_lists() {
+    for (policy, nodes) in policies::ALL.into_iter().flat_map(|policy| [(policy, 1), (policy, 2)]) {
+        let run = policies::run(policy, scenarios::pressure::setup(nodes, 4, 0, nodes as u64 * SECOND));
+        let counts = run.outcome.counts;
+        assert!(counts.reclaims > 0, "{policy:?}, {nodes} nodes: memory was short");
+        assert_eq!(counts.misses > 0, nodes > 1, "{policy:?}, {nodes} nodes: {counts:?}");
+        assert_eq!(
+            (counts.failures_with_pages_listed, counts.misses_with_pages_listed),
+            (0, 0),
+            "{policy:?}, {nodes} nodes"
+        );
     }
+}
+
+#[test]
+fn pages_of_another_node_go_back_to_it() {
+    let programs = (0..4).map(|cpu| ending(swing(40_000, 0, (300, 100), 0, Random::new(9, cpu)), SECOND)).collect();
+    let mut machine = Machine::<Adaptive>::new(Setup { nodes: 2, managed: 60_000, ..Setup::new(programs) });
+    let managed = machine.room();
+    machine.run(SECOND / 2);
+    assert!(machine.costs.counts.misses > 0, "two swings of 40 000 pages each want more than a node has");
+    while !machine.has_ended() {
+        machine.run(SECOND / 10);
+    }
+    machine.run(3 * SECOND);
+    verify(&machine);
+    assert_eq!((machine.listed(), machine.room(), machine.in_hands()), (0, managed, 0));
+    assert!(machine.labs().all(|lab| lab.room() == managed / 2));
 }
 
 #[test]

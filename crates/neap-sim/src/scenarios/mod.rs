@@ -42,8 +42,8 @@ pub enum Scenario {
     Bursts,
     /// A steady mix.
     SteadyMix,
-    /// Memory that runs out.
-    Pressure,
+    /// Memory that runs out, on so many nodes.
+    Pressure(usize),
     /// A switching load.
     Adversary,
 }
@@ -68,7 +68,8 @@ impl Scenario {
             Scenario::BigProgram => "big program".into(),
             Scenario::Bursts => "bursts 3 s apart".into(),
             Scenario::SteadyMix => "steady mix".into(),
-            Scenario::Pressure => "memory pressure".into(),
+            Scenario::Pressure(1) => "memory pressure".into(),
+            Scenario::Pressure(nodes) => format!("memory pressure, {nodes} nodes"),
             Scenario::Adversary => "adversary".into(),
         }
     }
@@ -94,7 +95,7 @@ impl Scenario {
             Scenario::BigProgram => programs::big_program(seed, 0, time(100, 150)),
             Scenario::Bursts => programs::bursts(seed, time(40, 40), time(60, 150)),
             Scenario::SteadyMix => programs::steady_mix(seed, time(20, 50), time(20, 100)),
-            Scenario::Pressure => pressure::setup(seed, time(5, 10), time(15, 40)),
+            Scenario::Pressure(nodes) => pressure::setup(nodes, seed, time(5, 10), time(15, 40)),
             Scenario::Adversary => programs::adversary(seed, time(10, 10), time(40, 200)),
         }
     }
@@ -111,7 +112,8 @@ pub fn compared(size: Size) -> Vec<Scenario> {
         Scenario::BigProgram,
         Scenario::Bursts,
         Scenario::SteadyMix,
-        Scenario::Pressure,
+        Scenario::Pressure(1),
+        Scenario::Pressure(2),
         Scenario::Adversary,
     ]);
     scenarios

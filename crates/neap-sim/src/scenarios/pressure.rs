@@ -1,24 +1,28 @@
-//! Memory pressure: programs that swing, in a gibibyte that a cache of files fills up to the low watermark again and again.
+//! Memory pressure: programs that swing, in nodes of a gibibyte that a cache of files fills up again and again.
 //!
-//! When the low watermark is reached a reclaimer frees pages of the cache until the high one is. It begins early where
-//! free pages and those in lists are together above the high watermark: what lists keep is then its only reason.
+//! When a node's low watermark is reached its reclaimer frees pages of the cache until the high one is. It begins early
+//! where free pages and those in lists are together above the high watermark: what lists keep is then its only reason. Of
+//! two nodes only the second one has a reclaimer, which takes the oldest pages of the cache whatever their node: the first
+//! one, where files are read, runs out of memory, and what is asked of it comes from the second.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{self, Op, Program};
 use crate::random::Random;
 
-/// CPUs that swing.
+/// CPUs that swing, of one node.
 const SWINGERS: usize = 6;
-/// Pages of the machine.
+/// Pages of a node.
 const MANAGED: u32 = 1 << 18;
 
-/// The machine: six swings, one reader of files, the reclaimer.
-pub fn setup(seed: u64, warm: u64, time: u64) -> Setup {
+/// One or two nodes with six swings each, one reader of files, one reclaimer.
+pub fn setup(nodes: usize, seed: u64, warm: u64, time: u64) -> Setup {
+    let swingers = SWINGERS * nodes;
     let swing = |cpu: usize| {
-        let pages = 9_000 + 2_000 * cpu as u32;
+        let pages = 9_000 + 2_000 * (cpu / nodes) as u32;
         program::swing(pages, 0, (1_500, 200), 0, Random::new(seed, cpu as u64))
     };
-    let mut programs: Vec<Program> = (0..SWINGERS).map(swing).collect();
+    let mut programs: Vec<Program> = (0..swingers).map(swing).collect();
+    // The reader's number is a multiple of the nodes', so it is on the first one, and the reclaimer on the second.
     programs.push(Box::new(|view| match (view.refused, view.held[0]) {
         (_, 1..) => Op::Send(0, 0, 3_000),
         (true, _) if view.now % 2 == 0 => Op::Rest(1_000_001),
@@ -29,6 +33,8 @@ pub fn setup(seed: u64, warm: u64, time: u64) -> Setup {
         0 if view.reclaiming => Op::Receive(0, 0, 0),
         0 => Op::Sleep,
     }));
+    let mut reclaimers = vec![None; nodes];
+    reclaimers[nodes - 1] = Some(swingers + 1);
     let step = SECOND / 20_000;
-    Setup { managed: MANAGED, channels: 1, warm, time, step, reclaimer: Some(SWINGERS + 1), ..Setup::new(programs) }
+    Setup { managed: MANAGED, nodes, channels: 1, warm, time, step, reclaimers, ..Setup::new(programs) }
 }

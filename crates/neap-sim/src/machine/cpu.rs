@@ -1,0 +1,149 @@
+//! A virtual CPU: its program, what it holds, and how it runs ahead on its own list.
+//!
+//! Sits between the clock, which says how far a CPU may run, and the zones and channels, at which it stops. Nothing here
+//! waits or is waited for but a list that a drainer holds.
+
+use std::collections::VecDeque;
+
+use neap_base::Order;
+use neap_pages::lab::{Held, Visit};
+use neap_pages::policy::Policy;
+
+use super::{Block, ListLock, Machine};
+use crate::program::{HANDS, Op, Program, View};
+
+/// What a CPU does when its turn comes.
+pub(super) enum Pending {
+    /// Goes on with its program.
+    Go,
+    /// Wants a zone's lock.
+    Visit { visit: Visit, operation: Operation, attempts: u32 },
+    /// Wants it again, for the rest of what moves, and has then done this; nothing where it only carries.
+    Holds { node: usize, held: Held, operation: Option<Operation> },
+    /// Sends or receives.
+    Channel(Op),
+}
+
+/// An allocation or a free that a list could not do alone.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation {
+    /// The node whose zone is asked.
+    pub(super) node: usize,
+    pub(crate) order: Order,
+    /// Where the block goes; none: it is freed.
+    pub(crate) into: Option<usize>,
+    pub(super) work: u32,
+    pub(crate) since: u64,
+}
+
+pub(super) struct Cpu {
+    pub(super) program: Option<Program>,
+    pub(super) hands: [VecDeque<Block>; HANDS],
+    pub(super) view: View,
+    pub(super) at: u64,
+    pub(super) pending: Pending,
+    /// Somebody else holds its list up to then.
+    pub(super) list_held_until: u64,
+    pub(super) parked: bool,
+    pub(super) ended: bool,
+}
+
+impl Cpu {
+    /// One that runs a program, or none and waits until it has something to carry.
+    pub(super) fn new(program: Option<Program>) -> Cpu {
+        Cpu {
+            parked: program.is_none(),
+            program,
+            hands: Default::default(),
+            view: View::default(),
+            at: 0,
+            pending: Pending::Go,
+            list_held_until: 0,
+            ended: false,
+        }
+    }
+}
+
+impl<T: Policy> Machine<T> {
+    /// Lets a CPU do what its program says, up to `horizon`.
+    pub(super) fn go(&mut self, cpu: usize, horizon: u64) {
+        let (home, list_cost) = (self.node(cpu), self.list_cost);
+        let Cpu { program: Some(program), hands, view, at, pending, list_held_until, parked, ended } =
+            &mut self.cpus[cpu]
+        else {
+            return;
+        };
+        let costs = &mut self.costs;
+        while *at < horizon {
+            view.now = *at;
+            view.reclaiming = self.zones[home].reclaiming;
+            for (held, hand) in view.held.iter_mut().zip(&*hands) {
+                *held = hand.len() as u32;
+            }
+            let op = program(view);
+            let (mut bypass, since) = (false, *at);
+            if *list_held_until > *at && matches!(op, Op::Take(..) | Op::Give(..)) {
+                bypass = self.list_lock == ListLock::Try;
+                costs.counts.list_busy += 1;
+                if self.list_lock == ListLock::Blocking {
+                    costs.busy_time += *list_held_until - *at;
+                    *at = *list_held_until;
+                }
+            }
+            let (visit, operation) = match op {
+                Op::Take(order, hand, work) => {
+                    let operation = Operation { node: home, order: Order(order), into: Some(hand), work, since };
+                    costs.taken += u64::from(operation.order.pages());
+                    match self.zones[home].lab.begin_allocate(operation.order, bypass) {
+                        Ok(block) => {
+                            view.refused = false;
+                            hands[hand].push_back(Block { node: home, order: operation.order, pfn: block.pfn });
+                            (None, operation)
+                        }
+                        Err(visit) => (Some(visit), operation),
+                    }
+                }
+                Op::Give(hand, work) => {
+                    let Some(Block { node, order, pfn }) = hands[hand].pop_front() else { continue };
+                    costs.given += u64::from(order.pages());
+                    let visit = self.zones[node].lab.begin_free(pfn, order, bypass);
+                    (visit, Operation { node, order, into: None, work, since })
+                }
+                Op::Send(..) | Op::Receive(..) | Op::Swap(..) | Op::Name(..) | Op::Claim(..) => {
+                    *pending = Pending::Channel(op);
+                    break;
+                }
+                Op::Work(time) => {
+                    costs.busy_time += time;
+                    *at += time;
+                    continue;
+                }
+                Op::Rest(time) => {
+                    *at += time;
+                    continue;
+                }
+                Op::Sleep if view.reclaiming => continue,
+                Op::Sleep => {
+                    *parked = true;
+                    return;
+                }
+                Op::End => {
+                    costs.counts.ended = costs.counts.ended.max(*at);
+                    (*parked, *ended) = (true, true);
+                    return;
+                }
+            };
+            *at += list_cost;
+            costs.busy_time += list_cost;
+            if let Some(visit) = visit {
+                self.zones[operation.node].visiting += 1;
+                *pending = Pending::Visit { visit, operation, attempts: 0 };
+                break;
+            }
+            costs.done(&operation, *at);
+            *at += u64::from(operation.work);
+            costs.busy_time += u64::from(operation.work);
+        }
+        self.enqueue(cpu);
+    }
+}
