@@ -44,7 +44,7 @@ impl Comparison {
 /// Which policies run in which scenarios.
 fn jobs(size: Size) -> Vec<(Scenario, Name)> {
     // What takes longest begins first.
-    let mut jobs = vec![(Scenario::Learned, Name::Depth)];
+    let mut jobs = vec![(Scenario::Learned, Name::Depth), (Scenario::KernelBuild, Name::Unchanged)];
     for scenario in scenarios::compared(size) {
         jobs.extend(policies::ALL.map(|policy| (scenario, policy)));
     }
@@ -153,7 +153,8 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
     add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
     add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
-    add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used));
+    // Published is all that a machine has in use. What the build and the lists do not hold is taken from another run.
+    add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used + network::BASE_USED));
     add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
     add("network.free_p99_ratio", ratio(Scenario::Network, |run| run.outcome.free_p99 as f64));
     // Of all that such a machine has in use, as it was published.

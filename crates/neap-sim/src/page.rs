@@ -111,7 +111,8 @@ pub const CHECK_COLUMNS: [&str; 4] = ["published number", "published", "simulate
 pub fn check_rows(comparison: &Comparison) -> Vec<Vec<String>> {
     let row = |check: &crate::validate::Check| {
         let error = check.error.map_or("calibrated".to_string(), |error| format!("{:.0} %", error * 100.0));
-        vec![check.what.to_string(), check.published.to_string(), format!("{:.2}", check.simulated), error]
+        let to = check.to.map_or(String::new(), |to| format!(" to {to:.2}"));
+        vec![check.what.to_string(), check.published.to_string(), format!("{:.2}{to}", check.simulated), error]
     };
     comparison.checks.iter().map(row).collect()
 }

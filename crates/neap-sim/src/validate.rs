@@ -2,20 +2,31 @@
 //!
 //! Sits between runs and the comparison. Published numbers are rounded: a simulated one is wrong by its distance to the
 //! nearest number that would be printed the same, as a share of the published one. Nothing is left out of the largest error
-//! but the lines that say "calibrated".
+//! but the lines that say "calibrated". "Series" is that of source 003; "later" the merged one, whose build was eight builds
+//! in a memory group each.
 //!
-//! Two things are assumed. In the kernel build of source 003 locks other than the zone's take 3.0 % (17.0 % in the unchanged
-//! kernel, less the 14.0 % of the later series, which gave each part of the build a memory group and so had hardly any
-//! other). The page path's share is that of lists and zone with the wait for its lock. Where a published share is small most
-//! of it may be other locks, which are not simulated: there the simulator says less than was seen.
+//! Published lock shares are of all locks. What is not the zone's is not simulated and is added, from published numbers
+//! alone: in the series' build 17.0 % less what the simulated zone takes in the unchanged kernel; under `Depth` 0.75 more,
+//! by which the share of the lock of the lists of pages in use rose. In the later build 0.6 %: its two postings have three
+//! lines with a size that is tuned before the last line, 0.5, 0.7 and 0.6 %, and the zone, from which a sixth of the pages
+//! came, can have had little of that. For page_fault1 nothing like it is known, and not either which part of the 300 s of
+//! a run the profile is of. So two numbers are simulated, what is left after the benchmark's warm-up and the average of
+//! all 300 s, and the error is the distance to the nearer one, or none in between.
 
 use serde::Serialize;
 
+use crate::machine::SECOND;
 use crate::policies::{Name, Run};
 use crate::scenarios::Scenario;
 
-/// Share of cycles in other locks in source 003's kernel build.
-const OTHER_LOCKS: f64 = 3.0;
+/// Percent of cycles in all locks in the series' unchanged build.
+const BUILD_LOCKS: f64 = 17.00;
+/// By how much the lock that was published apart from these rose under `Depth`: from 1.21 to 1.96.
+const BUILD_RISE: f64 = 0.75;
+/// Percent of cycles in other locks in the later build.
+const LATER_OTHERS: f64 = 0.6;
+/// Nanoseconds that a page_fault1 runs, its warm-up included.
+const WHOLE_RUN: f64 = 300.0 * SECOND as f64;
 
 /// One published number.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +39,8 @@ pub struct Check {
     pub rounding: f64,
     /// What the simulator says.
     pub simulated: f64,
+    /// Where it says anything from `simulated` to this.
+    pub to: Option<f64>,
     /// The distance as a share of the published number; none where it was calibrated on.
     pub error: Option<f64>,
 }
@@ -35,7 +48,14 @@ pub struct Check {
 impl Check {
     fn new(what: &'static str, published: f64, rounding: f64, simulated: f64) -> Check {
         let error = ((simulated - published).abs() - rounding).max(0.0) / published;
-        Check { what, published, rounding, simulated, error: Some(error) }
+        Check { what, published, rounding, simulated, to: None, error: Some(error) }
+    }
+
+    /// A number that is somewhere from what is simulated to `to`.
+    fn to(self, to: f64) -> Check {
+        let nearest = self.published.clamp(self.simulated.min(to), self.simulated.max(to));
+        let Check { error, .. } = Check::new(self.what, self.published, self.rounding, nearest);
+        Check { to: Some(to), error, ..self }
     }
 
     fn calibrated(self) -> Check {
@@ -47,7 +67,7 @@ impl Check {
 pub const WANTED: [(Scenario, Name); 5] = [
     (Scenario::PageFault(56), Name::Fixed),
     (Scenario::Learned, Name::Depth),
-    (Scenario::KernelBuild, Name::Fixed),
+    (Scenario::KernelBuild, Name::Unchanged),
     (Scenario::KernelBuild, Name::Depth),
     (Scenario::KernelBuild, Name::Upstream),
 ];
@@ -58,18 +78,29 @@ pub fn checks(runs: [&Run; 5]) -> Vec<Check> {
     let percent = |run: &Run| run.outcome.lock_share * 100.0;
     let speed = |run: &Run| run.outcome.gigabytes_per_second;
     let path = |run: &Run| run.outcome.path_share * 100.0;
+    let others = BUILD_LOCKS - percent(build);
+    let from_zone = build_upstream.outcome.zone_share / build.outcome.zone_share * 100.0;
     vec![
         Check::new("page_fault1 x56, fixed: zone lock, %", 60.9, 0.05, percent(fixed)).calibrated(),
         Check::new("page_fault1 x56, fixed: GB/s", 34.3, 0.05, speed(fixed)).calibrated(),
-        Check::new("page_fault1 x56, depth: zone lock, %", 0.2, 0.05, percent(depth)),
+        Check::new("page_fault1 x56, depth: zone lock, %", 0.2, 0.05, percent(depth)).to(over_whole_run(depth)),
         Check::new("page_fault1 x56, depth: GB/s", 75.0, 0.05, speed(depth)),
         Check::new("page_fault1 x56, depth: times fixed", 2.187, 0.0005, speed(depth) / speed(fixed)),
-        Check::new("kernel build, fixed: zone lock, %", 14.0, 0.05, percent(build)).calibrated(),
-        Check::new("kernel build, fixed: page path, %", 15.38, 0.005, path(build)),
-        Check::new("kernel build, depth: all locks, %", 12.28, 0.005, percent(build_depth) + OTHER_LOCKS),
+        Check::new("kernel build, unchanged: page path, %", 15.38, 0.005, path(build)).calibrated(),
+        Check::new("kernel build, unchanged: all locks, %", 17.0, 0.005, percent(build) + others).calibrated(),
+        Check::new("kernel build, depth: all locks, %", 12.28, 0.005, percent(build_depth) + others + BUILD_RISE),
         Check::new("kernel build, depth: page path, %", 8.87, 0.005, path(build_depth)),
-        Check::new("kernel build, upstream: zone lock, %", 1.0, 0.05, percent(build_upstream)),
+        Check::new("later build, unchanged: all locks, %", 14.0, 0.05, percent(build) + LATER_OTHERS),
+        Check::new("later build, upstream: all locks, %", 1.0, 0.05, percent(build_upstream) + LATER_OTHERS),
+        Check::new("later build, upstream: from zone, % of unchanged", 20.0, 0.05, from_zone),
     ]
+}
+
+/// Percent of cycles in the zone's lock over a whole run, of which the warm-up and what follows it were simulated.
+fn over_whole_run(run: &Run) -> f64 {
+    let warm = run.warm_time as f64;
+    let share = run.warm.lock_share() * warm + run.outcome.lock_share * (WHOLE_RUN - warm);
+    share / WHOLE_RUN * 100.0
 }
 
 /// The largest error.
@@ -92,5 +123,11 @@ mod tests {
         let errors: Vec<Option<f64>> = checks.iter().map(|check| check.error).collect();
         assert_eq!(errors, [Some(0.0), Some(0.2), Some(0.2), None]);
         assert_eq!(worst(&checks), 0.2);
+    }
+
+    #[test]
+    fn what_is_known_to_be_between_two_numbers_is_wrong_by_the_distance_to_the_nearer() {
+        let error = |from, to| Check::new("a", 10.0, 0.5, from).to(to).error;
+        assert_eq!([error(1.0, 20.0), error(1.0, 8.5), error(11.5, 20.0)], [Some(0.0), Some(0.1), Some(0.1)]);
     }
 }

@@ -78,16 +78,16 @@ impl Scenario {
     pub fn setup(self, seed: u64, size: Size) -> Setup {
         let time = |quick: u64, full: u64| SECOND * if size == Size::Quick { quick } else { full } / 10;
         match self {
-            // With so many it takes seconds until each has had its first swing.
+            // With so many it takes a second or more until each has had its first swing.
             Scenario::PageFault(cpus) if cpus > 56 => {
-                page_fault::setup(cpus, seed, SECOND * cpus as u64 / 28, time(3, 5))
+                page_fault::setup(cpus, seed, SECOND * cpus as u64 / 56, time(3, 3))
             }
-            Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 50), time(10, 10)),
+            Scenario::PageFault(cpus) => page_fault::setup(cpus, seed, time(10, 30), time(10, 10)),
             Scenario::Learned => page_fault::setup(56, seed, time(60, 60), time(10, 10)),
             Scenario::FirstTouch(cpus, lock) => {
                 first_touch::setup(cpus, lock, if size == Size::Quick { 8 } else { 32 })
             }
-            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(60, 80), time(10, 40), false),
+            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(80, 100), time(20, 60), false),
             Scenario::KernelBuildEnd => {
                 kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(5, 30), true)
             }
@@ -103,7 +103,7 @@ impl Scenario {
 
 /// The scenarios that all policies are compared on.
 pub fn compared(size: Size) -> Vec<Scenario> {
-    let cpus: &[usize] = if size == Size::Quick { &[1, 56] } else { &[1, 2, 4, 8, 16, 28, 56, 112, 224] };
+    let cpus: &[usize] = if size == Size::Quick { &[1, 56] } else { &[1, 4, 16, 56, 112, 224] };
     let mut scenarios: Vec<Scenario> = cpus.iter().map(|&cpus| Scenario::PageFault(cpus)).collect();
     scenarios.extend([
         Scenario::KernelBuild,
