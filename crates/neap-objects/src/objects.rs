@@ -36,6 +36,13 @@ const DESCRIPTORS: usize = 2;
 /// what the program took.
 const LONG: u32 = 64;
 
+/// From so many slabs of a class on, the memory of a new one is asked for at once and not page by page as it is touched: if
+/// none of that is touched, it is a quarter of what the class has.
+const FILLED: usize = 4;
+
+/// With so many bytes of a class in slabs, a new one is one of many: huge pages are worth it.
+const BULK: usize = 1 << 20;
+
 /// What an instance is to be like.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -353,7 +360,18 @@ impl<P: Platform> Objects<P> {
     /// A new slab, on no list, and its node; `None` where no page can be had.
     fn new_slab(&self, hot: &Hot, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
-        let block = self.pages.allocate_block(&self.platform, Order(shape.order)).ok()?;
+        let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
+        // Another slab is made where all objects of those before are out: so will be those of this one.
+        let filled = self.near(class).lock().slabs as usize;
+        let block = if filled * bytes >= BULK {
+            self.pages.allocate_one_more_block(&self.platform, order)
+        } else {
+            self.pages.allocate_block(&self.platform, order)
+        };
+        let block = block.ok()?;
+        if block.zero && filled >= FILLED {
+            let _ = self.platform.populate(self.pages.address(block.pfn), bytes);
+        }
         let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
             self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
             return None;

@@ -38,6 +38,8 @@ const HOLE_STEPS: u32 = 24;
 /// The arena's own tables, in front of the caller's.
 pub(crate) const OWN_TABLES: usize = 5;
 pub(crate) const FRAMES: usize = 0;
+/// Shifts of tables that have a page or two for a huge page.
+const MAP_SHIFTS: core::ops::RangeInclusive<u32> = 8..=10;
 pub(crate) const BACKED: usize = 1;
 pub(crate) const CHUNKS: usize = 2;
 pub(crate) const FREE_CHUNKS: usize = 3;
@@ -254,6 +256,22 @@ impl Arena {
                 platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
             }
             start = end;
+        }
+    }
+
+    /// Puts memory behind what every table with a page or two for a huge page says about a range. Otherwise each of them would
+    /// be faulted in under somebody's lock.
+    pub(crate) fn populate_maps<P: Platform>(&self, platform: &P, pages: Range<u32>) {
+        let page = 1 << self.page_shift;
+        for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| MAP_SHIFTS.contains(&table.shift)) {
+            let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);
+            let (start, end) = (at(pages.start) / page * page, at(pages.end).next_multiple_of(page));
+            if platform.populate(start, end - start).is_ok()
+                && let Some(named) = index.checked_sub(OWN_TABLES)
+            {
+                let chunks = pages.clone().step_by(CHUNK as usize).chain([pages.end - 1]);
+                chunks.for_each(|pfn| _ = self.marks(Pfn(pfn)).fetch_or(1 << named, Relaxed));
+            }
         }
     }
 

@@ -143,7 +143,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, Held) {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered(busy, || match visit {
-            Visit::Refill(order, blocks) => pages.refill(platform, order, blocks).map(Some),
+            Visit::Refill(order, blocks) => pages.refill(platform, Wanted::block(order), order, blocks).map(Some),
             Visit::Spill(Spilled(chain, order)) => {
                 pages.spill(platform, chain, order);
                 Ok(None)

@@ -200,6 +200,15 @@ impl<P: Platform> NodePages<P> {
         Ok(block)
     }
 
+    /// The same where many such blocks have been filled, so that this one will be too.
+    ///
+    /// # Errors
+    /// [`Exhausted`]: no node has one.
+    #[inline]
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        self.take(platform, |pages| pages.allocate_one_more_block(platform, order))
+    }
+
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {

@@ -12,6 +12,7 @@ use crate::frames::{Frames, State};
 use crate::open::Own;
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
+use crate::populate::FLOOR;
 use crate::release::Release;
 use crate::statistics::{Finding, Needs, Statistics};
 use crate::zone::{Wanted, Zone};
@@ -141,21 +142,35 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// [`Exhausted`].
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        self.take_block(platform, Wanted::block(order), order)
+    }
+
+    /// The same where many such blocks have been filled, so that this one will be too.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    #[inline]
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
+        self.take_block(platform, Wanted::one_more_block(order), order)
+    }
+
+    #[inline]
+    fn take_block(&self, platform: &P, wanted: Wanted, order: Order) -> Result<Block, Exhausted> {
         if order.index() < LISTED_ORDERS && self.lists.is_on() {
             match self.lists.pop(self.frames(), platform.cpu(), order) {
                 Ok(block) => return Ok(block),
-                Err(Missing::Blocks(blocks)) => return self.refill(platform, order, blocks),
+                Err(Missing::Blocks(blocks)) => return self.refill(platform, wanted, order, blocks),
                 Err(Missing::Busy) => {}
             }
         }
         assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
-        self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, _| buddy.allocate_block(order))
+        self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_block(order))
     }
 
     #[cold]
-    pub(crate) fn refill(&self, platform: &P, order: Order, blocks: u32) -> Result<Block, Exhausted> {
+    pub(crate) fn refill(&self, platform: &P, wanted: Wanted, order: Order, blocks: u32) -> Result<Block, Exhausted> {
         let (waits, mut room) = (self.zone.waits(), u32::MAX);
-        let mut chain = self.zone.acquire(&self.arena, platform, Wanted::block(order), |buddy, most| {
+        let mut chain = self.zone.acquire(&self.arena, platform, wanted, |buddy, most| {
             let chain = buddy.take_chain(order, blocks.min(most >> order.0));
             room = most - (chain.blocks << order.0);
             Some(chain).filter(|chain| chain.blocks > 0)
@@ -210,7 +225,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
         let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
         // `populate` looks at the order: a long run may never be touched as a whole.
-        let populate = Some(Order::holding(pages.max(align_pages)));
+        let populate = Some((Order::holding(pages.max(align_pages)), FLOOR));
         let wanted = Wanted { pages, growth, populate };
         self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))
     }

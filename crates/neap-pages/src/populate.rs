@@ -3,12 +3,13 @@
 //! Sits between the zone and `madvise`. When small blocks are about to come from a wholly unbacked, aligned block of two
 //! mebibytes, and the zone is large enough for that to be no waste, the block is detached, populated as a huge page, and
 //! put back as backed. Several threads may be at it, each with a block of its own. Allowing huge pages takes the
-//! process's mapping lock for writing, which waits for every population in progress; so it is done for a batch of
-//! blocks, and those that wait are detached: nobody but a population ever touches memory that allows huge pages and has
-//! none yet. The next tick forbids them again, before it releases anything, and gives the waiting blocks back: the
-//! kernel never refills what was released, and equal neighbours are one mapping again. What the tables say about a block
-//! for small blocks comes with it: a page of them that is missing would be faulted in under the lock of a size class. No lock of the zone's
-//! is held over a call. Never for runs that the program may not touch.
+//! process's mapping lock for writing, which waits for faults in the same mapping; so it is done for a batch of blocks, by
+//! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
+//! detached: nobody but a population ever touches memory that allows huge pages and has none yet. The next tick forbids
+//! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
+//! and equal neighbours are one mapping again. What the tables say comes with a batch, where that is a page or two for a
+//! block, or with the block: a page of them that is missing would be faulted in under somebody's lock. No lock of the
+//! zone's is held over a call. Never for runs that the program may not touch.
 
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
@@ -16,6 +17,8 @@ use crate::frames::State;
 use crate::page_lists::LISTED_ORDERS;
 use crate::zone::{Inner, Zone};
 use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
 /// Two mebibytes of small pages: what a huge page is on every machine with such pages.
@@ -23,9 +26,13 @@ pub(crate) const HUGE: Order = Order(9);
 /// The largest blocks it is done for.
 pub(crate) const LARGEST: Order = Order(6);
 /// Pages in use or backed from which on it is done: a huge page is a sixth of 12 MiB, more of what a small program touches.
-const FLOOR: u32 = 3072;
+pub(crate) const FLOOR: u32 = 3072;
+/// The same where what is taken is one block more of many alike: 4 MiB.
+pub(crate) const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
+/// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
+const AHEAD: u32 = 4;
 /// Opportunities that are let pass after the system refused.
 const PATIENCE: u32 = 256;
 
@@ -36,12 +43,12 @@ pub(crate) struct Population {
     enabled: bool,
     /// Pages that threads are populating.
     busy: u32,
-    /// A thread is about to fill `ready`.
-    opening: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
     /// All memory of the zone that allows huge pages lies between these.
     allowed: Range<u32>,
+    /// The same, for when those are gone.
+    next: Range<u32>,
     /// Opportunities to let pass.
     patience: u32,
     /// Pages populated so far.
@@ -61,24 +68,24 @@ impl Population {
     }
 }
 
-/// Detached blocks, the first of them to be populated now.
+/// What is to be done before a block is taken.
 #[derive(Debug)]
-pub(crate) struct Batch {
-    pages: Range<u32>,
-    /// Whether huge pages are allowed there already.
-    allowed: bool,
-    /// Whether the others are to wait in [`Population::ready`].
-    opens: bool,
-    /// Whether what the tables say about small blocks will be written soon.
-    tables: bool,
+pub(crate) enum Step {
+    /// Allow huge pages for these detached blocks.
+    Allow(Range<u32>),
+    /// Wait for who is allowing them.
+    Wait,
+    /// Populate this detached block; with what the tables say about small blocks, if that will be written soon.
+    Populate(Pfn, bool),
 }
 
 impl Inner {
-    /// Detaches a block to populate, if a block of `order` would come from memory that is worth it.
-    pub(crate) fn detach_to_populate(&mut self, order: Order) -> Option<Batch> {
+    /// What is to be done first if a block of `order` would come from memory that is worth it, with `floor` pages in use or
+    /// backed; blocks that it names are detached. `allowing` is the word of the zone's.
+    pub(crate) fn step_to_populate(&mut self, order: Order, floor: u32, allowing: &AtomicU32) -> Option<Step> {
         let resident = self.used() + self.buddy.backed_free;
         // What is under way is at most as much as there is.
-        if !self.population.enabled || order > LARGEST || resident < FLOOR || self.population.busy > resident {
+        if !self.population.enabled || order > LARGEST || resident < floor || self.population.busy > resident {
             return None;
         }
         let found = self.buddy.find(order);
@@ -89,18 +96,27 @@ impl Inner {
             self.population.patience -= 1;
             return None;
         }
-        let ready = &mut self.population.ready;
-        let (pages, allowed) = if ready.start == ready.end {
-            let most = if self.population.opening { 1 } else { BATCH };
-            (self.detach_huge(most)?, false)
-        } else {
-            ready.start += HUGE.pages();
-            (ready.start - HUGE.pages()..ready.start, true)
-        };
-        let opens = pages.len() > HUGE.pages() as usize;
-        self.population.opening |= opens;
-        self.population.busy += HUGE.pages();
-        Some(Batch { pages, allowed, opens, tables: order.index() < LISTED_ORDERS })
+        let population = &mut self.population;
+        if population.ready.is_empty() {
+            population.ready = core::mem::take(&mut population.next);
+        }
+        let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
+        if found.is_some() && ready <= few && population.next.is_empty() {
+            if allowing.load(Relaxed) == 0 {
+                let pages = self.detach_huge((resident / HUGE.pages()).clamp(1, BATCH))?;
+                allowing.store(1, Relaxed);
+                return Some(Step::Allow(pages));
+            }
+            if ready == 0 {
+                return Some(Step::Wait);
+            }
+        }
+        let start = population.ready.start;
+        (!population.ready.is_empty()).then(|| {
+            population.ready.start += HUGE.pages();
+            population.busy += HUGE.pages();
+            Step::Populate(Pfn(start), order.index() < LISTED_ORDERS)
+        })
     }
 
     /// Detaches up to `most` wholly unbacked blocks that lie in a row.
@@ -128,22 +144,40 @@ impl Inner {
 }
 
 impl Zone {
-    /// Populates a block that was detached for it, and puts it back.
+    /// Does what is to be done before a block is taken.
     #[cold]
-    pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, batch: Batch) {
-        let bytes = |pages: u32| (pages as usize) << arena.page_shift();
-        let (pfn, end) = (Pfn(batch.pages.start), batch.pages.end);
-        let address = arena.address(pfn);
-        if !batch.allowed {
-            platform.huge_pages(address, bytes(end - pfn.0), true);
-            let population = &mut self.lock().population;
-            population.note_allowed(&batch.pages);
-            if batch.opens {
-                (population.ready, population.opening) = (pfn.0 + HUGE.pages()..end, false);
-            }
+    pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, step: Step) {
+        match step {
+            Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
+            // Written under the lock, looked at again by the kernel: what changed since `step_to_populate` is seen here.
+            Step::Wait => wait(&self.allowing, 1),
+            Step::Populate(pfn, tables) => self.populate_block(arena, platform, pfn, tables),
         }
-        let answer = platform.populate(address, bytes(HUGE.pages()));
-        if answer.is_ok() && batch.tables {
+    }
+
+    /// Allows huge pages for blocks, and lets them be populated.
+    fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
+        let bytes = pages.len() << arena.page_shift();
+        platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
+        arena.populate_maps(platform, pages.clone());
+        {
+            let population = &mut self.lock().population;
+            population.note_allowed(&pages);
+            population.next = pages;
+            self.allowing.store(0, Relaxed);
+        }
+        wake(&self.allowing, u32::MAX >> 1);
+    }
+
+    /// Populates a block that was detached for it, and puts it back.
+    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, tables: bool) {
+        let address = arena.address(pfn);
+        // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
+        // the process, for which all other threads' mappings wait, and finds it there.
+        // SAFETY: mapped, and the detached block is nobody else's.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
+        let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
+        if answer.is_ok() && tables {
             arena.populate_tables(platform, pfn, HUGE.pages());
         }
         let mut inner = self.lock();
@@ -159,15 +193,16 @@ impl Zone {
     /// Forbids huge pages again and puts the blocks back that wait; answers whether there were any. Of this node alone: blocks
     /// of others wait on.
     pub(crate) fn end_population<P: Platform>(&self, arena: &Arena, platform: &P) -> bool {
-        let (ready, allowed) = {
-            let population = &mut self.lock().population;
-            (core::mem::take(&mut population.ready), core::mem::take(&mut population.allowed))
+        let (waiting, allowed) = {
+            let Population { ready, next, allowed, .. } = &mut self.lock().population;
+            ([core::mem::take(ready), core::mem::take(next)], core::mem::take(allowed))
         };
         arena.forbid_huge_pages(platform, allowed, self.node);
-        let waited = ready.start < ready.end;
+        let waited = waiting.iter().any(|pages| !pages.is_empty());
         if waited {
             let mut inner = self.lock();
-            ready.step_by(HUGE.pages() as usize).for_each(|pfn| inner.attach_huge(Pfn(pfn), false));
+            let blocks = waiting.into_iter().flat_map(|pages| pages.step_by(HUGE.pages() as usize));
+            blocks.for_each(|pfn| inner.attach_huge(Pfn(pfn), false));
         }
         waited
     }

@@ -9,7 +9,7 @@ use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::pages::Exhausted;
-use crate::populate::Population;
+use crate::populate::{BULK_FLOOR, FLOOR, Population};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
@@ -78,20 +78,27 @@ pub(crate) struct Wanted {
     pub(crate) pages: u32,
     /// Free pages in a row at the end of the arena that are enough in any case.
     pub(crate) growth: u32,
-    /// For blocks that will be touched at once: their order.
-    pub(crate) populate: Option<Order>,
+    /// For blocks that will be touched at once: their order, and from how many pages in use on huge pages are worth it.
+    pub(crate) populate: Option<(Order, u32)>,
 }
 
 impl Wanted {
     /// One block.
     pub(crate) fn block(order: Order) -> Wanted {
-        Wanted { pages: order.pages(), growth: order.pages(), populate: Some(order) }
+        Wanted { pages: order.pages(), growth: order.pages(), populate: Some((order, FLOOR)) }
+    }
+
+    /// One block more of many that were filled.
+    pub(crate) fn one_more_block(order: Order) -> Wanted {
+        Wanted { populate: Some((order, BULK_FLOOR)), ..Wanted::block(order) }
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
+    /// 1 while a thread allows huge pages for a batch of blocks; written under the lock.
+    pub(crate) allowing: AtomicU32,
     pub(crate) node: usize,
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
@@ -109,6 +116,7 @@ impl Zone {
         let most = budget.unwrap_or(u32::MAX);
         Zone {
             inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
+            allowing: AtomicU32::new(0),
             node,
             budget,
             draining: AtomicU32::new(0),
@@ -161,9 +169,12 @@ impl Zone {
         loop {
             let mut inner = self.lock();
             let fits = inner.fits(pages, &arena.reserve);
-            if fits && let Some(batch) = populate.and_then(|order| inner.detach_to_populate(order)) {
+            if fits
+                && let Some(step) =
+                    populate.and_then(|(order, floor)| inner.step_to_populate(order, floor, &self.allowing))
+            {
                 drop(inner);
-                self.populate(arena, platform, batch);
+                self.populate(arena, platform, step);
                 continue;
             }
             let room = inner.room();

@@ -12,6 +12,9 @@ use neap_pages::{NodePages, Shape};
 /// four of those, one has less than a page for it.
 const CALLS: usize = 4;
 
+/// Calls for a batch of blocks for which huge pages are allowed: the two tables that have a page or two for each.
+const MAPS: usize = 2;
+
 fn huge() -> Shape {
     Shape { huge: true, ..shape(None) }
 }
@@ -31,12 +34,14 @@ fn small_zones_and_other_pages_never_populate() {
 
 #[test]
 fn a_large_zone_populates_ahead_by_one_huge_page_at_most() {
-    let machine = Virtual::new(4096, 1);
+    let machine = Probe::new(Virtual::new(4096, 1));
     let o = Opened::new(&machine, &huge()).unwrap();
     let held: Vec<Held> = (0..20_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
     let statistics = o.pages.statistics();
     assert!(statistics.populated >= 15_000 && statistics.populated.is_multiple_of(512), "{statistics:?}");
-    assert_eq!(machine.made(Call::Populate), statistics.populated as usize / 512 * CALLS);
+    let batches = machine.huge.lock().unwrap().iter().filter(|(.., allowed)| *allowed).count();
+    let calls = statistics.populated as usize / 512 * CALLS + batches * MAPS;
+    assert_eq!(machine.machine.made(Call::Populate), calls);
     let bytes = resident(o.pages.base(), 256 << 20);
     assert!((20_000..=20_000 + 512 + 64).contains(&(bytes / 4096)), "{bytes} bytes");
     o.pages.verify().unwrap();
@@ -64,7 +69,7 @@ fn runs_that_may_not_be_touched_are_not_populated() {
     // Short ones are, once the pieces that the long ones left are used up; populated pages count as backed. What the tables
     // say about small blocks is not needed for them.
     let short = (0..1000).find(|_| !o.pages.allocate_run(&machine, 60, 1).unwrap().zero);
-    assert!(short.is_some() && machine.made(Call::Populate) == 1);
+    assert!(short.is_some() && machine.made(Call::Populate) == 1 + MAPS);
     o.pages.verify().unwrap();
 }
 
@@ -72,10 +77,12 @@ fn runs_that_may_not_be_touched_are_not_populated() {
 fn a_system_that_cannot_populate_is_asked_rarely() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
-    machine.fail(Call::Populate, 3 * CALLS, usize::MAX);
+    // The third block is the first of its batch.
+    let before = 3 * CALLS + 2 * MAPS;
+    machine.fail(Call::Populate, before, usize::MAX);
     let held: Vec<Held> = (0..30_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
     assert_eq!(o.pages.statistics().populated, 3 * 512);
-    let refused = machine.made(Call::Populate) - 3 * CALLS;
+    let refused = machine.made(Call::Populate) - before;
     assert!((1..7).contains(&refused), "{refused} calls");
     o.pages.verify().unwrap();
     held.into_iter().for_each(|held| give(&o, held));
@@ -107,6 +114,60 @@ fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
     o.pages.tick(&machine);
     assert_eq!(advice(), []);
     held.into_iter().for_each(|held| give(&o, held));
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    for _ in 0..2000 {
+        o.pages.allocate_block(&machine, Order(0)).unwrap();
+    }
+    assert_eq!(o.pages.statistics().populated, 0);
+    for _ in 0..600 {
+        o.pages.allocate_one_more_block(&machine, Order(0)).unwrap();
+    }
+    let populated = o.pages.statistics().populated;
+    assert!((512..=1024).contains(&populated), "{populated}");
+    o.pages.verify().unwrap();
+    // One mebibyte in use is too little for them too.
+    let o = Opened::new(&machine, &huge()).unwrap();
+    for _ in 0..500 {
+        o.pages.allocate_one_more_block(&machine, Order(0)).unwrap();
+    }
+    assert_eq!(o.pages.statistics().populated, 0);
+}
+
+/// While one thread allows huge pages for a batch, the others wait for that instead of allowing them block by block.
+#[test]
+fn threads_that_need_a_batch_wait_for_the_one_that_makes_it() {
+    let machine = Probe::new(Virtual::new(4096, 4));
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let first: Vec<Held> = (0..3000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+    let pause = || std::thread::sleep(core::time::Duration::from_millis(5));
+    *machine.on_huge.lock().unwrap() = Some(Box::new(pause));
+    let start = std::sync::Barrier::new(4);
+    let held = std::thread::scope(|scope| {
+        let taking: Vec<_> = (0..4)
+            .map(|thread| {
+                let (o, start) = (&o, &start);
+                scope.spawn(move || {
+                    Virtual::run_on(thread);
+                    start.wait();
+                    (0..3000).map(|stamp| take_block(o, 0, stamp).unwrap()).collect::<Vec<Held>>()
+                })
+            })
+            .collect();
+        taking.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<Held>>()
+    });
+    let advice = machine.huge.lock().unwrap().clone();
+    let allowed: Vec<usize> =
+        advice.iter().filter(|(.., allowed)| *allowed).map(|(_, length, _)| length >> 21).collect();
+    let blocks = o.pages.statistics().populated / 512;
+    assert!(blocks >= 20 && (2..=6).contains(&allowed.len()), "{blocks} blocks: {allowed:?}");
+    o.pages.verify().unwrap();
+    first.into_iter().chain(held).for_each(|held| give(&o, held));
     o.pages.verify().unwrap();
 }
 
@@ -174,10 +235,10 @@ fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
     let before = (allowed(1), waiting(1));
     pages.node(0).tick(&machine);
     assert_eq!((allowed(0), waiting(0), (allowed(1), waiting(1))), (0, 0, before));
-    // What waits still comes as huge pages, without another word.
+    // What waits still comes as huge pages, without another word; when four are left, the next batch is allowed.
     let advice = machine.huge.lock().unwrap().len();
-    let more = take(1, 512 * before.1 as usize);
-    assert_eq!((waiting(1), machine.huge.lock().unwrap().len()), (0, advice));
+    let more = take(1, 512 * (before.1 as usize - 5));
+    assert_eq!((waiting(1), machine.huge.lock().unwrap().len()), (5, advice));
     pages.node(1).tick(&machine);
     assert_eq!(allowed(1), 0);
     held.into_iter().chain(more).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));

@@ -51,6 +51,7 @@ pub(crate) struct Probe {
     pub(crate) on_pause: Hook,
     pub(crate) on_release: Hook,
     pub(crate) on_populate: Hook,
+    pub(crate) on_huge: Hook,
 }
 
 impl Probe {
@@ -67,6 +68,7 @@ impl Probe {
             on_pause: Mutex::new(None),
             on_release: Mutex::new(None),
             on_populate: Mutex::new(None),
+            on_huge: Mutex::new(None),
         }
     }
 
@@ -112,6 +114,7 @@ impl Platform for Probe {
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
         self.huge.lock().expect("no holder panics").push((address, length, allowed));
+        run(&self.on_huge);
         self.machine.huge_pages(address, length, allowed);
     }
 

@@ -1,0 +1,42 @@
+//! Slabs of a class whose slabs are all full: when their memory is asked for.
+//!
+//! Goal: the first slabs of a class get memory page by page as the program touches it, so that a small program has little;
+//! from the fifth on a slab has all of its memory at once. Method: a virtual machine that counts its calls.
+
+mod instance;
+mod machine;
+
+use instance::{CONFIG, Opened, machine};
+use neap_base::virtual_platform::Call;
+use neap_objects::size_class::Class;
+
+#[test]
+fn the_fifth_slab_of_a_class_is_populated_at_once() {
+    for size in [64, 1000, 4096, 32768] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let class = Class::of_size(size);
+        let mut objects = Vec::new();
+        while o.slabs_of(class).0 < 9 {
+            objects.push(o.take(class).unwrap());
+            let slabs = o.slabs_of(class).0 as usize;
+            assert_eq!(o.platform.made(Call::Populate), slabs.saturating_sub(4), "{slabs} slabs of {size} bytes");
+        }
+        objects.into_iter().for_each(|object| o.give(class, object));
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+/// Memory that was not released is not asked for again.
+#[test]
+fn a_slab_over_memory_that_is_there_is_not_populated() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(4096);
+    let objects = o.take_many(class, 500);
+    let made = o.platform.made(Call::Populate);
+    assert!(made > 4);
+    objects.into_iter().for_each(|object| o.give(class, object));
+    o.drain();
+    o.take_many(class, 500);
+    assert_eq!(o.platform.made(Call::Populate), made);
+}
