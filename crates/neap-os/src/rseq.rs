@@ -1,7 +1,8 @@
-//! Restartable sequences: operations on per-CPU stacks of pointers, without a lock and without a locked instruction.
+//! Restartable sequences: operations on per-CPU stacks of pointers, and on per-CPU words, without a lock and without a locked
+//! instruction.
 //!
-//! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects`. A
-//! sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
+//! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects` and the words
+//! of `neap-percpu`. A sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
 //! instruction, one store; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
 //! abort exit and nothing has happened.
 //!
@@ -310,6 +311,56 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
     outcome(status)
 }
 
+/// Adds `value` to this CPU's word of per-CPU data, and answers what it is then; `None` if nothing happened: the thread was
+/// interrupted or has no CPU id, its CPU has no word, or there are none for anybody.
+///
+/// `offsets` points to where the address of a table lies: a word's offset from `base` for each of `cpus` CPUs, and `usize::MAX`
+/// for one that has none. It is read inside the sequence, so who replaces it by 0 and then fences knows that no word changes
+/// any more.
+///
+/// # Safety
+/// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
+#[inline(always)]
+pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> Option<i64> {
+    let (status, new): (u32, i64);
+    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    unsafe {
+        asm!(
+            "mov {status:e}, 1",
+            concat!(
+                ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
+                "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
+                "lea {t}, [rip + 20b]\n",
+                "mov qword ptr fs:[{offset} + 8], {t}\n",
+                "21:\n",
+                "mov {t:e}, dword ptr fs:[{offset} + 4]\n",
+                "cmp {t}, {cpus}\n",
+                "jae 23f\n",
+                "mov {new}, qword ptr [{offsets}]\n",
+                "test {new}, {new}\n",
+                "jz 23f\n",
+                "mov {t}, qword ptr [{new} + {t} * 8]\n",
+                "cmp {t}, -1\n",
+                "je 23f\n",
+                "add {t}, {base}\n",
+                "mov {new}, {value}\n",
+                "add {new}, qword ptr [{t}]\n",
+                "mov qword ptr [{t}], {new}\n",
+                "22:\n",
+                "xor {status:e}, {status:e}\n",
+                ".pushsection __rseq_failure, \"ax\", @progbits\n",
+                ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
+                "24:\njmp 23f\n.popsection\n",
+                "23:\n",
+            ),
+            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
+            value = in(reg) value, t = out(reg) _, new = out(reg) new, status = out(reg) status,
+            options(nostack),
+        );
+    }
+    (status == 0).then_some(new)
+}
+
 #[inline(always)]
 fn outcome(status: u32) -> Outcome {
     match status {
@@ -323,6 +374,7 @@ fn outcome(status: u32) -> Outcome {
 mod tests {
     use super::*;
     use std::boxed::Box;
+    use std::vec;
     use std::vec::Vec;
 
     /// A region with two stacks: without room at place 1, with four cells behind it.
@@ -436,6 +488,51 @@ mod tests {
             assert_eq!(settled_pop(&table), pointer(1));
         }
         assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    #[test]
+    fn a_word_counts_every_add_that_is_answered_and_no_other() {
+        let Some(offset) = registered_offset() else { return };
+        let words: Vec<core::sync::atomic::AtomicI64> = (0..3).map(|_| 0.into()).collect();
+        // Every CPU's word is the second one, or none.
+        let tables = [vec![8_usize; 1024], vec![usize::MAX; 1024]];
+        let add = |table: usize, cpus: usize, value: i64| {
+            // SAFETY: the table has an entry for each CPU, and leads to the words; only this thread uses them.
+            unsafe { add(offset, &raw const table, cpus, words.as_ptr().addr(), value) }
+        };
+        let mut sum = 0;
+        for value in [1, -5, 1 << 40, i64::from(i32::MIN)] {
+            let answer = (0..100).find_map(|_| add(tables[0].as_ptr().addr(), 1024, value));
+            sum += value;
+            assert_eq!(answer, Some(sum));
+        }
+        for _ in 0..100 {
+            assert_eq!(add(0, 1024, 1), None, "no table");
+            assert_eq!(add(tables[0].as_ptr().addr(), 0, 1), None, "no CPU");
+            assert_eq!(add(tables[1].as_ptr().addr(), 1024, 1), None, "no word");
+        }
+        assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum, 0]);
+    }
+
+    /// Many threads on all CPUs, each add interrupted or not: the words are exactly what was answered.
+    #[test]
+    fn no_add_is_lost_between_threads() {
+        let Some(offset) = registered_offset() else { return };
+        let cpus = crate::topology::nameable();
+        let words: Vec<core::sync::atomic::AtomicI64> = (0..cpus * 8).map(|_| 0.into()).collect();
+        let table: Vec<usize> = (0..cpus).map(|cpu| cpu * 64).collect();
+        let (table, base) = (table.as_ptr().addr(), words.as_ptr().addr());
+        let work = || {
+            // SAFETY: as above; the words are changed by such adds alone.
+            (0..200_000).filter(|_| unsafe { add(offset, &raw const table, cpus, base, 1) }.is_some()).count()
+        };
+        let answered: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        let counted: i64 = words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
+        assert_eq!(counted, answered as i64);
+        assert!(answered > 1_000_000, "most adds are not interrupted");
     }
 
     #[test]

@@ -143,8 +143,12 @@ pub struct PerCpuData<C: Charge = ()> {
     /// By class and CPU: what to add to the address of the first copy. Those of class 0 are where the CPU's group begins; those
     /// of any other are there from its first use on.
     offsets: *mut usize,
+    /// The same, but `usize::MAX` for isolated CPUs, where there are any.
+    fenced: *mut usize,
     /// By CPU: which of its group's copies is its own.
     columns: *const usize,
+    /// By CPU: whether it is isolated.
+    isolated: *const bool,
     pub(crate) state: Mutex<State>,
     pub(crate) turn: Mutex<Work>,
     pub(crate) wanted: AtomicBool,
@@ -209,15 +213,20 @@ impl<C: Charge> PerCpuData<C> {
             let ranges = carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64);
             let stack = carver.piece(geometry.chunks * size_of::<u32>(), 64);
             let columns = carver.piece(geometry.cpus * size_of::<usize>(), 64);
-            let offsets = carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64);
-            ([chunks, rows, owners, ranges, stack, columns, offsets], carver.0.next_multiple_of(platform.page_size()))
+            let isolated = carver.piece(geometry.cpus, 1);
+            let [offsets, fenced] =
+                [(); 2].map(|()| carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64));
+            (
+                [chunks, rows, owners, ranges, stack, columns, isolated, offsets, fenced],
+                carver.0.next_multiple_of(platform.page_size()),
+            )
         };
         let tables_length = carve(0).1;
         let tables = platform.map(tables_length).inspect_err(|_| {
             // SAFETY: mapped above, and nobody has seen it.
             unsafe { platform.unmap(memory.0, memory.1) };
         })?;
-        let ([chunks, rows, owners, ranges, stack, columns, offsets], _) = carve(tables);
+        let ([chunks, rows, owners, ranges, stack, columns, isolated, offsets, fenced], _) = carve(tables);
         // A huge page would put memory behind pages that count as empty.
         platform.huge_pages(base, length, false);
 
@@ -228,12 +237,16 @@ impl<C: Charge> PerCpuData<C> {
             (Chunks::at(geometry, parts, chunks, stack), rows, Work::at(ranges))
         };
         rows.open(); // Nobody.
+        let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
+        let any_isolated = (0..shape.cpus).any(is_isolated);
         let data = PerCpuData {
             geometry,
             mappings: [memory, (tables, tables_length)],
             base,
             offsets: core::ptr::with_exposed_provenance_mut(offsets),
+            fenced: core::ptr::with_exposed_provenance_mut(if any_isolated { fenced } else { offsets }),
             columns: core::ptr::with_exposed_provenance(columns),
+            isolated: core::ptr::with_exposed_provenance(isolated),
             state: Mutex::new(State::new(chunks, rows)),
             turn: Mutex::new(work),
             wanted: AtomicBool::new(true),
@@ -255,6 +268,7 @@ impl<C: Charge> PerCpuData<C> {
             unsafe {
                 data.offsets.add(cpu).write(group * geometry.group_span());
                 data.columns.cast_mut().add(cpu).write(column);
+                data.isolated.cast_mut().add(cpu).write(is_isolated(cpu));
             }
         }
         Ok(data)
@@ -371,6 +385,13 @@ impl<C: Charge> PerCpuData<C> {
         core::ptr::with_exposed_provenance_mut(handle.address() + offset)
     }
 
+    /// The table of an allocation's offsets by CPU, for restartable sequences; `fenced`: for those that are ended by fences, so
+    /// that isolated CPUs have none.
+    pub(crate) fn offsets(&self, handle: Handle, fenced: bool) -> usize {
+        let table = if fenced { self.fenced } else { self.offsets };
+        table.wrapping_add(handle.class() * self.geometry.cpus).expose_provenance()
+    }
+
     /// CPUs that have copies.
     #[inline]
     pub fn cpus(&self) -> usize {
@@ -433,14 +454,18 @@ impl<C: Charge> PerCpuData<C> {
     fn handle(&self, state: &mut State, place: &Place) -> Handle {
         let handle = state.handle(self.base, place);
         let (class, cpus) = (handle.class(), self.geometry.cpus);
-        if class > 0 && !bitmap::set(&mut state.known, class) {
+        if !bitmap::set(&mut state.known, class) {
             for cpu in 0..cpus {
                 // SAFETY: the tables have an entry for every class and CPU, and nobody reads those of a class before there is a
-                // handle of it.
+                // handle of it. Class 0 is there from the start, and written again as it is.
                 unsafe {
                     let column = *self.columns.add(cpu);
                     let offset = *self.offsets.add(cpu) + column * class * self.geometry.grain;
                     self.offsets.add(class * cpus + cpu).write(offset);
+                    if self.fenced != self.offsets {
+                        let masked = if *self.isolated.add(cpu) { usize::MAX } else { offset };
+                        self.fenced.add(class * cpus + cpu).write(masked);
+                    }
                 }
             }
         }

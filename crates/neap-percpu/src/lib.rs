@@ -29,19 +29,28 @@
 extern crate std;
 
 mod chunk;
+mod copies;
+mod counter;
 mod data;
 mod geometry;
+mod histogram;
 mod lists;
 mod map;
 mod pool;
+pub mod reference;
 mod rows;
 mod state;
 mod statistics;
 mod verify;
+mod words;
 mod work;
 
+pub use copies::{PerCpu, Site};
+pub use counter::PerCpuCounter;
 pub use data::{Charge, Handle, Invalid, PerCpuData, Refused, Wait};
 pub use geometry::{GRANULE, LARGEST, LINE, Layout, Shape};
+pub use histogram::PerCpuHistogram;
+pub use reference::PerCpuRef;
 pub use rows::Owner;
 pub use statistics::{Finding, Statistics};
 pub use work::Tick;

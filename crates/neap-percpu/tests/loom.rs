@@ -1,0 +1,146 @@
+//! Every interleaving of a reference count that is killed, and of a free with the worker, by loom. Empty unless built with
+//! `--cfg loom` (`cargo xtask loom`).
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::thread;
+use neap_base::Mutex;
+use neap_base::platform::Errno;
+use neap_base::sync::{AtomicUsize, Ordering};
+use neap_base::virtual_platform::Virtual;
+use neap_percpu::reference::{Count, Counts};
+use neap_percpu::{Owner, PerCpuData, Shape, Wait};
+
+/// Two CPUs' words, each with the mutex of whoever is in a sequence there: a fence waits for them, and others do not look.
+struct Cpus([(Mutex<()>, AtomicUsize); 2]);
+
+struct Words(Arc<Cpus>);
+
+loom::thread_local! {
+    static CPU: std::cell::Cell<usize> = std::cell::Cell::new(0);
+}
+
+impl Counts for Words {
+    fn add(&self, open: &AtomicUsize, value: i64) -> bool {
+        let (sequence, word) = &self.0.0[CPU.with(|cpu| cpu.get())];
+        let _sequence = sequence.lock();
+        let opened = open.load(Ordering::Relaxed) != 0;
+        if opened {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(value as usize), Ordering::Relaxed);
+        }
+        opened
+    }
+
+    fn sum(&self) -> i64 {
+        self.0.0.iter().fold(0, |sum, (_, word)| sum + word.load(Ordering::Relaxed) as i64)
+    }
+
+    fn opened(&self) -> usize {
+        1
+    }
+}
+
+/// Waits until no sequence is under way that began before.
+fn fence(cpus: &Cpus) {
+    cpus.0.iter().for_each(|(sequence, _)| drop(sequence.lock()));
+}
+
+fn count() -> (Arc<Count<Words>>, Arc<Cpus>) {
+    let cpus = Arc::new(Cpus([(); 2].map(|()| (Mutex::new(()), AtomicUsize::new(0)))));
+    (Arc::new(Count::new(Words(cpus.clone()))), cpus)
+}
+
+#[test]
+fn the_last_put_is_one_whoever_it_is() {
+    loom::model(|| {
+        let (count, words) = count();
+        let released = Arc::new(loom::sync::atomic::AtomicUsize::new(0));
+        let user = {
+            let (count, released) = (count.clone(), released.clone());
+            thread::spawn(move || {
+                CPU.with(|cpu| cpu.set(1));
+                if count.try_get() {
+                    assert_eq!(released.load(Ordering::Relaxed), 0, "released while it is referred to");
+                    if count.put() {
+                        released.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        };
+        let last = |_| _ = released.fetch_add(1, Ordering::Relaxed);
+        let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), last);
+        assert_eq!(killed, Ok(1));
+        user.join().unwrap();
+        assert_eq!((released.load(Ordering::Relaxed), count.references()), (1, Some(0)));
+        assert!(!count.try_get());
+    });
+}
+
+/// Taken on one CPU before, put on another while it is killed; one fence fails, and one does not.
+#[test]
+fn a_reference_moves_between_cpus_while_it_is_killed() {
+    loom::model(|| {
+        let (count, words) = count();
+        count.get();
+        let user = {
+            let count = count.clone();
+            thread::spawn(move || {
+                CPU.with(|cpu| cpu.set(1));
+                count.put()
+            })
+        };
+        let mut released = 0;
+        assert_eq!(Count::kill_all([&*count].into_iter(), || Err(Errno::PERM), |_| released += 1), Err(Errno::PERM));
+        assert!(released == 0 && !count.is_dead());
+        let killed = Count::kill_all([&*count, &*count].into_iter(), || Ok(fence(&words)), |_| released += 1);
+        assert_eq!(killed, Ok(1));
+        assert_eq!(released + usize::from(user.join().unwrap()), 1);
+        assert_eq!(count.references(), Some(0));
+    });
+}
+
+#[test]
+fn of_two_who_kill_at_once_one_does() {
+    loom::model(|| {
+        let (count, words) = count();
+        let other = {
+            let (count, words) = (count.clone(), words.clone());
+            thread::spawn(move || {
+                let mut released = 0;
+                let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), |_| released += 1);
+                (killed.unwrap(), released)
+            })
+        };
+        let mut released = 0;
+        let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), |_| released += 1).unwrap();
+        let (others_killed, others_released) = other.join().unwrap();
+        assert_eq!((killed + others_killed, released + others_released), (1, 1));
+    });
+}
+
+/// A chunk is emptied while what is left in it is freed: everything is given back in the end, and adds up at any time.
+#[test]
+fn a_free_and_the_worker_leave_nothing_behind() {
+    loom::model(|| {
+        let machine = std::sync::Arc::new(Virtual::new(4096, 1));
+        let shape = Shape { unit: 64 << 10, span: 128 << 10, ..Shape::usual(1) };
+        let data = Arc::new(PerCpuData::open(&*machine, &shape, |_| 0, ()).unwrap());
+        let take = |_| data.allocate(&*machine, Owner::NOBODY, 16 << 10, 8, Wait::Long).unwrap();
+        let held: Vec<_> = (0..5).map(take).collect();
+        // SAFETY: nobody uses them, here and below.
+        held[1..4].iter().for_each(|handle| _ = unsafe { data.free(*handle) }.unwrap());
+        let freeing = {
+            let (data, handles) = (data.clone(), [held[0], held[4]]);
+            thread::spawn(move || handles.iter().for_each(|handle| _ = unsafe { data.free(*handle) }.unwrap()))
+        };
+        data.tick(&*machine);
+        data.verify().unwrap();
+        freeing.join().unwrap();
+        data.verify().unwrap();
+        (0..3).for_each(|_| _ = data.tick(&*machine));
+        data.verify().unwrap();
+        let left = data.statistics();
+        assert_eq!((left.populated, left.isolated_empty, left.chunks), (left.reserve, 0, 1));
+        unsafe { data.close(&*machine) };
+    });
+}
