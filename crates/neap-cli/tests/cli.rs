@@ -166,6 +166,7 @@ fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
         ("page-fault", &["zone_lock_ratio", "throughput_ratio"][..]),
         ("pft", &["lock_cost_ratio", "bypasses_per_million"]),
         ("drain", &["throughput_ratio", "p999_ratio", "fences", "added_interrupts", "added_switches"]),
+        ("counter", &["add_ns", "add_ratio_thread_local", "add_ratio_atomic_crowd", "read_ns"]),
         (
             "percpu",
             &["return_ratio.rows", "return_ratio.cpu_major", "return_bound", "waste", "alloc_free_ns", "left_kib"],

@@ -17,12 +17,14 @@ const ATTEMPTS: usize = 3;
 /// An allocation of words.
 #[derive(Debug)]
 pub(crate) struct Words<'a, P: Platform, C: Charge> {
-    pub(crate) site: Site<'a, P, C>,
-    handle: Handle,
-    base: usize,
+    /// Where a thread's rseq area lies, where there are sequences.
     sequences: Option<usize>,
+    base: usize,
+    cpus: usize,
     /// Where the offsets lie.
     pub(crate) offsets: usize,
+    handle: Handle,
+    site: Site<'a, P, C>,
 }
 
 impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
@@ -35,7 +37,8 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
     ) -> Result<Words<'a, P, C>, Refused> {
         let handle = site.data.allocate(site.platform, site.owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
         let sequences = site.platform.rseq_offset().map(|offset| offset as usize);
-        Ok(Words { site, handle, base: handle.address(), sequences, offsets: site.data.offsets(handle, fenced) })
+        let (base, cpus, offsets) = (handle.address(), site.data.cpus(), site.data.offsets(handle, fenced));
+        Ok(Words { sequences, base, cpus, offsets, handle, site })
     }
 
     /// Whether additions are restartable sequences.
@@ -47,17 +50,24 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
     /// changed by others.
     #[inline(always)]
     pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
-        let place = self.base + word * size_of::<i64>();
         let Some(sequences) = self.sequences else { return Some(self.add_atomically(word, value)) };
-        let add = || {
-            // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change
-            // by nothing else.
-            unsafe { neap_os::rseq::add(sequences, offsets, self.site.data.cpus(), place, value) }
-        };
-        match add() {
-            None => (1..ATTEMPTS).find_map(|_| add()),
+        match self.attempt(sequences, offsets, word, value) {
+            None => self.attempt_again(sequences, offsets, word, value),
             done => done,
         }
+    }
+
+    #[inline(always)]
+    fn attempt(&self, sequences: usize, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+        let place = self.base + word * size_of::<i64>();
+        // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by
+        // nothing else.
+        unsafe { neap_os::rseq::add(sequences, offsets, self.cpus, place, value) }
+    }
+
+    #[cold]
+    fn attempt_again(&self, sequences: usize, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+        (1..ATTEMPTS).find_map(|_| self.attempt(sequences, offsets, word, value))
     }
 
     #[cold]

@@ -4,6 +4,7 @@
 //! figures come of it. Every run is a process of its own. In a round all variants take their turn, and the order changes
 //! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
 
+mod counter;
 mod cross;
 mod drain;
 mod idle;
@@ -47,8 +48,8 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain` and `percpu` compare neap with itself: they use its parts inside this
-executable, and no peers. Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
+`page-fault`, `pft`, `drain`, `percpu` and `counter` use neap's parts inside this executable, and no
+peers. Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
@@ -107,6 +108,8 @@ enum Which {
     Drain,
     /// Per-CPU data: what comes back when owners go, in rows and in the kernel's layout
     Percpu,
+    /// Per-CPU counters against an atomic, one for each CPU, and a word of the thread's own
+    Counter,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -122,6 +125,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Pft => pft::main(options),
         Which::Drain => drain::main(options),
         Which::Percpu => percpu::main(options),
+        Which::Counter => counter::main(options),
         Which::Programs => programs::main(options),
     }
 }
