@@ -361,6 +361,58 @@ pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize
     (status == 0).then_some(new)
 }
 
+/// How [`count`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// The word has none of the mask's bits.
+    Within,
+    /// It was added to, and has some.
+    Beyond,
+    /// Nothing happened.
+    Refused,
+}
+
+/// Adds `value` to this CPU's word, like [`add`], for counters, which do nothing else most of the time: the table lies at
+/// `offsets` and has an offset for every CPU, and of what the word is then only its bits in `mask` are looked at.
+///
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
+    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    unsafe {
+        asm!(
+            concat!(
+                ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
+                "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
+                "lea {t}, [rip + 20b]\n",
+                "mov qword ptr fs:[{offset} + 8], {t}\n",
+                "21:\n",
+                "mov {t:e}, dword ptr fs:[{offset} + 4]\n",
+                "cmp {t}, {cpus}\n",
+                "jae {refused}\n",
+                "mov {t}, qword ptr [{offsets} + {t} * 8]\n",
+                "add {t}, {base}\n",
+                "mov {new}, {value}\n",
+                "add {new}, qword ptr [{t}]\n",
+                "mov qword ptr [{t}], {new}\n",
+                "22:\n",
+                "test {new}, {mask}\n",
+                "jnz {beyond}\n",
+                ".pushsection __rseq_failure, \"ax\", @progbits\n",
+                ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
+                "24:\njmp {refused}\n.popsection\n",
+            ),
+            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
+            value = in(reg) value, mask = in(reg) mask, t = out(reg) _, new = out(reg) _,
+            refused = label { return Counted::Refused },
+            beyond = label { return Counted::Beyond },
+            options(nostack),
+        );
+    }
+    Counted::Within
+}
+
 #[inline(always)]
 fn outcome(status: u32) -> Outcome {
     match status {
@@ -512,6 +564,23 @@ mod tests {
             assert_eq!(add(tables[1].as_ptr().addr(), 1024, 1), None, "no word");
         }
         assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum, 0]);
+    }
+
+    #[test]
+    fn counting_says_when_a_word_leaves_the_mask() {
+        let Some(offset) = registered_offset() else { return };
+        let word = core::sync::atomic::AtomicI64::new(0);
+        let table = vec![0_usize; 1024];
+        let count = |cpus: usize, value: i64| {
+            // SAFETY: the table has an entry for each CPU, and leads to the word; only this thread uses it.
+            unsafe { super::count(offset, table.as_ptr().addr(), cpus, (&raw const word).addr(), value, !7) }
+        };
+        let settled = |value| (0..100).map(|_| count(1024, value)).find(|counted| *counted != Counted::Refused);
+        let answers = [5, 2, 1, -1, -8, 1].map(|value| (settled(value).unwrap(), word.load(Ordering::Relaxed)));
+        let expected = [(Counted::Within, 5), (Counted::Within, 7), (Counted::Beyond, 8), (Counted::Within, 7)];
+        assert_eq!(answers[..4], expected);
+        assert_eq!(answers[4..], [(Counted::Beyond, -1), (Counted::Within, 0)]);
+        assert_eq!((count(0, 1), word.load(Ordering::Relaxed)), (Counted::Refused, 0));
     }
 
     /// Many threads on all CPUs, each add interrupted or not: the words are exactly what was answered.

@@ -1,12 +1,13 @@
 //! A counter that is added to on every CPU.
 //!
-//! Sits on words of per-CPU data. An addition goes to this CPU's word; a word that has grown beyond the batch is moved to the
+//! Sits on words of per-CPU data. An addition goes to this CPU's word; what a word has beyond the batch is moved to the
 //! shared part, which alone is the approximate value: off by at most about the batch for each CPU. The exact value is the shared part
-//! and all words, read under the mutex that words are moved under: every addition that has returned is in it once.
+//! and all words, read under the mutex that words are moved under: every addition that has returned is in it once. Words begin at
+//! the batch, a power of two, so that one look at a word's high bits says whether it is still within it, above and below.
 
 use crate::copies::Site;
 use crate::data::{Charge, Refused, Wait};
-use crate::words::Words;
+use crate::words::{Counted, Words};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::{Mutex, Platform};
 
@@ -14,37 +15,54 @@ use neap_base::{Mutex, Platform};
 #[derive(Debug)]
 pub struct PerCpuCounter<'a, P: Platform, C: Charge = ()> {
     words: Words<'a, P, C>,
-    batch: i64,
+    /// What words begin at, and the bits that they do not have from 0 to below twice that.
+    start: i64,
+    mask: i64,
     shared: AtomicI64,
     moving: Mutex<()>,
 }
 
 impl<'a, P: Platform, C: Charge> PerCpuCounter<'a, P, C> {
-    /// A counter at 0. `batch`: what a CPU's part may be before it counts in the approximate value, from 1 to 2^62.
+    /// A counter at 0. `batch`: what a CPU's part may be before it counts in the approximate value, from 1 to 2^61, rounded
+    /// down to a power of two.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(site: Site<'a, P, C>, batch: i64, wait: Wait) -> Result<Self, Refused> {
         let words = Words::new(site, 1, false, wait)?;
-        Ok(PerCpuCounter { words, batch: batch.clamp(1, 1 << 62), shared: AtomicI64::new(0), moving: Mutex::new(()) })
+        let start = 1 << batch.clamp(1, 1 << 61).ilog2();
+        // Relaxed: nobody else has the counter yet.
+        (0..words.cpus()).for_each(|cpu| words.word(0, cpu).store(start, Ordering::Relaxed));
+        let mask = !(2 * start - 1);
+        Ok(PerCpuCounter { words, start, mask, shared: AtomicI64::new(0), moving: Mutex::new(()) })
     }
 
     /// Adds. Never waits; signal-safe.
     #[inline]
     pub fn add(&self, value: i64) {
+        match self.words.count(value, self.mask) {
+            Counted::Within => {}
+            Counted::Beyond => self.move_part(),
+            Counted::Refused => self.add_elsewhere(value),
+        }
+    }
+
+    /// No sequences, none on this CPU, or one that was interrupted.
+    #[cold]
+    fn add_elsewhere(&self, value: i64) {
         match self.words.add(&raw const self.words.offsets, 0, value) {
-            Some(part) if part.wrapping_add(self.batch) as u64 <= 2 * self.batch as u64 => {}
-            Some(part) => self.move_part(part),
-            // No sequence on this CPU, or a debugger that interrupts every one.
+            Some(word) if word & self.mask == 0 => {}
+            Some(_) => self.move_part(),
             None => _ = self.shared.fetch_add(value, Ordering::Relaxed),
         }
     }
 
     #[cold]
-    fn move_part(&self, part: i64) {
+    fn move_part(&self) {
         // Somebody who moves or reads is there: the next addition tries again.
         let Some(_moving) = self.moving.try_lock() else { return };
-        // From the word of the CPU that the thread is on by now: its sum with the shared part is what counts.
+        // Perhaps from another CPU's word by now: its sum with the shared part is what counts.
+        let part = self.words.here(0).wrapping_sub(self.start);
         if self.words.add(&raw const self.words.offsets, 0, part.wrapping_neg()).is_some() {
             self.shared.fetch_add(part, Ordering::Relaxed);
         }
@@ -59,6 +77,7 @@ impl<'a, P: Platform, C: Charge> PerCpuCounter<'a, P, C> {
     /// The value: additions that have returned are in it, others may be.
     pub fn exact(&self) -> i64 {
         let _moving = self.moving.lock();
-        self.shared.load(Ordering::Relaxed).wrapping_add(self.words.sum(0))
+        let start = self.start.wrapping_mul(self.words.cpus() as i64);
+        self.shared.load(Ordering::Relaxed).wrapping_add(self.words.sum(0)).wrapping_sub(start)
     }
 }

@@ -10,6 +10,7 @@ use crate::data::{Charge, Handle, Refused, Wait};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
+pub(crate) use neap_os::rseq::Counted;
 
 /// Attempts that are interrupted before an addition is refused: a debugger interrupts all of them.
 const ATTEMPTS: usize = 3;
@@ -17,8 +18,8 @@ const ATTEMPTS: usize = 3;
 /// An allocation of words.
 #[derive(Debug)]
 pub(crate) struct Words<'a, P: Platform, C: Charge> {
-    /// Where a thread's rseq area lies, where there are sequences.
-    sequences: Option<usize>,
+    /// Where a thread's rseq area lies; 0 where there are no sequences.
+    sequences: usize,
     base: usize,
     cpus: usize,
     /// Where the offsets lie.
@@ -36,38 +37,51 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
         wait: Wait,
     ) -> Result<Words<'a, P, C>, Refused> {
         let handle = site.data.allocate(site.platform, site.owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
-        let sequences = site.platform.rseq_offset().map(|offset| offset as usize);
+        let sequences = site.platform.rseq_offset().map_or(0, |offset| offset as usize);
         let (base, cpus, offsets) = (handle.address(), site.data.cpus(), site.data.offsets(handle, fenced));
         Ok(Words { sequences, base, cpus, offsets, handle, site })
     }
 
     /// Whether additions are restartable sequences.
+    #[inline(always)]
     pub(crate) fn has_sequences(&self) -> bool {
-        self.sequences.is_some()
+        self.sequences != 0
     }
 
     /// Adds to a word of this CPU; answers what it is then. `offsets` is where [`Words::offsets`] stands, or 0, and may be
     /// changed by others.
     #[inline(always)]
     pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
-        let Some(sequences) = self.sequences else { return Some(self.add_atomically(word, value)) };
-        match self.attempt(sequences, offsets, word, value) {
-            None => self.attempt_again(sequences, offsets, word, value),
+        if !self.has_sequences() {
+            return Some(self.add_atomically(word, value));
+        }
+        match self.attempt(offsets, word, value) {
+            None => self.attempt_again(offsets, word, value),
             done => done,
         }
     }
 
+    /// Adds to the first word of this CPU, at most once; says whether the word has bits of `mask` then.
     #[inline(always)]
-    fn attempt(&self, sequences: usize, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+    pub(crate) fn count(&self, value: i64, mask: i64) -> Counted {
+        if !self.has_sequences() {
+            return Counted::Refused;
+        }
+        // SAFETY: as for `attempt`.
+        unsafe { neap_os::rseq::count(self.sequences, self.offsets, self.cpus, self.base, value, mask) }
+    }
+
+    #[inline(always)]
+    fn attempt(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
         let place = self.base + word * size_of::<i64>();
         // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by
         // nothing else.
-        unsafe { neap_os::rseq::add(sequences, offsets, self.cpus, place, value) }
+        unsafe { neap_os::rseq::add(self.sequences, offsets, self.cpus, place, value) }
     }
 
     #[cold]
-    fn attempt_again(&self, sequences: usize, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
-        (1..ATTEMPTS).find_map(|_| self.attempt(sequences, offsets, word, value))
+    fn attempt_again(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+        (1..ATTEMPTS).find_map(|_| self.attempt(offsets, word, value))
     }
 
     #[cold]
@@ -76,9 +90,19 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
         self.word(word, cpu).fetch_add(value, Ordering::Relaxed) + value
     }
 
-    fn word(&self, word: usize, cpu: usize) -> &AtomicI64 {
+    pub(crate) fn word(&self, word: usize, cpu: usize) -> &AtomicI64 {
         // SAFETY: the copy has the word, aligned, as long as this value lives.
         unsafe { &*self.site.data.address(self.handle, cpu).cast::<AtomicI64>().add(word) }
+    }
+
+    /// The word of the CPU that the thread seems to be on.
+    pub(crate) fn here(&self, word: usize) -> i64 {
+        self.word(word, self.site.platform.cpu() % self.cpus).load(Ordering::Relaxed)
+    }
+
+    /// CPUs that have words.
+    pub(crate) fn cpus(&self) -> usize {
+        self.cpus
     }
 
     /// The sum of all CPUs' words.
