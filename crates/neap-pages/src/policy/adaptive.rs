@@ -15,7 +15,9 @@
 //! Time only takes away. What was given is half forgotten after a quarter of a second (an eighth of it where the lock is
 //! busy). A list that is used and never needs the zone gives up an eighth of what it has above the fixed size, to see
 //! whether that was needed; where it was, the next try comes after twice the time, up to four seconds. A list that is
-//! not used is emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing.
+//! not used is emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing. And of what no
+//! tick of a second found in use, a quarter goes: a kernel build's processes, which come once a second, are of many sizes, and
+//! what the largest of them needs lies idle most of the time.
 //!
 //! Where memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of [`Fixed`](super::Fixed).
 
@@ -25,6 +27,8 @@ use super::{Limits, List, Policy, Supply, blocks};
 const REST: u8 = 8;
 /// A try to do with less comes after two to the power of this many quarters at most.
 const PATIENCE: u8 = 4;
+/// Quarters after which a list is trimmed.
+const SECOND: u8 = 4;
 /// Most steps that one tick takes, however long ago the last one was.
 const STEPS: u32 = 64;
 
@@ -55,6 +59,10 @@ pub struct Adaptive {
     way: Way,
     /// The batch is the fixed one, doubled this often.
     doublings: u8,
+    /// Least count at a tick since the list was last trimmed; 0 where ticks cannot tell.
+    least: u32,
+    /// Quarters since then.
+    untrimmed: u8,
     /// Quarters without an event.
     quiet: u8,
     /// Quarters without use.
@@ -131,6 +139,17 @@ impl Adaptive {
         give
     }
 
+    /// Gives up a quarter of what no tick of a second found in use. A list that goes up and down several times from one tick to
+    /// the next is not seen at its lowest, so nothing is known of it.
+    fn trim(&mut self, count: u32, moved: u32, limits: &Limits, quarters: u32) {
+        self.least = if moved / 2 < self.keep { self.least.min(count) } else { 0 };
+        self.untrimmed = self.untrimmed.saturating_add(quarters.min(255) as u8);
+        if self.untrimmed >= SECOND {
+            self.shrink(self.least / 4, limits);
+            (self.least, self.untrimmed) = (u32::MAX, 0);
+        }
+    }
+
     /// What a quarter of a second takes away.
     fn age(&mut self, rested: bool, limits: &Limits, quarters: u32) {
         self.given = if self.busy { self.given - self.given / 8 } else { self.given / 2 };
@@ -162,6 +181,8 @@ impl Policy for Adaptive {
             run: 0,
             given: 0,
             seen: 0,
+            least: u32::MAX,
+            untrimmed: 0,
             way: Way::Neither,
             doublings: 0,
             quiet: 0,
@@ -220,8 +241,10 @@ impl Policy for Adaptive {
         let active = core::mem::take(&mut self.active);
         let rested = list.moved == self.seen && !active;
         self.needed |= active;
+        let moved = list.moved.wrapping_sub(self.seen);
         self.seen = list.moved;
         if quarters > 0 {
+            self.trim(list.count, moved, limits, quarters);
             self.idle = if rested { self.idle.saturating_add(quarters.min(255) as u8) } else { 0 };
             self.age(rested, limits, quarters);
             if self.idle >= REST {

@@ -280,6 +280,25 @@ fn five_seconds_after_the_last_use_nothing_is_remembered() {
 }
 
 #[test]
+fn a_slow_list_gives_up_a_quarter_of_what_lies_idle_and_one_that_ticks_cannot_see_gives_nothing_of_it() {
+    let bounds = limits(1 << 20, 2);
+    let plenty = supply(&bounds, u32::MAX);
+    let mut learned = Model::<Adaptive>::new(bounds, AMPLE, vec![swing(20_000, 0, 0)]);
+    learned.run(SECOND);
+    let after_a_second = |moves: u32, least: u32| {
+        let (mut adaptive, mut moved) = (learned.cpus[0].policy, learned.cpus[0].list.moved);
+        adaptive.decay(list(0, moved), &plenty, 1);
+        for count in [16_000, 12_000, least, 14_000, 16_000, 12_000, least] {
+            moved = moved.wrapping_add(moves);
+            adaptive.decay(list(count, moved), &plenty, 1);
+        }
+        adaptive.high()
+    };
+    let (empty, idle, fast) = (after_a_second(5000, 0), after_a_second(5000, 8000), after_a_second(90_000, 8000));
+    assert!(empty - idle >= 1250 && fast == empty, "{empty} {idle} {fast}");
+}
+
+#[test]
 fn what_a_tick_takes_does_not_depend_on_how_often_it_comes() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
