@@ -87,7 +87,7 @@ impl Scenario {
             Scenario::FirstTouch(cpus, lock) => {
                 first_touch::setup(cpus, lock, if size == Size::Quick { 8 } else { 32 })
             }
-            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(80, 100), time(20, 60), false),
+            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(90, 100), time(20, 60), false),
             Scenario::KernelBuildEnd => {
                 kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(5, 30), true)
             }
