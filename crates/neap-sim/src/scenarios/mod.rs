@@ -15,7 +15,7 @@ use crate::machine::{ListLock, SECOND, Setup};
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// About a minute on two CPUs: fewer machines, shorter runs.
+    /// A minute or two on two CPUs: fewer machines, shorter runs.
     Quick,
     /// Everything.
     Full,
