@@ -195,9 +195,7 @@ impl<P: Platform> NodePages<P> {
     /// [`Exhausted`]: no node has one.
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        let block = self.take(platform, |pages| pages.allocate_block(platform, order))?;
-        platform.note(Handover { pfn: block.pfn, pages: order.pages(), freed: false });
-        Ok(block)
+        self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
     /// The same where many such blocks have been filled, so that this one will be too.
@@ -206,7 +204,19 @@ impl<P: Platform> NodePages<P> {
     /// [`Exhausted`]: no node has one.
     #[inline]
     pub fn allocate_one_more_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        self.take(platform, |pages| pages.allocate_one_more_block(platform, order))
+        self.take_block(platform, order, |pages| pages.allocate_one_more_block(platform, order))
+    }
+
+    #[inline]
+    fn take_block(
+        &self,
+        platform: &P,
+        order: Order,
+        attempt: impl Fn(&Pages<P>) -> Result<Block, Exhausted>,
+    ) -> Result<Block, Exhausted> {
+        let block = self.take(platform, attempt)?;
+        platform.note(Handover { pfn: block.pfn, pages: order.pages(), freed: false });
+        Ok(block)
     }
 
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
@@ -391,8 +401,38 @@ impl<P: Platform> NodePages<P> {
 mod tests {
     use super::*;
     use crate::machine::shape;
+    use neap_base::Linux;
+    use neap_base::platform::Recorder;
     use neap_base::virtual_platform::Virtual;
+    use std::sync::Mutex;
     use std::vec::Vec;
+
+    #[derive(Debug)]
+    struct Notes(Mutex<Vec<Handover>>);
+
+    impl Recorder for Notes {
+        fn note(&self, _cpu: usize, handover: Handover) {
+            self.0.lock().unwrap().push(handover);
+        }
+    }
+
+    #[test]
+    fn whatever_is_handed_out_and_comes_back_is_noted() {
+        static NOTES: Notes = Notes(Mutex::new(Vec::new()));
+        let machine = Linux::probe().with_recorder(&NOTES);
+        let pages = NodePages::open(&machine, &shape(None)).unwrap();
+        let block = pages.allocate_block(&machine, Order(2)).unwrap().pfn;
+        let more = pages.allocate_one_more_block(&machine, Order(3)).unwrap().pfn;
+        let run = pages.allocate_run(&machine, 77, 1).unwrap().pfn;
+        pages.free_block(&machine, block, Order(2));
+        pages.free_block(&machine, more, Order(3));
+        pages.free_run(&machine, run, 77);
+        let handed = [(block, 4), (more, 8), (run, 77)];
+        let note = |freed| handed.map(|(pfn, pages)| Handover { pfn, pages, freed });
+        assert_eq!(*NOTES.0.lock().unwrap(), [note(false), note(true)].concat());
+        // SAFETY: the test is over.
+        unsafe { pages.close(&machine) };
+    }
 
     #[test]
     fn what_one_list_gives_is_told_though_another_is_held() {
