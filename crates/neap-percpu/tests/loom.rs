@@ -127,11 +127,12 @@ fn a_free_and_the_worker_leave_nothing_behind() {
         let data = Arc::new(PerCpuData::open(&*machine, &shape, |_| 0, ()).unwrap());
         let take = |_| data.allocate(&*machine, Owner::NOBODY, 16 << 10, 8, Wait::Long).unwrap();
         let held: Vec<_> = (0..5).map(take).collect();
-        // SAFETY: nobody uses them, here and below.
-        held[1..4].iter().for_each(|handle| _ = unsafe { data.free(*handle) }.unwrap());
+        // SAFETY: nobody uses what it names.
+        let free = |data: &PerCpuData, handle| _ = unsafe { data.free(handle) }.unwrap();
+        held[1..4].iter().for_each(|handle| free(&data, *handle));
         let freeing = {
             let (data, handles) = (data.clone(), [held[0], held[4]]);
-            thread::spawn(move || handles.iter().for_each(|handle| _ = unsafe { data.free(*handle) }.unwrap()))
+            thread::spawn(move || handles.iter().for_each(|handle| free(&data, *handle)))
         };
         data.tick(&*machine);
         data.verify().unwrap();
@@ -141,6 +142,7 @@ fn a_free_and_the_worker_leave_nothing_behind() {
         data.verify().unwrap();
         let left = data.statistics();
         assert_eq!((left.populated, left.isolated_empty, left.chunks), (left.reserve, 0, 1));
+        // SAFETY: the other thread is gone, and nothing is in use.
         unsafe { data.close(&*machine) };
     });
 }
