@@ -120,24 +120,32 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
     (cpu < u32::MAX - 15).then_some(cpu as usize)
 }
 
-/// The descriptor that the kernel reads, the abort exit with its signature, both out of the way of the hot code, and the
-/// way from the CPU id to the region, whose address is in `t` when `body` starts, with the flags that `$look` at the id left.
-macro_rules! sequence {
-    ($(look: $look:literal;)? $($body:literal),* ; abort: $abort:literal) => {
+/// What every sequence begins and ends with: the descriptor that the kernel reads, and the abort exit with its signature, both
+/// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end.
+macro_rules! critical {
+    ($($body:literal),* ; abort: $abort:literal) => {
         concat!(
             ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
             "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
             "lea {t}, [rip + 20b]\n",
             "mov qword ptr fs:[{offset} + 8], {t}\n",
             "21:\n",
-            "movsxd {t}, dword ptr fs:[{offset} + 4]\n",
-            $($look, "\n",)?
-            "mov {t}, qword ptr [{regions} + {t} * 8]\n",
             $($body, "\n",)*
             ".pushsection __rseq_failure, \"ax\", @progbits\n",
             ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
             "24:\n", $abort, "\njmp 23f\n.popsection\n",
             "23:\n",
+        )
+    };
+}
+
+/// The same with the way from the CPU id to the region, whose address is in `t` when `body` starts, with the flags that `$look`
+/// at the id left.
+macro_rules! sequence {
+    ($(look: $look:literal;)? $($body:literal),* ; abort: $abort:literal) => {
+        critical!(
+            "movsxd {t}, dword ptr fs:[{offset} + 4]", $($look,)? "mov {t}, qword ptr [{regions} + {t} * 8]", $($body),*;
+            abort: $abort
         )
     };
 }
@@ -327,31 +335,23 @@ pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize
     unsafe {
         asm!(
             "mov {status:e}, 1",
-            concat!(
-                ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
-                "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
-                "lea {t}, [rip + 20b]\n",
-                "mov qword ptr fs:[{offset} + 8], {t}\n",
-                "21:\n",
-                "mov {t:e}, dword ptr fs:[{offset} + 4]\n",
-                "cmp {t}, {cpus}\n",
-                "jae 23f\n",
-                "mov {new}, qword ptr [{offsets}]\n",
-                "test {new}, {new}\n",
-                "jz 23f\n",
-                "mov {t}, qword ptr [{new} + {t} * 8]\n",
-                "cmp {t}, -1\n",
-                "je 23f\n",
-                "add {t}, {base}\n",
-                "mov {new}, {value}\n",
-                "add {new}, qword ptr [{t}]\n",
-                "mov qword ptr [{t}], {new}\n",
-                "22:\n",
-                "xor {status:e}, {status:e}\n",
-                ".pushsection __rseq_failure, \"ax\", @progbits\n",
-                ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
-                "24:\njmp 23f\n.popsection\n",
-                "23:\n",
+            critical!(
+                "mov {t:e}, dword ptr fs:[{offset} + 4]",
+                "cmp {t}, {cpus}",
+                "jae 23f",
+                "mov {new}, qword ptr [{offsets}]",
+                "test {new}, {new}",
+                "jz 23f",
+                "mov {t}, qword ptr [{new} + {t} * 8]",
+                "cmp {t}, -1",
+                "je 23f",
+                "add {t}, {base}",
+                "mov {new}, {value}",
+                "add {new}, qword ptr [{t}]",
+                "mov qword ptr [{t}], {new}",
+                "22:",
+                "xor {status:e}, {status:e}";
+                abort: ""
             ),
             offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
             value = in(reg) value, t = out(reg) _, new = out(reg) new, status = out(reg) status,
@@ -382,26 +382,19 @@ pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, val
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
     unsafe {
         asm!(
-            concat!(
-                ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
-                "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
-                "lea {t}, [rip + 20b]\n",
-                "mov qword ptr fs:[{offset} + 8], {t}\n",
-                "21:\n",
-                "mov {t:e}, dword ptr fs:[{offset} + 4]\n",
-                "cmp {t}, {cpus}\n",
-                "jae {refused}\n",
-                "mov {t}, qword ptr [{offsets} + {t} * 8]\n",
-                "add {t}, {base}\n",
-                "mov {new}, {value}\n",
-                "add {new}, qword ptr [{t}]\n",
-                "mov qword ptr [{t}], {new}\n",
-                "22:\n",
-                "test {new}, {mask}\n",
-                "jnz {beyond}\n",
-                ".pushsection __rseq_failure, \"ax\", @progbits\n",
-                ".byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
-                "24:\njmp {refused}\n.popsection\n",
+            critical!(
+                "mov {t:e}, dword ptr fs:[{offset} + 4]",
+                "cmp {t}, {cpus}",
+                "jae {refused}",
+                "mov {t}, qword ptr [{offsets} + {t} * 8]",
+                "add {t}, {base}",
+                "mov {new}, {value}",
+                "add {new}, qword ptr [{t}]",
+                "mov qword ptr [{t}], {new}",
+                "22:",
+                "test {new}, {mask}",
+                "jnz {beyond}";
+                abort: "jmp {refused}"
             ),
             offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
             value = in(reg) value, mask = in(reg) mask, t = out(reg) _, new = out(reg) _,
