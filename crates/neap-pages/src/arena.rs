@@ -9,7 +9,7 @@
 
 use crate::frames;
 use crate::pages::{Shape, SideTable, TABLES};
-use core::ops::{Deref, Range};
+use core::ops::{Deref, Range, RangeInclusive};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
@@ -39,7 +39,7 @@ const HOLE_STEPS: u32 = 24;
 pub(crate) const OWN_TABLES: usize = 5;
 pub(crate) const FRAMES: usize = 0;
 /// Shifts of tables that have a page or two for a huge page.
-const MAP_SHIFTS: core::ops::RangeInclusive<u32> = 8..=10;
+const FEW: RangeInclusive<u32> = 8..=10;
 pub(crate) const BACKED: usize = 1;
 pub(crate) const CHUNKS: usize = 2;
 pub(crate) const FREE_CHUNKS: usize = 3;
@@ -230,16 +230,21 @@ impl Arena {
         &self.tables[table]
     }
 
-    /// Puts memory behind what the droppable tables say about a range; it goes back with that of the range's chunk.
-    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32) {
-        let bytes = (pages as usize) << self.page_shift;
-        for (index, table) in self.tables[OWN_TABLES..].iter().enumerate() {
-            if !table.droppable || bytes >> table.shift < 1 << self.page_shift {
+    /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
+    /// somebody's lock: those with a page or two for it, and if `small`, those that have more for small objects.
+    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, small: bool) {
+        let page = 1 << self.page_shift;
+        for (index, table) in self.tables.iter().enumerate() {
+            let more = small && table.droppable && (1..*FEW.start()).contains(&table.shift);
+            if !more && !FEW.contains(&table.shift) {
                 continue;
             }
-            let start = table.start + ((self.address(pfn) - self.base) >> table.shift);
-            if platform.populate(start, bytes >> table.shift).is_ok() {
-                self.marks(pfn).fetch_or(1 << index, Relaxed);
+            let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);
+            let (start, end) = (at(pfn.0) / page * page, at(pfn.0 + pages).next_multiple_of(page));
+            if platform.populate(start, end - start).is_ok()
+                && let Some(named) = index.checked_sub(OWN_TABLES)
+            {
+                self.marks(pfn).fetch_or(1 << named, Relaxed);
             }
         }
     }
@@ -256,22 +261,6 @@ impl Arena {
                 platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
             }
             start = end;
-        }
-    }
-
-    /// Puts memory behind what every table with a page or two for a huge page says about a range. Otherwise each of them would
-    /// be faulted in under somebody's lock.
-    pub(crate) fn populate_maps<P: Platform>(&self, platform: &P, pages: Range<u32>) {
-        let page = 1 << self.page_shift;
-        for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| MAP_SHIFTS.contains(&table.shift)) {
-            let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);
-            let (start, end) = (at(pages.start) / page * page, at(pages.end).next_multiple_of(page));
-            if platform.populate(start, end - start).is_ok()
-                && let Some(named) = index.checked_sub(OWN_TABLES)
-            {
-                let chunks = pages.clone().step_by(CHUNK as usize).chain([pages.end - 1]);
-                chunks.for_each(|pfn| _ = self.marks(Pfn(pfn)).fetch_or(1 << named, Relaxed));
-            }
         }
     }
 

@@ -7,9 +7,9 @@
 //! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
 //! detached: nobody but a population ever touches memory that allows huge pages and has none yet. The next tick forbids
 //! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
-//! and equal neighbours are one mapping again. What the tables say comes with a batch, where that is a page or two for a
-//! block, or with the block: a page of them that is missing would be faulted in under somebody's lock. No lock of the
-//! zone's is held over a call. Never for runs that the program may not touch.
+//! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
+//! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
+//! not touch.
 
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
@@ -75,7 +75,7 @@ pub(crate) enum Step {
     Allow(Range<u32>),
     /// Wait for who is allowing them.
     Wait,
-    /// Populate this detached block; with what the tables say about small blocks, if that will be written soon.
+    /// Populate this detached block, with all that the tables say about small blocks, if that will be written soon.
     Populate(Pfn, bool),
 }
 
@@ -151,7 +151,7 @@ impl Zone {
             Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
             // Written under the lock, looked at again by the kernel: what changed since `step_to_populate` is seen here.
             Step::Wait => wait(&self.allowing, 1),
-            Step::Populate(pfn, tables) => self.populate_block(arena, platform, pfn, tables),
+            Step::Populate(pfn, small) => self.populate_block(arena, platform, pfn, small),
         }
     }
 
@@ -159,7 +159,6 @@ impl Zone {
     fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
         let bytes = pages.len() << arena.page_shift();
         platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
-        arena.populate_maps(platform, pages.clone());
         {
             let population = &mut self.lock().population;
             population.note_allowed(&pages);
@@ -170,15 +169,15 @@ impl Zone {
     }
 
     /// Populates a block that was detached for it, and puts it back.
-    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, tables: bool) {
+    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, small: bool) {
         let address = arena.address(pfn);
         // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
         // the process, for which all other threads' mappings wait, and finds it there.
         // SAFETY: mapped, and the detached block is nobody else's.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
         let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
-        if answer.is_ok() && tables {
-            arena.populate_tables(platform, pfn, HUGE.pages());
+        if answer.is_ok() {
+            arena.populate_tables(platform, pfn, HUGE.pages(), small);
         }
         let mut inner = self.lock();
         inner.population.busy -= HUGE.pages();
