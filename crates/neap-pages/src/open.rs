@@ -107,7 +107,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let buddy = Buddy::new(table(arena::FRAMES), table(arena::BACKED), free_chunks, backed_chunks);
         // The first node has the whole budget until others need some of it.
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
-        let zone = Zone::new(buddy, node, budget, page_shift, shape.huge);
+        let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
         let (misses, needs) = (AtomicU64::new(0), Needs::default());
         Pages { arena, node, zone, lists, release, misses, needs, own, platform: PhantomData }

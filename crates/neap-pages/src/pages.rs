@@ -12,7 +12,6 @@ use crate::frames::{Frames, State};
 use crate::open::Own;
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
-use crate::populate::FLOOR;
 use crate::release::Release;
 use crate::statistics::{Finding, Needs, Statistics};
 use crate::zone::{Wanted, Zone};
@@ -225,7 +224,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
         let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
         // `populate` looks at the order: a long run may never be touched as a whole.
-        let populate = Some((Order::holding(pages.max(align_pages)), FLOOR));
+        let populate = Some((Order::holding(pages.max(align_pages)), false));
         let wanted = Wanted { pages, growth, populate };
         self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))
     }

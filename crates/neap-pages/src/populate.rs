@@ -25,10 +25,11 @@ use neap_base::{Order, Pfn, Platform};
 pub(crate) const HUGE: Order = Order(9);
 /// The largest blocks it is done for.
 pub(crate) const LARGEST: Order = Order(6);
-/// Pages in use or backed from which on it is done: a huge page is a sixth of 12 MiB, more of what a small program touches.
-pub(crate) const FLOOR: u32 = 3072;
-/// The same where what is taken is one block more of many alike: 4 MiB.
-pub(crate) const BULK_FLOOR: u32 = 1024;
+/// Pages in use or backed from which on it is done, besides what lists keep: a huge page is a sixth of 12 MiB, more of what a
+/// small program touches.
+const FLOOR: u32 = 3072;
+/// Pages in use or backed from which on it is done where what is taken is one block more of many alike: 4 MiB.
+const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
@@ -41,6 +42,8 @@ const PATIENCE: u32 = 256;
 pub(crate) struct Population {
     /// There are huge pages, and they are wanted.
     enabled: bool,
+    /// Pages in use or backed from which on it is done for any block.
+    floor: u32,
     /// Pages that threads are populating.
     busy: u32,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
@@ -56,8 +59,9 @@ pub(crate) struct Population {
 }
 
 impl Population {
-    pub(crate) fn new(enabled: bool) -> Population {
-        Population { enabled, ..Population::default() }
+    /// Where lists keep up to `listed` pages, which count as used although nobody may ever have touched them.
+    pub(crate) fn new(enabled: bool, listed: u32) -> Population {
+        Population { enabled, floor: FLOOR.saturating_add(listed), ..Population::default() }
     }
 
     /// Notes that huge pages are allowed in a range from now on.
@@ -80,10 +84,11 @@ pub(crate) enum Step {
 }
 
 impl Inner {
-    /// What is to be done first if a block of `order` would come from memory that is worth it, with `floor` pages in use or
-    /// backed; blocks that it names are detached. `allowing` is the word of the zone's.
-    pub(crate) fn step_to_populate(&mut self, order: Order, floor: u32, allowing: &AtomicU32) -> Option<Step> {
+    /// What is to be done first if a block of `order`, maybe `one_more` of many, would come from memory that is worth it;
+    /// blocks that it names are detached. `allowing` is the word of the zone's.
+    pub(crate) fn step_to_populate(&mut self, order: Order, one_more: bool, allowing: &AtomicU32) -> Option<Step> {
         let resident = self.used() + self.buddy.backed_free;
+        let floor = if one_more { BULK_FLOOR } else { self.population.floor };
         // What is under way is at most as much as there is.
         if !self.population.enabled || order > LARGEST || resident < floor || self.population.busy > resident {
             return None;
@@ -215,7 +220,7 @@ mod tests {
     fn everything_that_was_allowed_lies_in_what_is_forbidden() {
         let ranges = [512..1024, 4096..8192, 2048..2560];
         for first in 0..3 {
-            let mut population = Population::new(true);
+            let mut population = Population::new(true, 0);
             (first..first + 3).for_each(|n| population.note_allowed(&ranges[n % 3]));
             assert_eq!(population.allowed, 512..8192);
         }

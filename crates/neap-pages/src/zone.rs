@@ -9,7 +9,7 @@ use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::pages::Exhausted;
-use crate::populate::{BULK_FLOOR, FLOOR, Population};
+use crate::populate::Population;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
@@ -78,19 +78,19 @@ pub(crate) struct Wanted {
     pub(crate) pages: u32,
     /// Free pages in a row at the end of the arena that are enough in any case.
     pub(crate) growth: u32,
-    /// For blocks that will be touched at once: their order, and from how many pages in use on huge pages are worth it.
-    pub(crate) populate: Option<(Order, u32)>,
+    /// For blocks that will be touched at once: their order, and whether it is one more of many alike.
+    pub(crate) populate: Option<(Order, bool)>,
 }
 
 impl Wanted {
     /// One block.
     pub(crate) fn block(order: Order) -> Wanted {
-        Wanted { pages: order.pages(), growth: order.pages(), populate: Some((order, FLOOR)) }
+        Wanted { pages: order.pages(), growth: order.pages(), populate: Some((order, false)) }
     }
 
     /// One block more of many that were filled.
     pub(crate) fn one_more_block(order: Order) -> Wanted {
-        Wanted { populate: Some((order, BULK_FLOOR)), ..Wanted::block(order) }
+        Wanted { populate: Some((order, true)), ..Wanted::block(order) }
     }
 }
 
@@ -110,9 +110,17 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// A node's zone over `buddy`, in which at most `budget` pages are in use at once.
-    pub(crate) fn new(buddy: Buddy, node: usize, budget: Option<u32>, page_shift: u32, huge: bool) -> Zone {
-        let population = Population::new(huge && page_shift == 12);
+    /// A node's zone over `buddy`, in which at most `budget` pages are in use at once, `listed` of them in lists without
+    /// anything tuned.
+    pub(crate) fn new(
+        buddy: Buddy,
+        node: usize,
+        budget: Option<u32>,
+        listed: u32,
+        page_shift: u32,
+        huge: bool,
+    ) -> Zone {
+        let population = Population::new(huge && page_shift == 12, listed);
         let most = budget.unwrap_or(u32::MAX);
         Zone {
             inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
@@ -171,7 +179,7 @@ impl Zone {
             let fits = inner.fits(pages, &arena.reserve);
             if fits
                 && let Some(step) =
-                    populate.and_then(|(order, floor)| inner.step_to_populate(order, floor, &self.allowing))
+                    populate.and_then(|(order, one_more)| inner.step_to_populate(order, one_more, &self.allowing))
             {
                 drop(inner);
                 self.populate(arena, platform, step);

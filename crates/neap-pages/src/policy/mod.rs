@@ -79,6 +79,11 @@ impl Limits {
         Limits { fixed, ceiling: 0, ..self }
     }
 
+    /// The most pages that all lists keep together without tuning.
+    pub(crate) fn all_fixed(&self) -> u32 {
+        self.fixed.high.saturating_mul(self.cpus)
+    }
+
     /// Whether lists may have another size than the fixed one.
     pub fn is_tuned(&self) -> bool {
         self.ceiling > 0
