@@ -17,6 +17,14 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
+/// Tests with the optimiser's passes of a release and without the checks that only tests have: what either hides is seen
+/// here. Without optimisation at link time, which would take minutes for each of them.
+fn optimised(arguments: &[&str]) -> Result<()> {
+    let mut cargo = cargo(arguments);
+    cargo.arg("--release").env("CARGO_PROFILE_RELEASE_LTO", "off").current_dir(layout::root());
+    run(cargo)
+}
+
 /// The crates' own tests. Those of what ships run by themselves, because in one invocation with the simulator they would test
 /// what the feature `lab` makes of it; what that feature adds is tested once more.
 fn units(report: &mut Report) {
@@ -29,6 +37,7 @@ fn units(report: &mut Report) {
         }
     }
     report.check("cargo test of what ships", cargo_step(&ships));
+    report.check("cargo test of what ships, optimised as it ships", optimised(&ships));
     report.check("cargo test of the rest", cargo_step(&others));
     let lab = ["test", "--package", "neap-pages", "--features", "lab", "--lib"];
     report.check("cargo test of the laboratory's pages", cargo_step(&lab));
