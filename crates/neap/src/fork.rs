@@ -52,6 +52,9 @@ impl<P: Platform> Mm<P> {
             core.maintenance.forget_thread();
             core.page.forget();
         }
+        if self.gate.is_empty() {
+            self.gate.forget_others();
+        }
         self.reopen_after_fork();
     }
 }
