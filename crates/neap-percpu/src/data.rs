@@ -96,6 +96,8 @@ impl fmt::Display for Refused {
     }
 }
 
+impl core::error::Error for Refused {}
+
 /// Why a handle was not freed; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Invalid {
@@ -113,6 +115,8 @@ impl fmt::Display for Invalid {
         })
     }
 }
+
+impl core::error::Error for Invalid {}
 
 /// Who pays. Called without a lock; may allocate and free here. [`Owner::NOBODY`] is not charged.
 pub trait Charge: Sync {
@@ -383,6 +387,14 @@ impl<C: Charge> PerCpuData<C> {
         // SAFETY: handles come from `state.handle`, whose classes the table has, and so it has the CPU.
         let offset = unsafe { *self.offsets.add(handle.class() * self.geometry.cpus + cpu) };
         core::ptr::with_exposed_provenance_mut(handle.address() + offset)
+    }
+
+    /// The same for a handle and a CPU that may be made up: `None` unless there could be such a copy.
+    pub fn copy(&self, handle: Handle, cpu: usize) -> Option<*mut u8> {
+        let (address, end) = (handle.address(), self.base + self.geometry.group_span());
+        let could_be =
+            cpu < self.geometry.cpus && handle.class() < self.geometry.classes() && (self.base..end).contains(&address);
+        could_be.then(|| self.address(handle, cpu))
     }
 
     /// The table of an allocation's offsets by CPU, for restartable sequences; `fenced`: for those that are ended by fences, so

@@ -3,19 +3,19 @@
 //! Sits on words of per-CPU data: 8 buckets to each doubling, so a value is known to an eighth. Recording is one addition to this
 //! CPU's word.
 
-use crate::copies::Site;
-use crate::data::{Charge, Refused, Wait};
+use crate::data::{Refused, Wait};
+use crate::host::Host;
+use crate::rows::Owner;
 use crate::words::Words;
 use core::sync::atomic::{AtomicI64, Ordering};
-use neap_base::Platform;
 
 /// Buckets: 8 for the values below 8, and 8 for each of 61 doublings.
 const BUCKETS: usize = 8 * 62;
 
 /// A histogram of 64-bit values. Frees itself; where its owner is closed instead, it must be forgotten.
 #[derive(Debug)]
-pub struct PerCpuHistogram<'a, P: Platform, C: Charge = ()> {
-    words: Words<'a, P, C>,
+pub struct PerCpuHistogram<H: Host> {
+    words: Words<H>,
     /// What could not be counted on any CPU.
     shared: [AtomicI64; BUCKETS],
 }
@@ -31,13 +31,13 @@ fn lowest(bucket: usize) -> u64 {
     if bucket < 8 { bucket as u64 } else { (8 + bucket as u64 % 8) << (bucket / 8 - 1) }
 }
 
-impl<'a, P: Platform, C: Charge> PerCpuHistogram<'a, P, C> {
+impl<H: Host> PerCpuHistogram<H> {
     /// An empty histogram: 4 KiB for each CPU.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
-    pub fn new(site: Site<'a, P, C>, wait: Wait) -> Result<Self, Refused> {
-        let words = Words::new(site, BUCKETS, false, wait)?;
+    pub fn new(host: H, owner: Owner, wait: Wait) -> Result<Self, Refused> {
+        let words = Words::new(host, owner, BUCKETS, false, wait)?;
         Ok(PerCpuHistogram { words, shared: [const { AtomicI64::new(0) }; BUCKETS] })
     }
 

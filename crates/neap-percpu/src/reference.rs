@@ -11,10 +11,12 @@
 //! 3. the words, which nobody changes any more, are added to the shared count, and the bias is taken off;
 //! 4. the reference that it was made with is put.
 //!
-//! If the fence fails nothing is known: the place is opened again, and the reference lives on.
+//! If the fence fails nothing is known: the place is opened again, and the reference lives on. Steps 1 to 3 are one for a fork: a
+//! child finds a reference alive or killed. What follows the last put is the caller's, so step 4 is outside.
 
-use crate::copies::Site;
-use crate::data::{Charge, Refused, Wait};
+use crate::data::{Refused, Wait};
+use crate::host::Host;
+use crate::rows::Owner;
 use crate::words::{Words, address_of};
 use neap_base::Platform;
 use neap_base::platform::Errno;
@@ -35,8 +37,10 @@ pub trait Counts {
     fn opened(&self) -> usize;
 }
 
+/// The states: alive; being killed by a thread, half its number; killed by it (that inverted, so from [`KILLED`] on), the first
+/// reference not yet put; dead.
 const LIVE: usize = 0;
-/// Any other number: that of the thread that is killing it.
+const KILLED: usize = 1 << (usize::BITS - 1);
 const DEAD: usize = usize::MAX;
 
 /// The protocol, over words of any kind.
@@ -94,8 +98,8 @@ impl<W: Counts> Count<W> {
 
     /// Whether it was killed.
     pub fn is_dead(&self) -> bool {
-        // Acquire pairs with the Release in `kill_all`.
-        self.state.load(Ordering::Acquire) == DEAD
+        // Acquire pairs with the Release in `close_all`.
+        self.state.load(Ordering::Acquire) >= KILLED
     }
 
     /// References, once it was killed; `None` before.
@@ -104,24 +108,23 @@ impl<W: Counts> Count<W> {
         self.is_dead().then(|| self.shared.load(Ordering::Relaxed))
     }
 
-    /// Kills counts with one call of `fence`, and puts the reference that each was made with. `last` is told the index of each that
-    /// has no other. One that was killed before, or is being killed by somebody else, is left out. Answers how many.
+    /// Kills counts with one call of `fence`, all but their first references: [`Count::put_all`] is to follow, of the same counts
+    /// by the same thread. One that was killed before, or is being killed by somebody else, is left out. Answers how many.
     ///
     /// # Errors
     /// That of the fence: all live on.
-    pub fn kill_all<'c>(
+    pub fn close_all<'c>(
         counts: impl Iterator<Item = &'c Count<W>> + Clone,
         fence: impl FnOnce() -> Result<(), Errno>,
-        mut last: impl FnMut(usize),
     ) -> Result<usize, Errno>
     where
         W: 'c,
     {
         // Only one caller finds a count alive, and leaves its number.
-        let (mut any, me) = (0, me());
+        let (mut any, killing) = (0, me() / 2);
         for count in counts.clone() {
             // AcqRel pairs with the Release below, of a call that failed.
-            if count.state.compare_exchange(LIVE, me, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if count.state.compare_exchange(LIVE, killing, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 // SeqCst with the fence: a sequence that starts behind it reads 0.
                 count.open.store(0, Ordering::SeqCst);
                 any += 1;
@@ -131,7 +134,7 @@ impl<W: Counts> Count<W> {
             return Ok(0);
         }
         let fenced = fence();
-        for (index, count) in counts.enumerate().filter(|(_, count)| count.state.load(Ordering::Relaxed) == me) {
+        for count in counts.filter(|count| count.state.load(Ordering::Relaxed) == killing) {
             if fenced.is_err() {
                 // Release pairs with the sequences, which read it before the words' table.
                 count.open.store(count.words.opened(), Ordering::Release);
@@ -142,20 +145,35 @@ impl<W: Counts> Count<W> {
             // AcqRel pairs with the puts'. The words may be below 0: references that were taken elsewhere.
             count.shared.fetch_add((count.words.sum() as usize).wrapping_sub(BIAS), Ordering::AcqRel);
             // Release pairs with the Acquire in `is_dead`.
-            count.state.store(DEAD, Ordering::Release);
-            if count.put_shared() {
-                last(index);
-            }
+            count.state.store(!killing, Ordering::Release);
         }
         fenced.map(|()| any)
+    }
+
+    /// Puts the first references of those that this thread killed. `last` is told the index of each that has no other.
+    pub fn put_all<'c>(counts: impl Iterator<Item = &'c Count<W>>, mut last: impl FnMut(usize))
+    where
+        W: 'c,
+    {
+        let killed = !(me() / 2);
+        for (index, count) in counts.enumerate() {
+            // Relaxed: nobody else changes it from this.
+            if count.state.load(Ordering::Relaxed) == killed {
+                // Release pairs with the Acquire in `is_dead`.
+                count.state.store(DEAD, Ordering::Release);
+                if count.put_shared() {
+                    last(index);
+                }
+            }
+        }
     }
 }
 
 /// Words of per-CPU data as counts.
 #[derive(Debug)]
-pub struct Sequences<'a, P: Platform, C: Charge>(Words<'a, P, C>);
+pub struct Sequences<H: Host>(Words<H>);
 
-impl<P: Platform, C: Charge> Counts for Sequences<'_, P, C> {
+impl<H: Host> Counts for Sequences<H> {
     #[inline(always)]
     fn add(&self, open: &AtomicUsize, value: i64) -> bool {
         // Without sequences words could change behind a fence: then all references are in the shared count.
@@ -173,15 +191,15 @@ impl<P: Platform, C: Charge> Counts for Sequences<'_, P, C> {
 
 /// A reference count. Frees its memory itself; where its owner is closed instead, it must be forgotten.
 #[derive(Debug)]
-pub struct PerCpuRef<'a, P: Platform, C: Charge = ()>(Count<Sequences<'a, P, C>>);
+pub struct PerCpuRef<H: Host>(Count<Sequences<H>>);
 
-impl<'a, P: Platform, C: Charge> PerCpuRef<'a, P, C> {
+impl<H: Host> PerCpuRef<H> {
     /// A count of one: the reference that killing puts.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
-    pub fn new(site: Site<'a, P, C>, wait: Wait) -> Result<Self, Refused> {
-        Ok(PerCpuRef(Count::new(Sequences(Words::new(site, 1, true, wait)?))))
+    pub fn new(host: H, owner: Owner, wait: Wait) -> Result<Self, Refused> {
+        Ok(PerCpuRef(Count::new(Sequences(Words::new(host, owner, 1, true, wait)?))))
     }
 
     /// Takes a reference; the caller has one already, or knows that it is alive.
@@ -214,12 +232,23 @@ impl<'a, P: Platform, C: Charge> PerCpuRef<'a, P, C> {
     }
 
     /// Kills references with one fence, and puts the reference that each was made with; `last` is told the index of each that
-    /// has no other. Those killed before are left out. Answers how many were killed.
+    /// has no other, and may do what it likes. Those killed before are left out. Answers how many were killed.
     ///
     /// # Errors
     /// That of the fence: all live on.
-    pub fn kill_all(platform: &P, references: &[&Self], last: impl FnMut(usize)) -> Result<usize, Errno> {
+    pub fn kill_all<'r>(
+        host: &H,
+        references: impl Iterator<Item = &'r Self> + Clone,
+        last: impl FnMut(usize),
+    ) -> Result<usize, Errno>
+    where
+        H: 'r,
+    {
+        let counts = references.map(|reference| &reference.0);
+        let platform = host.platform();
         let fence = || if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) };
-        Count::kill_all(references.iter().map(|reference| &reference.0), fence, last)
+        let killed = host.inside(|| Count::close_all(counts.clone(), fence))?;
+        Count::put_all(counts, last);
+        Ok(killed)
     }
 }

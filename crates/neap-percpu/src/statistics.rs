@@ -108,6 +108,13 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
+    /// Bytes of populated pages: those in which something is, and those in which nothing is. Waits for no pass of the worker.
+    pub fn populated_bytes(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        let (page, empty) = (self.geometry.page * self.geometry.groups, state.empty + state.isolated_empty);
+        ((state.populated - empty) * page, empty * page)
+    }
+
     /// Calls `each` with the address and length of every run of populated pages, in every group.
     pub fn populated_ranges(&self, mut each: impl FnMut(usize, usize)) {
         let mut state = self.state.lock();

@@ -5,8 +5,9 @@
 //! seems to be on. The two are never mixed in one allocation, since each would undo the other. An addition may be refused;
 //! what is added to then is the caller's to say.
 
-use crate::copies::Site;
-use crate::data::{Charge, Handle, Refused, Wait};
+use crate::data::{Handle, Refused, Wait};
+use crate::host::Host;
+use crate::rows::Owner;
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
@@ -17,7 +18,7 @@ const ATTEMPTS: usize = 3;
 
 /// An allocation of words.
 #[derive(Debug)]
-pub(crate) struct Words<'a, P: Platform, C: Charge> {
+pub(crate) struct Words<H: Host> {
     /// Where a thread's rseq area lies; 0 where there are no sequences.
     sequences: usize,
     base: usize,
@@ -25,21 +26,16 @@ pub(crate) struct Words<'a, P: Platform, C: Charge> {
     /// Where the offsets lie.
     pub(crate) offsets: usize,
     handle: Handle,
-    site: Site<'a, P, C>,
+    pub(crate) host: H,
 }
 
-impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
+impl<H: Host> Words<H> {
     /// Zeroes; `fenced` as for the offsets.
-    pub(crate) fn new(
-        site: Site<'a, P, C>,
-        count: usize,
-        fenced: bool,
-        wait: Wait,
-    ) -> Result<Words<'a, P, C>, Refused> {
-        let handle = site.data.allocate(site.platform, site.owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
-        let sequences = site.platform.rseq_offset().map_or(0, |offset| offset as usize);
-        let (base, cpus, offsets) = (handle.address(), site.data.cpus(), site.data.offsets(handle, fenced));
-        Ok(Words { sequences, base, cpus, offsets, handle, site })
+    pub(crate) fn new(host: H, owner: Owner, count: usize, fenced: bool, wait: Wait) -> Result<Words<H>, Refused> {
+        let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
+        let sequences = host.platform().rseq_offset().map_or(0, |offset| offset as usize);
+        let (base, cpus, offsets) = (handle.address(), host.data().cpus(), host.data().offsets(handle, fenced));
+        Ok(Words { sequences, base, cpus, offsets, handle, host })
     }
 
     /// Whether additions are restartable sequences.
@@ -86,18 +82,18 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
 
     #[cold]
     fn add_atomically(&self, word: usize, value: i64) -> i64 {
-        let cpu = self.site.platform.cpu() % self.site.data.cpus();
+        let cpu = self.host.platform().cpu() % self.cpus;
         self.word(word, cpu).fetch_add(value, Ordering::Relaxed) + value
     }
 
     pub(crate) fn word(&self, word: usize, cpu: usize) -> &AtomicI64 {
         // SAFETY: the copy has the word, aligned, as long as this value lives.
-        unsafe { &*self.site.data.address(self.handle, cpu).cast::<AtomicI64>().add(word) }
+        unsafe { &*self.host.data().address(self.handle, cpu).cast::<AtomicI64>().add(word) }
     }
 
     /// The word of the CPU that the thread seems to be on.
     pub(crate) fn here(&self, word: usize) -> i64 {
-        self.word(word, self.site.platform.cpu() % self.cpus).load(Ordering::Relaxed)
+        self.word(word, self.host.platform().cpu() % self.cpus).load(Ordering::Relaxed)
     }
 
     /// CPUs that have words.
@@ -107,14 +103,14 @@ impl<'a, P: Platform, C: Charge> Words<'a, P, C> {
 
     /// The sum of all CPUs' words.
     pub(crate) fn sum(&self, word: usize) -> i64 {
-        (0..self.site.data.cpus()).map(|cpu| self.word(word, cpu).load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
+        (0..self.cpus).map(|cpu| self.word(word, cpu).load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
     }
 }
 
-impl<P: Platform, C: Charge> Drop for Words<'_, P, C> {
+impl<H: Host> Drop for Words<H> {
     fn drop(&mut self) {
         // SAFETY: the words are this value's alone. The handle is as it was given, so there is no error.
-        let _ = unsafe { self.site.data.free(self.handle) };
+        let _ = unsafe { self.host.free(self.handle) };
     }
 }
 

@@ -59,8 +59,10 @@ pub struct Tick {
     pub failed: u64,
     /// Nothing was given back for the sake of an isolated CPU.
     pub held: bool,
-    /// Something is left: another tick would do more.
+    /// Something is left: another tick would do more, or bring the end of the rest nearer.
     pub more: bool,
+    /// The system refused to take memory back, and is not asked for some ticks.
+    pub rests: bool,
 }
 
 /// A run of pages of a chunk that is on its way to the system.
@@ -92,10 +94,17 @@ impl Work {
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// Does what is to be done: every 250 ms, and sooner where [`PerCpuData::is_work_wanted`].
+    /// Does what is to be done: every 250 ms, and sooner where [`PerCpuData::is_work_wanted`]. Where somebody else has the turn
+    /// that is nothing.
     pub fn tick<P: Platform>(&self, platform: &P) -> Tick {
+        self.tick_until(platform, false, &|| false)
+    }
+
+    /// The same, but looks between passes whether to `stop`: what is left then is for the next tick. `all`: whether also to give
+    /// back what was of use since the last tick, but for the reserve.
+    pub fn tick_until<P: Platform>(&self, platform: &P, all: bool, stop: &dyn Fn() -> bool) -> Tick {
         let mut report = Tick { held: platform.is_isolated_cpu_in_use(), ..Tick::default() };
-        let mut work = self.turn.lock();
+        let Some(mut work) = self.turn.try_lock() else { return Tick { more: true, ..report } };
         let before = work.counts;
         let rests = work.idle > 0;
         work.idle = work.idle.saturating_sub(1);
@@ -104,18 +113,18 @@ impl<C: Charge> PerCpuData<C> {
         self.tell(&state);
         let high = self.geometry.high();
         // Read before anything is isolated: that lowers it.
-        let unneeded = state.empty_low.saturating_sub(high);
+        let unneeded = if all { usize::MAX } else { state.empty_low.saturating_sub(high) };
         if !report.held && !rests {
             state.isolate_spares();
             drop(state);
-            work = self.depopulate(platform, work, high);
+            work = self.depopulate(platform, work, high, stop);
             state = self.state.lock();
             let surplus = unneeded.min(state.empty.saturating_sub(high));
             if surplus > 0 {
                 let floor = state.empty - surplus;
                 state.isolate_down_to(floor);
                 drop(state);
-                work = self.depopulate(platform, work, floor);
+                work = self.depopulate(platform, work, floor, stop);
                 state = self.state.lock();
             }
         }
@@ -126,7 +135,6 @@ impl<C: Charge> PerCpuData<C> {
             state = self.state.lock();
         }
         state.empty_low = state.empty;
-        report.more = state.wanted || state.empty > high;
         report.released = work.counts.released - before.released;
         report.failed = work.counts.release_failures - before.release_failures;
         if report.failed > 0 && report.released == 0 {
@@ -135,18 +143,21 @@ impl<C: Charge> PerCpuData<C> {
         } else if report.released > 0 {
             work.patience = 0;
         }
+        report.more = state.wanted || state.empty > high || state.has_more();
+        report.rests = work.idle > 0;
         report
     }
 
     /// Empties the chunks that are isolated, until the reserve would be smaller than `floor`. Answers with the turn, which
-    /// others may have had meanwhile.
+    /// others may have had meanwhile. What is left where it is to `stop` stays isolated.
     fn depopulate<'a, P: Platform>(
         &'a self,
         platform: &P,
         mut work: neap_base::mutex::Guard<'a, Work>,
         floor: usize,
+        stop: &dyn Fn() -> bool,
     ) -> neap_base::mutex::Guard<'a, Work> {
-        loop {
+        while !stop() {
             let mut runs = [Run { chunk: 0, first: 0, count: 0 }; RUNS];
             let mut gone = [0; RUNS];
             let most = RUNS.min(SCATTERED_RANGES / self.geometry.groups).max(1);
@@ -177,6 +188,7 @@ impl<C: Charge> PerCpuData<C> {
             drop(work);
             work = self.turn.lock();
         }
+        work
     }
 
     /// Where a group's pages lie.
@@ -347,6 +359,11 @@ impl State {
             }
         }
         (count, destroyed)
+    }
+
+    /// Whether chunks wait to be depopulated: the worker was stopped before it came to them.
+    fn has_more(&self) -> bool {
+        self.lists.head(self.lists.to_depopulate()).is_some()
     }
 
     /// Lets allocations have the chunks again that the system would not take pages of.

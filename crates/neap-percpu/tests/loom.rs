@@ -50,6 +50,16 @@ fn count() -> (Arc<Count<Words>>, Arc<Cpus>) {
     (Arc::new(Count::new(Words(cpus.clone()))), cpus)
 }
 
+fn kill<const N: usize>(
+    counts: [&Count<Words>; N],
+    fence: impl FnOnce() -> Result<(), Errno>,
+    last: impl FnMut(usize),
+) -> Result<usize, Errno> {
+    let killed = Count::close_all(counts.into_iter(), fence)?;
+    Count::put_all(counts.into_iter(), last);
+    Ok(killed)
+}
+
 #[test]
 fn the_last_put_is_one_whoever_it_is() {
     loom::model(|| {
@@ -68,7 +78,7 @@ fn the_last_put_is_one_whoever_it_is() {
             })
         };
         let last = |_| _ = released.fetch_add(1, Ordering::Relaxed);
-        let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), last);
+        let killed = kill([&*count], || Ok(fence(&words)), last);
         assert_eq!(killed, Ok(1));
         user.join().unwrap();
         assert_eq!((released.load(Ordering::Relaxed), count.references()), (1, Some(0)));
@@ -90,9 +100,9 @@ fn a_reference_moves_between_cpus_while_it_is_killed() {
             })
         };
         let mut released = 0;
-        assert_eq!(Count::kill_all([&*count].into_iter(), || Err(Errno::PERM), |_| released += 1), Err(Errno::PERM));
+        assert_eq!(kill([&*count], || Err(Errno::PERM), |_| released += 1), Err(Errno::PERM));
         assert!(released == 0 && !count.is_dead());
-        let killed = Count::kill_all([&*count, &*count].into_iter(), || Ok(fence(&words)), |_| released += 1);
+        let killed = kill([&*count, &*count], || Ok(fence(&words)), |_| released += 1);
         assert_eq!(killed, Ok(1));
         assert_eq!(released + usize::from(user.join().unwrap()), 1);
         assert_eq!(count.references(), Some(0));
@@ -107,12 +117,12 @@ fn of_two_who_kill_at_once_one_does() {
             let (count, words) = (count.clone(), words.clone());
             thread::spawn(move || {
                 let mut released = 0;
-                let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), |_| released += 1);
+                let killed = kill([&*count], || Ok(fence(&words)), |_| released += 1);
                 (killed.unwrap(), released)
             })
         };
         let mut released = 0;
-        let killed = Count::kill_all([&*count].into_iter(), || Ok(fence(&words)), |_| released += 1).unwrap();
+        let killed = kill([&*count], || Ok(fence(&words)), |_| released += 1).unwrap();
         let (others_killed, others_released) = other.join().unwrap();
         assert_eq!((killed + others_killed, released + others_released), (1, 1));
     });

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use neap_base::{Linux, Platform};
-use neap_percpu::{Owner, PerCpuCounter, PerCpuData, Shape, Site, Wait};
+use neap_percpu::{Alone, Owner, PerCpuCounter, PerCpuData, Shape, Wait};
 
 use super::{Options, Session, Workload};
 use crate::report::{cell, table};
@@ -73,9 +73,9 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let (linux, on) = (Linux::probe(), cpus()?);
     let data =
         PerCpuData::open(&linux, &Shape::usual(linux.cpus()), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let site = Site { data: &data, platform: &linux, owner: Owner::NOBODY };
+    let host = Alone { data: &data, platform: &linux };
     // A part is moved once in 4096 additions of 1.
-    let counter = PerCpuCounter::new(site, 4096, Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
+    let counter = PerCpuCounter::new(host, Owner::NOBODY, 4096, Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
     let (atomic, shards) = (Shard::default(), on.iter().map(|_| Shard::default()).collect::<Vec<_>>());
     let times = options.amount(10_000_000);
     let rounds = options.rounds(30);
