@@ -44,21 +44,32 @@ impl Gate {
     /// Goes in; waits while the gate is closed. `cpu` only spreads threads over counters.
     #[inline]
     pub fn enter(&self, cpu: usize) -> Inside<'_> {
-        let lane = &self.inside[cpu % LANES];
         loop {
-            // All four accesses are SeqCst, so either the closer sees this thread inside or this thread sees the gate closed:
-            // 1. A counts itself, B closes. 2. A reads `closed`, B reads the counters.
-            lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
-            model_fence();
-            // SeqCst pairs with the store in `close`, and as an Acquire with the Release in `open`.
-            let closed = self.closed.load(Ordering::SeqCst);
-            // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork.
-            if closed == OPEN || self.closer.load(Ordering::Relaxed) == me() {
-                return Inside { lane };
+            match self.attempt(cpu) {
+                Ok(inside) => return inside,
+                Err(closed) => wait(&self.closed, closed),
             }
-            drop(Inside { lane });
-            wait(&self.closed, closed);
         }
+    }
+
+    /// Goes in, unless the gate is closed.
+    pub fn try_enter(&self, cpu: usize) -> Option<Inside<'_>> {
+        self.attempt(cpu).ok()
+    }
+
+    /// Goes in, or answers how the gate is closed.
+    #[inline(always)]
+    fn attempt(&self, cpu: usize) -> Result<Inside<'_>, u32> {
+        let lane = &self.inside[cpu % LANES];
+        // All four accesses are SeqCst, so either the closer sees this thread inside or this thread sees the gate closed:
+        // 1. A counts itself, B closes. 2. A reads `closed`, B reads the counters.
+        lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
+        model_fence();
+        // SeqCst pairs with the store in `close`, and as an Acquire with the Release in `open`.
+        let closed = self.closed.load(Ordering::SeqCst);
+        let inside = Inside { lane };
+        // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork.
+        if closed == OPEN || self.closer.load(Ordering::Relaxed) == me() { Ok(inside) } else { Err(closed) }
     }
 
     /// Closes the gate and waits until nobody is inside, looking at most `looks` times with `pause` in between. Answers
@@ -151,8 +162,13 @@ mod tests {
         gate.open();
         drop(inside);
         assert!(gate.close(1, || ()) && gate.is_empty());
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| gate.try_enter(19).is_none());
+            assert!(refused.join().unwrap());
+        });
         gate.open();
         drop(gate.enter(19));
+        assert!(gate.try_enter(19).is_some());
     }
 
     #[test]

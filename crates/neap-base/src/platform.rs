@@ -127,6 +127,12 @@ pub trait Platform: Sync {
         (0, true)
     }
 
+    /// Calls `each` with every CPU that is near a node other than the first, as far as that is known, and that node; perhaps with
+    /// others as well. May be several system calls.
+    fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
+        (0..self.cpus()).for_each(|cpu| each(cpu, self.node(cpu).0));
+    }
+
     /// How far the memory of node `to` is from node `from`.
     fn distance(&self, _from: usize, _to: usize) -> u8 {
         nodes::LOCAL
@@ -383,6 +389,13 @@ impl Platform for Linux {
             // Without sequences `cpu` is a number of the thread's, which may be that of a CPU by chance.
             Ok((here, id)) => (self.nodes.nearest(id), here == cpu && self.rseq_offset.is_ok()),
             Err(_) => (0, true),
+        }
+    }
+
+    fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
+        match self.simulated {
+            0 => self.nodes.each_cpu(each),
+            simulated => (0..self.cpus).for_each(|cpu| each(cpu, cpu % simulated)),
         }
     }
 

@@ -161,6 +161,10 @@ macro_rules! hand_on {
             self.$inner.node(cpu)
         }
 
+        fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
+            self.$inner.each_home(each)
+        }
+
         fn distance(&self, from: usize, to: usize) -> u8 {
             self.$inner.distance(from, to)
         }

@@ -55,11 +55,8 @@ impl Nodes {
             usable,
             |id| online.contains(id),
             |id, each| {
-                let mut path = Path { text: [0; 64], length: 0 };
-                // The buffer holds the longest such path, so this cannot fail.
-                let _ = write!(path, "/sys/devices/system/node/node{id}/distance\0");
                 let mut text = [0; 4096];
-                let Some(text) = path.as_c_str().and_then(|path| read_file(path, &mut text).ok()) else { return };
+                let Some(text) = node_file(id, "distance", &mut text) else { return };
                 let numbers = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
                 numbers
                     .map(|word| core::str::from_utf8(word).ok()?.parse().ok())
@@ -120,6 +117,15 @@ impl Nodes {
         self.nearest.get(id).copied().unwrap_or(0).into()
     }
 
+    /// Calls `each` with every CPU that is near a node other than the first, as far as the kernel says, and that node. Reads `/sys`.
+    pub fn each_cpu(&self, each: &mut dyn FnMut(usize, usize)) {
+        for id in (0..MAX_NODES).filter(|&id| self.nearest(id) > 0) {
+            let mut text = [0; 4096];
+            let cpus = node_file(id, "cpulist", &mut text).and_then(CpuSet::parse).unwrap_or(CpuSet::EMPTY);
+            (0..MAX_CPUS).filter(|&cpu| cpus.contains(cpu)).for_each(|cpu| each(cpu, self.nearest(id)));
+        }
+    }
+
     /// Asks that fresh memory of a range come from a node. A preference and no order: where the node is full the kernel
     /// takes the next one, instead of killing the program for memory that another node has.
     ///
@@ -160,6 +166,14 @@ pub fn whereabouts() -> Result<(usize, usize), Errno> {
     // SAFETY: the kernel writes two numbers of this size.
     unsafe { syscall5(number, at_cpu, at_node, 0, 0, 0) }?;
     Ok((cpu as usize, node as usize))
+}
+
+/// What the kernel says of the node that it calls `id`, in one of its files.
+fn node_file<'b>(id: usize, name: &str, text: &'b mut [u8]) -> Option<&'b [u8]> {
+    let mut path = Path { text: [0; 64], length: 0 };
+    // The buffer holds the longest such path, so this cannot fail.
+    let _ = write!(path, "/sys/devices/system/node/node{id}/{name}\0");
+    read_file(path.as_c_str()?, text).ok()
 }
 
 /// A path being put together.
@@ -230,6 +244,12 @@ mod tests {
         assert!(nodes.count() >= 1 && nodes.distance(0, 0) == LOCAL);
         let (cpu, node) = whereabouts().unwrap();
         assert!(cpu < crate::topology::nameable() && nodes.nearest(node) < nodes.count());
+        let mut named = 0;
+        nodes.each_cpu(&mut |cpu, node| {
+            assert!(cpu < crate::topology::nameable() && (1..nodes.count()).contains(&node));
+            named += 1;
+        });
+        assert_eq!(named > 0, nodes.count() > 1);
     }
 
     #[test]

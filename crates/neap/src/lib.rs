@@ -16,6 +16,8 @@ mod large;
 pub mod maintenance;
 pub mod mm;
 pub mod options;
+mod per_cpu_data;
+pub mod percpu;
 pub mod process;
 mod requests;
 mod stat_page;

@@ -1,7 +1,7 @@
 //! Maintenance: giving back what nobody needs.
 //!
-//! Sits between the clock and the object and page layers. A tick drains the stacks of CPUs that did nothing since the last
-//! one, trims barns to their working sets and releases pages. It is made by one background thread, which comes into
+//! Sits between the clock and the object and page layers and per-CPU data. A tick drains the stacks of CPUs that did nothing since
+//! the last one, trims barns to their working sets, releases pages, and is the worker of per-CPU data. It is made by one background thread, which comes into
 //! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
 //! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
 //! ever tried. No thread is stopped or signalled. Who ticks also answers what other processes ask
@@ -15,6 +15,7 @@ use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Peek;
 use neap_os::futex::{self, Scope};
 use neap_os::thread;
+use neap_percpu::PerCpuData;
 
 /// No thread, and none was asked for.
 const ABSENT: u32 = 0;
@@ -84,6 +85,8 @@ pub struct Tick {
     pub skipped: u32,
     /// What the pages did.
     pub pages: neap_pages::Report,
+    /// What the worker of per-CPU data did.
+    pub per_cpu: neap_percpu::Tick,
     /// Whether nothing was released because an isolated CPU runs the process and would be interrupted by it.
     pub held: bool,
     /// Whether a later tick may find something to do though nobody calls in between.
@@ -126,6 +129,11 @@ impl Maintenance {
     /// Ticks made, and CPUs drained.
     pub(crate) fn counters(&self) -> (u64, u64) {
         (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is a thread to tick, or to be woken.
+    fn has_thread(&self) -> bool {
+        !matches!(self.thread.load(Ordering::Relaxed), ABSENT | NEVER)
     }
 
     /// What the background thread is doing, in a word.
@@ -187,6 +195,24 @@ impl<P: Platform> Core<P> {
         }
         if self.page.is_asked() {
             self.answer_in_call(mm);
+        }
+    }
+
+    /// What follows a call for per-CPU data: wakes or makes the thread, or does its work in its place where that is wanted now. Not
+    /// inside the gate. A caller that must `never_wait` leaves the work to others where there is no thread.
+    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, call: Call, never_wait: bool) {
+        let maintenance = &self.maintenance;
+        if never_wait && !maintenance.has_thread() {
+            return;
+        }
+        self.after(mm, call);
+        if !data.is_work_wanted() || maintenance.has_thread() || self.consider_thread(mm, call, 0) {
+            return;
+        }
+        let platform = &self.objects.platform;
+        if !platform.is_isolated(platform.cpu()) {
+            let _inside = mm.gate.enter(platform.cpu());
+            data.tick_until(platform, false, &|| mm.gate.is_closed());
         }
     }
 
@@ -260,8 +286,9 @@ impl<P: Platform> Core<P> {
     fn used_and_cached(&self) -> (u64, u64) {
         let statistics = self.objects.pages.statistics();
         let page_size = self.objects.pages.page_size() as u64;
-        let in_pages = u64::from(statistics.backed_free + statistics.listed) * page_size;
-        let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size;
+        let (per_cpu, per_cpu_free) = self.per_cpu.bytes();
+        let in_pages = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
+        let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size + per_cpu;
         if used + in_pages < WORTH_A_LOOK {
             return (used, in_pages);
         }
@@ -316,6 +343,8 @@ impl<P: Platform> Core<P> {
         tick.pages = self.objects.pages.tick_until(platform, &|| tick.held || stop());
         // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
         tick.left |= tick.pages.left && seen.holds < PATIENCE;
+        tick.per_cpu = self.per_cpu.tick(platform, false, &stop);
+        tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
         tick
@@ -332,9 +361,11 @@ impl<P: Platform> Mm<P> {
     /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
     pub fn release_all(&self) -> bool {
         let Some(core) = self.core_if_open() else { return false };
-        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let (platform, stop) = (&core.objects.platform, || self.gate.is_closed());
+        let _inside = self.gate.enter(platform.cpu());
         core.drain_everything();
-        core.objects.pages.release_all_until(&core.objects.platform, &|| self.gate.is_closed()).released > 0
+        let per_cpu = core.per_cpu.tick(platform, true, &stop).released;
+        core.objects.pages.release_all_until(platform, &stop).released > 0 || per_cpu > 0
     }
 
     /// Tells who wants to know that the numbers have changed.

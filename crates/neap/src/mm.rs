@@ -7,6 +7,7 @@
 
 use crate::maintenance::{Call, Maintenance};
 use crate::options::Options;
+use crate::per_cpu_data::Place;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -67,6 +68,7 @@ pub(crate) struct Core<P: Platform> {
     /// Runs moved by their page tables so far.
     pub(crate) moves: AtomicU32,
     pub(crate) page: StatPage,
+    pub(crate) per_cpu: Place,
 }
 
 impl<P: Platform> Mm<P> {
@@ -115,6 +117,7 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the state says that it is initialised; nobody else is here.
             unsafe {
                 let core = self.core.get_mut().assume_init_mut();
+                core.per_cpu.close(&core.objects.platform);
                 core.maintenance.close(&core.objects.platform);
                 core.objects.close();
             }
@@ -348,6 +351,7 @@ impl<P: Platform> Core<P> {
             run_bytes: AtomicU64::new(0),
             moves: AtomicU32::new(0),
             page: StatPage::new(),
+            per_cpu: Place::new(),
         })
     }
 

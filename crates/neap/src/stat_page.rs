@@ -268,7 +268,7 @@ impl<P: Platform> Core<P> {
         let mut looks = (0..LOOKS).map(|_| self.usage());
         let usage = looks.find(|usage| usage.unaccounted_bytes == 0).unwrap_or_else(|| self.usage());
         let pages = self.objects.pages.statistics();
-        let Usage { mapped_bytes, used_bytes, cached_bytes, free_bytes, unaccounted_bytes } = usage;
+        let Usage { mapped_bytes, used_bytes, cached_bytes, free_bytes, unaccounted_bytes, .. } = usage;
         write!(text, "\"bytes\":{{\"mapped\":{mapped_bytes},\"used\":{used_bytes},\"cached\":{cached_bytes},")?;
         write!(text, "\"free_resident\":{free_bytes},\"tables\":{},", pages.table_bytes)?;
         write!(text, "\"unaccounted\":{unaccounted_bytes}}},")?;

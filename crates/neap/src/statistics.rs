@@ -20,6 +20,10 @@ pub struct Usage {
     pub cached_bytes: u64,
     /// Free pages that are resident.
     pub free_bytes: u64,
+    /// Pages of per-CPU data in which something is.
+    pub per_cpu_bytes: u64,
+    /// Pages of per-CPU data in which nothing is: the reserve, and what is on its way back.
+    pub per_cpu_free_bytes: u64,
     /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless some got lost. While
     /// other threads allocate, parts are read at different moments, and it may be a little more or less.
     pub unaccounted_bytes: i64,
@@ -94,11 +98,14 @@ impl<P: Platform> Core<P> {
         let draining = pages.travelling.saturating_sub(pages.releasing);
         // Relaxed: a number.
         let owned = (slab_pages + u64::from(draining)) * page + self.run_bytes.load(Ordering::Relaxed);
+        let (per_cpu_bytes, per_cpu_free_bytes) = self.per_cpu.bytes();
         Usage {
             mapped_bytes: pages.mapped_bytes as u64,
             used_bytes: handed_out.max(in_slabs) - cached.min(handed_out.max(in_slabs)),
             cached_bytes: cached,
             free_bytes: u64::from(pages.backed_free + pages.listed) * page,
+            per_cpu_bytes,
+            per_cpu_free_bytes,
             unaccounted_bytes: handed_out.wrapping_sub(owned) as i64,
         }
     }

@@ -1,6 +1,6 @@
 //! The proof that a whole manager adds up, at any moment.
 //!
-//! Sits between a test and the proofs of objects and pages. Closes the gate and the sequences as fork does, so that every
+//! Sits between a test and the proofs of objects, pages and per-CPU data. Closes the gate and the sequences as fork does, so that every
 //! object and page is in exactly one structure, and opens them again. Allocates nothing.
 
 use crate::mm::Mm;
@@ -13,7 +13,7 @@ pub use neap_objects::verify::{Census, Finding};
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
-    /// Proves that every object and every page is in exactly one place and that all counts are true; answers how many
+    /// Proves that every object, every page and all per-CPU data is in exactly one place and that all counts are true; answers how many
     /// objects are where. Threads may go on meanwhile, and wait where they need a slow path. `in_hands`: how many
     /// other threads there are, or were when this process was forked, each of which may have been stopped with an object on
     /// its way between a stack and itself.
@@ -30,6 +30,7 @@ impl<P: Platform> Mm<P> {
             let run_bytes = run_pages * objects.pages.page_size() as u64;
             // Relaxed: whoever changed it has left the gate.
             Finding::unless_equal("bytes in runs", Class::NONE, 0, run_bytes, core.run_bytes.load(Relaxed))?;
+            core.per_cpu.verify()?;
             Ok(census)
         });
         self.reopen_after_fork();

@@ -1,0 +1,211 @@
+//! The per-CPU data of a manager: made when it is first asked for, kept from forks by the gate, worked on by maintenance.
+//!
+//! Sits between [`Mm`] and `neap-percpu`. What is not asked for costs nothing: no memory, and one load in a tick. One mutex, for
+//! making it. It is beside the pages and objects, so it does not count for a limit.
+
+use crate::maintenance::Call;
+use crate::mm::{Core, Mm};
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, Ordering};
+use neap_base::platform::Errno;
+use neap_base::{Mutex, Platform};
+use neap_objects::size_class::Class;
+use neap_objects::verify::Finding;
+use neap_os::topology::MAX_CPUS;
+use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Shape, Statistics, Tick, Wait};
+
+/// Address space for each CPU where that costs the program something, and the least to try where it is refused, in bytes.
+const SCARCE_SPAN: usize = 16 << 20;
+const LEAST_SPAN: usize = 256 << 10;
+
+/// Where a manager has its instance.
+#[derive(Debug)]
+pub(crate) struct Place {
+    made: AtomicBool,
+    making: Mutex<()>,
+    data: UnsafeCell<MaybeUninit<PerCpuData>>,
+}
+
+// SAFETY: `data` is written once, before `made` says so.
+unsafe impl Sync for Place {}
+
+impl Place {
+    pub(crate) const fn new() -> Place {
+        Place { made: AtomicBool::new(false), making: Mutex::new(()), data: UnsafeCell::new(MaybeUninit::uninit()) }
+    }
+
+    /// The instance, if there is one.
+    pub(crate) fn get(&self) -> Option<&PerCpuData> {
+        // Acquire pairs with the Release in `make`. SAFETY: the flag says that it is initialised.
+        self.made.load(Ordering::Acquire).then(|| unsafe { (*self.data.get()).assume_init_ref() })
+    }
+
+    /// The instance, which is made where there is none. Inside the gate.
+    fn make<P: Platform>(&self, platform: &P) -> Result<&PerCpuData, Errno> {
+        let _making = self.making.lock();
+        if let Some(data) = self.get() {
+            return Ok(data);
+        }
+        let mut homes = [0_u8; MAX_CPUS];
+        platform.each_home(&mut |cpu, node| homes.get_mut(cpu).into_iter().for_each(|home| *home = node as u8));
+        let home = |cpu: usize| homes.get(cpu).map_or(0, |&home| home.into());
+        let mut shape = Shape::usual(platform.cpus());
+        if platform.address_space_is_scarce() {
+            shape.span = SCARCE_SPAN;
+        }
+        let data = loop {
+            match PerCpuData::open(platform, &shape, home, ()) {
+                Err(Errno::NOMEM) if shape.span > LEAST_SPAN => shape.span /= 4,
+                answer => break answer?,
+            }
+        };
+        // SAFETY: only whoever has the mutex writes it, once, and nobody reads it before the flag says so.
+        let data = unsafe { (*self.data.get()).write(data) };
+        self.made.store(true, Ordering::Release); // Pairs with the Acquire in `get`.
+        Ok(data)
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// Nobody uses the instance or anything of it any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        if let Some(data) = self.get() {
+            // SAFETY: as the caller promises.
+            unsafe { data.close(platform) };
+        }
+    }
+
+    /// [`PerCpuData::tick_until`]. Inside the gate.
+    pub(crate) fn tick<P: Platform>(&self, platform: &P, all: bool, stop: &dyn Fn() -> bool) -> Tick {
+        self.get().map_or(Tick::default(), |data| data.tick_until(platform, all, stop))
+    }
+
+    /// Bytes of pages in which something is, and of those in which nothing is. Inside the gate.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
+        (used as u64, free as u64)
+    }
+
+    /// The proof that it adds up.
+    pub(crate) fn verify(&self) -> Result<(), Finding> {
+        let Some(Err(finding)) = self.get().map(PerCpuData::verify) else { return Ok(()) };
+        let neap_percpu::Finding { what, place, expected, found } = finding;
+        Err(Finding { what, class: Class::NONE, at: place as usize, expected, found })
+    }
+}
+
+/// Per-CPU data of a manager: what typed values, and [`percpu`](crate::percpu), stand on.
+#[derive(Debug)]
+pub struct Source<'m, P: Platform> {
+    mm: &'m Mm<P>,
+    core: &'m Core<P>,
+    data: &'m PerCpuData,
+}
+
+impl<P: Platform> Clone for Source<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Source<'_, P> {}
+
+impl<P: Platform + Send> Mm<P> {
+    /// The manager's per-CPU data, which is made where there is none yet, unless `wait` says [`Wait::Never`].
+    ///
+    /// # Errors
+    /// [`Refused::Memory`] where there is no address space for it; [`Refused::WouldWait`] if it would have to be made.
+    pub fn per_cpu(&self, wait: Wait) -> Result<Source<'_, P>, Refused> {
+        if let Some(source) = self.per_cpu_if_made() {
+            return Ok(source);
+        }
+        if wait == Wait::Never {
+            return Err(Refused::WouldWait);
+        }
+        let core = self.core().ok_or(Refused::Memory(Errno::NOMEM))?;
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let data = core.per_cpu.make(&core.objects.platform).map_err(Refused::Memory)?;
+        Ok(Source { mm: self, core, data })
+    }
+
+    /// The manager's per-CPU data, if anybody has asked for it before.
+    pub fn per_cpu_if_made(&self) -> Option<Source<'_, P>> {
+        let core = self.core_if_open()?;
+        Some(Source { mm: self, core, data: core.per_cpu.get()? })
+    }
+}
+
+impl<P: Platform + Send> Source<'_, P> {
+    /// [`PerCpuData::open_owner`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_owner(&self) -> Result<Owner, Refused> {
+        self.inside(|| self.data.open_owner())
+    }
+
+    /// [`PerCpuData::close_owner`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
+        // SAFETY: as the caller promises.
+        let answer = self.inside(|| unsafe { self.data.close_owner(owner) });
+        self.after(Call::LargeFree, false);
+        answer
+    }
+
+    /// The numbers of this moment. May wait for a pass of the worker.
+    pub fn statistics(&self) -> Statistics {
+        self.inside(|| self.data.statistics())
+    }
+
+    fn after(&self, call: Call, never_wait: bool) {
+        self.core.after_per_cpu(self.mm, self.data, call, never_wait);
+    }
+}
+
+impl<P: Platform + Send> Host for Source<'_, P> {
+    type Platform = P;
+    type Charge = ();
+
+    fn platform(&self) -> &P {
+        &self.core.objects.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.data
+    }
+
+    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
+        let _inside = self.mm.gate.enter(self.platform().cpu());
+        body()
+    }
+
+    fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
+        let _inside = self.mm.gate.try_enter(self.platform().cpu())?;
+        Some(body())
+    }
+
+    fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
+        let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
+        let never_wait = wait == Wait::Never;
+        // A fork under way is waited for, but not by who may not wait.
+        let answer = if never_wait { self.try_inside(allocate) } else { Some(self.inside(allocate)) };
+        self.after(Call::Allocation, never_wait);
+        answer.unwrap_or(Err(Refused::WouldWait))
+    }
+
+    unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
+        // SAFETY: as the caller promises.
+        let answer = self.inside(|| unsafe { self.data.free(handle) });
+        // The C library never frees such memory, so a thread may be made as after a large free.
+        self.after(Call::LargeFree, false);
+        answer
+    }
+}
