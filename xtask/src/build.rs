@@ -1,14 +1,17 @@
-//! `cargo xtask build` and `cargo xtask demo`: the command line tool and the preload library.
+//! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library and the C API's libraries.
 //!
-//! Two cargo runs, not one: the library is `no_std` with its own panic handler, and cargo would give it the features that
-//! the tool switches on in shared dependencies.
+//! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and cargo would give them the features
+//! that the tool switches on in shared dependencies.
 
 use anyhow::{Result, bail};
 
 use crate::layout;
 use crate::process::{cargo, command, need, run};
 
-/// Builds both, optimised.
+/// What programs that are linked with the C API ask the loader for: it changes when they would no longer run.
+pub(crate) const SONAME: &str = "libneap.so.0";
+
+/// Builds all, optimised.
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
     for package in ["neap-cli", "neap-malloc"] {
@@ -16,7 +19,13 @@ pub(crate) fn build() -> Result<()> {
         cargo.current_dir(layout::root());
         run(cargo)?;
     }
-    for file in [layout::tool(), layout::library()] {
+    // Not in the manifest: a package with a panic handler in each of its libraries could not be tested.
+    let mut c_api = cargo(["rustc", "--release", "--package", "neap-c", "--lib", "--features", "runtime"]);
+    c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C"]).arg(format!("link-arg=-Wl,-soname,{SONAME}"));
+    c_api.current_dir(layout::root());
+    run(c_api)?;
+    let [shared, archive] = layout::c_libraries();
+    for file in [layout::tool(), layout::library(), shared, archive] {
         if !file.exists() {
             bail!("cargo succeeded, but {} is not there", file.display());
         }

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{build, layout, models, smoke, symbols, tidy};
+use crate::{build, c_api, layout, models, smoke, symbols, tidy};
 
 fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
@@ -50,6 +50,7 @@ pub(crate) fn test() -> Result<()> {
     build::build()?;
     symbols::into(&mut report)?;
     smoke::into(&mut report, &layout::library(), &[])?;
+    c_api::into(&mut report)?;
     report.close("test")
 }
 

@@ -27,6 +27,16 @@ pub(crate) fn library() -> PathBuf {
     target().join("release/libneap_malloc.so")
 }
 
+/// The C API's library, shared and static, as cargo calls them.
+pub(crate) fn c_libraries() -> [PathBuf; 2] {
+    ["release/libneap_c.so", "release/libneap_c.a"].map(|file| target().join(file))
+}
+
+/// The C API's header.
+pub(crate) fn header() -> PathBuf {
+    root().join("crates/neap-c/include/neap.h")
+}
+
 /// The command line tool.
 pub(crate) fn tool() -> PathBuf {
     target().join("release/neap")

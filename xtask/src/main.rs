@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod build;
+mod c_api;
 mod ci;
+mod install;
 mod installed;
 mod layout;
 mod models;
@@ -24,14 +26,17 @@ mod vm;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND [arguments]
 
-  build                       target/release/neap and target/release/libneap_malloc.so
+  build                       target/release/neap, libneap_malloc.so, and the C API's libneap_c.so and .a
+  install --prefix FOLDER [--destdir FOLDER]
+                              build, then: program, libraries, neap.h and neap.pc into a prefix such as /usr/local
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
-  test                        cargo test, then build, symbols and smoke
+  test                        cargo test, then build, symbols, smoke and c-api
   loom                        exhaustive interleavings of the lock protocols
   miri                        the listed tests under the interpreter that finds undefined behaviour
-  symbols                     what the preload library imports and exports
+  symbols                     what the libraries import and export, and whether that is what neap.h declares
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
+  c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
@@ -64,8 +69,10 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "test" => alone(ci::test),
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
+        "install" => install::command(rest),
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
+        "c-api" => alone(c_api::check),
         "tidy" => alone(tidy::check),
         "peers" => peers::build(rest),
         "vm" => vm::command(rest),

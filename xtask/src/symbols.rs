@@ -1,11 +1,16 @@
-//! `cargo xtask symbols`: what the preload library imports from and exports to the programs it is loaded into.
+//! `cargo xtask symbols`: what the libraries import from and export to the programs they are loaded into.
 //!
 //! An import that allocates would recurse and one that an old C library lacks would stop every program; an export beyond
-//! the malloc family could replace a program's own function. `nm` and `readelf` of binutils read the file; each symbol
-//! that breaks a rule is named.
+//! the malloc family and what `neap.h` declares could replace a program's own function. Every library has all functions of the
+//! header. `nm` and `readelf` of binutils read the files; each symbol that breaks a rule is named.
 
-use anyhow::Result;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 
+use anyhow::{Context, Result, ensure};
+
+use crate::build::SONAME;
 use crate::layout;
 use crate::process::{capture, command, need};
 use crate::report::Report;
@@ -69,8 +74,22 @@ fn import_allowed(name: &str, weak: bool) -> bool {
     IMPORTS.contains(&name) || starts_with_any(name, IMPORT_PREFIXES) || (weak && WEAK_IMPORTS.contains(&name))
 }
 
-fn export_allowed(name: &str) -> bool {
+fn of_malloc(name: &str) -> bool {
     FAMILY.contains(&name) || starts_with_any(name, DELETE_PREFIXES)
+}
+
+/// The functions that a C header declares: names of neap's that a parenthesis follows, comments and macros left out.
+fn declared(header: &str) -> BTreeSet<&str> {
+    let (mut names, mut rest) = (BTreeSet::new(), header);
+    while let Some((code, comment)) = rest.split_once("/*").or((!rest.is_empty()).then_some((rest, ""))) {
+        for line in code.lines().filter(|line| !line.starts_with('#')) {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let calls = line.match_indices('(').map(|(at, _)| line[..at].rsplit(|c| !is_name(c)).next().unwrap_or(""));
+            names.extend(calls.filter(|name| name.starts_with("neap_")));
+        }
+        rest = comment.split_once("*/").map_or("", |(_, rest)| rest);
+    }
+    names
 }
 
 /// Kind letter and name, without version, of each line of `nm -D`.
@@ -95,36 +114,66 @@ pub(crate) fn check() -> Result<()> {
 /// The same checks, counted in a report that has others in it.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     need("nm", &["binutils"])?;
-    let library = layout::library();
+    let header = layout::header();
+    let header = fs::read_to_string(&header).with_context(|| header.display().to_string())?;
+    let functions = declared(&header);
+    let [shared, archive] = layout::c_libraries();
+    loaded(report, &layout::library(), true, &functions)?;
+    loaded(report, &shared, false, &functions)?;
+    let dynamic = capture(command("readelf", ["-dW", &shared.to_string_lossy()]))?;
+    let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{SONAME}]")));
+    report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {SONAME}")) });
+    println!("symbols of {}", archive.display());
+    let defined = capture(command("nm", ["--defined-only", "--extern-only", "--quiet", &archive.to_string_lossy()]))?;
+    let names: BTreeSet<&str> = listed(&defined).into_iter().map(|(_, name)| name).collect();
+    report.check(
+        "functions of the header",
+        same(&functions, names.iter().copied().filter(|n| n.starts_with("neap_")).collect()),
+    );
+    report.check("exports", none(names.into_iter().filter(|name| of_malloc(name)), "replaces the C library's"));
+    Ok(())
+}
+
+/// An error that names what there is.
+fn none<'n>(names: impl Iterator<Item = &'n str>, what: &str) -> Result<()> {
+    let names: Vec<&str> = names.collect();
+    ensure!(names.is_empty(), "{what}: {}", names.join(", "));
+    Ok(())
+}
+
+/// An error that names what is in one set only.
+fn same(declared: &BTreeSet<&str>, defined: BTreeSet<&str>) -> Result<()> {
+    ensure!(!declared.is_empty(), "no function was found in the header");
+    none(declared.difference(&defined).copied(), "in the header and not in the library")?;
+    none(defined.difference(declared).copied(), "in the library and not in the header")
+}
+
+/// What a shared object asks for and offers; `malloc`: whether it is to have the malloc family.
+fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSet<&str>) -> Result<()> {
     let path = library.to_string_lossy();
     println!("symbols of {path}");
     let undefined = capture(command("nm", ["-D", "--undefined-only", &path]))?;
     let defined = capture(command("nm", ["-D", "--defined-only", &path]))?;
     let dynamic = capture(command("readelf", ["-dW", &path]))?;
 
-    let join = |names: Vec<&str>| names.join(", ");
-    let complain = |names: Vec<&str>, what: &str| -> Result<()> {
-        anyhow::ensure!(names.is_empty(), "{what}: {}", join(names));
-        Ok(())
-    };
-    let imports = listed(&undefined)
-        .into_iter()
-        .filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')))
-        .map(|(_, name)| name)
-        .collect();
-    report.check("imports", complain(imports, "imported and not allowed"));
-    let exports = listed(&defined).into_iter().map(|(_, name)| name).filter(|name| !export_allowed(name)).collect();
-    report.check("exports", complain(exports, "exported and not of the malloc family"));
-    let present = listed(&defined);
-    let missing = FAMILY.iter().copied().filter(|wanted| present.iter().all(|(_, name)| name != wanted)).collect();
-    report.check("family", complain(missing, "of the malloc family and not exported"));
+    let imports = listed(&undefined);
+    let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
+    report.check("imports", none(imports.map(|(_, name)| *name), "imported and not allowed"));
+    let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) =
+        listed(&defined).into_iter().map(|(_, name)| name).partition(|name| name.starts_with("neap_"));
+    report.check("functions of the header", same(functions, ours));
+    let exports = others.iter().copied().filter(|name| !(malloc && of_malloc(name)));
+    report.check("exports", none(exports, "exported and of no header"));
+    if malloc {
+        let missing = FAMILY.iter().copied().filter(|wanted| !others.contains(wanted));
+        report.check("family", none(missing, "of the malloc family and not exported"));
+    }
     let needed = dynamic
         .lines()
         .filter(|line| line.contains("(NEEDED)"))
         .filter_map(|line| line.split(['[', ']']).nth(1))
-        .filter(|name| !starts_with_any(name, NEEDED_PREFIXES))
-        .collect();
-    report.check("needed", complain(needed, "asks for a shared object other than the C library"));
+        .filter(|name| !starts_with_any(name, NEEDED_PREFIXES));
+    report.check("needed", none(needed, "asks for a shared object other than the C library"));
     Ok(())
 }
 
@@ -149,10 +198,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_family_and_delete_may_be_exported() {
-        assert!(export_allowed("_ZdlPvmSt11align_val_t"));
+    fn the_family_is_that_of_malloc_and_delete() {
+        assert!(of_malloc("_ZdlPvmSt11align_val_t"));
         for name in ["_Znwm", "rust_eh_personality", "neap_stats", "memcpy"] {
-            assert!(!export_allowed(name), "{name}");
+            assert!(!of_malloc(name), "{name}");
         }
+    }
+
+    #[test]
+    fn a_header_declares_functions_and_no_more() {
+        let header = "/* Call neap_a(). */\n#define neap_b(x) neap_c(x)\nint neap_d(int (*neap_e)(void *f));\n\
+                      typedef void (*neap_g)(int); /* see\n neap_h() */ const char *neap_i(\n    void);\n";
+        assert_eq!(declared(header), BTreeSet::from(["neap_d", "neap_i"]));
+        assert!(same(&BTreeSet::from(["a"]), BTreeSet::from(["a"])).is_ok());
+        for (declared, defined) in [("a", "b"), ("a", "")] {
+            assert!(same(&BTreeSet::from([declared]), BTreeSet::from([defined])).is_err());
+        }
+        assert!(same(&BTreeSet::new(), BTreeSet::new()).is_err(), "a header that could not be read");
     }
 }

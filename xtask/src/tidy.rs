@@ -13,7 +13,7 @@ use crate::layout;
 
 /// Crates that are linked into the preload library.
 pub(crate) const RING_0: &[&str] =
-    &["neap-os", "neap-base", "neap-pages", "neap-percpu", "neap-objects", "neap", "neap-malloc"];
+    &["neap-os", "neap-base", "neap-pages", "neap-percpu", "neap-objects", "neap", "neap-c", "neap-malloc"];
 
 /// The crate that holds the workspace's one mutable static, and the one file that may name loom.
 const STATIC_CRATE: &str = "crates/neap-malloc/src/";

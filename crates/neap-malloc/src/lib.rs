@@ -10,4 +10,6 @@
 mod cxx;
 mod family;
 mod report;
-mod runtime;
+
+// The functions of `neap.h`, which work on the same instance here, and the panic handler.
+use neap_c as _;

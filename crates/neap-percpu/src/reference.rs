@@ -108,8 +108,8 @@ impl<W: Counts> Count<W> {
         self.is_dead().then(|| self.shared.load(Ordering::Relaxed))
     }
 
-    /// Kills counts with one call of `fence`, all but their first references: [`Count::put_all`] is to follow, of the same counts
-    /// by the same thread. One that was killed before, or is being killed by somebody else, is left out. Answers how many.
+    /// Kills counts with one call of `fence`, all but their first references: [`Count::put_first`] is to follow for each, by the
+    /// same thread. One that was killed before, or is being killed by somebody else, is left out. Answers how many.
     ///
     /// # Errors
     /// That of the fence: all live on.
@@ -150,22 +150,16 @@ impl<W: Counts> Count<W> {
         fenced.map(|()| any)
     }
 
-    /// Puts the first references of those that this thread killed. `last` is told the index of each that has no other.
-    pub fn put_all<'c>(counts: impl Iterator<Item = &'c Count<W>>, mut last: impl FnMut(usize))
-    where
-        W: 'c,
-    {
-        let killed = !(me() / 2);
-        for (index, count) in counts.enumerate() {
-            // Relaxed: nobody else changes it from this.
-            if count.state.load(Ordering::Relaxed) == killed {
-                // Release pairs with the Acquire in `is_dead`.
-                count.state.store(DEAD, Ordering::Release);
-                if count.put_shared() {
-                    last(index);
-                }
-            }
+    /// Puts the first reference, if this thread killed the count and has not put it; whether it was the last.
+    #[must_use = "whoever puts the last one gives back what it protects"]
+    pub fn put_first(&self) -> bool {
+        // Relaxed: nobody else changes it from this.
+        if self.state.load(Ordering::Relaxed) != !(me() / 2) {
+            return false;
         }
+        // Release pairs with the Acquire in `is_dead`.
+        self.state.store(DEAD, Ordering::Release);
+        self.put_shared()
     }
 }
 
@@ -239,16 +233,32 @@ impl<H: Host> PerCpuRef<H> {
     pub fn kill_all<'r>(
         host: &H,
         references: impl Iterator<Item = &'r Self> + Clone,
-        last: impl FnMut(usize),
+        mut last: impl FnMut(usize),
     ) -> Result<usize, Errno>
     where
         H: 'r,
     {
-        let counts = references.map(|reference| &reference.0);
+        let killed = Self::close_all(host, references.clone())?;
+        references.enumerate().filter(|(_, reference)| reference.put_first()).for_each(|(index, _)| last(index));
+        Ok(killed)
+    }
+
+    /// The first half of [`PerCpuRef::kill_all`]; the other is [`PerCpuRef::put_first`] for each, by the same thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close_all<'r>(host: &H, references: impl Iterator<Item = &'r Self> + Clone) -> Result<usize, Errno>
+    where
+        H: 'r,
+    {
         let platform = host.platform();
         let fence = || if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) };
-        let killed = host.inside(|| Count::close_all(counts.clone(), fence))?;
-        Count::put_all(counts, last);
-        Ok(killed)
+        host.inside(|| Count::close_all(references.map(|reference| &reference.0), fence))
+    }
+
+    /// Puts the first reference, if this thread killed it by [`PerCpuRef::close_all`]; whether it was the last.
+    #[must_use = "whoever puts the last one gives back what it protects"]
+    pub fn put_first(&self) -> bool {
+        self.0.put_first()
     }
 }

@@ -39,6 +39,16 @@ pub struct Owner {
 impl Owner {
     /// No owner in particular: allocations that share rows with all others like them. Not charged.
     pub const NOBODY: Owner = Owner { index: 0, generation: 1 };
+
+    /// As a number; 0 for nobody.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation.wrapping_sub(1)) << 32 | u64::from(self.index)
+    }
+
+    /// The owner of which [`Owner::to_bits`] made this; any other number is nobody's, and refused.
+    pub fn from_bits(bits: u64) -> Owner {
+        Owner { index: bits as u32, generation: ((bits >> 32) as u32).wrapping_add(1) }
+    }
 }
 
 /// What is known of an owner.

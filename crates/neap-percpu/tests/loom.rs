@@ -56,7 +56,7 @@ fn kill<const N: usize>(
     last: impl FnMut(usize),
 ) -> Result<usize, Errno> {
     let killed = Count::close_all(counts.into_iter(), fence)?;
-    Count::put_all(counts.into_iter(), last);
+    (0..N).filter(|at| counts[*at].put_first()).for_each(last);
     Ok(killed)
 }
 

@@ -151,6 +151,16 @@ impl PerCpuRef {
         let Some(source) = PROCESS.per_cpu_if_made() else { return Ok(0) };
         neap_percpu::PerCpuRef::kill_all(&source, references.map(|reference| &reference.0), last)
     }
+
+    /// The first half of [`PerCpuRef::kill_all`], for those whose end is also that of the memory they are in; the other half is
+    /// `put_first` for each, by the same thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close_all<'r>(references: impl Iterator<Item = &'r PerCpuRef> + Clone) -> Result<usize, Errno> {
+        let Some(source) = PROCESS.per_cpu_if_made() else { return Ok(0) };
+        neap_percpu::PerCpuRef::close_all(&source, references.map(|reference| &reference.0))
+    }
 }
 
 /// How often which values occurred, counted on every CPU, with 8 buckets to each doubling: 4 KiB for each CPU.

@@ -11,10 +11,11 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     neap::die(format_args!("bug: {info}"))
 }
 
-// The prebuilt `core` refers to it though nothing unwinds. Hidden: exported, it would stand in for that of Rust programs.
+// The prebuilt `core` refers to it though nothing unwinds. Hidden and weak: it is not to stand in for that of Rust programs, or to
+// clash with it where libneap.a is linked into one.
 global_asm!(
     ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
-    ".globl rust_eh_personality",
+    ".weak rust_eh_personality",
     ".hidden rust_eh_personality",
     ".type rust_eh_personality,@function",
     "rust_eh_personality: ud2",

@@ -1,0 +1,260 @@
+/*
+ * neap.h: per-CPU data that gives its pages back. C11 and C++17; link with `pkg-config --cflags --libs neap`.
+ *
+ * Per-CPU data has one copy for each CPU that the machine may ever have, on cache lines of its own. What belongs together has an
+ * owner, whose data shares pages with no other owner's as far as it can: so when an owner goes, pages go with it. What is freed is back
+ * with the system within a second, but for a reserve of some pages.
+ *
+ * Conventions, where a function says nothing else:
+ *   - Functions that can fail answer a negative number of enum neap_error, and then nothing has changed. None writes errno.
+ *   - Null pointers, handles and owners that are none, and objects that are all zeroes or were destroyed are found and refused;
+ *     functions that cannot fail answer 0, false or NULL for them, or do nothing.
+ *   - Context: any thread, no signal handler. Functions marked "signal-safe" may be called in both, and never wait.
+ *   - A child of fork() has its own copies of everything and may use all of it. A child of vfork() may use nothing.
+ *   - Callbacks are called without a lock and may call everything here. They must return: no exception, no longjmp.
+ *
+ * In a program that runs with libneap_malloc.so preloaded, that library serves these functions as well, so that everything is
+ * one instance; both are to be of the same version. Programs that are linked with libneap.a keep an instance of their own.
+ *
+ * License: MIT OR Apache-2.0.
+ */
+#ifndef NEAP_H
+#define NEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header. */
+#define NEAP_VERSION "0.1.0"
+
+/* The version of the library. Signal-safe. */
+const char *neap_version(void);
+
+/* ---- Errors ---- */
+
+enum neap_error {
+    NEAP_OK = 0,
+    /* A null pointer, a size of 0 or above NEAP_LARGEST, an alignment that is no power of two up to a page, an object that is none. */
+    NEAP_E_ARGUMENT = -1,
+    /* There is no such owner: closed, or made up. */
+    NEAP_E_OWNER = -2,
+    /* The owner may not have more. */
+    NEAP_E_CHARGE = -3,
+    /* It would take longer than the caller can wait. */
+    NEAP_E_WAIT = -4,
+    /* The address space for per-CPU data, or the table of owners, is full. */
+    NEAP_E_FULL = -5,
+    /* The system gave no memory. */
+    NEAP_E_MEMORY = -6,
+    /* Nothing is allocated there: freed, or made up. */
+    NEAP_E_HANDLE = -7,
+    /* The system forbids what killing a reference takes (membarrier). */
+    NEAP_E_FENCE = -8
+};
+
+/* What an answer means, in a few words; never NULL. Signal-safe. */
+const char *neap_error_text(int error);
+
+/* ---- Owners and allocations ---- */
+
+/* Somebody whose data lies together. 0 is nobody in particular: data that shares cache lines with other data like it. */
+typedef uint64_t neap_owner;
+#define NEAP_NOBODY UINT64_C(0)
+
+/* An allocation: a copy of some bytes for each CPU. 0 is none. */
+typedef uint64_t neap_percpu;
+
+/* The largest allocation, in bytes per CPU. */
+#define NEAP_LARGEST 32768
+
+/*
+ * How long to wait for memory, in nanoseconds: NEAP_NEVER makes do with pages that are there already (a reserve is kept for this),
+ * and makes no system call but one that wakes neap's thread; NEAP_FOREVER waits for page faults and other threads as long as it takes.
+ * A process's first allocation has to be able to wait.
+ */
+#define NEAP_NEVER INT64_C(0)
+#define NEAP_FOREVER INT64_C(-1)
+
+/* Makes an owner. NEAP_E_FULL with four million of them, NEAP_E_MEMORY. May wait. */
+int neap_owner_open(neap_owner *owner);
+
+/*
+ * Ends an owner and frees all it has, whatever it is: nobody uses any of it any more, or allocates for the owner meanwhile. Counters,
+ * references and histograms of the owner's are gone, and are not to be destroyed. `bytes`: where to put how many bytes that were,
+ * all copies together; may be NULL. NEAP_E_OWNER; NEAP_E_ARGUMENT for NEAP_NOBODY, who has no end.
+ */
+int neap_owner_close(neap_owner owner, size_t *bytes);
+
+/*
+ * Allocates `size` bytes, 1 to NEAP_LARGEST, for each CPU, all zero. Every copy begins at a multiple of `align`, a power of two up to a
+ * page. NEAP_E_ARGUMENT, NEAP_E_OWNER, NEAP_E_CHARGE, NEAP_E_WAIT, NEAP_E_FULL, NEAP_E_MEMORY.
+ */
+int neap_percpu_alloc(neap_percpu *data, neap_owner owner, size_t size, size_t align, int64_t wait_ns);
+
+/* Frees an allocation, which nobody uses any more; 0 is nothing. Waits for no memory. NEAP_E_HANDLE. */
+int neap_percpu_free(neap_percpu data);
+
+/* How many copies everything has: one for each CPU, whether it exists or not; 0 before the first allocation. Signal-safe. */
+unsigned neap_cpus(void);
+
+/* The CPU that this thread is on, below neap_cpus(): a hint, it may be on another one already. Signal-safe. */
+unsigned neap_cpu(void);
+
+/*
+ * The copy of a CPU; NULL if there is no such CPU or allocation. (A handle whose allocation was freed is not found out here.) Copies
+ * are plain memory: others may look at them at any time, and a thread may be moved to another CPU at any time, so what several
+ * threads change needs atomic operations or locks. Signal-safe.
+ */
+void *neap_percpu_on(neap_percpu data, unsigned cpu);
+
+/* The copy of the CPU that this thread is on, as a hint. Signal-safe. */
+void *neap_percpu_here(neap_percpu data);
+
+/*
+ * Calls `each` with every CPU's copy until it answers something else than 0; answers that, or 0. NEAP_E_ARGUMENT, NEAP_E_HANDLE.
+ * Signal-safe, if `each` is.
+ */
+int neap_percpu_each(neap_percpu data, int (*each)(void *copy, unsigned cpu, void *argument), void *argument);
+
+/* ---- Counters ---- */
+
+/* A counter that is added to on every CPU. To be initialised, and not to be moved or copied from then on. */
+typedef struct neap_counter {
+    uint64_t reserved[16];
+} neap_counter;
+
+/*
+ * Makes a counter at 0. `batch`: what a CPU's part may be before it counts in the approximate value, 1 to 2^61, rounded down to
+ * a power of two. Errors of neap_percpu_alloc.
+ */
+int neap_counter_init(neap_counter *counter, neap_owner owner, int64_t batch, int64_t wait_ns);
+
+/* Frees what a counter has; all zeroes then. NEAP_E_ARGUMENT. */
+int neap_counter_destroy(neap_counter *counter);
+
+/* Adds, without a lock and without a locked instruction where the machine permits. Wraps around. Signal-safe. */
+void neap_counter_add(neap_counter *counter, int64_t value);
+
+/* Roughly the value: off by about the batch for each CPU, and by what was added while others read. One load. Signal-safe. */
+int64_t neap_counter_approximate(const neap_counter *counter);
+
+/* The value: every addition that has returned is in it, others may be. Looks at all CPUs' parts. */
+int64_t neap_counter_exact(const neap_counter *counter);
+
+/* ---- References ---- */
+
+/* A reference count that is per-CPU until it is killed, and exact from then on. Not to be moved or copied once initialised. */
+typedef struct neap_ref {
+    uint64_t reserved[16];
+} neap_ref;
+
+/*
+ * Called once, when a killed reference's count comes to 0, by the thread that put the last one. It may destroy the reference and free
+ * what it is in.
+ */
+typedef void (*neap_ref_release)(neap_ref *ref, void *argument);
+
+/*
+ * Makes a count of one: the reference that neap_ref_kill puts. `release` and its `argument` may be NULL. Errors of neap_percpu_alloc.
+ */
+int neap_ref_init(neap_ref *ref, neap_owner owner, neap_ref_release release, void *argument, int64_t wait_ns);
+
+/* Frees what a reference has, dead or not; all zeroes then. NEAP_E_ARGUMENT. */
+int neap_ref_destroy(neap_ref *ref);
+
+/* Takes a reference; the caller has one already, or knows that it was not killed. Signal-safe. */
+void neap_ref_get(neap_ref *ref);
+
+/* Takes a reference unless it was killed; whether it did. Signal-safe. */
+bool neap_ref_try_get(neap_ref *ref);
+
+/*
+ * Puts a reference; whether it was the last of a killed one, after `release` has returned. Signal-safe, if `release` is.
+ */
+bool neap_ref_put(neap_ref *ref);
+
+/*
+ * Kills a reference and puts the one it was made with: neap_ref_try_get fails from then on, and the last neap_ref_put is noticed.
+ * Answers 1, or 0 if it was killed before. NEAP_E_ARGUMENT; NEAP_E_FENCE, and it lives on. Interrupts the CPUs that run the
+ * process, once, but isolated ones.
+ */
+int neap_ref_kill(neap_ref *ref);
+
+/* The same for `count` different references with one interrupt for all; answers how many were killed. NULL among them is nothing. */
+int neap_ref_kill_all(neap_ref *const *refs, size_t count);
+
+/* Whether it was killed. Signal-safe. */
+bool neap_ref_is_dead(const neap_ref *ref);
+
+/* References left, once it was killed; -1 before. Signal-safe. */
+int64_t neap_ref_count(const neap_ref *ref);
+
+/* ---- Histograms ---- */
+
+/* How often which values occurred: 8 buckets to each doubling, 4 KiB for each CPU. Not to be moved or copied once initialised. */
+typedef struct neap_histogram {
+    uint64_t reserved[512];
+} neap_histogram;
+
+/* Makes an empty histogram. Errors of neap_percpu_alloc. */
+int neap_histogram_init(neap_histogram *histogram, neap_owner owner, int64_t wait_ns);
+
+/* Frees what a histogram has; all zeroes then. NEAP_E_ARGUMENT. */
+int neap_histogram_destroy(neap_histogram *histogram);
+
+/* Counts a value. Signal-safe. */
+void neap_histogram_record(neap_histogram *histogram, uint64_t value);
+
+/* How many values were counted. Signal-safe. */
+uint64_t neap_histogram_count(const neap_histogram *histogram);
+
+/*
+ * Puts into `value` the smallest value of the bucket that this part of all values, in millionths (500000 is the median), lies below
+ * or in; false if there is none. At most an eighth too small. Signal-safe.
+ */
+bool neap_histogram_quantile(const neap_histogram *histogram, uint32_t millionths, uint64_t *value);
+
+/*
+ * Calls `each` with the smallest value of every bucket that is not empty, in order, and how many values are in it, until it answers
+ * something else than 0; answers that, or 0. NEAP_E_ARGUMENT. Signal-safe, if `each` is.
+ */
+int neap_histogram_each(const neap_histogram *histogram, int (*each)(uint64_t lowest, uint64_t count, void *argument),
+                        void *argument);
+
+/* ---- The instance ---- */
+
+/* Where the memory of per-CPU data is. */
+typedef struct neap_usage {
+    /* Bytes that were asked for, all copies together. */
+    uint64_t allocated_bytes;
+    /* Bytes of pages with memory behind them; those of them in which nothing is; and what of these is kept for NEAP_NEVER. */
+    uint64_t populated_bytes;
+    uint64_t empty_bytes;
+    uint64_t reserve_bytes;
+    /* Allocations, and owners besides nobody. */
+    uint64_t allocations;
+    uint64_t owners;
+} neap_usage;
+
+/* The numbers of this moment; zeroes before the first allocation. May wait for a pass of neap's thread. NEAP_E_ARGUMENT. */
+int neap_usage_get(neap_usage *usage);
+
+/*
+ * Does what neap's thread does every 250 ms: for programs that have no such thread (NEAP=background:off, or one thread and less than
+ * 16 MiB to give back). Whether a later call may find more to do.
+ */
+bool neap_tick(void);
+
+/* Gives all that is free back to the system, but for the reserve; whether there was any. */
+bool neap_release(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,61 @@
+//! The process's instance: its version, its numbers, and its upkeep.
+//!
+//! Sits between C and [`PROCESS`].
+
+use crate::error::Error;
+use core::ffi::{CStr, c_char, c_int};
+use neap::percpu;
+use neap::process::PROCESS;
+
+/// The version of the library, as C wants it.
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => c"",
+};
+
+/// `neap_usage`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Usage {
+    pub(crate) allocated_bytes: u64,
+    pub(crate) populated_bytes: u64,
+    pub(crate) empty_bytes: u64,
+    pub(crate) reserve_bytes: u64,
+    pub(crate) allocations: u64,
+    pub(crate) owners: u64,
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_version() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_usage_get(usage: *mut Usage) -> c_int {
+    if usage.is_null() || !usage.is_aligned() {
+        return Error::Argument as c_int;
+    }
+    let now = percpu::statistics().map_or(Usage::default(), |now| Usage {
+        allocated_bytes: now.allocated_bytes as u64,
+        populated_bytes: (now.populated * now.page) as u64,
+        empty_bytes: ((now.empty + now.isolated_empty) * now.page) as u64,
+        reserve_bytes: (now.reserve * now.page) as u64,
+        allocations: now.allocations as u64,
+        owners: now.owners as u64,
+    });
+    // SAFETY: as the caller promises.
+    unsafe { usage.write(now) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_tick() -> bool {
+    PROCESS.tick(neap_os::clock::coarse()).left
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_release() -> bool {
+    PROCESS.release_all()
+}

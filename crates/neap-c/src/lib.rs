@@ -1,0 +1,23 @@
+//! neap for C: what `include/neap.h` declares, and no more.
+//!
+//! Sits between C and [`neap::percpu`], the process's instance. Each function checks what it was given, calls the one that does the
+//! work, and answers in numbers. No state of its own: objects lie in the caller's memory ([`object`]). Nothing unwinds, writes errno
+//! or allocates memory but what was asked for. The contract of every function stands in the header, once.
+//!
+//! The library libneap is this crate with the feature `runtime`; `neap-malloc` contains it as well, so that a program with
+//! both has one instance: the loader finds the preloaded functions first.
+#![cfg_attr(not(test), no_std)]
+
+mod counter;
+mod error;
+#[cfg(test)]
+mod header_tests;
+mod histogram;
+mod instance;
+mod object;
+mod percpu;
+mod reference;
+#[cfg(feature = "runtime")]
+mod runtime;
+#[cfg(test)]
+mod tests;

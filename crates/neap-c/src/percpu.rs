@@ -1,0 +1,108 @@
+//! Owners, allocations and their copies.
+//!
+//! Sits between C and [`neap::percpu`]. What C has in hands are numbers; all of them are checked where they are used.
+
+use crate::error::{Error, answer, wait};
+use core::ffi::{c_int, c_uint, c_void};
+use core::num::NonZeroU64;
+use core::ptr::null_mut;
+use neap::percpu::{self, Handle, Owner};
+
+fn handle(data: u64) -> Option<Handle> {
+    NonZeroU64::new(data).map(Handle::from_bits)
+}
+
+/// Puts an answer where C wants it; `make` is not called where it wants it nowhere.
+///
+/// # Safety
+/// `place` is null, misaligned or writable.
+unsafe fn into(place: *mut u64, make: impl FnOnce() -> Result<u64, Error>) -> c_int {
+    if place.is_null() || !place.is_aligned() {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: as the caller promises.
+    answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_owner_open(owner: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { into(owner, || Ok(percpu::open_owner()?.to_bits())) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_owner_close(owner: u64, bytes: *mut usize) -> c_int {
+    // SAFETY: as the caller promises.
+    let closed = unsafe { percpu::close_owner(Owner::from_bits(owner)) };
+    if let Ok(freed) = closed
+        && !bytes.is_null()
+        && bytes.is_aligned()
+    {
+        // SAFETY: as the caller promises.
+        unsafe { bytes.write(freed) };
+    }
+    answer(closed.map(|_| 0).map_err(Error::from))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_percpu_alloc(
+    data: *mut u64,
+    owner: u64,
+    size: usize,
+    align: usize,
+    wait_ns: i64,
+) -> c_int {
+    let allocate = || Ok(percpu::allocate(Owner::from_bits(owner), size, align, wait(wait_ns))?.to_bits().get());
+    // SAFETY: as the caller promises.
+    unsafe { into(data, allocate) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_percpu_free(data: u64) -> c_int {
+    let Some(handle) = handle(data) else { return 0 };
+    // SAFETY: as the caller promises.
+    answer(unsafe { percpu::free(handle) }.map(|_| 0).map_err(Error::from))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_cpus() -> c_uint {
+    percpu::cpus() as c_uint
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_cpu() -> c_uint {
+    percpu::cpu() as c_uint
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_percpu_on(data: u64, cpu: c_uint) -> *mut c_void {
+    let copy = handle(data).and_then(|handle| percpu::copy(handle, cpu as usize));
+    copy.map_or(null_mut(), <*mut u8>::cast)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_percpu_here(data: u64) -> *mut c_void {
+    neap_percpu_on(data, neap_cpu())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_percpu_each(
+    data: u64,
+    each: Option<extern "C" fn(*mut c_void, c_uint, *mut c_void) -> c_int>,
+    argument: *mut c_void,
+) -> c_int {
+    let Some(each) = each else { return Error::Argument as c_int };
+    if neap_percpu_on(data, 0).is_null() {
+        return Error::Handle as c_int;
+    }
+    let answers = (0..neap_cpus()).map(|cpu| each(neap_percpu_on(data, cpu), cpu, argument));
+    answers.into_iter().find(|&answer| answer != 0).unwrap_or(0)
+}

@@ -1,0 +1,147 @@
+//! References.
+//!
+//! Sits between C and [`PerCpuRef`], with the callback of whoever wants to know of the last put. The callback may free the memory that
+//! the reference is in: nothing of it is touched once it has been called.
+
+use crate::error::{Error, answer, wait};
+use crate::object::{Kind, Object};
+use core::ffi::{c_int, c_void};
+use neap::percpu::{Owner, PerCpuRef};
+
+type Release = extern "C" fn(*mut Ref, *mut c_void);
+
+/// A reference and who is told of the last put.
+pub(crate) struct Told {
+    count: PerCpuRef,
+    release: Option<Release>,
+    argument: *mut c_void,
+}
+
+/// `neap_ref`.
+pub(crate) type Ref = Object<Told>;
+
+impl Kind for Told {
+    const MARK: u64 = u64::from_ne_bytes(*b"neapRefs");
+}
+
+/// Tells whoever wants to know that the last reference was put.
+///
+/// # Safety
+/// There is a value at `object`, and this is the only such call for it.
+unsafe fn release(object: *mut Ref) {
+    // SAFETY: as the caller promises.
+    let told = unsafe { Object::value(object) }.and_then(|told| Some((told.release?, told.argument)));
+    if let Some((release, argument)) = told {
+        release(object, argument);
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_init(
+    object: *mut Ref,
+    owner: u64,
+    release: Option<Release>,
+    argument: *mut c_void,
+    wait_ns: i64,
+) -> c_int {
+    let make = || Ok(Told { count: PerCpuRef::of(Owner::from_bits(owner), wait(wait_ns))?, release, argument });
+    // SAFETY: as the caller promises.
+    unsafe { Object::make(object, make) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_destroy(object: *mut Ref) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { Object::destroy(object) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_get(object: *const Ref) {
+    // SAFETY: as the caller promises.
+    if let Some(told) = unsafe { Object::value(object) } {
+        told.count.get();
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_try_get(object: *const Ref) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { Object::value(object) }.is_some_and(|told| told.count.try_get())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_put(object: *mut Ref) -> bool {
+    // SAFETY: as the caller promises.
+    let last = unsafe { Object::value(object) }.is_some_and(|told| told.count.put());
+    if last {
+        // SAFETY: the last put is one, and there is a value until its callback destroys it.
+        unsafe { release(object) };
+    }
+    last
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_kill(object: *mut Ref) -> c_int {
+    // SAFETY: as the caller promises.
+    if unsafe { Object::value(object) }.is_none() {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: one pointer, to an object.
+    unsafe { neap_ref_kill_all(&raw const object, 1) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_kill_all(objects: *const *mut Ref, count: usize) -> c_int {
+    if count == 0 {
+        return 0;
+    }
+    if objects.is_null() || !objects.is_aligned() || count > c_int::MAX as usize {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: as the caller promises.
+    let objects = unsafe { core::slice::from_raw_parts(objects, count) };
+    // SAFETY: as above.
+    let counts = objects.iter().filter_map(|&object| unsafe { Object::value(object) }).map(|told: &Told| &told.count);
+    let killed = PerCpuRef::close_all(counts);
+    if killed.is_ok() {
+        for &object in objects {
+            // SAFETY: as above; those before it, which may be gone, are not looked at again.
+            if unsafe { Object::value(object) }.is_some_and(|told: &Told| told.count.put_first()) {
+                // SAFETY: the last put is one, and there is a value until its callback destroys it.
+                unsafe { release(object) };
+            }
+        }
+    }
+    answer(killed.map(|killed| killed as c_int).map_err(|_| Error::Fence))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_is_dead(object: *const Ref) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { Object::value(object) }.is_some_and(|told| told.count.is_dead())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_ref_count(object: *const Ref) -> i64 {
+    // SAFETY: as the caller promises.
+    let references = unsafe { Object::value(object) }.and_then(|told| told.count.references());
+    references.map_or(-1, |references| references as i64)
+}

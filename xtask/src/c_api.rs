@@ -1,0 +1,154 @@
+//! The C API as programs see it: installed, found by pkg-config, linked in every way, run in every mode.
+//!
+//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and print `ok`, the example of
+//! `examples` prints what it likes and ends with status 0. Each is linked with the shared library, with the static one, and with
+//! nothing but static ones; all but the last also run under the preload library, which then serves neap's functions to the first.
+
+use core::time::Duration;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::install::install;
+use crate::layout;
+use crate::process::{capture, command, need, observe};
+use crate::report::Report;
+use crate::smoke::{MODES, complaints, plain, preload};
+
+/// A program: its file, and whether it prints `ok` and nothing else.
+const PROGRAMS: &[(&str, bool)] =
+    &[("tests/c_api/everything.c", true), ("tests/c_api/cxx.cpp", true), ("examples/tenants.c", false)];
+
+/// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.
+const LINKS: &[(&str, &str, &[&str])] =
+    &[("shared", "-lneap", &[]), ("static library", "-l:libneap.a", &[]), ("all static", "-lneap", &["-static"])];
+
+/// Installs what was built, builds the programs and runs them.
+pub(crate) fn check() -> Result<()> {
+    let mut report = Report::default();
+    into(&mut report)?;
+    report.close("c-api")
+}
+
+/// The same, counted in `report`.
+pub(crate) fn into(report: &mut Report) -> Result<()> {
+    need("pkg-config", &["pkg-config"])?;
+    let folder = layout::target().join("c_api");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let prefix = fs::canonicalize(layout::target())?.join("c_api/prefix");
+    println!("programs with neap.h, installed in {}", prefix.display());
+    install(&prefix, Path::new("/"))?;
+    let version = pkg_config(&prefix, &["--modversion"])?;
+    report.check("pkg-config's version", {
+        let header = fs::read_to_string(layout::header())?;
+        let defined = format!("#define NEAP_VERSION \"{}\"", version.trim());
+        (|| -> Result<()> {
+            ensure!(header.contains(&defined), "the header lacks `{defined}`");
+            Ok(())
+        })()
+    });
+    for (way, library, more) in LINKS {
+        for (file, says_ok) in PROGRAMS {
+            match build(&prefix, &folder, file, library, more) {
+                Ok(program) => run_everywhere(report, &prefix, &program, (file, way, *says_ok)),
+                Err(error) => report.check(&format!("{file} ({way})"), Err(error)),
+            }
+        }
+    }
+    report.check("whose functions these are", whose(&prefix, &folder));
+    Ok(())
+}
+
+/// Asks the installed pkg-config file.
+fn pkg_config(prefix: &Path, arguments: &[&str]) -> Result<String> {
+    let mut ask = command("pkg-config", arguments);
+    ask.arg("neap").env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    capture(ask)
+}
+
+/// Compiles and links a program with what pkg-config says, with every warning an error.
+fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str]) -> Result<PathBuf> {
+    let source = layout::root().join(file);
+    let cxx = file.ends_with(".cpp");
+    let program = folder.join(source.file_stem().unwrap_or_default());
+    let flags = pkg_config(
+        prefix,
+        if more.is_empty() { &["--cflags", "--libs"] } else { &["--cflags", "--libs", "--static"] },
+    )?;
+    let flags = flags.split_whitespace().map(|flag| if flag == "-lneap" { library } else { flag });
+    let strict = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread", "-D_GNU_SOURCE"];
+    let mut compiler = command(if cxx { "g++" } else { "gcc" }, strict);
+    compiler
+        .arg(if cxx { "-std=c++17" } else { "-std=c11" })
+        .args(more)
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .args(flags);
+    capture(compiler)?;
+    Ok(program)
+}
+
+/// Runs a program in every mode, and what is not all static under the preload library as well. The example, which takes its time,
+/// runs as its reader would run it.
+fn run_everywhere(report: &mut Report, prefix: &Path, program: &Path, (file, way, says_ok): (&str, &str, bool)) {
+    let malloc = prefix.join("lib/libneap_malloc.so");
+    for (mode, variables) in MODES.iter().filter(|(mode, _)| says_ok || *mode == "default") {
+        let alone = |line: &mut Command| {
+            plain(line);
+            line.envs(variables.iter().copied());
+        };
+        report.check(&format!("{file} ({way}, {mode})"), run_once(prefix, program, mode, says_ok, &alone));
+        if way != "all static" {
+            let under = |line: &mut Command| preload(line, &malloc, variables);
+            report
+                .check(&format!("{file} ({way}, preloaded, {mode})"), run_once(prefix, program, mode, says_ok, &under));
+        }
+    }
+}
+
+fn run_once(
+    prefix: &Path,
+    program: &Path,
+    mode: &str,
+    says_ok: bool,
+    environment: &dyn Fn(&mut Command),
+) -> Result<()> {
+    let mut line = Command::new(program);
+    // Where there is no thread the program has to tick.
+    if mode == "background off" {
+        line.arg("ticks");
+    }
+    environment(&mut line);
+    line.env("LD_LIBRARY_PATH", prefix.join("lib"));
+    let found = observe(line, Duration::from_secs(120))?;
+    complaints(&found)?;
+    ensure!(found.success() && (!says_ok || found.stdout == b"ok\n"), "{}", found.summary());
+    Ok(())
+}
+
+/// Alone the functions are libneap's, preloaded they are the preload library's, and in a static program its own.
+fn whose(prefix: &Path, folder: &Path) -> Result<()> {
+    let malloc = prefix.join("lib/libneap_malloc.so");
+    for (library, alone, preloaded) in
+        [("-lneap", "libneap.so", "libneap_malloc.so"), ("-l:libneap.a", "whose", "whose")]
+    {
+        let program = build(prefix, folder, "tests/c_api/whose.c", library, &[])?;
+        for (expected, under) in [(alone, false), (preloaded, true)] {
+            let mut line = Command::new(&program);
+            if under {
+                preload(&mut line, &malloc, &[])
+            } else {
+                plain(&mut line)
+            }
+            line.arg(expected).env("LD_LIBRARY_PATH", prefix.join("lib"));
+            let found = observe(line, Duration::from_secs(60))?;
+            ensure!(found.success(), "{library}, {expected}: {}", found.summary());
+        }
+    }
+    Ok(())
+}
