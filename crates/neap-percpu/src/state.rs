@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) starved: bool,
     /// There is something for the worker to do.
     pub(crate) wanted: bool,
+    /// Chunks that the worker has looked at.
+    pub(crate) looks: u64,
     /// A bit per class whose offsets are in the table.
     pub(crate) known: [u64; CLASSES.div_ceil(64)],
     /// Granules in allocations, and allocations.
@@ -85,6 +87,7 @@ impl State {
             empty_low: 0,
             starved: false,
             wanted: false,
+            looks: 0,
             known: [0; CLASSES.div_ceil(64)],
             granules: 0,
             allocations: 0,

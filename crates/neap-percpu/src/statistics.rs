@@ -48,6 +48,10 @@ pub struct Statistics {
     pub populate_calls: u64,
     /// Chunks destroyed so far.
     pub destroyed: u64,
+    /// Chunks that the worker has looked at so far.
+    pub looks: u64,
+    /// Entries that the tables of rows and owners have grown to.
+    pub table_entries: usize,
 }
 
 /// Two numbers that should be equal and are not.
@@ -105,6 +109,8 @@ impl<C: Charge> PerCpuData<C> {
             release_failures: counts.release_failures,
             populate_calls: counts.populate_calls,
             destroyed: counts.destroyed,
+            looks: state.looks,
+            table_entries: (state.rows.rows.reach() + state.rows.owners.reach()) as usize,
         }
     }
 

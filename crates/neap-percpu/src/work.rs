@@ -307,6 +307,7 @@ impl State {
         let free = self.lists.free();
         while let Some(first) = self.lists.head(free) {
             let next = self.chunks.header(first).next;
+            self.looks += 1;
             if next == NONE {
                 return;
             }
@@ -321,6 +322,7 @@ impl State {
             while next != NONE && self.empty > floor {
                 let (chunk, header) = (next, *self.chunks.header(next));
                 next = header.next;
+                self.looks += 1;
                 if header.empty > 0 && !header.isolated {
                     self.isolate(chunk);
                 }
@@ -336,6 +338,7 @@ impl State {
         while next != NONE && count < runs.len() && destroyed < gone.len() {
             let (chunk, header) = (next, *self.chunks.header(next));
             next = header.next;
+            self.looks += 1;
             let spare = header.taken == 0 && self.lists.head(self.lists.free()).is_some();
             let keep = if spare { 0 } else { floor.saturating_sub(self.empty).min(header.empty as usize) };
             let mut left = header.empty as usize - keep;
@@ -382,6 +385,7 @@ impl State {
             while next != NONE {
                 let (chunk, header) = (next, *self.chunks.header(next));
                 next = header.next;
+                self.looks += 1;
                 if (header.populated as usize) < geometry.pages {
                     if header.isolated {
                         self.reintegrate(chunk); // So that its pages count.

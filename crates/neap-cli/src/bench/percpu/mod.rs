@@ -6,7 +6,8 @@
 //! those that stay are chosen at random or are the first, `waste` (populated for the owners over what they asked for),
 //! `waste_random` (each owner's sizes drawn at random from 64 bytes to 16 KiB together), `waste_single` (a counter of
 //! 8 bytes each, over the cache lines that they need), `returned_ms` (from the last free until the last page was gone),
-//! `left_kib` (populated in the end, less what was before), and at the number of CPUs of the machine `alloc_free_ns` and `alloc_free_shared_ns`. After each
+//! `left_kib` (populated in the end, less what was before), and at the number of CPUs of the machine `alloc_free_ns` and `alloc_free_shared_ns`, and
+//! `cycle_ns_first` and `cycle_ns_last`: the first thousand and the last of 11 000 owners that are made and deleted one by one. After each
 //! step what is populated is compared with what the kernel says is resident. Without `--cpus` and `--page` all
 //! machines of the table; the figures of others than 2 CPUs with 4 KiB pages end in `_CPUS_KIB`.
 
@@ -68,6 +69,10 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         let rounds: Vec<f64> = (0..options.rounds(30)).map(|_| pair(&linux, cpus, shared)).collect::<Result<_>>()?;
         session.figure(name, summary(rounds).map(|summary| summary.median));
     }
+    let (first, last): (Vec<f64>, Vec<f64>) =
+        (0..options.rounds(30)).map(|_| cycles(&linux, cpus, owners)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    session.figure("cycle_ns_first", summary(first).map(|summary| summary.median));
+    session.figure("cycle_ns_last", summary(last).map(|summary| summary.median));
     session.finish(options.json, &tables(&lines))
 }
 
@@ -168,6 +173,38 @@ fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     // SAFETY: nobody uses anything in it.
     unsafe { data.close(linux) };
     Ok(nanoseconds)
+}
+
+/// Nanoseconds of a cycle, an owner with its allocations that is made and deleted, in the first eleventh of `count` and in the last.
+fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
+    /// Cycles between two ticks.
+    const TICK: usize = 50;
+    let refused = |refused| anyhow!("an allocation was refused: {refused}");
+    let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
+    let cycle = |number: usize| -> Result<()> {
+        let owner = data.open_owner().map_err(refused)?;
+        for size in SIZES {
+            data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
+        }
+        // SAFETY: nobody uses what it has.
+        unsafe { data.close_owner(owner) }.map_err(refused)?;
+        if number.is_multiple_of(TICK) {
+            data.tick(linux);
+        }
+        Ok(())
+    };
+    // What every page and table costs when it is first touched is not part of it.
+    (0..TICK).try_for_each(cycle)?;
+    let part = (count / STAYS).max(1);
+    let mut parts = Vec::with_capacity(STAYS);
+    for _ in 0..STAYS {
+        let start = Instant::now();
+        (0..part).try_for_each(cycle)?;
+        parts.push(start.elapsed().as_secs_f64() * 1e9 / part as f64);
+    }
+    // SAFETY: nobody uses anything in it.
+    unsafe { data.close(linux) };
+    Ok((parts[0], parts[STAYS - 1]))
 }
 
 fn tables(lines: &[Line]) -> String {
