@@ -199,10 +199,10 @@ impl<P: Platform> Core<P> {
     }
 
     /// What follows a call for per-CPU data: wakes or makes the thread, or does its work in its place where that is wanted now. Not
-    /// inside the gate. A caller that must `never_wait` leaves the work to others where there is no thread.
-    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, call: Call, never_wait: bool) {
+    /// inside the gate. A caller that is in a `hurry` leaves the work to others where there is no thread.
+    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, call: Call, hurry: bool) {
         let maintenance = &self.maintenance;
-        if never_wait && !maintenance.has_thread() {
+        if hurry && !maintenance.has_thread() {
             return;
         }
         self.after(mm, call);

@@ -165,8 +165,8 @@ impl<P: Platform + Send> Source<'_, P> {
         self.inside(|| self.data.statistics())
     }
 
-    fn after(&self, call: Call, never_wait: bool) {
-        self.core.after_per_cpu(self.mm, self.data, call, never_wait);
+    fn after(&self, call: Call, hurry: bool) {
+        self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }
 }
 
@@ -194,10 +194,9 @@ impl<P: Platform + Send> Host for Source<'_, P> {
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
         let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
-        let never_wait = wait == Wait::Never;
         // A fork under way is waited for, but not by who may not wait.
-        let answer = if never_wait { self.try_inside(allocate) } else { Some(self.inside(allocate)) };
-        self.after(Call::Allocation, never_wait);
+        let answer = if wait == Wait::Never { self.try_inside(allocate) } else { Some(self.inside(allocate)) };
+        self.after(Call::Allocation, wait != Wait::Long);
         answer.unwrap_or(Err(Refused::WouldWait))
     }
 
