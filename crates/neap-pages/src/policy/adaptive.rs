@@ -6,18 +6,21 @@
 //!   between, doubles it each time up to [`Limits::largest`]; a turn, or traffic both ways, halves it. So a burst pays one
 //!   visit to the zone per 2016 pages after five smaller ones, however long ago the last burst was, and somebody who
 //!   takes and gives a page now and then pays for 63. The largest batch is at most an eighth of what a list may keep.
-//! * **What to keep**, from regret. Pages that a spill gave and that a refill soon asks for again should have been kept, so
-//!   the list keeps that many more: after one swing up and down it is as large as the swing, and both ends of it are
-//!   quiet. If the zone's lock was busy the list keeps a batch more at once, unless it has gone one way for half of what
-//!   it keeps already: no size helps there. A run of spills longer than the list makes the list smaller by half of each:
-//!   somebody else allocates what is freed here.
+//! * **What to keep**, from regret. Pages that a spill gave and that a refill soon asks for again should have been kept. So
+//!   the list gets back just these, and keeps that many more than it really held when it turned: after one swing up and
+//!   down it is as large as the swing, and both ends of it are quiet. If the zone's lock was busy the list keeps a fixed batch
+//!   more at once, unless it has gone one way for half of what it keeps already: no size helps there. A run of spills longer
+//!   than the list makes the list smaller by half of each: somebody else allocates what is freed here.
 //!
-//! Time only takes away. What was given is half forgotten after a quarter of a second (an eighth of it where the lock is
-//! busy). A list that is used and never needs the zone gives up an eighth of what it has above the fixed size, to see
-//! whether that was needed; where it was, the next try comes after twice the time, up to four seconds. A list that is
-//! not used is emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing. And of what no
-//! tick of a second found in use, a quarter goes: a kernel build's processes, which come once a second, are of many sizes, and
-//! what the largest of them needs lies idle most of the time.
+//! What "soon" means is the price of a page that lies idle against one visit to the zone: before the next tick, or before the
+//! fourth where the zone's lock is busy in more than one visit of sixteen, since others wait there too. Nothing else decides how
+//! much is kept of a slow load: every page below the top of the list comes back sooner than the top one does.
+//!
+//! Time only takes away. If nothing of what was given was asked for soon, the list keeps a sixteenth less. A list that is used
+//! and never needs the zone gives up an eighth of what it has above the fixed size, to see whether that was needed; where
+//! it was, the next try is half as large and comes after twice the time, up to four seconds. A list that is not used is
+//! emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing. And of what no tick of a
+//! second found in use, a quarter goes.
 //!
 //! Where memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of [`Fixed`](super::Fixed).
 
@@ -29,6 +32,14 @@ const REST: u8 = 8;
 const PATIENCE: u8 = 4;
 /// Quarters after which a list is trimmed.
 const SECOND: u8 = 4;
+/// Ticks before which a page is asked for soon where the zone's lock is busy, less one.
+const BUSY_TICKS: u8 = 3;
+/// A visit that finds the zone's lock busy weighs as much as so many that do not.
+const BUSY: u8 = 16;
+/// The most of that which is remembered.
+const MOST_BUSY: u8 = 8 * BUSY;
+/// Orders that have a batch of their own.
+const ORDERS: usize = 4;
 /// Most steps that one tick takes, however long ago the last one was.
 const STEPS: u32 = 64;
 
@@ -56,12 +67,15 @@ pub struct Adaptive {
     given: u32,
     /// `moved` at the last tick.
     seen: u32,
-    way: Way,
-    /// The batch is the fixed one, doubled this often.
-    doublings: u8,
+    /// `moved` at the last spill, and the count after it.
+    spilled: u32,
+    left: u32,
     /// Least count at a tick since the list was last trimmed; 0 where ticks cannot tell.
     least: u32,
-    /// Quarters since then.
+    way: Way,
+    /// The batch of each order is the fixed one, doubled this often.
+    doublings: [u8; ORDERS],
+    /// Quarters since the list was last trimmed.
     untrimmed: u8,
     /// Quarters without an event.
     quiet: u8,
@@ -72,24 +86,36 @@ pub struct Adaptive {
     /// Whether there was an event since the last tick, and since the last quarter.
     active: bool,
     needed: bool,
-    /// Whether the zone's lock was busy since the last tick.
-    busy: bool,
+    /// Ticks since the last spill.
+    age: u8,
+    /// Visits that found the zone's lock busy, by weight, less those that did not.
+    busy: u8,
+    /// Whether any of what was given was asked for again.
+    regretted: bool,
     /// Whether the list does with less for a try.
     trying: bool,
 }
 
 impl Adaptive {
     /// Notes an event and answers the batch for it.
-    fn turn(&mut self, way: Way, moved: u32, limits: &Limits, cap: u32) -> u32 {
+    fn turn(&mut self, way: Way, order: u8, moved: u32, limits: &Limits, cap: u32) -> u32 {
         let same = self.way == way;
         if !same {
             (self.way, self.run) = (way, 0);
         }
         let straight = same && self.straight.wrapping_sub(moved) <= u32::MAX / 2;
-        let doublings = if straight { self.doublings + 1 } else { self.doublings.saturating_sub(1) };
-        self.doublings = doublings.min(limits.doublings(cap) as u8);
+        let doublings = &mut self.doublings[usize::from(order).min(ORDERS - 1)];
+        *doublings =
+            if straight { *doublings + 1 } else { doublings.saturating_sub(1) }.min(limits.doublings(cap) as u8);
+        let batch = limits.fixed.batch << *doublings;
         self.active = true;
-        limits.fixed.batch << self.doublings
+        self.busy = self.busy.saturating_sub(1);
+        batch
+    }
+
+    /// Whether what was given is still worth keeping if it is asked for now.
+    fn is_soon(&self) -> bool {
+        self.age <= if self.busy >= BUSY { BUSY_TICKS } else { 0 }
     }
 
     fn grow(&mut self, pages: u32, cap: u32) {
@@ -106,24 +132,39 @@ impl Adaptive {
         self.keep = self.keep.saturating_sub(pages).max(limits.fixed.high.min(self.keep));
     }
 
-    /// An eighth of what is above the fixed size, at least a batch.
-    fn step_down(&mut self, limits: &Limits) {
+    /// Keeps one part in `parts` of what is above the fixed size less, at least a batch.
+    fn step_down(&mut self, parts: u32, limits: &Limits) {
         let above = self.keep.saturating_sub(limits.fixed.high);
-        self.shrink((above / 8).max(limits.fixed.batch), limits);
+        self.shrink((above / parts).max(limits.fixed.batch), limits);
+    }
+
+    /// Learns from a refill that asks for what was given, and answers how much of that comes back.
+    fn regret(&mut self, batch: u32, turned: bool, list: List, limits: &Limits, cap: u32) -> u32 {
+        if turned {
+            // Since the last spill as much came as went, and what was left besides: so full the list was, and no fuller.
+            let moved = i64::from(list.moved.wrapping_sub(self.spilled));
+            let full = (moved + i64::from(list.count) + i64::from(self.left)) / 2;
+            self.shrink(self.keep.saturating_sub(full as u32), limits);
+        }
+        let again = batch.min(self.given);
+        self.given -= again;
+        self.regretted = true;
+        self.grow(again, cap);
+        again.max(limits.fixed.batch)
     }
 
     /// Brings both sizes within bounds.
     fn bound(&mut self, limits: &Limits, cap: u32) {
         // Below the fixed size only while memory is that short.
         self.keep = self.keep.max(limits.fixed.high).min(cap);
-        self.doublings = self.doublings.min(limits.doublings(cap) as u8);
-        self.high = self.keep.max(limits.fixed.batch << self.doublings).min(cap);
+        self.doublings = self.doublings.map(|doublings| doublings.min(limits.doublings(cap) as u8));
+        self.high = self.keep.max(self.batch(limits)).min(cap);
     }
 
     #[cold]
-    fn spill(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+    fn spill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
-        let batch = self.turn(Way::Out, list.moved, limits, cap);
+        let batch = self.turn(Way::Out, order, list.moved, limits, cap);
         if self.run > self.keep {
             // By half of what goes, so that there is room for as much again before the next spill.
             self.shrink(batch / 2, limits);
@@ -134,6 +175,7 @@ impl Adaptive {
         let give = if over == 0 { 0 } else { over.max(batch).min(limits.largest()).min(list.count) };
         self.given = self.given.saturating_add(give).min(limits.ceiling);
         self.run = self.run.saturating_add(give);
+        (self.spilled, self.left, self.age) = (list.moved, list.count - give, 0);
         let room = self.high.saturating_sub(list.count - give);
         self.straight = list.moved.wrapping_add(room + room / 4 + 1);
         give
@@ -152,22 +194,28 @@ impl Adaptive {
 
     /// What a quarter of a second takes away.
     fn age(&mut self, rested: bool, limits: &Limits, quarters: u32) {
-        self.given = if self.busy { self.given - self.given / 8 } else { self.given / 2 };
-        self.busy = false;
+        self.age = self.age.saturating_add(quarters.min(255) as u8);
+        if self.given > 0 && !self.is_soon() {
+            if !self.regretted {
+                self.step_down(16, limits);
+            }
+            (self.given, self.regretted) = (0, false);
+        }
+        self.busy -= self.busy / 4;
         if core::mem::take(&mut self.needed) {
             self.quiet = 0;
             return;
         }
-        (self.way, self.run, self.doublings) = (Way::Neither, 0, 0);
+        (self.way, self.run, self.doublings) = (Way::Neither, 0, [0; ORDERS]);
         self.quiet = self.quiet.saturating_add(quarters.min(255) as u8);
         if rested {
             (self.given, self.patience, self.trying) = (0, 0, false);
-            (0..quarters.min(STEPS)).for_each(|_| self.step_down(limits));
+            (0..quarters.min(STEPS)).for_each(|_| self.step_down(8, limits));
         } else if self.quiet >= 1 << self.patience {
             self.patience -= u8::from(self.trying && self.patience > 0);
             self.trying = self.keep > limits.fixed.high;
             self.quiet = 0;
-            self.step_down(limits);
+            self.step_down(8 << self.patience, limits);
         }
     }
 }
@@ -181,16 +229,20 @@ impl Policy for Adaptive {
             run: 0,
             given: 0,
             seen: 0,
+            spilled: 0,
+            left: 0,
             least: u32::MAX,
             untrimmed: 0,
             way: Way::Neither,
-            doublings: 0,
+            doublings: [0; ORDERS],
             quiet: 0,
             idle: 0,
             patience: 0,
             active: false,
             needed: false,
-            busy: false,
+            age: 0,
+            busy: 0,
+            regretted: false,
             trying: false,
         }
     }
@@ -201,24 +253,25 @@ impl Policy for Adaptive {
     }
 
     fn batch(&self, limits: &Limits) -> u32 {
-        limits.fixed.batch << self.doublings
+        limits.fixed.batch << self.doublings.iter().max().unwrap_or(&0)
     }
 
     #[inline]
-    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
-        if list.count <= self.high { 0 } else { self.spill(list, &supply()) }
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+        if list.count <= self.high { 0 } else { self.spill(list, order, &supply()) }
     }
 
     fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
-        let batch = self.turn(Way::In, list.moved, limits, cap);
+        let turned = self.way == Way::Out;
+        let mut batch = self.turn(Way::In, order, list.moved, limits, cap);
         // Not where the list is full of other orders: keeping more of those would help nobody.
-        if list.count <= self.keep / 2 {
-            let again = batch.min(self.given);
-            self.given -= again;
-            self.grow(again, cap);
+        if list.count <= self.high / 2 && self.given > 0 && self.is_soon() {
+            batch = self.regret(batch, turned, list, limits, cap);
         }
         self.bound(limits, cap);
+        // But a batch of this one has to fit in beside them.
+        self.high = self.high.max((list.count + limits.fixed.batch).min(cap));
         let room = self.high.saturating_sub(list.count) >> order;
         let blocks = blocks(batch, self.high, order).min(1 + room);
         let pages = blocks << order;
@@ -229,9 +282,9 @@ impl Policy for Adaptive {
 
     fn contended(&mut self, supply: &Supply<'_>) {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
-        self.busy = true;
+        self.busy = (self.busy + BUSY).min(MOST_BUSY);
         if self.run <= self.keep / 2 {
-            self.grow(self.batch(limits), cap);
+            self.grow(limits.fixed.batch, cap);
             self.bound(limits, cap);
         }
     }
@@ -262,6 +315,6 @@ impl Policy for Adaptive {
 
     fn is_settled(&self, limits: &Limits) -> bool {
         let Adaptive { keep, run, given, doublings, patience, active, needed, .. } = *self;
-        keep <= limits.fixed.high && run | given == 0 && doublings | patience == 0 && !active && !needed
+        keep <= limits.fixed.high && run | given == 0 && doublings == [0; ORDERS] && patience == 0 && !active && !needed
     }
 }

@@ -139,6 +139,85 @@ fn what_was_given_and_asked_for_again_is_kept_the_next_time() {
 }
 
 #[test]
+fn a_list_learns_what_a_swing_needs_and_no_more() {
+    let bounds = limits(1 << 20, 1);
+    let (costs, model) = measure::<Adaptive>(bounds, vec![swing(20_000, 0, 0)], 4 * SECOND, 4 * SECOND);
+    let high = model.cpus[0].policy.high();
+    assert!((20_000 - bounds.fixed.batch..20_000 + 2 * bounds.fixed.batch).contains(&high), "{high}");
+    // Less is tried seldom, and costs little.
+    assert!(costs.locks < 20, "{costs:?}");
+}
+
+#[test]
+fn blocks_of_another_order_that_lie_in_a_small_list_do_not_keep_it_from_learning() {
+    let bounds = limits(1 << 20, 2);
+    let plenty = supply(&bounds, u32::MAX);
+    let mut adaptive = Adaptive::new(&bounds);
+    // In the list for good: more than half of what is kept at first.
+    let others = bounds.fixed.high / 2 + 100;
+    let (mut count, mut moved) = (others, 0);
+    while moved < 20_000 || count < others {
+        (count, moved) = (count + 1, moved + 1);
+        count -= adaptive.put(list(count, moved), 0, || plenty);
+    }
+    moved += count - others;
+    for _ in 0..10 {
+        moved += adaptive.refill(list(others, moved), 0, &plenty);
+    }
+    assert!(adaptive.high() > 5000, "{}", adaptive.high());
+}
+
+#[test]
+fn a_block_of_another_order_beside_a_run_of_pages_comes_in_a_small_batch_and_does_not_end_the_run() {
+    let bounds = limits(1 << 20, 2);
+    let plenty = supply(&bounds, u32::MAX);
+    let mut adaptive = Adaptive::new(&bounds);
+    let mut moved = 0;
+    for _ in 0..5 {
+        moved += adaptive.refill(list(0, moved), 0, &plenty);
+    }
+    assert_eq!(adaptive.refill(list(100, moved), 3, &plenty), (2 * bounds.fixed.batch) >> 3);
+    assert_eq!(adaptive.refill(list(0, moved + 100), 0, &plenty), 2016);
+}
+
+#[test]
+fn a_batch_of_an_order_fits_into_a_list_that_is_full_of_others() {
+    let bounds = limits(1 << 20, 2);
+    let mut adaptive = Adaptive::new(&bounds);
+    let full = list(bounds.fixed.high, 5000);
+    assert_eq!(adaptive.refill(full, 3, &supply(&bounds, u32::MAX)), bounds.fixed.batch >> 3);
+    assert!(adaptive.high() <= bounds.fixed.high + bounds.fixed.batch);
+    let mut adaptive = Adaptive::new(&bounds);
+    assert_eq!(adaptive.refill(full, 3, &supply(&bounds, bounds.watermarks.high)), 1, "but not where memory is short");
+}
+
+#[test]
+fn pages_that_come_back_late_are_kept_where_the_lock_is_busy_and_where_it_is_not_cost_a_visit() {
+    let bounds = limits(1 << 20, 2);
+    let plenty = supply(&bounds, u32::MAX);
+    let after = |busy: bool, ticks: u32| {
+        let (mut adaptive, mut moved, mut left) = (Adaptive::new(&bounds), 0, 0);
+        for _ in 0..20 {
+            if busy {
+                adaptive.contended(&plenty);
+            }
+            moved += bounds.fixed.high;
+            let count = adaptive.high() + 1;
+            left = count - adaptive.put(list(count, moved), 0, || plenty);
+        }
+        for _ in 0..ticks {
+            adaptive.decay(list(left, moved), &plenty, 1);
+            (left, moved) = (left - 1, moved + 1);
+        }
+        let before = adaptive.high();
+        adaptive.refill(list(0, moved + left), 0, &plenty);
+        adaptive.high() > before
+    };
+    let busy_and_not = |ticks| (after(true, ticks), after(false, ticks));
+    assert_eq!([0, 1, 3, 4].map(busy_and_not), [(true, true), (true, false), (true, false), (false, false)]);
+}
+
+#[test]
 fn only_taking_and_only_giving_without_waiting_teach_nothing() {
     let bounds = limits(1 << 20, 2);
     for op in [Op::Take(0), Op::Give(0)] {

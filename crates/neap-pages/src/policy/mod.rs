@@ -110,13 +110,14 @@ impl Limits {
         high.saturating_add(slack / 2 / self.cpus).min(self.ceiling)
     }
 
-    /// How often the batch may double where a list keeps at most `cap` pages: an eighth of that is far below it, and
-    /// nothing above the fixed batch moves where nothing above the fixed size is kept.
+    /// How often the batch may double where a list keeps at most `cap` pages: to an eighth of the ceiling, which is far below
+    /// it; to half of `cap` where memory is getting short and that is less; and not at all where nothing above the fixed size
+    /// is kept.
     pub fn doublings(&self, cap: u32) -> u32 {
         if cap <= self.fixed.high {
             return 0;
         }
-        (cap / 8 / self.fixed.batch).max(1).ilog2().min(DOUBLINGS)
+        ((self.ceiling / 8).min(cap / 2) / self.fixed.batch).max(1).ilog2().min(DOUBLINGS)
     }
 }
 
@@ -223,6 +224,8 @@ pub(crate) mod tests {
         assert_eq!((cap(1286), cap(0)), (643, 643));
         assert_eq!(bounds.cap(&Supply { reclaiming: true, ..supply(&bounds, 100_000) }), 643);
         assert_eq!(limits(1 << 18, 64).largest(), 63, "512 pages in a list are not worth a larger batch");
+        let doublings = [643, 644, 4031, 4032, 16384].map(|cap| bounds.doublings(cap));
+        assert_eq!(doublings, [0, 2, 4, 5, 5], "half of what a list may keep");
     }
 
     #[test]
