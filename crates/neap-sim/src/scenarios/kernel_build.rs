@@ -24,6 +24,8 @@ pub const CPUS: usize = 112;
 const MANAGED: u32 = 30_200_000;
 /// Pages of a compiler's process.
 const PAGES: (u32, u32) = (20_000, 40_000);
+/// On average, and in a second.
+const MEAN: u32 = (PAGES.0 + PAGES.1) / 2;
 /// Pages of small processes for each page of a compiler's.
 const SMALL_SHARE: f64 = 0.88;
 /// Pages of a small process.
@@ -48,9 +50,11 @@ const PLACES: usize = 8;
 
 /// The build on so many CPUs, measured while there is work for all; or long after most of them have run out of it.
 pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, nearly_done: bool) -> Setup {
-    // Ten seconds before measuring begins.
-    let end = |cpu| if nearly_done && cpu >= LAST { warm.saturating_sub(10 * SECOND) } else { u64::MAX };
-    let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), end(cpu))).collect();
+    // What nobody who waits has done ten seconds before measuring begins. A build is so much work, whoever is slower at it;
+    // so much stays in the cache of files.
+    let share = warm.saturating_sub(10 * SECOND) as f64 / SECOND as f64 * f64::from(MEAN);
+    let share = |cpu| if nearly_done && cpu >= LAST { share } else { f64::MAX };
+    let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), share(cpu))).collect();
     Setup { managed: MANAGED, channels: 2 * PLACES, siblings: true, warm, time, ..Setup::new(programs) }
 }
 
@@ -71,9 +75,9 @@ impl Process {
     }
 }
 
-fn program(mut random: Random, end: u64) -> Program {
-    let mean = (PAGES.0 + PAGES.1) / 2;
-    let work = (SECOND as f64 / (f64::from(mean) * (1.0 + SMALL_SHARE))) as u32 - FREE;
+/// A CPU's processes, up to so many pages of compilers.
+fn program(mut random: Random, share: f64) -> Program {
+    let work = (SECOND as f64 / (f64::from(MEAN) * (1.0 + SMALL_SHARE))) as u32 - FREE;
     let (mut compiler, mut small, mut begun) = (Process::default(), Process::default(), false);
     // Pages of the compilers, and of the small processes, so far.
     let (mut compiled, mut others) = (0.0, 0.0);
@@ -88,7 +92,7 @@ fn program(mut random: Random, end: u64) -> Program {
             let is_compiler = hand == COMPILER;
             let held = view.held[hand];
             if process.target == 0 {
-                if view.now >= end {
+                if compiled >= share {
                     return Op::End;
                 }
                 *process = Process::new(random.between(PAGES.0, PAGES.1), &mut random);

@@ -89,7 +89,7 @@ impl Scenario {
             }
             Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(90, 100), time(20, 60), false),
             Scenario::KernelBuildEnd => {
-                kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(5, 30), true)
+                kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(10, 30), true)
             }
             Scenario::Network => network::setup(seed, time(5, 20), time(20, 50)),
             Scenario::BigProgram => programs::big_program(seed, 0, time(100, 150)),
