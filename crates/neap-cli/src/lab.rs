@@ -115,6 +115,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             };
             let comparison = compare::only(how.seed, how.size(), found, &tell);
             println!("{}", table(&page::COLUMNS, &page::rows(&comparison, found)));
+            println!("{}", bound(&comparison, found));
+            print_figures(&comparison);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -142,6 +144,7 @@ fn replay(file: &Path) -> Result<()> {
 fn print(comparison: &Comparison, size: Size) {
     for scenario in scenarios::compared(size) {
         println!("{}\n\n{}", scenario.name(), table(&page::COLUMNS, &page::rows(comparison, scenario)));
+        println!("{}\n", bound(comparison, scenario));
     }
     println!("pft: seconds until all CPUs have touched their part\n\n{}", first_touch(comparison, size));
     println!("{}", table(&page::CHECK_COLUMNS, &page::check_rows(comparison)));
@@ -149,13 +152,31 @@ fn print(comparison: &Comparison, size: Size) {
     let costs: Vec<Vec<String>> =
         costs.iter().map(|cost| vec![cost.name.into(), number(cost.value, 1), cost.source.into()]).collect();
     println!("{}", table(&["cost", "ns", "source"], &costs));
+    print_figures(comparison);
+    println!("\nSeed {}. Pages of 4 KiB; a policy's row is one run.", comparison.seed);
+}
+
+/// What no policy can do better, in words.
+fn bound(comparison: &Comparison, scenario: Scenario) -> String {
+    let share = comparison.run(scenario, policies::Name::Adaptive).map_or(1.0, |run| run.outcome.zone_share.min(1.0));
+    match comparison.least_listed(scenario, share) {
+        Some(pages) => format!(
+            "Whoever knew the future could take {:.1} % from the zone, as adaptive does, with {pages:.0} pages listed.",
+            share * 100.0
+        ),
+        None => {
+            "Of the pages that adaptive did not take from the zone, some were in its lists from before.".to_string()
+        }
+    }
+}
+
+fn print_figures(comparison: &Comparison) {
     for violation in &comparison.violations {
         println!("violation: {violation}");
     }
     for (name, value) in &comparison.figures {
         println!("{name}: {}", number(*value, 4));
     }
-    println!("\nSeed {}. Pages of 4 KiB; a policy's row is one run.", comparison.seed);
 }
 
 /// A row for each number of CPUs.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::machine::ListLock;
+use crate::machine::{ListLock, Setup};
 use crate::policies::{self, Name, Run};
 use crate::scenarios::{self, Scenario, Size, network};
 use crate::validate::{self, Check};
@@ -34,6 +34,13 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    /// The fewest pages in lists with which the programs of `adaptive`'s run can do when at most this share of their pages
+    /// comes from the zone, whoever decides what is kept: see [`crate::offline`].
+    pub fn least_listed(&self, scenario: Scenario, zone_share: f64) -> Option<f64> {
+        let run = self.run(scenario, Name::Adaptive)?;
+        run.costs.gaps.listed(zone_share, run.time)
+    }
+
     /// The run of a policy in a scenario.
     pub fn run(&self, scenario: Scenario, policy: Name) -> Option<&Run> {
         let found = self.runs.iter().find(|((_, name), (of, _))| *name == policy && *of == scenario);
@@ -69,7 +76,10 @@ pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Compariso
 
 /// Runs every policy in one scenario.
 pub fn only(seed: u64, size: Size, scenario: Scenario, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
-    run_all(seed, size, &policies::ALL.map(|policy| (scenario, policy)), tell)
+    let mut comparison = run_all(seed, size, &policies::ALL.map(|policy| (scenario, policy)), tell);
+    comparison.violations = violations_of(&comparison, &[scenario]);
+    comparison.figures = figures_of(&comparison);
+    comparison
 }
 
 fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str) + Sync)) -> Comparison {
@@ -79,7 +89,8 @@ fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str
             // Relaxed: the number alone matters.
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(scenario, policy)) = jobs.get(index) else { return };
-            let run = policies::run(policy, scenario.setup(seed, size));
+            let setup = scenario.setup(seed, size);
+            let run = policies::run(policy, Setup { watched: policy == Name::Adaptive, ..setup });
             let mut done = done.lock().expect("no run panics while it holds this");
             done.insert(index, run);
             tell(&format!("{} of {}: {}: {}", done.len(), jobs.len(), scenario.name(), policy.text()));
@@ -153,6 +164,10 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
     add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
     add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
+    // The zone allocations that are allowed, and what the lists of whoever knows the future hold with these.
+    let allowed = comparison.run(Scenario::KernelBuild, Name::Fixed).map(|fixed| fixed.outcome.zone_share * 0.2);
+    add("kbuild.least_listed", allowed.and_then(|share| comparison.least_listed(Scenario::KernelBuild, share)));
+    add("kbuild.listed", comparison.run(Scenario::KernelBuild, Name::Adaptive).map(|run| run.outcome.average_listed));
     // Published is all that a machine has in use. What the build and the lists do not hold is taken from another run.
     add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used + network::BASE_USED));
     add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
@@ -164,7 +179,7 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     let missed = |run: &Run| run.outcome.counts.misses_with_pages_listed as f64;
     add("pressure.misses_with_pages_listed", comparison.run(Scenario::Pressure(2), Name::Adaptive).map(missed));
     add("pressure.early_reclaim_ratio", ratio(Scenario::Pressure(1), |run| run.outcome.counts.early_reclaims as f64));
-    add("validation_worst_error", Some(validate::worst(&comparison.checks)));
+    add("validation_worst_error", (!comparison.checks.is_empty()).then(|| validate::worst(&comparison.checks)));
     add("pareto_violations", Some(comparison.violations.len() as f64));
     figures
 }

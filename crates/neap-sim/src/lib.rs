@@ -13,6 +13,7 @@ pub mod cost;
 pub mod histogram;
 pub mod machine;
 pub mod measure;
+pub mod offline;
 pub mod page;
 pub mod policies;
 pub mod program;

@@ -59,8 +59,9 @@ impl<T: Policy> Machine<T> {
         let programs = setup.programs.len();
         assert!(setup.nodes > 0, "a machine has a node");
         let zone = |node| Zone::new(setup.managed, programs, setup.reclaimers.get(node).copied().flatten());
-        let mut cpus: Vec<Cpu> = setup.programs.into_iter().map(|program| Cpu::new(Some(program))).collect();
-        cpus.extend((0..setup.nodes).map(|_| Cpu::new(None)));
+        let watched = setup.watched;
+        let mut cpus: Vec<Cpu> = setup.programs.into_iter().map(|program| Cpu::new(Some(program), watched)).collect();
+        cpus.extend((0..setup.nodes).map(|_| Cpu::new(None, false)));
         let mut machine = Machine {
             zones: (0..setup.nodes).map(zone).collect(),
             cpus,
@@ -79,7 +80,7 @@ impl<T: Policy> Machine<T> {
             next_sample: setup.step,
             next_drain: setup.drain_every.unwrap_or(u64::MAX),
             drained_cpu: 0,
-            costs: Costs::new(programs),
+            costs: Costs::new(programs, 0),
         };
         (0..programs).for_each(|cpu| machine.enqueue(cpu));
         machine
@@ -97,7 +98,7 @@ impl<T: Policy> Machine<T> {
 
     /// The costs since the last call.
     pub fn take_costs(&mut self) -> Costs {
-        core::mem::replace(&mut self.costs, Costs::new(self.programs))
+        core::mem::replace(&mut self.costs, Costs::new(self.programs, self.now))
     }
 
     /// The real pages of each node.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::cost;
 use crate::histogram::Histogram;
 use crate::machine::Operation;
+use crate::offline::Gaps;
 
 /// The state of all lists at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +80,16 @@ pub struct Costs {
     pub block_time: u64,
     /// What is rare.
     pub counts: Counts,
+    /// Between a page's uses, if they are measured.
+    pub gaps: Gaps,
     /// What lists held over time.
     pub samples: Vec<Sample>,
 }
 
 impl Costs {
-    /// Nothing yet.
-    pub fn new(cpus: usize) -> Costs {
-        Costs { cpus, ..Costs::default() }
+    /// Nothing yet, at `now`.
+    pub fn new(cpus: usize, now: u64) -> Costs {
+        Costs { cpus, gaps: Gaps::new(now), ..Costs::default() }
     }
 
     /// Notes that an operation has ended.

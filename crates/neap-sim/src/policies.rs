@@ -62,8 +62,10 @@ impl Name {
 pub struct Run {
     /// The numbers.
     pub outcome: Outcome,
-    /// Nanoseconds of the warm-up.
+    /// Nanoseconds of the warm-up, and of what was measured.
     pub warm_time: u64,
+    /// See `warm_time`.
+    pub time: u64,
     /// The counts of the warm-up, and of what was measured.
     pub warm: Costs,
     /// See `warm`.
@@ -95,5 +97,5 @@ fn run_as<T: Policy>(setup: Setup) -> Run {
     machine.run(time);
     let costs = machine.take_costs();
     assert!(machine.settle(), "a page is nowhere");
-    Run { outcome: costs.outcome(time), warm_time, warm, costs }
+    Run { outcome: costs.outcome(time), warm_time, time, warm, costs }
 }

@@ -42,6 +42,8 @@ pub struct Setup {
     pub list_lock: ListLock,
     /// Somebody drains all lists, one after the other, so often.
     pub drain_every: Option<u64>,
+    /// Whether gaps between a page's uses are measured, see [`crate::offline`].
+    pub watched: bool,
     /// For each node the CPU that reclaims when the low watermark is reached, until the high one is, if there is one.
     pub reclaimers: Vec<Option<usize>>,
 }
@@ -60,6 +62,7 @@ impl Setup {
             siblings: false,
             list_lock: ListLock::Try,
             drain_every: None,
+            watched: false,
             reclaimers: Vec::new(),
         }
     }

@@ -44,14 +44,17 @@ pub(super) struct Cpu {
     pub(super) pending: Pending,
     /// Somebody else holds its list up to then.
     pub(super) list_held_until: u64,
+    /// When the pages that it might have kept were freed, if gaps are measured.
+    freed: Option<Vec<u64>>,
     pub(super) parked: bool,
     pub(super) ended: bool,
 }
 
 impl Cpu {
     /// One that runs a program, or none and waits until it has something to carry.
-    pub(super) fn new(program: Option<Program>) -> Cpu {
+    pub(super) fn new(program: Option<Program>, watched: bool) -> Cpu {
         Cpu {
+            freed: watched.then(Vec::new),
             parked: program.is_none(),
             program,
             hands: Default::default(),
@@ -68,7 +71,7 @@ impl<T: Policy> Machine<T> {
     /// Lets a CPU do what its program says, up to `horizon`.
     pub(super) fn go(&mut self, cpu: usize, horizon: u64) {
         let (home, list_cost) = (self.node(cpu), self.list_cost);
-        let Cpu { program: Some(program), hands, view, at, pending, list_held_until, parked, ended } =
+        let Cpu { program: Some(program), hands, view, at, pending, list_held_until, freed, parked, ended } =
             &mut self.cpus[cpu]
         else {
             return;
@@ -94,6 +97,9 @@ impl<T: Policy> Machine<T> {
                 Op::Take(order, hand, work) => {
                     let operation = Operation { node: home, order: Order(order), into: Some(hand), work, since };
                     costs.taken += u64::from(operation.order.pages());
+                    if let Some(freed) = freed {
+                        costs.gaps.take(freed, operation.order.pages(), since);
+                    }
                     match self.zones[home].lab.begin_allocate(operation.order, bypass) {
                         Ok(block) => {
                             view.refused = false;
@@ -106,6 +112,9 @@ impl<T: Policy> Machine<T> {
                 Op::Give(hand, work) => {
                     let Some(Block { node, order, pfn }) = hands[hand].pop_front() else { continue };
                     costs.given += u64::from(order.pages());
+                    if let Some(freed) = freed {
+                        freed.extend((0..order.pages()).map(|_| since));
+                    }
                     let visit = self.zones[node].lab.begin_free(pfn, order, bypass);
                     (visit, Operation { node, order, into: None, work, since })
                 }

@@ -1,0 +1,104 @@
+//! What a list that knew the future would hold: a bound for every policy.
+//!
+//! Sits between the machine, which tells it of every page, and the comparison. A page that a CPU frees and its next use there
+//! are a gap; lists are last in, first out, so the gaps of a CPU are those between a free and the allocation that finds as
+//! many pages free again as before it. Whoever knows how long each gap will be keeps the shortest ones: a page that is kept
+//! over a gap is held for that long, one that is not comes from the zone again, and no choice of as many others costs less.
+//! Blocks count as their pages, as if these were of one kind, and batches cost nothing, so the bound is below what can be had.
+
+/// Buckets for each doubling of a gap's length.
+const PARTS: u32 = 16;
+
+/// Gaps of one length, about.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    gaps: u64,
+    /// Nanoseconds of them all that were measured.
+    time: u64,
+}
+
+/// The gaps that ended while something was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Gaps {
+    /// When measuring began.
+    since: u64,
+    /// By length, the shortest first.
+    buckets: Vec<Bucket>,
+    taken: u64,
+}
+
+fn bucket(length: u64) -> usize {
+    let length = length.max(u64::from(PARTS));
+    let part = (length >> (length.ilog2() - PARTS.ilog2())) as u32 - PARTS;
+    ((length.ilog2() - PARTS.ilog2()) * PARTS + part) as usize
+}
+
+impl Gaps {
+    /// None yet, and measured from `since` on.
+    pub(crate) fn new(since: u64) -> Gaps {
+        Gaps { since, ..Gaps::default() }
+    }
+
+    /// Notes that a CPU allocates `pages` pages; `freed`: when those that it might have kept were freed.
+    pub(crate) fn take(&mut self, freed: &mut Vec<u64>, pages: u32, now: u64) {
+        self.taken += u64::from(pages);
+        for at in (0..pages).map_while(|_| freed.pop()) {
+            let index = bucket(now - at);
+            if self.buckets.len() <= index {
+                self.buckets.resize(index + 1, Bucket::default());
+            }
+            let Bucket { gaps, time } = &mut self.buckets[index];
+            (*gaps, *time) = (*gaps + 1, *time + now - at.max(self.since));
+        }
+    }
+
+    /// The fewest pages in lists, on average over `time` nanoseconds, with which at most this share of what is allocated comes
+    /// from the zone. None if no list however long brings that about.
+    pub fn listed(&self, zone_share: f64, time: u64) -> Option<f64> {
+        let mut wanted = self.taken as f64 * (1.0 - zone_share);
+        let mut held = 0.0;
+        for &Bucket { gaps, time } in self.buckets.iter().filter(|bucket| bucket.gaps > 0) {
+            let kept = wanted.clamp(0.0, gaps as f64);
+            wanted -= kept;
+            held += time as f64 * kept / gaps as f64;
+        }
+        // Less than a page is a rounding error.
+        (wanted < 1.0).then_some(held / time as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_follow_each_other_and_are_as_wide_as_a_sixteenth() {
+        for length in [1, 16, 17, 1000, 123_456_789, u64::MAX / 2] {
+            assert!(bucket(length) <= bucket(length + length / 8 + 1), "{length}");
+            assert!(bucket(length + length / 8 + 16) > bucket(length), "{length}");
+        }
+    }
+
+    #[test]
+    fn the_shortest_gaps_are_kept_first() {
+        let mut gaps = Gaps::new(0);
+        // Four pages freed at 0, 100, 200, 300; wanted again 1000 later, in the other order.
+        let mut freed = vec![0, 100, 200, 300];
+        for now in [1300, 1400, 1500, 1600, 1700] {
+            gaps.take(&mut freed, 1, now);
+        }
+        let tenths = |share| gaps.listed(share, 1000).map(|pages| (pages * 10.0).round());
+        assert_eq!(
+            [1.0, 0.8, 0.6, 0.2].map(tenths),
+            [0, 10, 22, 10 + 12 + 14 + 16].map(|tenths| Some(f64::from(tenths)))
+        );
+        assert_eq!(tenths(0.0), None, "the fifth was never free");
+    }
+
+    #[test]
+    fn a_gap_that_began_before_measuring_counts_for_what_of_it_was_measured() {
+        let mut gaps = Gaps::new(900);
+        gaps.take(&mut vec![0], 1, 1000);
+        assert_eq!(gaps.listed(0.0, 100), Some(1.0));
+    }
+}
