@@ -66,6 +66,7 @@ struct Numbers {
     pages: Pages,
     lists: Lists,
     released: Released,
+    holes: Holes,
     ticks: u64,
     drains: u64,
     fences: u64,
@@ -151,11 +152,21 @@ struct Released {
     failures: u64,
 }
 
+/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so far.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Holes {
+    pages: u64,
+    released: u64,
+    refilled: u64,
+}
+
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 struct Class {
     size: u64,
     slabs: u64,
+    holes: u64,
     objects: u64,
     in_slabs: u64,
     in_barn: u64,
@@ -183,7 +194,7 @@ const SHOWN: usize = 10;
 
 impl Numbers {
     fn report(&self, process: &Process, age: u64) -> String {
-        let Numbers { mode, bytes, pages, lists, released, .. } = self;
+        let Numbers { mode, bytes, pages, lists, released, holes, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
         let rows = |cells: &[(&str, String)]| -> Vec<Vec<String>> {
@@ -231,6 +242,9 @@ impl Numbers {
             ("most that these may keep", lists.highs.to_string()),
             ("taken from them for allocations", lists.need_pages.to_string()),
             ("times that allocations needed that", lists.need_drains.to_string()),
+            ("holes in slabs", holes.pages.to_string()),
+            ("released in holes so far", holes.released.to_string()),
+            ("holes refilled so far", holes.refilled.to_string()),
             ("releasing", pages.releasing.to_string()),
             ("draining", pages.draining.to_string()),
         ];
@@ -272,7 +286,7 @@ impl Numbers {
         let mut classes = self.classes.clone();
         classes.sort_by_key(|class| core::cmp::Reverse(class.cached_bytes()));
         let row = |class: &Class| {
-            let counts = [class.slabs, class.objects, class.in_slabs, class.in_barn, class.in_slots];
+            let counts = [class.slabs, class.holes, class.objects, class.in_slabs, class.in_barn, class.in_slots];
             let free = number(class.cached_bytes() as f64 / 1024.0, 1);
             let counts = counts.iter().map(u64::to_string);
             [class.size.to_string()].into_iter().chain(counts).chain([free]).collect()
@@ -281,7 +295,8 @@ impl Numbers {
         if rows.is_empty() {
             return String::new();
         }
-        let header = ["objects of B", "slabs", "objects", "free in slabs", "in the barn", "in CPUs", "free KiB"];
+        let header =
+            ["objects of B", "slabs", "holes", "objects", "free in slabs", "in the barn", "in CPUs", "free KiB"];
         let more = match classes.len().saturating_sub(SHOWN) {
             0 => String::new(),
             more => format!("{more} more classes with less free; --json has all.\n"),
@@ -316,6 +331,7 @@ mod tests {
         let object = serde_json::json!({
             "version": "9.9", "mode": {"slots": "rseq", "why": "it works\u{1b}[2J", "isolated_cpus": [3, 4]},
             "bytes": {"used": 3 << 20, "unaccounted": -(1 << 20)}, "pages": {"budget": 500, "watermarks": {"low": 21}},
+            "holes": {"pages": 61, "released": 62, "refilled": 63},
             "lists": {"highs": 808, "need_drains": 41, "need_pages": 4242},
             "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
@@ -335,6 +351,9 @@ mod tests {
             ["most that these may keep", "808"],
             ["taken from them for allocations", "4242"],
             ["times that allocations needed that", "41"],
+            ["holes in slabs", "61"],
+            ["released in holes so far", "62"],
+            ["holes refilled so far", "63"],
             ["192", "2.2"],
             ["1", "2.0"],
             ["0", "70"],

@@ -151,7 +151,7 @@ impl<P: Platform> Objects<P> {
         let memory_class = Class::of_size(Sheaf::bytes(capacity));
         let mut place = None;
         // A burst of frees is why sheaves are made: what they are to hold is no surplus.
-        if self.take_from_partial(self.near(memory_class), 1, |found| place = Some(found)) == 0 {
+        if self.take_from_slabs(self.pages.nearest(&self.platform), memory_class, 1, |found| place = Some(found)) == 0 {
             self.take_from_new(hot, memory_class, 1, |found| place = Some(found));
         }
         let place = place?;

@@ -1,13 +1,14 @@
 //! The class cache: what all CPUs share of one size class, under one mutex.
 //!
-//! Sits between the stacks of the CPUs and the pages. It is a barn of full and empty sheaves in front of a list of partly
-//! free slabs. Objects freed on another CPU than they were allocated on come back this way: full sheaves flow through
+//! Sits between the stacks of the CPUs and the pages. It is a barn of full and empty sheaves in front of partly free slabs,
+//! which are on a list each, by what time has seen of them: used since the last tick, resting since then, sidelined because
+//! there was nothing left to give back of them, hollow where all that is free of them was given back. Objects freed on another CPU than they were allocated on come back this way: full sheaves flow through
 //! the barn. The mutex is held for a link or two, or for a batch of objects of slabs, and never across a system call;
 //! making and giving back slabs is the caller's, outside.
 
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::Class;
-use crate::slab::{SlabId, SlabList, SlabTable};
+use crate::slab::{On, SlabId, SlabList, SlabTable};
 use neap_base::Mutex;
 
 /// Objects put back into slabs under one hold of the mutex.
@@ -30,12 +31,22 @@ pub struct ClassCache {
     pub full: SheafList,
     /// Sheaves without any.
     pub empty: SheafList,
-    /// Slabs with free objects that are not wholly free.
+    /// Slabs with free objects that are not wholly free, and were used since the last tick.
     pub partial: SlabList,
+    /// Such slabs that were not.
+    pub resting: SlabList,
+    /// Such slabs that rested, with no page left to give back.
+    pub sidelined: SlabList,
+    /// Such slabs whose free objects all lie in holes.
+    pub hollow: SlabList,
+    /// Such slabs of which pages are on their way to the system.
+    pub isolated: SlabList,
     /// Slabs of the class.
     pub slabs: u32,
     /// Objects in bitmaps of the class's slabs.
     pub free: u64,
+    /// Pages of the class's slabs that nothing is behind.
+    pub holes: u64,
     /// Whether the class is known to have more sheaves than its share.
     pub surplus: bool,
     /// Which way sheaves went last, and how many calls moved some that way in a row.
@@ -60,9 +71,14 @@ impl ClassCache {
         ClassCache {
             full: SheafList::new(),
             empty: SheafList::new(),
-            partial: SlabList::new(),
+            partial: SlabList::named(On::Odd),
+            resting: SlabList::named(On::Even),
+            sidelined: SlabList::named(On::Sidelined),
+            hollow: SlabList::named(On::Hollow),
+            isolated: SlabList::named(On::Isolated),
             slabs: 0,
             free: 0,
+            holes: 0,
             surplus: false,
             streak: (Way::Refill, 0),
         }
@@ -75,20 +91,49 @@ impl ClassCache {
         before
     }
 
-    /// Takes up to `most` objects out of slabs and answers how many.
+    /// Every list of slabs, in the order in which objects are taken from them.
+    pub(crate) fn lists(&self) -> [&SlabList; 5] {
+        [&self.partial, &self.resting, &self.sidelined, &self.hollow, &self.isolated]
+    }
+
+    /// Puts a slab onto a list of this cache's, or onto none, from whichever it is on.
+    ///
+    /// # Safety
+    /// As for [`ClassCache::take`].
+    pub(crate) unsafe fn move_to(&mut self, slabs: &SlabTable, slab: SlabId, to: On) {
+        let ClassCache { partial, resting, sidelined, hollow, isolated, .. } = self;
+        // SAFETY: as the caller promises.
+        let from = unsafe { slabs.get(slab) }.on;
+        let mut lists = [partial, resting, sidelined, hollow, isolated];
+        if let Some(list) = lists.iter_mut().find(|list| list.on == from) {
+            // SAFETY: as the caller promises; the slab says that it is on the list.
+            unsafe { list.remove(slabs, slab) };
+        }
+        if let Some(list) = lists.iter_mut().find(|list| list.on == to) {
+            // SAFETY: as the caller promises; it is on no list now.
+            unsafe { list.insert(slabs, slab) };
+        }
+    }
+
+    /// Takes up to `most` objects out of slabs, none that lies in a hole, and answers how many.
     ///
     /// # Safety
     /// The caller holds this cache's lock; `slabs` is the table of its slabs.
     pub unsafe fn take(&mut self, slabs: &SlabTable, most: usize, mut each: impl FnMut(Place)) -> usize {
         let mut taken = 0;
         while taken < most
-            && let Some(slab) = self.partial.first()
+            && let Some(slab) = self.partial.first().or_else(|| self.resting.first()).or_else(|| self.sidelined.first())
         {
-            // SAFETY: as the caller promises; the slab is on this cache's list.
+            // SAFETY: as the caller promises; the slab is on one of this cache's lists.
             unsafe {
-                taken += slabs.take(slab, most - taken, |object| each(Place { slab, object }));
-                if slabs.get(slab).free == 0 {
-                    self.partial.remove(slabs, slab);
+                taken += slabs.take_backed(slab, most - taken, |object| each(Place { slab, object }));
+                let (on, free) = (slabs.get(slab).on, slabs.get(slab).free);
+                if free == 0 {
+                    self.move_to(slabs, slab, On::Nothing);
+                } else if taken < most {
+                    self.move_to(slabs, slab, On::Hollow);
+                } else if on == self.resting.on {
+                    self.move_to(slabs, slab, self.partial.on);
                 }
             }
         }
@@ -108,19 +153,32 @@ impl ClassCache {
             }
             self.free += 1;
             let slab = slabs.get(place.slab);
-            let (free, objects) = (slab.free, slab.objects);
-            if free == objects {
-                if SlabList::contains(slabs, place.slab) {
-                    self.partial.remove(slabs, place.slab);
-                }
-                empties.insert(slabs, place.slab);
-                self.slabs -= 1;
-                self.free -= u64::from(objects);
-            } else if free == 1 {
-                self.partial.insert(slabs, place.slab);
+            let (free, objects, on) = (slab.free, slab.objects, slab.on);
+            if on == On::Isolated {
+                // Whoever has its pages looks at it again.
+                slab.touched = true;
+            } else if free == objects {
+                self.forget(slabs, place.slab, empties);
+            } else if on != self.partial.on {
+                self.move_to(slabs, place.slab, self.partial.on);
             }
         }
         true
+    }
+
+    /// Moves a slab that is wholly free to `empties`: it is none of the class's any more.
+    ///
+    /// # Safety
+    /// As for [`ClassCache::take`]; the slab is one of this class.
+    pub(crate) unsafe fn forget(&mut self, slabs: &SlabTable, slab: SlabId, empties: &mut SlabList) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.move_to(slabs, slab, On::Nothing);
+            empties.insert(slabs, slab);
+            self.slabs -= 1;
+            self.free -= u64::from(slabs.get(slab).objects);
+            self.holes -= u64::from(slabs.get(slab).holes.count_ones());
+        }
     }
 
     /// Adds a new slab, all of it free.

@@ -12,6 +12,7 @@ extern crate std;
 
 mod barns;
 pub mod class_cache;
+pub mod holes;
 pub mod hot;
 #[cfg(test)]
 #[path = "../tests/instance/mod.rs"]
@@ -22,6 +23,7 @@ mod known_bug_tests;
 #[path = "../tests/machine/mod.rs"]
 mod machine;
 pub mod objects;
+mod punch;
 pub mod region;
 pub mod sheaf;
 pub mod size_class;
@@ -30,4 +32,5 @@ pub mod slots;
 #[cfg(test)]
 mod slots_tests;
 pub mod state;
+mod supply;
 pub mod verify;

@@ -321,44 +321,8 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
-    /// answers how many.
-    fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
-        let taken = self.take_from_partial(self.near(class), most, &mut each);
-        if taken > 0 {
-            return taken;
-        }
-        // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
-        let page_size = self.pages.page_size();
-        self.return_surplus(2 * (page_size << class.slab_shape(page_size).order));
-        match self.take_from_new(hot, class, most, &mut each) {
-            0 if self.pages.nodes() > 1 => self
-                .caches_of(class)
-                .map(|cache| self.take_from_partial(cache, most, &mut each))
-                .find(|&taken| taken > 0)
-                .unwrap_or(0),
-            taken => taken,
-        }
-    }
-
-    pub(crate) fn take_from_partial(&self, cache: &SharedCache, most: usize, each: impl FnMut(Place)) -> usize {
-        // SAFETY: the lock is held.
-        unsafe { cache.lock().take(&self.slabs, most, each) }
-    }
-
-    /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
-    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
-        let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
-        let mut cache = self.cache(node, class).lock();
-        // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
-        unsafe {
-            cache.add(&self.slabs, slab);
-            cache.take(&self.slabs, most, each)
-        }
-    }
-
     /// A new slab, on no list, and its node; `None` where no page can be had.
-    fn new_slab(&self, hot: &Hot, class: Class) -> Option<(SlabId, usize)> {
+    pub(crate) fn new_slab(&self, hot: &Hot, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
         // Another slab is made where all objects of those before are out: so will be those of this one.
@@ -385,20 +349,20 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Gives wholly free slabs back to the pages.
-    fn destroy(&self, mut empties: SlabList) {
+    pub(crate) fn destroy(&self, mut empties: SlabList) {
         while let Some(slab) = empties.first() {
             // SAFETY: the slabs on this list are this thread's alone.
-            let (pfn, order) = unsafe {
+            let (pfn, order, holes) = unsafe {
                 empties.remove(&self.slabs, slab);
                 let slab = self.slabs.get(slab);
-                (slab.pfn, Order(slab.order))
+                (slab.pfn, Order(slab.order), slab.holes)
             };
             self.set_kind(pfn, order, Class::NONE);
             let frames = self.pages.frames();
             frames.frame(pfn).set_head(State::Allocated, order);
             (1..order.pages()).for_each(|page| frames.frame(pfn.plus(page)).set_state(State::Inside));
             self.slabs.destroy(slab);
-            self.pages.free_block(&self.platform, pfn, order);
+            self.pages.free_block_with_holes(&self.platform, pfn, order, holes);
         }
     }
 

@@ -51,8 +51,32 @@ pub struct Slab {
     pub class: Class,
     /// The order of the block of pages.
     pub order: u8,
-    /// On its class's list of partly free slabs.
-    listed: bool,
+    /// The list that it is on.
+    pub(crate) on: On,
+    /// An object came back while it was isolated.
+    pub(crate) touched: bool,
+    /// A bit for every page that nothing is behind: see [`holes`](crate::holes).
+    pub holes: u64,
+}
+
+/// Which list a slab is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum On {
+    /// None.
+    Nothing,
+    /// One of the two that take turns: slabs used since the last tick, and slabs that rest since.
+    Odd,
+    /// The other one.
+    Even,
+    /// [`ClassCache::sidelined`](crate::class_cache::ClassCache::sidelined).
+    Sidelined,
+    /// [`ClassCache::hollow`](crate::class_cache::ClassCache::hollow).
+    Hollow,
+    /// [`ClassCache::isolated`](crate::class_cache::ClassCache::isolated).
+    Isolated,
+    /// One of a caller's own.
+    Own,
 }
 
 /// All descriptors, by number.
@@ -61,6 +85,7 @@ pub struct SlabTable {
     base: NonNull<u8>,
     stride: usize,
     limit: u32,
+    pub(crate) page_shift: u32,
     numbers: Mutex<Numbers>,
 }
 
@@ -87,7 +112,14 @@ impl SlabTable {
     pub unsafe fn new(base: NonNull<u8>, span: usize, page_size: usize) -> SlabTable {
         let stride = size_of::<Slab>() + most_objects(page_size) / 8;
         let limit = ((span >> TABLE_SHIFT) / stride).min(u32::MAX as usize - 1) as u32;
-        SlabTable { base, stride, limit, numbers: Mutex::new(Numbers { free: SlabId::NONE, fresh: 0, used: 0 }) }
+        let page_shift = page_size.trailing_zeros();
+        SlabTable {
+            base,
+            stride,
+            limit,
+            page_shift,
+            numbers: Mutex::new(Numbers { free: SlabId::NONE, fresh: 0, used: 0 }),
+        }
     }
 
     fn pointer(&self, id: SlabId) -> NonNull<Slab> {
@@ -160,7 +192,9 @@ impl SlabTable {
             first_word: 0,
             class,
             order: shape.order,
-            listed: false,
+            on: On::Nothing,
+            touched: false,
+            holes: 0,
         };
         // SAFETY: the number was just given to this caller alone.
         unsafe { self.pointer(id).write(slab) };
@@ -239,18 +273,25 @@ impl SlabTable {
     }
 }
 
-/// A list of partly free slabs of one class; its lock is that of the class cache.
+/// A list of slabs of one class; its lock is that of the class cache.
 #[derive(Debug)]
 pub struct SlabList {
     head: SlabId,
     /// Slabs on the list.
     pub length: u32,
+    /// Which one it is.
+    pub(crate) on: On,
 }
 
 impl SlabList {
-    /// An empty list.
+    /// An empty list of the caller's own.
     pub const fn new() -> SlabList {
-        SlabList { head: SlabId::NONE, length: 0 }
+        SlabList::named(On::Own)
+    }
+
+    /// An empty list.
+    pub(crate) const fn named(on: On) -> SlabList {
+        SlabList { head: SlabId::NONE, length: 0, on }
     }
 
     /// The first slab: the one that was put there last.
@@ -258,13 +299,13 @@ impl SlabList {
         self.head.some()
     }
 
-    /// Whether a slab is on its class's list.
+    /// Whether a slab is on a list.
     ///
     /// # Safety
     /// As for [`SlabTable::get`].
     pub unsafe fn contains(table: &SlabTable, id: SlabId) -> bool {
         // SAFETY: as the caller promises.
-        unsafe { table.get(id) }.listed
+        unsafe { table.get(id) }.on != On::Nothing
     }
 
     /// The slab after `id`.
@@ -283,7 +324,7 @@ impl SlabList {
     pub unsafe fn insert(&mut self, table: &SlabTable, id: SlabId) {
         // SAFETY: as the caller promises.
         let slab = unsafe { table.get(id) };
-        (slab.next, slab.previous, slab.listed) = (self.head, SlabId::NONE, true);
+        (slab.next, slab.previous, slab.on) = (self.head, SlabId::NONE, self.on);
         if let Some(next) = self.head.some() {
             // SAFETY: as the caller promises; another slab than the one above.
             unsafe { table.get(next) }.previous = id;
@@ -300,7 +341,7 @@ impl SlabList {
         // SAFETY: as the caller promises.
         let slab = unsafe { table.get(id) };
         let (next, previous) = (slab.next, slab.previous);
-        slab.listed = false;
+        slab.on = On::Nothing;
         match previous.some() {
             // SAFETY: as the caller promises; another slab than the one above.
             Some(previous) => unsafe { table.get(previous) }.next = next,

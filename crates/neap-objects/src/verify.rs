@@ -10,12 +10,13 @@ use crate::objects::Objects;
 use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
-use crate::slab::{SlabId, SlabList};
+use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots, UNREGISTERED};
 use crate::state::{ALLOCATED, CACHED, LARGE_TABLE_SHIFT, States};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform, bitmap};
 use neap_pages::State;
 
@@ -94,6 +95,9 @@ struct Walk {
     classes: [Census; CLASSES],
     /// Slabs with free objects.
     partial: [u32; CLASSES],
+    /// Pages of slabs that nothing is behind, by class and by node.
+    holes: [u64; CLASSES],
+    node_holes: [u64; MAX_NODES],
     run_pages: u64,
 }
 
@@ -120,6 +124,10 @@ impl<P: Platform> Objects<P> {
             sum += walk.classes[class.index()];
         }
         Finding::unless_equal("numbers of slabs", Class::NONE, 0, sum.slabs, self.slabs.used().into())?;
+        for (node, holes) in (0..self.pages.nodes()).map(|node| (node, walk.node_holes[node])) {
+            let counted = self.pages.node(node).statistics().holes;
+            Finding::unless_equal("holes of a node", Class::NONE, node, holes, counted.into())?;
+        }
         let lost = sum.in_hands.saturating_sub(in_hands);
         Finding::unless_equal("objects that are cached but in no cache", Class::NONE, 0, 0, lost)?;
         self.pages.verify()?;
@@ -177,7 +185,13 @@ impl<P: Platform> Objects<P> {
     /// Goes through every page of the arena.
     fn walk(&self) -> Result<Walk, Finding> {
         let (empty, frames) = (Census::default(), self.pages.frames());
-        let mut walk = Walk { classes: [empty; CLASSES], partial: [0; CLASSES], run_pages: 0 };
+        let mut walk = Walk {
+            classes: [empty; CLASSES],
+            partial: [0; CLASSES],
+            holes: [0; CLASSES],
+            node_holes: [0; MAX_NODES],
+            run_pages: 0,
+        };
         let mut page = Pfn(0);
         while page.0 < frames.pages() {
             let frame = frames.frame(page);
@@ -224,7 +238,10 @@ impl<P: Platform> Objects<P> {
         equal("counts and bitmap of a slab", 1, consistent.into())?;
         equal("slab on the list of partly free ones", u64::from(free > 0), listed.into())?;
         equal("slab that is wholly free", 0, u64::from(free == objects))?;
-        let pages = 1 << order;
+        let (holes, pages) = (slab.holes, 1 << order);
+        // SAFETY: nobody else is here.
+        let empty = unsafe { self.slabs.empty_pages(id) };
+        equal("hole where an object is in use", 0, holes & !empty)?;
         for inside in (0..pages).map(|inside| frames.frame(page.plus(inside))) {
             equal("page of a slab", State::Slab as u64, inside.state() as u64)?;
             equal("owner of a slab's page", id.0.into(), inside.owner().into())?;
@@ -239,6 +256,8 @@ impl<P: Platform> Objects<P> {
         )?;
         walk.classes[class.index()] += Census { slabs: 1, ..census };
         walk.partial[class.index()] += u32::from(free > 0);
+        walk.holes[class.index()] += u64::from(holes.count_ones());
+        walk.node_holes[self.pages.node_of(page)] += u64::from(holes.count_ones());
         Ok(pages)
     }
 
@@ -285,20 +304,36 @@ impl<P: Platform> Objects<P> {
         let sum = |count: fn(&ClassCache) -> u64| self.caches_of(class).map(|cache| count(&cache.lock())).sum();
         equal("slabs of a class", seen.slabs, sum(|cache| cache.slabs.into()))?;
         equal("free objects of a class", seen.free, sum(|cache| cache.free))?;
-        equal("partly free slabs", walk.partial[class.index()].into(), sum(|cache| cache.partial.length.into()))?;
+        let listed = |cache: &ClassCache| cache.lists().iter().map(|list| u64::from(list.length)).sum();
+        equal("partly free slabs", walk.partial[class.index()].into(), sum(listed))?;
+        equal("holes of a class", walk.holes[class.index()], sum(|cache| cache.holes))?;
+        equal("isolated slabs while nobody releases", 0, sum(|cache| cache.isolated.length.into()))?;
         for (node, cache) in self.caches_of(class).enumerate() {
             let cache = cache.lock();
-            let (mut next, mut length) = (cache.partial.first(), 0);
-            while let Some(id) = next
-                && length <= cache.partial.length
-            {
-                // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
-                let (slab, after) = unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id)) };
-                equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
-                equal("node of a slab on the list", node as u64, self.pages.node_of(slab.pfn) as u64)?;
-                (next, length) = (after, length + 1);
+            let names = cache.lists().map(|list| list.on);
+            let right = matches!(names[..2], [On::Odd, On::Even] | [On::Even, On::Odd])
+                && names[2..] == [On::Sidelined, On::Hollow, On::Isolated];
+            equal("lists of slabs that are those they are said to be", 1, right.into())?;
+            for list in cache.lists() {
+                let (mut next, mut length) = (list.first(), 0);
+                while let Some(id) = next
+                    && length <= list.length
+                {
+                    // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
+                    let (slab, after, hollow) =
+                        unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id), self.slabs.is_hollow(id)) };
+                    equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
+                    equal("node of a slab on the list", node as u64, self.pages.node_of(slab.pfn) as u64)?;
+                    equal("list that a slab says it is on", list.on as u64, slab.on as u64)?;
+                    equal(
+                        "hollow slab with an object that is in no hole",
+                        1,
+                        u64::from(hollow || list.on != On::Hollow),
+                    )?;
+                    (next, length) = (after, length + 1);
+                }
+                equal("length of the list of slabs", list.length.into(), length.into())?;
             }
-            equal("length of the list of slabs", cache.partial.length.into(), length.into())?;
         }
         Ok(())
     }

@@ -179,6 +179,38 @@ fn counts_and_lists_of_slabs() {
 }
 
 #[test]
+fn holes_that_are_none_and_lists() {
+    finds("hole where an object is in use", |o, held| slab(o, held[0]).holes = 1 << 3);
+    finds("holes of a class", |o, _| o.caches[CLASS.index()].lock().holes += 1);
+    finds("holes of a node", |o, _| {
+        assert!(o.punch(true, &|| false).released > 0);
+        assert_eq!(o.pages.node(0).charge_holes(1), 1);
+    });
+    finds("isolated slabs while nobody releases", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        let slab = cache.partial.first().unwrap();
+        // SAFETY: the lock is held.
+        unsafe {
+            cache.partial.remove(&o.slabs, slab);
+            cache.isolated.insert(&o.slabs, slab);
+        }
+    });
+    finds("lists of slabs that are those they are said to be", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        cache.sidelined = core::mem::take(&mut cache.partial);
+    });
+    finds("hollow slab with an object that is in no hole", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        let slab = cache.partial.first().unwrap();
+        // SAFETY: the lock is held.
+        unsafe {
+            cache.partial.remove(&o.slabs, slab);
+            cache.hollow.insert(&o.slabs, slab);
+        }
+    });
+}
+
+#[test]
 fn a_bit_or_a_state_that_is_wrong() {
     finds("free object", |o, held| {
         let place = place(o, held[0]);

@@ -31,8 +31,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// What two nodes did.
-    pub(crate) fn and(self, other: Report) -> Report {
+    /// What two of them did, or two nodes.
+    pub fn and(self, other: Report) -> Report {
         Report {
             released: self.released + other.released,
             calls: self.calls + other.calls,
@@ -54,7 +54,7 @@ pub enum Drain {
 }
 
 /// Looks at a turn that another thread has: some tenths of a second.
-const TURN_LOOKS: u32 = 3000;
+pub(crate) const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
     /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a

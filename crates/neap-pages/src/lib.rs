@@ -27,6 +27,7 @@ mod chains;
 mod detach;
 mod frames;
 mod give_back;
+mod holes;
 #[cfg(test)]
 mod known_bug_tests;
 #[cfg(feature = "lab")]
@@ -55,6 +56,7 @@ mod zone;
 pub use arena::BASE_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
 pub use give_back::{Drain, Report};
+pub use holes::MOST_PAGES;
 pub use node_pages::NodePages;
 pub use pages::{Block, Exhausted, Pages, Shape, SideTable, TABLES};
 pub use statistics::{Finding, Statistics, Watermarks};

@@ -109,8 +109,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
-        let (misses, needs) = (AtomicU64::new(0), Needs::default());
-        Pages { arena, node, zone, lists, release, misses, needs, own, platform: PhantomData }
+        let (misses, refilled, needs) = (AtomicU64::new(0), AtomicU64::new(0), Needs::default());
+        Pages { arena, node, zone, lists, release, misses, refilled, needs, own, platform: PhantomData }
     }
 
     /// Takes everything away.

@@ -71,6 +71,8 @@ pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) release: Release,
     /// Blocks and runs that were wanted here and came from another node.
     pub(crate) misses: AtomicU64,
+    /// Pages of holes that were filled again.
+    pub(crate) refilled: AtomicU64,
     pub(crate) needs: Needs,
     pub(crate) own: Own,
     pub(crate) platform: PhantomData<fn(&P)>,
@@ -312,10 +314,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             used: inner.used(),
             listed,
             releasing: inner.releasing,
+            holes: inner.holes.max(0) as u32,
             travelling: inner.releasing + self.zone.draining(),
             budget: self.zone.budget,
             watermarks: self.lists.limits.watermarks,
             released: self.release.released.load(Relaxed),
+            punched: self.release.punched.load(Relaxed),
+            refilled: self.refilled.load(Relaxed),
             release_calls: self.release.calls.load(Relaxed),
             release_failures: self.release.failures.load(Relaxed),
             populated: inner.population.pages,
@@ -346,7 +351,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let inner = self.zone.lock();
         let sums = inner.buddy.verify(|pfn| self.arena.node(pfn) == Some(self.node))?;
         Finding::unless_equal("listed pages", Pfn::NONE, sums.listed.into(), listed.into())?;
-        Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), inner.used().into())?;
+        let used = i64::from(inner.used()) + i64::from(inner.holes);
+        Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), used as u64)?;
         Finding::unless_equal("releasing pages", Pfn::NONE, sums.releasing.into(), inner.releasing.into())?;
         Finding::unless_equal("pages under way while nobody runs", Pfn::NONE, 0, self.zone.draining().into())
     }

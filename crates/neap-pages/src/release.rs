@@ -2,7 +2,7 @@
 //!
 //! Sits between the buddy's detached blocks and `madvise`. Whole chunks go first, neighbours by one call of at most
 //! 32 MiB, with what their side tables hold; then blocks, up to 512 by one call where the kernel can, else one by one and
-//! few at a time. No lock is held over a call; blocks that were refused go back as they were. One thread at a time
+//! few at a time. Parts of what is handed out go the same way, where whoever has it says which ([`Run::held`]). No lock is held over a call; blocks that were refused go back as they were. One thread at a time
 //! releases: the others are told so and do not wait. Decides nothing about how much: the caller names the number.
 
 use crate::arena::{Arena, CHUNK, FRAMES, OWN_TABLES};
@@ -36,6 +36,8 @@ pub(crate) struct Release {
     /// Runs in which blocks go one by one.
     singly: AtomicU32,
     pub(crate) released: AtomicU64,
+    /// Of these, pages that were handed out.
+    pub(crate) punched: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) failures: AtomicU64,
 }
@@ -69,6 +71,7 @@ impl Release {
             patience: AtomicU32::new(0),
             singly: AtomicU32::new(0),
             released: AtomicU64::new(0),
+            punched: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         }
@@ -116,6 +119,46 @@ impl<P: Platform> Run<'_, P> {
         let left = self.chunks(pages, report);
         let left = self.blocks(left, report);
         self.parts(left, report);
+        self.conclude(report)
+    }
+
+    /// Gives back ranges of pages that are handed out, as many as `gather` puts into the list it is given, call by call, until
+    /// it finds none. After each `settle` is told which they were and how many, from the first, are gone. Answers whether the
+    /// system would still take some.
+    pub(crate) fn held(
+        self,
+        mut gather: impl FnMut(&mut [Range]) -> usize,
+        mut settle: impl FnMut(&[Range], usize),
+        report: &mut Report,
+    ) -> bool {
+        if self.release.idle.load(Ordering::Relaxed) > 0 && !self.explicit {
+            // Counted down where free pages are released.
+            return false;
+        }
+        let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
+        while rationed > 0 && !(self.stop)() {
+            let count = gather(self.ranges);
+            if count == 0 {
+                break;
+            }
+            let done = self.scattered(count, &mut rationed, report);
+            let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
+            let pages = (bytes >> self.arena.page_shift()) as u32;
+            // Before anybody can find the holes and fill them.
+            self.zone.lock().holes += pages as i32;
+            self.release.punched.fetch_add(pages.into(), Ordering::Relaxed);
+            report.released += pages;
+            settle(&self.ranges[..count], done);
+            if done < count {
+                break;
+            }
+        }
+        report.calls == 0 || self.conclude(report)
+    }
+
+    /// Counts what a run did, and decides when to try again what the system refused.
+    fn conclude(&self, report: &Report) -> bool {
+        let release = self.release;
         release.released.fetch_add(report.released.into(), Ordering::Relaxed);
         release.calls.fetch_add(report.calls.into(), Ordering::Relaxed);
         release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);

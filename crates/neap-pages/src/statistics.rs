@@ -34,8 +34,10 @@ pub struct Statistics {
     pub backed_free: u32,
     /// The least `backed_free` since the last tick.
     pub backed_free_low: u32,
-    /// Handed out, or in a CPU's list.
+    /// Handed out, but for holes, or in a CPU's list.
     pub used: u32,
+    /// Handed out with nothing behind them.
+    pub holes: u32,
     /// In CPUs' lists.
     pub listed: u32,
     /// Detached while their memory goes back or comes, or until it is to come.
@@ -48,6 +50,10 @@ pub struct Statistics {
     pub watermarks: Watermarks,
     /// Given back to the system so far.
     pub released: u64,
+    /// Of these, pages that were handed out: they were holes from then on.
+    pub punched: u64,
+    /// Pages of holes that were filled again so far.
+    pub refilled: u64,
     /// System calls made for that.
     pub release_calls: u64,
     /// Of these, those that failed.
@@ -95,10 +101,13 @@ impl Statistics {
             backed_free: self.backed_free + other.backed_free,
             backed_free_low: self.backed_free_low + other.backed_free_low,
             used: self.used + other.used,
+            holes: self.holes + other.holes,
             listed: self.listed + other.listed,
             releasing: self.releasing + other.releasing,
             travelling: self.travelling + other.travelling,
             released: self.released + other.released,
+            punched: self.punched + other.punched,
+            refilled: self.refilled + other.refilled,
             release_calls: self.release_calls + other.release_calls,
             release_failures: self.release_failures + other.release_failures,
             populated: self.populated + other.populated,

@@ -33,15 +33,18 @@ pub(crate) struct Inner {
     pub(crate) buddy: Buddy,
     /// Pages detached for release or population, under way or waiting for it.
     pub(crate) releasing: u32,
+    /// Pages that are handed out with nothing behind them. Below zero for a moment, where one thread is about to fill some that
+    /// another frees.
+    pub(crate) holes: i32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
     pub(crate) budget: u32,
 }
 
 impl Inner {
-    /// Pages that are handed out, or in CPUs' lists.
+    /// Pages that are handed out, but for holes, or in CPUs' lists.
     pub(crate) fn used(&self) -> u32 {
-        self.buddy.managed - self.buddy.free - self.releasing
+        (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
     }
 
     /// Pages that may still be handed out.
@@ -123,7 +126,7 @@ impl Zone {
         let population = Population::new(huge && page_shift == 12, listed);
         let most = budget.unwrap_or(u32::MAX);
         Zone {
-            inner: Mutex::new(Inner { buddy, releasing: 0, locks: 0, population, budget: most }),
+            inner: Mutex::new(Inner { buddy, releasing: 0, holes: 0, locks: 0, population, budget: most }),
             allowing: AtomicU32::new(0),
             node,
             budget,

@@ -1,7 +1,7 @@
 //! Maintenance: giving back what nobody needs.
 //!
 //! Sits between the clock and the object and page layers and per-CPU data. A tick drains the stacks of CPUs that did nothing since
-//! the last one, trims barns to their working sets, releases pages, and is the worker of per-CPU data. It is made by one background thread, which comes into
+//! the last one, trims barns to their working sets, has slabs that rest give back pages without objects, releases pages, and is the worker of per-CPU data. It is made by one background thread, which comes into
 //! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
 //! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
 //! ever tried. No thread is stopped or signalled. Who ticks also answers what other processes ask
@@ -297,7 +297,7 @@ impl<P: Platform> Core<P> {
             .map(|(class, cache)| {
                 let cache = cache.lock();
                 let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
-                (in_barn + cache.free) * class.size() as u64
+                ((in_barn + cache.free) * class.size() as u64).saturating_sub(cache.holes * page_size)
             })
             .sum();
         (used.saturating_sub(in_slabs), in_pages + in_slabs)
@@ -340,7 +340,9 @@ impl<P: Platform> Core<P> {
         // Releasing interrupts every CPU that runs the process: it waits until no isolated one does, or for an explicit call.
         tick.held = platform.is_isolated_cpu_in_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
-        tick.pages = self.objects.pages.tick_until(platform, &|| tick.held || stop());
+        let held = || tick.held || stop();
+        let holes = self.objects.punch(false, &held);
+        tick.pages = holes.and(self.objects.pages.tick_until(platform, &held));
         // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
         tick.left |= tick.pages.left && seen.holds < PATIENCE;
         tick.per_cpu = self.per_cpu.tick(platform, false, &stop);
@@ -365,7 +367,8 @@ impl<P: Platform> Mm<P> {
         let _inside = self.gate.enter(platform.cpu());
         core.drain_everything();
         let per_cpu = core.per_cpu.tick(platform, true, &stop).released;
-        core.objects.pages.release_all_until(platform, &stop).released > 0 || per_cpu > 0
+        let holes = core.objects.punch(true, &stop);
+        holes.and(core.objects.pages.release_all_until(platform, &stop)).released > 0 || per_cpu > 0
     }
 
     /// Tells who wants to know that the numbers have changed.

@@ -355,12 +355,16 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Tries, and where there is no memory: empties every cache into the pages, and tries once more. Nothing else stands
+    /// Tries, and where there is no memory: empties every cache into the pages, and tries once more; then, where it is the
+    /// limit that refuses, gives pages of slabs that hold no object to the system, which makes room. Nothing else stands
     /// between an allocation and its failure; this function is the order of what is given up for it.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
         attempt().or_else(|| {
             self.objects.pages.count_need(self.drain_everything());
-            attempt()
+            attempt().or_else(|| {
+                let made_room = self.options.limit > 0 && self.objects.punch(true, &|| false).released > 0;
+                if made_room { attempt() } else { None }
+            })
         })
     }
 }

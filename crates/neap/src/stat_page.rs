@@ -236,7 +236,7 @@ impl<P: Platform> Core<P> {
         let classes = Class::all().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
         text.list(classes, |text, class| {
             write!(text, "{{\"size\":{},\"slabs\":{},\"objects\":{},", class.size, class.slabs, class.objects)?;
-            write!(text, "\"in_slabs\":{},", class.in_slabs)?;
+            write!(text, "\"in_slabs\":{},\"holes\":{},", class.in_slabs, class.holes)?;
             write!(text, "\"in_barn\":{},\"in_slots\":{}}}", class.in_barn, class.in_slots)
         })?;
         write!(text, ",\"cpus\":")?;
@@ -287,6 +287,8 @@ impl<P: Platform> Core<P> {
         write!(text, "\"need_drains\":{},\"need_pages\":{}}},", pages.need_drains, pages.need_pages)?;
         write!(text, "\"released\":{{\"pages\":{},\"calls\":{},", pages.released, pages.release_calls)?;
         write!(text, "\"failures\":{}}},", pages.release_failures)?;
+        write!(text, "\"holes\":{{\"pages\":{},", pages.holes)?;
+        write!(text, "\"released\":{},\"refilled\":{}}},", pages.punched, pages.refilled)?;
         let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.slots.counters());
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())

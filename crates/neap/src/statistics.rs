@@ -16,7 +16,7 @@ pub struct Usage {
     pub mapped_bytes: u64,
     /// In the program's hands: objects by the size of their class, and runs of pages.
     pub used_bytes: u64,
-    /// Free objects: in sheaves, and in slabs that are partly used.
+    /// Free objects: in sheaves, and in slabs that are partly used, but for what lies in holes.
     pub cached_bytes: u64,
     /// Free pages that are resident.
     pub free_bytes: u64,
@@ -38,6 +38,8 @@ pub struct ClassNumbers {
     pub slabs: u32,
     /// Pages of these slabs.
     pub pages: u64,
+    /// Of these, pages without objects that the system has.
+    pub holes: u64,
     /// Objects there are in these slabs.
     pub objects: u64,
     /// Free, in slabs.
@@ -63,10 +65,11 @@ impl<P: Platform> Core<P> {
         for cpu in 0..objects.slots.cpus() {
             in_slots += u64::from(objects.slots.peek(&objects.platform, cpu, class).count);
         }
-        let (mut slabs, mut in_slabs, mut in_barn) = (0, 0, 0);
+        let (mut slabs, mut holes, mut in_slabs, mut in_barn) = (0, 0, 0, 0);
         for cache in objects.caches_of(class) {
             let cache = cache.lock();
             slabs += cache.slabs;
+            holes += cache.holes;
             in_slabs += cache.free;
             in_barn += cache.full.objects();
         }
@@ -75,6 +78,7 @@ impl<P: Platform> Core<P> {
             size: class.size() as u32,
             slabs,
             pages: u64::from(slabs) << shape.order,
+            holes,
             objects: u64::from(slabs) * u64::from(shape.objects),
             in_slabs,
             in_barn,
@@ -90,9 +94,10 @@ impl<P: Platform> Core<P> {
         for class in Class::all() {
             let numbers = self.class_numbers(class);
             let free = numbers.in_slabs + numbers.in_barn + numbers.in_slots;
-            cached += free.min(numbers.objects) * u64::from(numbers.size);
-            in_slabs += numbers.objects * u64::from(numbers.size);
-            slab_pages += numbers.pages;
+            let holes = numbers.holes * page;
+            cached += (free.min(numbers.objects) * u64::from(numbers.size)).saturating_sub(holes);
+            in_slabs += (numbers.objects * u64::from(numbers.size)).saturating_sub(holes);
+            slab_pages += numbers.pages - numbers.holes.min(numbers.pages);
         }
         let handed_out = u64::from(pages.used.saturating_sub(pages.listed)) * page;
         let draining = pages.travelling.saturating_sub(pages.releasing);

@@ -104,6 +104,30 @@ fn what_other_cpus_have_cached_is_drained_before_an_allocation_fails() {
     program.end();
 }
 
+/// One in thirty stays: what lies between is room for others.
+#[test]
+fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() {
+    for rseq in [true, false] {
+        let (machine, options) = linux(rseq);
+        let mm = Opened::new(machine, &Options { limit: LIMIT as u64, ..options }).unwrap();
+        let mut program = Program::new(&mm);
+        let count = fill(&mut program, 500);
+        let gone: Vec<usize> =
+            program.blocks.keys().copied().enumerate().filter(|(n, _)| n % 30 != 0).map(|(_, at)| at).collect();
+        gone.into_iter().for_each(|start| program.free(start));
+        assert!(program.allocate(request(LIMIT / 2)), "{:?}", mm.usage());
+        assert!(!program.allocate(request(LIMIT / 2)));
+        let usage = mm.usage();
+        assert!(usage.used_bytes + usage.cached_bytes <= LIMIT as u64 && usage.unaccounted_bytes == 0, "{usage:?}");
+        program.verify();
+        // And the room is shared from then on: what fits into the holes now is what the run has left of them.
+        let more = fill(&mut program, 500);
+        assert!(more > count / 4 && more < count * 2 / 3, "{more} of {count}");
+        program.verify();
+        program.end();
+    }
+}
+
 /// High marks and sums of a zone too small for them went below zero.
 #[test]
 fn a3_no_figure_wraps_around_in_the_smallest_managers() {

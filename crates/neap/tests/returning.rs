@@ -10,13 +10,14 @@ mod machine;
 mod program;
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use machine::Shared;
+use machine::{Random, Shared, seed};
 use neap::maintenance::Tick;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
+use std::collections::BTreeSet;
 
 /// Ticks after which nothing may be left of a burst: it is looked at, taken from stacks, and from barns and slabs; its
 /// pages rest in lists and in the zone for a tick each.
@@ -92,6 +93,48 @@ fn after_a_burst_everything_flows_back_on_the_real_system() {
     for rseq in [true, false] {
         let (machine, options) = linux(rseq);
         flows_back(&machine, &options);
+    }
+}
+
+/// One in twenty stays, here and there: what is resident then is its own pages, and no call was made for that.
+fn survivors_keep_their_own_pages<P: Platform + Send>(machine: &Shared<P>, options: &Options) {
+    let mm = Opened::new(machine.clone(), options).unwrap();
+    let (mut program, mut random, page) = (Program::new(&mm), Random(seed()), machine.page_size());
+    for size in [512, 1024, 2048] {
+        (0..(6 << 20) / size).for_each(|_| assert!(program.allocate(Request { size, align: 1, zeroed: false })));
+    }
+    let gone: Vec<usize> = program.blocks.keys().copied().filter(|_| random.below(20) > 0).collect();
+    gone.into_iter().for_each(|start| program.free(start));
+    let mut ticks = 0;
+    while mm.tick(ticks).left {
+        ticks += 1;
+        assert!(ticks <= TICKS + 2, "{:?}", mm.usage());
+    }
+    program.verify();
+    let pages: BTreeSet<usize> = program.blocks.keys().map(|start| start / page).collect();
+    let usage = mm.usage();
+    let resident = usage.used_bytes + usage.cached_bytes + usage.free_bytes;
+    assert_eq!(resident, (pages.len() * page) as u64, "{usage:?}");
+    assert_eq!(usage.unaccounted_bytes, 0, "{usage:?}");
+    // Another tick finds nothing, and a burst finds the holes.
+    assert_eq!(mm.tick(1000), Tick::default());
+    let mapped = mm.usage().mapped_bytes;
+    for size in [512, 1024, 2048] {
+        (0..(5 << 20) / size).for_each(|_| assert!(program.allocate(Request { size, align: 1, zeroed: true })));
+    }
+    assert_eq!(mm.usage().mapped_bytes, mapped);
+    program.end();
+}
+
+#[test]
+fn survivors_keep_their_own_pages_everywhere() {
+    for page_size in [4 << 10, 16 << 10, 64 << 10] {
+        let machine = Shared::new(Virtual::new(page_size, 2).with_scarce_address_space());
+        survivors_keep_their_own_pages(&machine, &OPTIONS);
+    }
+    for rseq in [true, false] {
+        let (machine, options) = linux(rseq);
+        survivors_keep_their_own_pages(&machine, &options);
     }
 }
 

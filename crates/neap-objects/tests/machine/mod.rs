@@ -47,6 +47,8 @@ pub(crate) struct Inner<P> {
     pub(crate) on_fence: Hook,
     /// Called when fresh memory is about to be mapped.
     pub(crate) on_map_at: Hook,
+    /// Called when memory is about to be given back.
+    pub(crate) on_release: Hook,
 }
 
 impl<P> Shared<P> {
@@ -63,6 +65,7 @@ impl<P> Shared<P> {
             pauses: AtomicUsize::new(0),
             on_fence: Mutex::new(None),
             on_map_at: Mutex::new(None),
+            on_release: Mutex::new(None),
         }))
     }
 
@@ -113,11 +116,13 @@ impl<P: Platform + Send> Platform for Shared<P> {
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
+        run(&self.on_release);
         // SAFETY: as the caller promises.
         unsafe { self.platform.release(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        run(&self.on_release);
         // SAFETY: as the caller promises.
         unsafe { self.platform.release_scattered(ranges) }
     }

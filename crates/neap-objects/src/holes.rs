@@ -1,0 +1,306 @@
+//! Holes of a slab: pages in which no object is in use, and which the system has.
+//!
+//! Sits beside the slab table, under the lock of the slab's class cache. A page is *empty* when every object that lies on it,
+//! or reaches into it, is in the slab's bitmap; the waste at a slab's end is nobody's. An empty page may become a hole. An
+//! object that touches a hole is handed out last of all, and then its holes are none any more. Arithmetic on bits: no system
+//! call, nothing inside the memory is looked at.
+
+use crate::slab::{SlabId, SlabTable};
+use core::ops::Range;
+use neap_base::bitmap;
+use neap_pages::MOST_PAGES;
+
+/// How the objects of a slab lie on its pages.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    size: usize,
+    objects: usize,
+    pages: u32,
+    page_shift: u32,
+}
+
+impl Layout {
+    /// The objects that touch a page.
+    fn on(&self, page: u32) -> Range<usize> {
+        let (start, end) = ((page as usize) << self.page_shift, (page as usize + 1) << self.page_shift);
+        (start / self.size).min(self.objects)..end.div_ceil(self.size).min(self.objects)
+    }
+
+    /// The objects that touch no other pages than these.
+    fn within(&self, pages: Range<u32>) -> Range<usize> {
+        let (start, end) = ((pages.start as usize) << self.page_shift, (pages.end as usize) << self.page_shift);
+        start.div_ceil(self.size)..(end / self.size).min(self.objects)
+    }
+
+    /// A bit for every page that an object touches.
+    fn under(&self, object: usize) -> u64 {
+        let (start, last) = (object * self.size, (object + 1) * self.size - 1);
+        bits(start >> self.page_shift..(last >> self.page_shift) + 1)
+    }
+}
+
+/// The bits of a range, which begins below 64 and ends at 64 at most.
+pub(crate) fn bits(pages: Range<usize>) -> u64 {
+    u64::MAX >> (64 - (pages.end - pages.start)) << pages.start
+}
+
+/// The runs of set bits, lowest first.
+pub(crate) fn runs(mut bits: u64) -> impl Iterator<Item = Range<u32>> {
+    core::iter::from_fn(move || {
+        let start = (bits != 0).then_some(bits.trailing_zeros())?;
+        let end = start + (bits >> start).trailing_ones();
+        bits &= u64::MAX.checked_shl(end).unwrap_or(0);
+        Some(start..end)
+    })
+}
+
+impl SlabTable {
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    unsafe fn layout(&self, id: SlabId) -> Layout {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        let (objects, pages) = (slab.objects as usize, 1 << slab.order);
+        Layout { size: slab.class.size(), objects, pages, page_shift: self.page_shift }
+    }
+
+    /// A bit for every empty page of a slab, holes included.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn empty_pages(&self, id: SlabId) -> u64 {
+        // SAFETY: as the caller promises.
+        let layout = unsafe { self.layout(id) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, layout.objects as u32).as_ref() };
+        let is_empty = |page: &u32| {
+            let objects = layout.on(*page);
+            bitmap::next_clear(words, objects.start, objects.end).is_none()
+        };
+        (0..layout.pages.min(MOST_PAGES)).filter(is_empty).fold(0, |all, page| all | 1 << page)
+    }
+
+    /// Whether every free object of a slab touches a hole.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn is_hollow(&self, id: SlabId) -> bool {
+        // SAFETY: as the caller promises.
+        let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, layout.objects as u32).as_ref() };
+        runs(!holes & bits(0..layout.pages as usize)).all(|pages| {
+            let objects = layout.within(pages);
+            bitmap::next_set(words, objects.start, objects.end).is_none()
+        })
+    }
+
+    /// As [`SlabTable::take`], but nothing that touches a hole.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn take_backed(&self, id: SlabId, most: usize, mut each: impl FnMut(u32)) -> usize {
+        // SAFETY: as the caller promises.
+        let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
+        if holes == 0 {
+            // SAFETY: as the caller promises.
+            return unsafe { self.take(id, most, each) };
+        }
+        let mut left = most;
+        for pages in runs(!holes & bits(0..layout.pages as usize)) {
+            // SAFETY: as the caller promises.
+            unsafe {
+                self.take_where(id, layout.within(pages), |object| {
+                    let wanted = left > 0;
+                    if wanted {
+                        each(object);
+                        left -= 1;
+                    }
+                    wanted
+                });
+            }
+        }
+        most - left
+    }
+
+    /// Takes up to `most` objects, lowest first, that touch at most `pages` holes together; those are holes no longer. Answers
+    /// how many objects, and which pages.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    pub unsafe fn take_hollow(&self, id: SlabId, most: usize, pages: u32, mut each: impl FnMut(u32)) -> (usize, u64) {
+        // SAFETY: as the caller promises.
+        let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
+        let (mut filled, mut taken) = (0_u64, 0);
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.take_where(id, 0..layout.objects, |object| {
+                let more = filled | layout.under(object as usize) & holes;
+                let fits = taken < most && more.count_ones() <= pages;
+                if fits {
+                    each(object);
+                    taken += 1;
+                    filled = more;
+                }
+                fits
+            });
+            self.get(id).holes &= !filled;
+        }
+        (taken, filled)
+    }
+
+    /// Takes the free objects of a range, lowest first, until `wanted` says no.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`].
+    unsafe fn take_where(&self, id: SlabId, objects: Range<usize>, mut wanted: impl FnMut(u32) -> bool) {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.words(id, slab.objects).as_mut() };
+        let mut from = objects.start;
+        while let Some(object) = bitmap::next_set(words, from, objects.end)
+            && wanted(object as u32)
+        {
+            bitmap::clear(words, object);
+            slab.free -= 1;
+            from = object + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{Random, seed};
+    use crate::size_class::Class;
+    use core::ptr::NonNull;
+    use neap_base::Pfn;
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    const PAGES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
+    /// A table with one slab, all of it free, and a byte by byte account of who lies where.
+    struct Model {
+        table: SlabTable,
+        slab: SlabId,
+        size: usize,
+        page_size: usize,
+        pages: u32,
+        free: BTreeSet<u32>,
+        holes: u64,
+        _memory: Vec<u128>,
+    }
+
+    impl Model {
+        fn new(class: Class, page_size: usize) -> Model {
+            let mut memory = std::vec![0_u128; 4096];
+            let base = memory.as_mut_ptr().cast::<u8>();
+            let base = NonNull::new(base.wrapping_add(base.align_offset(64))).unwrap();
+            // SAFETY: the memory is aligned by hand to 64 bytes, zero, and lives in the same value.
+            let table = unsafe { SlabTable::new(base, 32 << 10 << crate::slab::TABLE_SHIFT, page_size) };
+            let shape = class.slab_shape(page_size);
+            let slab = table.create(Pfn(0), class, shape).unwrap();
+            let (pages, free) = (1 << shape.order, (0..shape.objects).collect());
+            Model { table, slab, size: class.size(), page_size, pages, free, holes: 0, _memory: memory }
+        }
+
+        /// The pages of an object's bytes, looked at one by one.
+        fn pages_of(&self, object: u32) -> u64 {
+            let start = object as usize * self.size;
+            (start..start + self.size).step_by(16).fold(0, |all, byte| all | 1 << (byte / self.page_size))
+        }
+
+        fn empty(&self) -> u64 {
+            let all = if self.pages == 64 { u64::MAX } else { (1 << self.pages) - 1 };
+            // SAFETY: the only thread.
+            let objects = unsafe { self.table.get(self.slab) }.objects;
+            (0..objects).filter(|object| !self.free.contains(object)).fold(all, |all, used| all & !self.pages_of(used))
+        }
+
+        fn backed(&self) -> Vec<u32> {
+            self.free.iter().copied().filter(|&object| self.pages_of(object) & self.holes == 0).collect()
+        }
+
+        fn check(&self) {
+            // SAFETY: the only thread.
+            unsafe {
+                assert_eq!(self.table.empty_pages(self.slab), self.empty());
+                assert_eq!(self.table.get(self.slab).holes, self.holes);
+                assert_eq!(self.table.get(self.slab).free as usize, self.free.len());
+                assert!(self.table.is_consistent(self.slab));
+                assert_eq!(self.table.is_hollow(self.slab), self.backed().is_empty());
+            }
+        }
+
+        fn step(&mut self, random: &mut Random) {
+            let most = random.below(1 + 2 * self.free.len().max(1));
+            match random.below(5) {
+                // SAFETY: the only thread.
+                0 => unsafe {
+                    let used: Vec<u32> =
+                        (0..self.table.get(self.slab).objects).filter(|object| !self.free.contains(object)).collect();
+                    for object in used.into_iter().filter(|_| random.below(3) > 0) {
+                        assert!(self.table.put(self.slab, object));
+                        self.free.insert(object);
+                    }
+                },
+                1 => {
+                    self.holes |= self.empty() & random.next();
+                    // SAFETY: the only thread.
+                    unsafe { self.table.get(self.slab) }.holes = self.holes;
+                }
+                2 | 3 => {
+                    let expected: Vec<u32> = self.backed().into_iter().take(most).collect();
+                    let mut taken = Vec::new();
+                    // SAFETY: the only thread.
+                    let count = unsafe { self.table.take_backed(self.slab, most, |object| taken.push(object)) };
+                    assert_eq!((count, &taken), (expected.len(), &expected));
+                    taken.iter().for_each(|object| assert!(self.free.remove(object)));
+                }
+                _ => {
+                    let (pages, mut filled, mut expected) = (random.below(6) as u32, 0, Vec::new());
+                    for &object in self.free.iter().take(most) {
+                        let more = filled | self.pages_of(object) & self.holes;
+                        if more.count_ones() > pages {
+                            break;
+                        }
+                        filled = more;
+                        expected.push(object);
+                    }
+                    let mut taken = Vec::new();
+                    // SAFETY: the only thread.
+                    let found = unsafe { self.table.take_hollow(self.slab, most, pages, |object| taken.push(object)) };
+                    assert_eq!((found, &taken), ((expected.len(), filled), &expected));
+                    taken.iter().for_each(|object| assert!(self.free.remove(object)));
+                    self.holes &= !filled;
+                }
+            }
+            self.check();
+        }
+    }
+
+    #[test]
+    fn every_class_on_every_page_size_agrees_with_its_bytes() {
+        let mut random = Random(seed());
+        for (class, page_size) in Class::all().flat_map(|class| PAGES.map(|page_size| (class, page_size))) {
+            let mut model = Model::new(class, page_size);
+            assert!(model.pages <= MOST_PAGES, "{class:?}");
+            model.check();
+            (0..60).for_each(|_| model.step(&mut random));
+        }
+    }
+
+    #[test]
+    fn runs_are_the_set_bits() {
+        let mut random = Random(seed());
+        let some = (0..1000).map(|_| random.next() & random.next());
+        for word in some.chain([0, 1, u64::MAX, 1 << 63, u64::MAX >> 1, u64::MAX << 1, 0x5555_5555_5555_5555]) {
+            let all: Vec<Range<u32>> = runs(word).collect();
+            assert!(all.windows(2).all(|pair| pair[0].end < pair[1].start), "{word:#x}: {all:?}");
+            let back = all.into_iter().fold(0, |back, run| back | bits(run.start as usize..run.end as usize));
+            assert_eq!(back, word);
+        }
+    }
+}

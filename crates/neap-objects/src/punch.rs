@@ -1,0 +1,162 @@
+//! The worker's part with slabs that are partly in use: pages of theirs that hold no object go back to the system.
+//!
+//! Sits between maintenance and class caches, holes and release. A pass takes the slabs that rested since the last tick:
+//! nothing was taken from them and nothing came back, so what is empty there was not needed, and nothing busy is cut up. As
+//! Linux's percpu allocator does with chunks, it
+//! 1. isolates them under the class's lock, some at a time, and gathers their empty pages;
+//! 2. has these released, with no lock held: meanwhile nothing of theirs is handed out, but anything may come back;
+//! 3. notes the holes, and puts each slab where it belongs by then: sidelined if there is nothing left to give back, hollow if
+//!    nothing else is free, with those in use if an object came back or the system refused, gone if it is wholly free.
+//!
+//! Then those that were used take the place of those that rested. So a slab is looked at once for every time that it comes
+//! to rest, not once a tick. Locks: the release turn, under it a class cache's mutex at a time.
+
+use crate::class_cache::ClassCache;
+use crate::holes::{bits, runs};
+use crate::objects::Objects;
+use crate::size_class::Class;
+use crate::slab::{On, SlabId, SlabList};
+use neap_base::Platform;
+use neap_base::platform::memory::Range;
+use neap_pages::{MOST_PAGES, Report};
+
+/// Slabs under one hold of a class's lock.
+const HOLD: usize = 32;
+
+/// The most ranges that a slab has: every second page.
+const MOST_RANGES: usize = MOST_PAGES as usize / 2;
+
+impl<P: Platform> Objects<P> {
+    /// Gives back what is empty in slabs that rested since the last time, or with `all` in any slab, until it is to `stop`.
+    /// [`Report::left`] says whether slabs are left that may have something by the next time.
+    pub fn punch(&self, all: bool, stop: &dyn Fn() -> bool) -> Report {
+        (0..self.pages.nodes()).fold(Report::default(), |sum, node| sum.and(self.punch_on(node, all, stop)))
+    }
+
+    fn punch_on(&self, node: usize, all: bool, stop: &dyn Fn() -> bool) -> Report {
+        let has_any = |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.cache(node, class).lock()));
+        let mut report = Report::default();
+        let mut willing = true;
+        // What is in use comes to rest after the first round.
+        for _ in 0..1 + u32::from(all) {
+            if has_any(|cache| cache.resting.length > 0) {
+                let mut next = Class::all();
+                let mut class = next.next();
+                let gather = |ranges: &mut [Range]| {
+                    let mut count = 0;
+                    while let Some(at) = class
+                        && count + MOST_RANGES <= ranges.len()
+                    {
+                        match self.gather(node, at, &mut ranges[count..]) {
+                            Some(more) => count += more,
+                            None => class = next.next(),
+                        }
+                    }
+                    count
+                };
+                let settle = |ranges: &[Range], done: usize| self.settle(node, ranges, done);
+                // SAFETY: the pages are empty and their slabs isolated: nobody has an object there or gets one.
+                let done = unsafe { self.pages.node(node).punch(&self.platform, all, stop, gather, settle) };
+                willing = done.is_none_or(|done| done.left);
+                report = report.and(done.unwrap_or_default());
+            }
+            Class::all().for_each(|class| self.cache(node, class).lock().let_rest());
+        }
+        report.left = willing && has_any(|cache| cache.partial.length + cache.resting.length > 0);
+        report
+    }
+
+    /// Isolates some of the resting slabs of a class and answers how many ranges of theirs are to go; `None` if none rests.
+    fn gather(&self, node: usize, class: Class, ranges: &mut [Range]) -> Option<usize> {
+        let (mut count, page_size) = (0, self.pages.page_size());
+        let mut cache = self.cache(node, class).lock();
+        for looked in 0..HOLD {
+            if count + MOST_RANGES > ranges.len() {
+                break;
+            }
+            let Some(slab) = cache.resting.first() else {
+                return (looked > 0).then_some(count);
+            };
+            // SAFETY: the lock is held; the slab is on one of the cache's lists.
+            unsafe {
+                let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
+                let gone = empty & !self.slabs.get(slab).holes;
+                for pages in runs(gone) {
+                    let (start, length) = (self.pages.address(pfn.plus(pages.start)), pages.len() * page_size);
+                    ranges[count] = Range { start, length };
+                    count += 1;
+                }
+                self.slabs.get(slab).touched = false;
+                cache.move_to(&self.slabs, slab, if gone == 0 { On::Sidelined } else { On::Isolated });
+            }
+        }
+        Some(count)
+    }
+
+    /// Notes the first `done` ranges as holes, and lets go of the slabs that are isolated.
+    fn settle(&self, node: usize, ranges: &[Range], done: usize) {
+        let mut next = 0;
+        while let Some(range) = ranges.get(next) {
+            // As many as are of this class: they were gathered class by class.
+            let class = self.class_at(core::ptr::without_provenance(range.start)).unwrap_or(Class::NONE);
+            let mut cache = self.cache(node, class).lock();
+            for _ in 0..MOST_RANGES {
+                let Some(range) = ranges.get(next) else { break };
+                if self.class_at(core::ptr::without_provenance(range.start)) != Some(class) {
+                    break;
+                }
+                let (pfn, pages) = (self.pages.pfn(range.start), range.length / self.pages.page_size());
+                let slab = SlabId(self.pages.frames().frame(pfn).owner());
+                // SAFETY: the lock is held; an isolated slab is not given back by anybody else.
+                let slab = unsafe { self.slabs.get(slab) };
+                if next < done {
+                    let first = (pfn.0 - slab.pfn.0) as usize;
+                    slab.holes |= bits(first..first + pages);
+                    cache.holes += pages as u64;
+                } else {
+                    slab.touched = true;
+                }
+                next += 1;
+            }
+        }
+        for class in Class::all() {
+            while self.let_go(node, class) {}
+        }
+    }
+
+    /// Puts some isolated slabs of a class where they belong; answers whether there may be more.
+    fn let_go(&self, node: usize, class: Class) -> bool {
+        let mut empties = SlabList::new();
+        let mut cache = self.cache(node, class).lock();
+        for _ in 0..HOLD {
+            let Some(id) = cache.isolated.first() else { break };
+            // SAFETY: the lock is held; the slab is on one of the cache's lists.
+            unsafe {
+                let slab = self.slabs.get(id);
+                let (touched, wholly_free) = (slab.touched, slab.free == slab.objects);
+                if wholly_free {
+                    cache.forget(&self.slabs, id, &mut empties);
+                } else if touched {
+                    let on = cache.partial.on;
+                    cache.move_to(&self.slabs, id, on);
+                } else {
+                    let on = if self.slabs.is_hollow(id) { On::Hollow } else { On::Sidelined };
+                    cache.move_to(&self.slabs, id, on);
+                }
+            }
+        }
+        let more = cache.isolated.length > 0;
+        drop(cache);
+        self.destroy(empties);
+        more
+    }
+}
+
+impl ClassCache {
+    /// From now on those that were in use rest, where none rests already.
+    fn let_rest(&mut self) {
+        if self.resting.length == 0 {
+            core::mem::swap(&mut self.partial, &mut self.resting);
+        }
+    }
+}

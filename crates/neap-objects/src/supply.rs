@@ -1,0 +1,115 @@
+//! Where objects come from when neither stack nor barn has any: slabs, and in which order.
+//!
+//! Sits between the slow way of allocating and class caches, holes and fresh slabs. First come free objects with memory behind
+//! them; then, since both take memory from the system, holes that are filled again, and then a new slab; then the slabs of
+//! other nodes. Locks: a class cache's mutex at a time, held for one call of it; pages are asked for outside. Never waits,
+//! but for pages that are on their way to the system while there are no others.
+
+use crate::class_cache::Place;
+use crate::hot::Hot;
+use crate::objects::Objects;
+use crate::size_class::Class;
+use crate::slab::On;
+use neap_base::Platform;
+
+impl<P: Platform> Objects<P> {
+    /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
+    /// answers how many.
+    pub(crate) fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+        let near = self.pages.nearest(&self.platform);
+        let taken = self.take_from_partial(near, class, most, &mut each);
+        if taken > 0 {
+            return taken;
+        }
+        // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
+        let page_size = self.pages.page_size();
+        self.return_surplus(2 * (page_size << class.slab_shape(page_size).order));
+        let taken = self.refill_holes(near, class, most, &mut each);
+        if taken > 0 {
+            return taken;
+        }
+        match self.take_from_new(hot, class, most, &mut each) {
+            0 => self.take_from_any(class, most, each),
+            taken => taken,
+        }
+    }
+
+    /// The same where no page is to be had.
+    #[cold]
+    fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+        let from = |node: usize, each: &mut dyn FnMut(Place)| {
+            if self.cache(node, class).lock().isolated.length > 0 {
+                self.pages.node(node).await_release(&self.platform);
+            }
+            self.take_from_slabs(node, class, most, each)
+        };
+        (0..self.pages.nodes()).map(|node| from(node, &mut each)).find(|&taken| taken > 0).unwrap_or(0)
+    }
+
+    /// Takes up to `most` objects out of slabs of a node that are there.
+    pub(crate) fn take_from_slabs(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+        match self.take_from_partial(node, class, most, &mut each) {
+            0 => self.refill_holes(node, class, most, each),
+            taken => taken,
+        }
+    }
+
+    /// The same, but none in holes.
+    fn take_from_partial(&self, node: usize, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+        // SAFETY: the lock is held.
+        unsafe { self.cache(node, class).lock().take(&self.slabs, most, each) }
+    }
+
+    /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and has these filled.
+    fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+        let pages = self.pages.node(node);
+        if self.cache(node, class).lock().hollow.length == 0 {
+            return 0;
+        }
+        // What so many objects touch at most, however they lie.
+        let per_object = class.size().div_ceil(self.pages.page_size()) as u32 + 1;
+        let wanted = (most as u32).saturating_mul(per_object).min(neap_pages::MOST_PAGES);
+        let charged = match pages.charge_holes(wanted) {
+            0 => pages.charge_holes(per_object),
+            charged => charged,
+        };
+        let (mut taken, mut filled, mut found) = (0, 0, None);
+        if charged > 0 {
+            let mut cache = self.cache(node, class).lock();
+            if let Some(slab) = cache.hollow.first() {
+                // SAFETY: the lock is held; the slab is on one of the cache's lists.
+                unsafe {
+                    let place = |object| each(Place { slab, object });
+                    (taken, filled) = self.slabs.take_hollow(slab, most, charged, place);
+                    if taken > 0 {
+                        let on = if self.slabs.get(slab).free == 0 { On::Nothing } else { cache.partial.on };
+                        cache.move_to(&self.slabs, slab, on);
+                    }
+                    found = Some(self.slabs.get(slab).pfn);
+                }
+                cache.free -= taken as u64;
+                cache.holes -= u64::from(filled.count_ones());
+            }
+        }
+        pages.uncharge_holes(charged - filled.count_ones());
+        if let Some(pfn) = found.filter(|_| filled != 0) {
+            // All the holes between the first and the last: the lowest objects come first.
+            let (first, end) = (filled.trailing_zeros(), u64::BITS - filled.leading_zeros());
+            let length = (end - first) as usize * self.pages.page_size();
+            // Refused, the program has it page by page as it touches it.
+            let _ = self.platform.populate(self.pages.address(pfn.plus(first)), length);
+        }
+        taken
+    }
+
+    /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
+    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+        let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
+        let mut cache = self.cache(node, class).lock();
+        // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
+        unsafe {
+            cache.add(&self.slabs, slab);
+            cache.take(&self.slabs, most, each)
+        }
+    }
+}
