@@ -7,6 +7,7 @@
 mod counter;
 mod cross;
 mod drain;
+mod holes;
 mod idle;
 mod page;
 mod page_fault;
@@ -49,7 +50,7 @@ is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
 `page-fault`, `pft`, `drain`, `percpu` and `counter` use neap's parts inside this executable, and no
-peers. Before each run of `idle` and `page` as much memory as a run needs is touched and given back: none pays
+peers. Before each run of `idle`, `page` and `holes` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
@@ -98,6 +99,8 @@ enum Which {
     Page,
     /// Cost of blocks freed on another thread than the one that allocated them
     Cross,
+    /// Memory kept ten seconds after a burst of which one block in twenty survives, and the time the burst took
+    Holes,
     /// Time to start and end a program that does nothing
     Start,
     /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every CPU
@@ -120,6 +123,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Pair => pair::main(options),
         Which::Page => page::main(options),
         Which::Cross => cross::main(options),
+        Which::Holes => holes::main(options),
         Which::Start => start::main(options),
         Which::PageFault => page_fault::main(options),
         Which::Pft => pft::main(options),

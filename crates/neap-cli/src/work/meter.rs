@@ -54,6 +54,17 @@ impl Spent {
         self.cpu_ns
     }
 
+    /// Both together.
+    pub(super) fn and(self, other: Spent) -> Spent {
+        Spent {
+            wall: self.wall + other.wall,
+            cpu_ns: self.cpu_ns + other.cpu_ns,
+            minor_faults: self.minor_faults + other.minor_faults,
+            voluntary_switches: self.voluntary_switches + other.voluntary_switches,
+            involuntary_switches: self.involuntary_switches + other.involuntary_switches,
+        }
+    }
+
     pub(super) fn wall(&self) -> Duration {
         self.wall
     }

@@ -5,6 +5,7 @@
 //! its tables come from mmap and its readings go to the stack. The answer is one line of JSON on standard output.
 
 mod cross;
+mod holes;
 pub(crate) mod idle;
 pub(crate) mod meter;
 mod page;
@@ -42,6 +43,7 @@ enum Workload {
     /// Only say whose malloc this is
     Which,
     Idle(idle::Options),
+    Holes(holes::Options),
     Pair(pair::Options),
     Batch(pair::BatchOptions),
     Page(page::Options),
@@ -113,6 +115,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut outcome = match &options.workload {
         Workload::Which => Outcome::default(),
         Workload::Idle(options) => idle::run(options)?,
+        Workload::Holes(options) => holes::run(options)?,
         Workload::Pair(options) => pair::run(options)?,
         Workload::Batch(options) => pair::run_batch(options)?,
         Workload::Page(options) => page::run(options)?,
