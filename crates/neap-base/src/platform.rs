@@ -89,6 +89,10 @@ pub trait Platform: Sync {
     /// Whether huge pages may stand behind a range. Where there are none this does nothing.
     fn huge_pages(&self, address: usize, length: usize, allowed: bool);
 
+    /// Makes small pages of the huge page that a page is part of, so that the system has what is given back of it at once. Where
+    /// there are no huge pages this does nothing. Nobody needs the page's contents.
+    fn split(&self, _address: usize) {}
+
     /// Moves pages; the old range stays mapped and reads as zeroes.
     ///
     /// # Errors
@@ -340,6 +344,10 @@ impl Platform for Linux {
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
         let _ = memory::huge_pages(address, length, allowed);
+    }
+
+    fn split(&self, address: usize) {
+        let _ = memory::split(address);
     }
 
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {

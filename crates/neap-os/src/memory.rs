@@ -182,6 +182,17 @@ pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Er
     unsafe { rustix::mm::madvise(pointer(address), length, advice) }
 }
 
+/// Makes small pages of the huge page that a small one is part of, if it is; a page whose contents are not needed any more.
+/// Parts of a huge page that are given back are otherwise counted as free and stay where they are, until the kernel is
+/// short of memory.
+///
+/// # Errors
+/// `INVAL` before 5.4, or for locked memory.
+pub fn split(address: usize) -> Result<(), Errno> {
+    // SAFETY: the advice changes no contents: it says that a part of a page is not likely to be used.
+    unsafe { madvise(address, page_size(), linux_raw_sys::general::MADV_COLD as i32) }
+}
+
 /// Moves the pages of one range to another of the same length; the old range stays mapped and reads as zeroes.
 ///
 /// # Errors
@@ -258,6 +269,21 @@ mod tests {
                 assert_eq!(left, [0, 7, 7, 7, 0, 7, 7, 7]);
             }
             unmap(here, LENGTH).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_huge_page_that_is_made_small_pages_keeps_what_is_in_it() {
+        const HUGE: usize = 2 << 20;
+        let here = map(2 * HUGE).unwrap();
+        let huge = here.next_multiple_of(HUGE);
+        let _ = huge_pages(huge, HUGE, true);
+        // SAFETY: every access lies in the mapping made above.
+        unsafe {
+            (0..HUGE).step_by(64).for_each(|at| byte(huge + at).write((at >> 6) as u8 | 1));
+            split(huge + 8 * page_size()).unwrap();
+            assert!((0..HUGE).step_by(64).all(|at| byte(huge + at).read() == (at >> 6) as u8 | 1));
+            unmap(here, 2 * HUGE).unwrap();
         }
     }
 

@@ -9,6 +9,7 @@
 
 use crate::frames;
 use crate::pages::{Shape, SideTable, TABLES};
+use crate::populate::HUGE;
 use core::ops::{Deref, Range, RangeInclusive};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -276,10 +277,27 @@ impl Arena {
         &self.frames
     }
 
-    /// The byte of the chunk of a page: a bit per named table that has been written to there.
+    /// The byte of the chunk of a page: a bit per named table that has been written to there, and above those one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, 0)
+    }
+
+    /// The bit, in a chunk's byte of [`Arena::marks`], of a huge page of it: above those of the named tables.
+    fn huge_bit(pfn: Pfn) -> u8 {
+        const { assert!(TABLES as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
+        1 << (TABLES as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
+    }
+
+    /// Notes that a page is part of a huge one.
+    pub(crate) fn note_huge(&self, pfn: Pfn) {
+        self.marks(pfn).fetch_or(Arena::huge_bit(pfn), Relaxed);
+    }
+
+    /// Whether a page may be part of a huge one; not any more.
+    pub(crate) fn forget_huge(&self, pfn: Pfn) -> bool {
+        let (marks, bit) = (self.marks(pfn), Arena::huge_bit(pfn));
+        marks.load(Relaxed) & bit != 0 && marks.fetch_and(!bit, Relaxed) & bit != 0
     }
 
     /// The node of a page; `None` for one in a foreign mapping.

@@ -182,6 +182,7 @@ impl Zone {
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
         let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
         if answer.is_ok() {
+            arena.note_huge(pfn);
             arena.populate_tables(platform, pfn, HUGE.pages(), small);
         }
         let mut inner = self.lock();

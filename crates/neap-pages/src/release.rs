@@ -141,6 +141,7 @@ impl<P: Platform> Run<'_, P> {
             if count == 0 {
                 break;
             }
+            self.split_huge(&self.ranges[..count]);
             let done = self.scattered(count, &mut rationed, report);
             let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
             let pages = (bytes >> self.arena.page_shift()) as u32;
@@ -154,6 +155,12 @@ impl<P: Platform> Run<'_, P> {
             }
         }
         report.calls == 0 || self.conclude(report)
+    }
+
+    /// Makes small pages of the huge ones that ranges are parts of, once.
+    fn split_huge(&self, ranges: &[Range]) {
+        let huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
+        ranges.iter().filter(huge).for_each(|range| self.platform.split(range.start));
     }
 
     /// Counts what a run did, and decides when to try again what the system refused.

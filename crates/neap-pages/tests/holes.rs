@@ -7,6 +7,7 @@
 mod machine;
 
 use core::cell::Cell;
+use machine::probe::Probe;
 use machine::{Opened, PAGE_SIZES, Random, resident, seed, shape};
 use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
@@ -80,6 +81,34 @@ fn where_nothing_is_taken_there_are_no_holes() {
     assert_eq!((some.released, o.pages.statistics().holes), (5, 5));
     assert_eq!(resident(o.pages.address(block), 32 * 4096), 27 * 4096);
     o.pages.verify().unwrap();
+}
+
+/// What is given back of a huge page goes only once that is small pages.
+#[test]
+fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
+    let machine = Probe::new(Virtual::new(4096, 1));
+    let o = Opened::new(&machine, &neap_pages::Shape { huge: true, ..shape(None) }).unwrap();
+    let blocks: Vec<Pfn> = (0..1024).map(|_| o.pages.allocate_block(&machine, Order(3)).unwrap().pfn).collect();
+    let populated = o.pages.statistics().populated;
+    assert!(populated > 0);
+    let punch = |page: u32| {
+        let mut given = blocks.iter();
+        let gather = |ranges: &mut [Range]| {
+            let range = |pfn: &Pfn| Range { start: o.pages.address(pfn.plus(page)), length: 4096 };
+            ranges.iter_mut().zip(given.by_ref()).map(|(to, pfn)| *to = range(pfn)).count()
+        };
+        // SAFETY: the test needs nothing of these pages.
+        let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
+        assert_eq!(report.unwrap().released, 1024);
+    };
+    punch(3);
+    let split = machine.split.lock().unwrap().clone();
+    assert!(split.iter().all(|address| blocks.iter().any(|pfn| o.pages.address(pfn.plus(3)) == *address)));
+    let mut huge: Vec<usize> = split.iter().map(|address| address >> 21).collect();
+    huge.dedup();
+    assert_eq!((huge.len(), split.len() as u64), (split.len(), populated / 512), "each of them once");
+    punch(5);
+    assert_eq!(machine.split.lock().unwrap().len(), split.len(), "and never again");
 }
 
 /// While somebody releases, another pass is not made, and who waits for its end sees it.

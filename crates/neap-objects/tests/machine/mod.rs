@@ -135,6 +135,10 @@ impl<P: Platform + Send> Platform for Shared<P> {
         self.platform.huge_pages(address, length, allowed);
     }
 
+    fn split(&self, address: usize) {
+        self.platform.split(address);
+    }
+
     fn cpus(&self) -> usize {
         self.platform.cpus().min(self.told.load(Relaxed))
     }

@@ -44,6 +44,8 @@ pub(crate) struct Probe {
     pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
     /// Ranges that were told whether huge pages may stand behind them: address, length.
     pub(crate) huge: Mutex<Vec<(usize, usize, bool)>>,
+    /// Pages whose huge pages were made small.
+    pub(crate) split: Mutex<Vec<usize>>,
     pub(crate) pauses: AtomicUsize,
     /// Added to the CPU id at every question: a thread that migrates all the time.
     pub(crate) wander: usize,
@@ -63,6 +65,7 @@ impl Probe {
             released: Mutex::default(),
             scattered: Mutex::default(),
             huge: Mutex::default(),
+            split: Mutex::default(),
             pauses: AtomicUsize::new(0),
             wander: 0,
             shift: 0,
@@ -118,6 +121,10 @@ impl Platform for Probe {
         self.huge.lock().expect("no holder panics").push((address, length, allowed));
         run(&self.on_huge);
         self.machine.huge_pages(address, length, allowed);
+    }
+
+    fn split(&self, address: usize) {
+        self.split.lock().expect("no holder panics").push(address);
     }
 
     fn cpus(&self) -> usize {
