@@ -36,6 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap bench pair                            malloc + free, one block at a time and 1000 at a time
   neap bench idle --sizes 64                 memory kept after a burst of 64-byte blocks
+  neap bench holes                           memory kept where one block in twenty survives a burst
   neap bench page --pairs 40                 40 rounds instead of the default
   neap bench cross --against mimalloc2,glibc compare with these only
   neap bench start --quick                   a rough answer in seconds
