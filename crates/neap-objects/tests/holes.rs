@@ -183,14 +183,25 @@ fn a_slab_that_is_used_in_every_interval_is_left_alone() {
         o.drain();
         assert_eq!(tick(&o).released, 0);
     }
-    // Taken from, it is used as well: the whole of the first one, and then none of it is free.
-    let more: Vec<usize> = (0..4).map(|_| take(&o, &mut held, class).unwrap()).collect();
-    o.drain();
-    assert!(tick(&o).released > 0, "the others have rested");
-    let used = slab_of(&o, more[0]).holes;
-    assert_eq!(used, 0);
-    assert!(tick(&o).released > 0, "and now it has");
+    assert!(tick(&o).released > 0, "now they have rested");
     nothing_but_what_is_held_is_there(&o, &held);
+    end(&o, held);
+}
+
+#[test]
+fn a_slab_that_is_taken_from_is_used() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let (mut held, class) = (Held::new(), Class::of_size(2048));
+    sparse(&o, &mut held, class, 4 * 64, 64);
+    o.drain();
+    tick(&o);
+    // It comes with a sheaf's worth of others, which leaves some.
+    let taken = take(&o, &mut held, class).unwrap();
+    assert!(slab_of(&o, taken).free > 16);
+    assert!(tick(&o).released > 0, "the others have rested");
+    assert_eq!(slab_of(&o, taken).holes, 0);
+    assert!(tick(&o).released > 0 && slab_of(&o, taken).holes > 0, "and now it has");
+    o.prove();
     end(&o, held);
 }
 
