@@ -371,7 +371,7 @@ fn an_allocation_about_to_fail_waits_for_pages_on_their_way() {
         inside.recv().expect("a release begins");
         let before = o.platform.pauses.load(Relaxed);
         let allocator = scope.spawn(move || o.take(class).map(|object| object.addr()));
-        while o.platform.pauses.load(Relaxed) == before {
+        while o.platform.pauses.load(Relaxed) == before && !allocator.is_finished() {
             std::thread::yield_now();
         }
         *o.platform.on_release.lock().unwrap() = None;
