@@ -43,6 +43,7 @@ mod rows;
 mod state;
 mod statistics;
 mod verify;
+mod walk;
 mod words;
 mod work;
 
@@ -55,4 +56,5 @@ pub use host::{Alone, Host};
 pub use reference::PerCpuRef;
 pub use rows::Owner;
 pub use statistics::{Finding, Statistics};
+pub use walk::{Chunk, Dimensions, List};
 pub use work::Tick;
