@@ -9,7 +9,9 @@
 )]
 
 mod bench;
+mod chunks;
 mod demo;
+mod desk;
 mod drain;
 mod lab;
 mod library;

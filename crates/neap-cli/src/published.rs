@@ -6,7 +6,7 @@
 //! trace the process. The process is neither stopped nor signalled. What comes from it may be wrong or hostile: it is
 //! checked here, and escaped before it reaches a terminal.
 //!
-//! The page's format, version 2, is described where it is written, in the crate `neap`. It is read here by bytes, since the
+//! The page's format, version 3, is described where it is written, in the crate `neap`. It is read here by bytes, since the
 //! library in a process may be of another version than this command.
 
 use core::time::Duration;
@@ -78,14 +78,22 @@ impl Process {
 
     /// What this process itself has published, by whichever way it can be read.
     pub(crate) fn page(&self) -> Result<Page> {
-        let mut foreign = None;
+        self.pages().map(|mut pages| pages.swap_remove(0))
+    }
+
+    /// The same of each manager in it: a program may have one of its own beside the one that is preloaded. At least one.
+    pub(crate) fn pages(&self) -> Result<Vec<Page>> {
+        let (mut own, mut foreign) = (Vec::new(), None);
         for path in self.descriptors()? {
             let page = self.through(&path)?;
             match page {
-                Some(page) if page.writer == self.own_id => return Ok(Page { path: Some(path), ..page }),
+                Some(page) if page.writer == self.own_id => own.push(Page { path: Some(path), ..page }),
                 Some(page) => foreign = Some(page.writer),
                 None => {}
             }
+        }
+        if !own.is_empty() {
+            return Ok(own);
         }
         let mut has_library = false;
         if foreign.is_none() {
@@ -94,7 +102,7 @@ impl Process {
             if let Some(line) = maps.lines().find(|line| line.ends_with(LINK)) {
                 let page = self.through_memory(line)?;
                 if page.writer == self.own_id {
-                    return Ok(page);
+                    return Ok(vec![page]);
                 }
                 foreign = Some(page.writer);
             }
@@ -181,11 +189,14 @@ impl Process {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const HEADER: usize = 32;
 /// Where requests lie in the page, and behind them the text.
 pub(crate) const DESK: usize = HEADER;
-pub(crate) const DESK_LENGTH: usize = 72;
+pub(crate) const DESK_LENGTH: usize = 80;
+/// Where reports lie, and how long they are.
+pub(crate) const REPORT: usize = 64 << 10;
+pub(crate) const REPORT_LENGTH: usize = 64 << 10;
 /// No page has more text.
 const MOST: u32 = 1 << 20;
 /// Looks at a page that is being written, a millisecond apart; writing takes some microseconds.
@@ -226,9 +237,15 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use core::cell::Cell;
+
+    /// A process, for reports.
+    pub(crate) fn nobody() -> Process {
+        let (name, user) = ("nobody".to_string(), "0".to_string());
+        Process { pid: 12, name, user, own_id: 12, resident_kib: 2048 }
+    }
 
     fn bytes(sequence: u32, text: &str) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
@@ -279,12 +296,12 @@ mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 3;
+        newer[8] = 4;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "is no page"),
-            (newer, "format 3"),
+            (newer, "format 4"),
             (long, "damaged"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),

@@ -3,6 +3,7 @@
 //! Sits between the page that [`published`](crate::published) found and the reader. Nothing is written and nothing is left
 //! behind. The process's own text is escaped before it reaches a terminal.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -10,6 +11,7 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::chunks;
 use crate::published::{Process, VERSION, monotonic};
 use crate::report::{number, table};
 
@@ -17,10 +19,14 @@ const EXAMPLES: &str = "\
 Examples:
   neap stat 1234          what process 1234 has in use, in caches and given back
   neap stat 1234 --json   everything, as one JSON object
+  neap stat 1234 --percpu --html chunks.html
+                          the chunks of its per-CPU data, and a page that draws them
 
 For the process's own user and root. The numbers are those of its last look for memory to give
 back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
-are counted one after the other, so those of a busy process agree only about.";
+are counted one after the other, so those of a busy process agree only about. With --percpu the
+process is asked, as by `neap drain`, and answers a chunk at a time. In the objects of --json a
+chunk's map is counts of pages: u used, e populated and empty, - not populated.";
 
 /// Show the numbers of a running process.
 #[derive(Args)]
@@ -32,10 +38,19 @@ pub(crate) struct Options {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Show the chunks of its per-CPU data instead
+    #[arg(long)]
+    percpu: bool,
+    /// Write a page with the chunks' maps
+    #[arg(long, value_name = "FILE", requires = "percpu")]
+    html: Option<PathBuf>,
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let process = Process::look(options.pid)?;
+    if options.percpu {
+        return chunks::show(&process, options.json, options.html.as_deref());
+    }
     let page = process.page()?;
     let age = monotonic().saturating_sub(page.published) / 1_000_000;
     let mut object: Value =
@@ -63,6 +78,7 @@ struct Numbers {
     version: String,
     mode: Mode,
     bytes: Bytes,
+    per_cpu: Option<PerCpu>,
     pages: Pages,
     lists: Lists,
     released: Released,
@@ -100,6 +116,14 @@ struct Bytes {
     free_resident: u64,
     tables: u64,
     unaccounted: i64,
+}
+
+/// Bytes of pages.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PerCpu {
+    used: u64,
+    free: u64,
 }
 
 #[derive(Default, Deserialize)]
@@ -223,7 +247,7 @@ impl Numbers {
             released.failures,
             if mode.huge { "allowed" } else { "off" },
         );
-        let memory = [
+        let mut memory = vec![
             ("resident, the whole process", mib(process.resident_kib << 10)),
             ("in use", mib(bytes.used)),
             ("free objects in slabs and caches", mib(bytes.cached)),
@@ -232,6 +256,10 @@ impl Numbers {
             ("address space of the arena", mib(bytes.mapped)),
             ("address space of its tables", mib(bytes.tables)),
         ];
+        if let Some(PerCpu { used, free }) = self.per_cpu {
+            memory.push(("per-CPU data, pages in use", mib(used)));
+            memory.push(("per-CPU data, empty pages", mib(free)));
+        }
         text += &table(&["memory", "MiB"], &rows(&memory));
         let mut zone = vec![
             ("managed", pages.managed.to_string()),
@@ -325,20 +353,21 @@ fn mib_signed(bytes: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::published::tests::nobody;
 
     #[test]
     fn a_report_has_every_part_and_no_control_characters() {
         let object = serde_json::json!({
             "version": "9.9", "mode": {"slots": "rseq", "why": "it works\u{1b}[2J", "isolated_cpus": [3, 4]},
-            "bytes": {"used": 3 << 20, "unaccounted": -(1 << 20)}, "pages": {"budget": 500, "watermarks": {"low": 21}},
+            "bytes": {"used": 3 << 20, "unaccounted": -(1 << 20)},
+            "per_cpu": {"used": 5 << 20, "free": 6 << 20}, "pages": {"budget": 500, "watermarks": {"low": 21}},
             "holes": {"pages": 61, "released": 62, "refilled": 63},
             "lists": {"highs": 808, "need_drains": 41, "need_pages": 4242},
             "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
         });
-        let (name, user) = ("a\u{7}b".to_string(), "0".to_string());
-        let process = Process { pid: 12, name, user, own_id: 12, resident_kib: 2048 };
+        let process = Process { name: "a\u{7}b".to_string(), ..nobody() };
         let text = Numbers::deserialize(&object).unwrap().report(&process, 345);
         for part in ["Process 12 (a\\u{7}b): neap 9.9, numbers 345 ms old", "it works\\u{1b}[2J", "isolated CPUs: 3, 4"]
         {
@@ -347,6 +376,8 @@ mod tests {
         for row in [
             ["in use", "3.00"],
             ["unaccounted, exact when idle", "-1.00"],
+            ["per-CPU data, pages in use", "5.00"],
+            ["per-CPU data, empty pages", "6.00"],
             ["budget", "500"],
             ["most that these may keep", "808"],
             ["taken from them for allocations", "4242"],

@@ -5,10 +5,11 @@
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
 use crate::geometry::GRANULE;
+use crate::state::State;
 use core::fmt;
 
 /// A moment of an instance.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Statistics {
     /// Bytes of a page.
     pub page: usize,
@@ -88,6 +89,25 @@ impl<C: Charge> PerCpuData<C> {
         let mut state = self.state.lock();
         let lists = [state.lists.free(), state.lists.sidelined(), state.lists.to_depopulate()];
         let [free_chunks, sidelined_chunks, depopulating_chunks] = lists.map(|list| state.count(list));
+        Statistics {
+            free_chunks,
+            sidelined_chunks,
+            depopulating_chunks,
+            released: counts.released,
+            release_calls: counts.release_calls,
+            release_failures: counts.release_failures,
+            populate_calls: counts.populate_calls,
+            destroyed: counts.destroyed,
+            ..self.numbers(&state)
+        }
+    }
+
+    /// Those of them that can be had at once; the others, how many chunks are on which list and what the worker has done, are 0.
+    pub fn statistics_at_once(&self) -> Statistics {
+        self.numbers(&self.state.lock())
+    }
+
+    fn numbers(&self, state: &State) -> Statistics {
         let groups = self.geometry.groups;
         Statistics {
             page: self.geometry.page,
@@ -101,16 +121,9 @@ impl<C: Charge> PerCpuData<C> {
             rows: state.rows.rows.in_use() as usize,
             owners: state.rows.owners.in_use() as usize - 1,
             chunks: state.chunks.in_use() as usize,
-            free_chunks,
-            sidelined_chunks,
-            depopulating_chunks,
-            released: counts.released,
-            release_calls: counts.release_calls,
-            release_failures: counts.release_failures,
-            populate_calls: counts.populate_calls,
-            destroyed: counts.destroyed,
             looks: state.looks,
             table_entries: (state.rows.rows.reach() + state.rows.owners.reach()) as usize,
+            ..Statistics::default()
         }
     }
 

@@ -9,6 +9,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod chunk_report;
 pub mod drain;
 mod fork;
 mod global;

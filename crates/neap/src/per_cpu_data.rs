@@ -127,6 +127,8 @@ impl<P: Platform + Send> Mm<P> {
         let core = self.core().ok_or(Refused::Memory(Errno::NOMEM))?;
         let _inside = self.gate.enter(core.objects.platform.cpu());
         let data = core.per_cpu.make(&core.objects.platform).map_err(Refused::Memory)?;
+        // Who looks at the numbers and finds none of per-CPU data does not ask further.
+        self.hooks.ticked.inspect(|ticked| ticked(self));
         Ok(Source { mm: self, core, data })
     }
 

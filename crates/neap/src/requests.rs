@@ -1,15 +1,16 @@
 //! Requests: what another process asks of this one, by way of its page of numbers.
 //!
-//! Sits between `neap drain`, which writes a request into the page and wakes whoever sleeps on it, and the maintenance
+//! Sits between `neap drain` and `neap stat --percpu`, which write a request into the page and wake whoever sleeps on it, and the maintenance
 //! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
 //! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
 //! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
 //! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
 //!
-//! A request: the asker writes what is wanted and then a ticket that is not the one there. The answer: this process
-//! writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
+//! A request: the asker writes what is wanted ([`DRAIN`] or [`CHUNKS`]) and then a ticket that is not the one there. The answer:
+//! this process writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
 //! back to the last one answered takes a request back.
 
+use crate::chunk_report;
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,6 +20,14 @@ use neap_os::{clock, thread};
 
 /// From one look at the page to the next at least, in nanoseconds, whatever is written there.
 const PAUSE: u64 = 1_000_000;
+
+/// Wanted: that caches go to the free pages, as far as the next words say.
+const DRAIN: u32 = 0;
+/// Wanted: a report on the chunks of per-CPU data ([`chunk_report`]) from that of the number in `from` on.
+const CHUNKS: u32 = 1;
+/// Refusals: what is wanted is not known here; the numbers are being written at this moment.
+const UNKNOWN: u32 = 4;
+const BUSY: u32 = 5;
 
 /// The part of the page that is for requests. Numbers with all bits set say nothing.
 #[derive(Debug)]
@@ -31,7 +40,7 @@ pub(crate) struct Desk {
     /// Bytes.
     until: AtomicU64,
     answered: AtomicU32,
-    /// 0, or 1, 2 and 3 for a CPU, a node and a zone that is not there.
+    /// 0, or 1, 2 and 3 for a CPU, a node and a zone that is not there, or one of those above.
     refusal: AtomicU32,
     cpus: AtomicU32,
     skipped: AtomicU32,
@@ -40,6 +49,8 @@ pub(crate) struct Desk {
     pages: AtomicU64,
     objects: AtomicU64,
     free: AtomicU64,
+    what: AtomicU32,
+    from: AtomicU32,
 }
 
 impl Desk {
@@ -56,7 +67,7 @@ impl Desk {
         Scope { cpu: number(&self.cpu), node: number(&self.node), zone: number(&self.zone), until }
     }
 
-    fn answer(&self, ticket: u32, answer: Result<Drained, NoSuch>, page_size: u64) {
+    fn answer_drain(&self, ticket: u32, answer: Result<Drained, NoSuch>, page_size: u64) {
         let refusal = match answer {
             Ok(_) => 0,
             Err(NoSuch::Cpu(_)) => 1,
@@ -64,12 +75,17 @@ impl Desk {
             Err(NoSuch::Zone(_)) => 3,
         };
         let Drained { pages, objects, cpus, skipped, retried, free } = answer.unwrap_or_default();
-        let words = [(&self.cpus, cpus), (&self.skipped, skipped), (&self.retried, retried), (&self.refusal, refusal)];
+        let words = [(&self.cpus, cpus), (&self.skipped, skipped), (&self.retried, retried)];
         words.iter().for_each(|(word, number)| word.store(*number, Ordering::Relaxed));
         self.page_size.store(page_size as u32, Ordering::Relaxed);
         self.pages.store(pages, Ordering::Relaxed);
         self.objects.store(objects, Ordering::Relaxed);
         self.free.store(free, Ordering::Relaxed);
+        self.answer(ticket, refusal);
+    }
+
+    fn answer(&self, ticket: u32, refusal: u32) {
+        self.refusal.store(refusal, Ordering::Relaxed);
         // Release pairs with the asker's look at it: who sees the ticket sees the answer.
         self.answered.store(ticket, Ordering::Release);
     }
@@ -88,9 +104,21 @@ impl<P: Platform> Core<P> {
         {
             return false;
         }
-        let page_size = self.objects.pages.page_size() as u64;
-        desk.answer(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
+        match desk.what.load(Ordering::Relaxed) {
+            DRAIN => {
+                let page_size = self.objects.pages.page_size() as u64;
+                desk.answer_drain(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
+            }
+            CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
+            _ => desk.answer(ticket, UNKNOWN),
+        }
         true
+    }
+
+    fn report_chunks(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let from = desk.from.load(Ordering::Relaxed);
+        self.page.report(|words| chunk_report::write(self.per_cpu.get(), from, words)).is_some()
     }
 
     /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.
@@ -145,12 +173,13 @@ mod tests {
     fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
         let offsets =
             [offset_of!(Desk, ticket), offset_of!(Desk, cpu), offset_of!(Desk, until), offset_of!(Desk, answered)];
-        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 72));
+        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 80));
+        assert_eq!([offset_of!(Desk, what), offset_of!(Desk, from)], [72, 76]);
         let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
-            let mut words = [0_u64; 9];
+            let mut words = [0_u64; 10];
             words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
             // SAFETY: a desk is that many words of plain numbers.
-            unsafe { core::mem::transmute::<[u64; 9], Desk>(words) }
+            unsafe { core::mem::transmute::<[u64; 10], Desk>(words) }
         };
         assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
         let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };
@@ -163,13 +192,13 @@ mod tests {
         // SAFETY: zeroes are a desk.
         let desk: Desk = unsafe { core::mem::zeroed() };
         let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
-        desk.answer(9, Ok(drained), 65536);
+        desk.answer_drain(9, Ok(drained), 65536);
         let words = [&desk.answered, &desk.refusal, &desk.cpus, &desk.skipped, &desk.retried, &desk.page_size];
         assert_eq!(words.map(|word| word.load(Ordering::Relaxed)), [9, 0, 3, 4, 5, 65536]);
         let numbers = [&desk.pages, &desk.objects, &desk.free].map(|number| number.load(Ordering::Relaxed));
         assert_eq!(numbers, [1 << 40, 2, 6]);
         for (refusal, error) in [(1, NoSuch::Cpu(8)), (2, NoSuch::Node(8)), (3, NoSuch::Zone(8))] {
-            desk.answer(10, Err(error), 4096);
+            desk.answer_drain(10, Err(error), 4096);
             let words = [&desk.answered, &desk.refusal, &desk.cpus].map(|word| word.load(Ordering::Relaxed));
             assert_eq!(words, [10, refusal, 0]);
         }

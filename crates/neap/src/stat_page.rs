@@ -5,9 +5,10 @@
 //! between; holds one mutex that is only ever tried. Nothing is allocated, and where there can be no page there is none:
 //! a program runs the same without it.
 //!
-//! The format, version 2, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
+//! The format, version 3, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
 //! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
-//! ([`requests`](crate::requests)), and then a JSON object of that length. The sequence is odd
+//! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data
+//! is written ([`chunk_report`](crate::chunk_report)). The sequence is odd
 //! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. The
 //! process id is the writer's: a forked child has its parent's page until its own first tick.
 
@@ -27,9 +28,10 @@ use neap_os::{clock, thread};
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
-const VERSION: u32 = 2;
-/// Bytes of the file; only those written to cost memory.
+const VERSION: u32 = 3;
+/// Bytes of the file for the numbers, and behind them for reports; only those written to cost memory.
 const LENGTH: usize = 64 << 10;
+const REPORT: usize = 64 << 10;
 /// Kept free while lists are written, for what follows them.
 const TAIL: usize = 64;
 /// Looks at the numbers until they agree: parts of a busy program are read at slightly different moments.
@@ -106,6 +108,19 @@ impl StatPage {
         header.is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
+    /// Lets `write` write a report into the page of this process; not where another thread is at the page, or there is none.
+    pub(crate) fn report(&self, write: impl FnOnce(&[AtomicU64])) -> Option<()> {
+        let place = self.place.try_lock()?;
+        let Place::Made(memfd) = *place else { return None };
+        if self.owner.load(Ordering::Relaxed) != thread::process_id() {
+            return None;
+        }
+        let words = core::ptr::with_exposed_provenance::<AtomicU64>(memfd.address + LENGTH);
+        // SAFETY: mapped until `leave`, for which the mutex is needed; everybody changes it by atomic accesses.
+        write(unsafe { core::slice::from_raw_parts(words, REPORT / size_of::<u64>()) });
+        Some(())
+    }
+
     /// Replaces the numbers by what `write` writes; makes the page where this process has none. Does nothing where another
     /// thread is at it.
     pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
@@ -123,7 +138,7 @@ impl StatPage {
             *place = Place::Unmade;
         }
         if let Place::Unmade = *place {
-            *place = Memfd::make(c"neap-stat", LENGTH).map_or(Place::Refused, Place::Made);
+            *place = Memfd::make(c"neap-stat", LENGTH + REPORT).map_or(Place::Refused, Place::Made);
             let address = if let Place::Made(memfd) = *place { memfd.address } else { 0 };
             self.taken.store(0, Ordering::Relaxed);
             self.header.store(core::ptr::with_exposed_provenance_mut(address), Ordering::Relaxed);
@@ -131,7 +146,7 @@ impl StatPage {
         }
         if let Place::Made(memfd) = *place {
             // SAFETY: mapped until `leave`, for which the mutex is needed; other processes may read it.
-            unsafe { Sheet::at(memfd.address, memfd.length) }.publish(pid, clock::precise(), write);
+            unsafe { Sheet::at(memfd.address, LENGTH) }.publish(pid, clock::precise(), write);
         }
     }
 }
@@ -269,9 +284,14 @@ impl<P: Platform> Core<P> {
         let usage = looks.find(|usage| usage.unaccounted_bytes == 0).unwrap_or_else(|| self.usage());
         let pages = self.objects.pages.statistics();
         let Usage { mapped_bytes, used_bytes, cached_bytes, free_bytes, unaccounted_bytes, .. } = usage;
+        let (per_cpu, per_cpu_free) = (usage.per_cpu_bytes, usage.per_cpu_free_bytes);
         write!(text, "\"bytes\":{{\"mapped\":{mapped_bytes},\"used\":{used_bytes},\"cached\":{cached_bytes},")?;
         write!(text, "\"free_resident\":{free_bytes},\"tables\":{},", pages.table_bytes)?;
-        write!(text, "\"unaccounted\":{unaccounted_bytes}}},")?;
+        write!(text, "\"unaccounted\":{unaccounted_bytes}}},\"per_cpu\":")?;
+        match self.per_cpu.get() {
+            Some(_) => write!(text, "{{\"used\":{per_cpu},\"free\":{per_cpu_free}}},")?,
+            None => write!(text, "null,")?,
+        }
         write!(text, "\"pages\":{{\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;
         let draining = pages.travelling.saturating_sub(pages.releasing);

@@ -53,6 +53,14 @@ impl Program {
         Program::run(command)
     }
 
+    /// This executable in a role, with a manager of its own and without the library.
+    pub(crate) fn start_alone(role: &str, options: &str) -> Program {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "running::program", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, role).env("NEAP", options);
+        Program::run(command)
+    }
+
     pub(crate) fn run(mut command: Command) -> Program {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -133,7 +141,7 @@ pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// What a preloaded program does. Run by the tests below; by itself it does nothing.
+/// What a program under neap does. Run by the tests below; by itself it does nothing.
 #[test]
 #[ignore = "a role that the other tests start"]
 fn program() {
@@ -172,6 +180,25 @@ fn program() {
                     blocks.swap_remove(n * 31 % 500);
                 }
             }
+        }
+        "percpu" => {
+            let owners: Vec<_> = (0..500).map(|_| neap::percpu::open_owner().unwrap()).collect();
+            let make = |&owner| {
+                let counter = neap::percpu::PerCpuCounter::of(owner, 64, neap::percpu::Wait::Long).unwrap();
+                // Freed with the owner.
+                core::mem::forget(counter);
+                neap::percpu::allocate(owner, 2000, 8, neap::percpu::Wait::Long).unwrap();
+            };
+            owners.iter().for_each(make);
+            say("ready");
+            wait();
+            let goes = |at: usize| !at.is_multiple_of(50);
+            for (_, &owner) in owners.iter().enumerate().filter(|(at, _)| goes(*at)) {
+                // SAFETY: nobody uses what it had.
+                unsafe { neap::percpu::close_owner(owner) }.unwrap();
+            }
+            say("closed");
+            wait();
         }
         "spawn" => {
             let mut child = Command::new("ls");

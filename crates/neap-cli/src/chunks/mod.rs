@@ -1,0 +1,380 @@
+//! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its numbers and its map.
+//!
+//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader: as tables and a
+//! picture (`text`), as a page (`html`), as one JSON object. What a report says may be anything: it is checked for sizes
+//! that make sense, and is numbers. The format is described in the crate `neap`, `chunk_report`.
+
+mod html;
+mod text;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use neap::chunk_report::{CHUNK, HEAD};
+use serde_json::{Value, json};
+
+use crate::desk::{CHUNKS, Desk, Request};
+use crate::published::{Page as Published, Process};
+use crate::report::rounded;
+
+/// More chunks than any process has address space for.
+const MOST_CHUNKS: usize = 1 << 20;
+/// More pages of a chunk, or grains, than there can be.
+const MOST: u64 = 1 << 24;
+
+/// A page of a chunk, in all groups alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Page {
+    /// No memory stands behind it.
+    Missing,
+    /// Memory does, and nothing is in it.
+    Empty,
+    Used,
+}
+
+/// What an instance says of all its chunks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Instance {
+    cpu_major: bool,
+    cpus: u64,
+    groups: u64,
+    columns: u64,
+    page: u64,
+    /// Pages and grains of a chunk; bytes of a grain per CPU and per group.
+    pages: u64,
+    grains: u64,
+    grain: u64,
+    stripe: u64,
+    /// Pages in all groups together.
+    populated: u64,
+    empty: u64,
+    isolated_empty: u64,
+    reserve: u64,
+    /// Bytes.
+    allocated: u64,
+    rows_bytes: u64,
+    allocations: u64,
+    rows: u64,
+    owners: u64,
+    chunks: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Chunk {
+    number: u64,
+    /// A slot, or one of the three behind [`SIDELINED`].
+    list: u64,
+    isolated: bool,
+    /// Bytes per CPU.
+    taken: u64,
+    longest: u64,
+    populated: u64,
+    empty: u64,
+    allocations: u64,
+    /// Runs of free grains.
+    fragments: u64,
+    map: Vec<Page>,
+}
+
+const SIDELINED: u64 = 64;
+const FREE: u64 = 65;
+const TO_DEPOPULATE: u64 = 66;
+
+impl Chunk {
+    fn list(&self) -> String {
+        match self.list {
+            SIDELINED => "sidelined".to_string(),
+            FREE => "free".to_string(),
+            TO_DEPOPULATE => "to depopulate".to_string(),
+            slot => format!("slot {slot}"),
+        }
+    }
+
+    fn free(&self, instance: &Instance) -> u64 {
+        (instance.grains * instance.grain).saturating_sub(self.taken)
+    }
+
+    /// Per cent of the free bytes that are not in the longest run.
+    fn fragmentation(&self, instance: &Instance) -> f64 {
+        match self.free(instance) {
+            0 => 0.0,
+            free => 100.0 * free.saturating_sub(self.longest) as f64 / free as f64,
+        }
+    }
+
+    /// The map as counts, each before the letter of what there are so many of: `3u1e28-`.
+    fn runs(&self) -> String {
+        let letter = |page: Page| match page {
+            Page::Missing => '-',
+            Page::Empty => 'e',
+            Page::Used => 'u',
+        };
+        self.map.chunk_by(|a, b| a == b).map(|run| format!("{}{}", run.len(), letter(run[0]))).collect()
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+struct Seen {
+    instance: Instance,
+    chunks: Vec<Chunk>,
+}
+
+impl Seen {
+    /// Asks until every chunk was told of; `None` if there is no per-CPU data.
+    fn ask(process: &Process, page: &Published) -> Result<Option<Seen>> {
+        let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
+        // It says so from the first use on. Who has none may have no thread that would answer.
+        if numbers["per_cpu"].is_null() {
+            return Ok(None);
+        }
+        let desk = Desk::of(process, page)?;
+        let (mut chunks, mut from) = (Vec::new(), 0);
+        let seen = loop {
+            match desk.ask(&Request { what: CHUNKS, from, ..Request::default() })? {
+                0 => {}
+                other => bail!("process {} refused, for reason {other}", process.pid),
+            }
+            let words = desk.report()?;
+            let damaged = || format!("the report of process {} is damaged", process.pid);
+            let Some((instance, next)) = Seen::read(&words, &mut chunks).with_context(damaged)? else { break None };
+            match next {
+                None => break Some(Seen { instance, chunks }),
+                Some(next) if next > from && chunks.len() < MOST_CHUNKS => from = next,
+                Some(_) => bail!("process {} has chunks that no report can hold", process.pid),
+            }
+        };
+        desk.forget_reports();
+        Ok(seen)
+    }
+
+    /// Reads a report: what it says of the instance, and the chunk to ask for next. Its chunks come behind those there are.
+    fn read(words: &[u64], chunks: &mut Vec<Chunk>) -> Result<Option<(Instance, Option<u32>)>> {
+        ensure!(words.len() >= HEAD, "it has {} words", words.len());
+        if words[0] == 0 {
+            return Ok(None);
+        }
+        let (count, next) = (words[1], words[2]);
+        let instance = Instance {
+            cpu_major: words[3] == 1,
+            cpus: words[4],
+            groups: words[5],
+            columns: words[6],
+            page: words[7],
+            pages: words[8],
+            grains: words[9],
+            grain: words[10],
+            stripe: words[11],
+            populated: words[12],
+            empty: words[13],
+            isolated_empty: words[14],
+            reserve: words[15],
+            allocated: words[16],
+            rows_bytes: words[17],
+            allocations: words[18],
+            rows: words[19],
+            owners: words[20],
+            chunks: words[21],
+        };
+        let Instance { page, pages, grains, grain, stripe, .. } = instance;
+        for size in [page, pages, grains, grain, stripe] {
+            ensure!((1..=MOST).contains(&size), "a size of {size}");
+        }
+        ensure!(grains * stripe == pages * page, "{grains} grains of {stripe} bytes in {pages} pages of {page}");
+        let maps = [pages, grains].map(|bits| bits.div_ceil(64) as usize);
+        let size = CHUNK + maps[0] + maps[1];
+        let body = words[HEAD..].get(..(count as usize).saturating_mul(size));
+        let body = body.with_context(|| format!("{count} chunks in it"))?;
+        chunks.extend(body.chunks_exact(size).map(|words| read_chunk(&instance, words, maps[0])));
+        Ok(Some((instance, u32::try_from(next).ok())))
+    }
+
+    /// As the kernel lists them: by slots, then those that are set aside, wholly free, and on their way out.
+    fn sort(&mut self) {
+        self.chunks.sort_by_key(|chunk| (chunk.list, chunk.number));
+    }
+
+    fn json(&self) -> Value {
+        let of = &self.instance;
+        let chunk = |chunk: &Chunk| {
+            json!({
+                "chunk": chunk.number, "list": chunk.list(), "isolated": chunk.isolated,
+                "populated": chunk.populated, "empty": chunk.empty, "allocations": chunk.allocations,
+                "taken_bytes": chunk.taken, "free_bytes": chunk.free(of), "longest_bytes": chunk.longest,
+                "fragments": chunk.fragments,
+                "fragmentation_percent": rounded(chunk.fragmentation(of)),
+                "map": chunk.runs(),
+            })
+        };
+        json!({
+            "layout": if of.cpu_major { "cpu-major" } else { "rows" }, "cpus": of.cpus, "groups": of.groups,
+            "columns": of.columns, "page_bytes": of.page, "chunk_pages": of.pages,
+            "chunk_bytes": of.grains * of.grain, "populated": of.populated, "empty": of.empty,
+            "isolated_empty": of.isolated_empty, "reserve": of.reserve, "allocated_bytes": of.allocated,
+            "row_bytes": of.rows_bytes, "allocations": of.allocations, "rows": of.rows, "owners": of.owners,
+            "chunks": self.chunks.iter().map(chunk).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> Chunk {
+    let (head, maps) = words.split_at(CHUNK);
+    let (populated, taken) = maps.split_at(map_words);
+    let bit = |words: &[u64], at: u64| words[at as usize / 64] >> (at % 64) & 1 == 1;
+    let mut map: Vec<Page> =
+        (0..instance.pages).map(|page| if bit(populated, page) { Page::Empty } else { Page::Missing }).collect();
+    let mut fragments = 0;
+    for grain in 0..instance.grains {
+        if bit(taken, grain) {
+            let pages =
+                grain * instance.stripe / instance.page..((grain + 1) * instance.stripe).div_ceil(instance.page);
+            for page in pages {
+                // A page that is being populated for a row is not there yet.
+                let page = &mut map[page as usize];
+                if *page == Page::Empty {
+                    *page = Page::Used;
+                }
+            }
+        } else {
+            fragments += u64::from(grain == 0 || bit(taken, grain - 1));
+        }
+    }
+    Chunk {
+        number: head[0],
+        list: head[1],
+        isolated: head[2] != 0,
+        taken: head[3],
+        longest: head[4],
+        populated: head[5],
+        empty: head[6],
+        allocations: head[7],
+        fragments,
+        map,
+    }
+}
+
+/// Shows a process's chunks, and writes the page if one is wanted.
+pub(crate) fn show(process: &Process, json: bool, html: Option<&Path>) -> Result<ExitCode> {
+    let mut seen = None;
+    for page in process.pages()? {
+        seen = seen.or(Seen::ask(process, &page)?);
+    }
+    if let Some(seen) = &mut seen {
+        seen.sort();
+    }
+    if let (Some(path), Some(seen)) = (html, &seen) {
+        fs::write(path, html::page(process, seen)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if json {
+        let percpu = seen.as_ref().map(Seen::json);
+        println!("{}", json!({"pid": process.pid, "name": process.name, "percpu": percpu}));
+    } else if let Some(seen) = &seen {
+        print!("{}", text::report(process, seen, &text::Look::here()));
+    } else {
+        println!("Process {} ({}) has no per-CPU data.", process.pid, process.name.escape_debug());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU64;
+    use neap_base::virtual_platform::Virtual;
+    use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
+
+    fn report(data: Option<&PerCpuData>, from: u32) -> Vec<u64> {
+        let words: Vec<AtomicU64> = (0..8192).map(|_| AtomicU64::new(0)).collect();
+        neap::chunk_report::write(data, from, &words);
+        words.into_iter().map(AtomicU64::into_inner).collect()
+    }
+
+    /// An instance in which chunks are on every list.
+    pub(super) fn seen(layout: Layout, cpus: usize) -> Seen {
+        let machine = Virtual::new(4096, cpus);
+        let shape = Shape { layout, span: 16 << 20, ..Shape::usual(cpus) };
+        let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
+        let make = |size: usize| data.allocate(&machine, data.open_owner().unwrap(), size, 8, Wait::Long).unwrap();
+        let mut handles: Vec<_> = (0..600).map(|at| (at, make(if at % 7 == 0 { 600 } else { 1400 }))).collect();
+        let mut free = |goes: &dyn Fn(usize) -> bool| {
+            handles.retain(|&(at, handle)| {
+                if goes(at) {
+                    // SAFETY: nobody uses it.
+                    unsafe { data.free(handle) }.unwrap();
+                }
+                !goes(at)
+            });
+        };
+        free(&|at| (150..300).contains(&at) && at % 50 != 0);
+        data.tick(&machine);
+        free(&|at| (400..450).contains(&at) && at % 25 != 0);
+        data.allocate(&machine, Owner::NOBODY, 30_000, 8, Wait::Long).unwrap();
+        let mut chunks = Vec::new();
+        let (instance, next) = Seen::read(&report(Some(&data), 0), &mut chunks).unwrap().unwrap();
+        assert_eq!(next, None);
+        let statistics = data.statistics();
+        assert_eq!(chunks.len(), statistics.chunks);
+        let pages = |page| chunks.iter().flat_map(|chunk| &chunk.map).filter(|&&each| each == page).count();
+        let groups = instance.groups as usize;
+        assert_eq!(pages(Page::Empty) * groups, statistics.empty + statistics.isolated_empty);
+        assert_eq!((pages(Page::Empty) + pages(Page::Used)) * groups, statistics.populated);
+        for chunk in &chunks {
+            let of = |page| chunk.map.iter().filter(|&&each| each == page).count() as u64;
+            assert_eq!((of(Page::Empty), of(Page::Empty) + of(Page::Used)), (chunk.empty, chunk.populated));
+            assert!(chunk.fragments > 0 || chunk.longest == 0);
+        }
+        // SAFETY: nobody uses it any more.
+        unsafe { data.close(&machine) };
+        let mut seen = Seen { instance, chunks };
+        seen.sort();
+        seen
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_meant() {
+        for (layout, cpus) in [(Layout::Rows, 2), (Layout::Rows, 24), (Layout::CpuMajor, 3)] {
+            let seen = seen(layout, cpus);
+            let on = |list: &dyn Fn(u64) -> bool| seen.chunks.iter().filter(|chunk| list(chunk.list)).count();
+            assert!(on(&|list| list < SIDELINED) > 0 && on(&|list| list >= SIDELINED) > 0, "{layout:?}");
+            let object = seen.json();
+            assert_eq!(object["cpus"], cpus);
+            let first = &object["chunks"][0];
+            let map = first["map"].as_str().unwrap();
+            let pages: u64 = map.split(['u', 'e', '-']).filter_map(|count| count.parse::<u64>().ok()).sum();
+            assert_eq!(pages, seen.instance.pages, "{map}");
+            assert!(first["fragmentation_percent"].as_f64().is_some_and(|percent| (0.0..=100.0).contains(&percent)));
+        }
+        assert!(Seen::read(&report(None, 0), &mut Vec::new()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_report_that_makes_no_sense_is_refused() {
+        let machine = Virtual::new(4096, 2);
+        let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+        data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long).unwrap();
+        let good = report(Some(&data), 0);
+        assert!(Seen::read(&good, &mut Vec::new()).is_ok());
+        for (at, word) in [(1, 1000), (1, u64::MAX), (7, 0), (8, 33), (9, u64::MAX), (11, 0), (8, 1 << 40)] {
+            let mut bad = good.clone();
+            bad[at] = word;
+            assert!(Seen::read(&bad, &mut Vec::new()).is_err(), "word {at} is {word}");
+        }
+        assert!(Seen::read(&good[..HEAD - 1], &mut Vec::new()).is_err());
+        // Numbers that say nothing of sizes are shown as they are.
+        let mut odd = good.clone();
+        for at in (3..7).chain(12..HEAD).chain(HEAD..HEAD + CHUNK) {
+            odd[at] = u64::MAX;
+        }
+        let mut chunks = Vec::new();
+        let (instance, _) = Seen::read(&odd, &mut chunks).unwrap().unwrap();
+        let seen = Seen { instance, chunks };
+        let process = crate::published::tests::nobody();
+        assert!(seen.json()["chunks"].is_array());
+        assert!(!text::report(&process, &seen, &text::Look::PLAIN).is_empty());
+        assert!(!html::page(&process, &seen).is_empty());
+        // SAFETY: nobody uses it any more.
+        unsafe { data.close(&machine) };
+    }
+}

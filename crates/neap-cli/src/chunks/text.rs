@@ -1,0 +1,214 @@
+//! Chunks of per-CPU data as a table and as a picture, in a terminal.
+//!
+//! Sits between what was read and standard output. A line for each chunk, of at most as many cells as fit, each for one page or
+//! for as many as it takes. In block characters where the locale has them, in colours where standard output is a terminal that
+//! nobody wants without (`NO_COLOR`).
+
+use core::fmt::Write;
+use std::io::IsTerminal;
+
+use super::{Instance, Page, Seen};
+use crate::published::Process;
+use crate::report::{number, table};
+
+/// Cells of a line, at most.
+const CELLS: usize = 64;
+
+/// How pictures look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    blocks: bool,
+    colours: bool,
+}
+
+impl Look {
+    #[cfg(test)]
+    pub(super) const PLAIN: Look = Look { blocks: false, colours: false };
+
+    /// What suits standard output.
+    pub(super) fn here() -> Look {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_uppercase();
+        let dumb = std::env::var("TERM").is_ok_and(|terminal| terminal == "dumb");
+        Look {
+            blocks: locale.contains("UTF-8") || locale.contains("UTF8"),
+            colours: std::io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb,
+        }
+    }
+}
+
+/// What is in the pages of a cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cell {
+    Used,
+    /// Used pages, and others.
+    Partly,
+    Empty,
+    Missing,
+}
+
+impl Cell {
+    fn of(pages: &[Page]) -> Cell {
+        let has = |page| pages.contains(&page);
+        match (has(Page::Used), has(Page::Empty), has(Page::Missing)) {
+            (true, false, false) => Cell::Used,
+            (true, ..) => Cell::Partly,
+            (false, true, _) => Cell::Empty,
+            (false, false, _) => Cell::Missing,
+        }
+    }
+
+    fn letter(self, look: &Look) -> char {
+        let (block, plain) = match self {
+            Cell::Used => ('█', '#'),
+            Cell::Partly => ('▓', '+'),
+            Cell::Empty => ('░', 'o'),
+            Cell::Missing => ('·', '.'),
+        };
+        if look.blocks { block } else { plain }
+    }
+
+    /// Blue, yellow and grey: told from each other by everybody.
+    fn colour(self) -> &'static str {
+        match self {
+            Cell::Used | Cell::Partly => "\x1b[34m",
+            Cell::Empty => "\x1b[33m",
+            Cell::Missing => "\x1b[90m",
+        }
+    }
+}
+
+/// A map in cells of `each` pages.
+fn picture(map: &[Page], each: usize, look: &Look) -> String {
+    let cells: Vec<Cell> = map.chunks(each).map(Cell::of).collect();
+    let run = |run: &[Cell]| {
+        let letters: String = run.iter().map(|cell| cell.letter(look)).collect();
+        if look.colours { format!("{}{letters}\x1b[0m", run[0].colour()) } else { letters }
+    };
+    cells.chunk_by(|a, b| a == b).map(run).collect()
+}
+
+/// All there is to say.
+pub(super) fn report(process: &Process, seen: &Seen, look: &Look) -> String {
+    let of = &seen.instance;
+    let mut text = format!(
+        "Process {} ({}): per-CPU data of {} CPUs, {}\n{}\n",
+        process.pid,
+        process.name.escape_debug(),
+        of.cpus,
+        if of.cpu_major { "CPU by CPU" } else { "in rows" },
+        summary(of)
+    );
+    let row = |chunk: &super::Chunk| {
+        let bytes = [chunk.longest, chunk.free(of)].map(|bytes| bytes.to_string());
+        let [longest, free] = bytes;
+        let fragmentation = number(chunk.fragmentation(of), 1);
+        let counts = [chunk.populated, chunk.empty, chunk.allocations].map(|count| count.to_string());
+        let [populated, empty, allocations] = counts;
+        let fragments = chunk.fragments.to_string();
+        vec![
+            chunk.number.to_string(),
+            chunk.list(),
+            populated,
+            empty,
+            allocations,
+            free,
+            longest,
+            fragments,
+            fragmentation,
+        ]
+    };
+    let rows: Vec<Vec<String>> = seen.chunks.iter().map(row).collect();
+    if rows.is_empty() {
+        return text + "It has no chunk.\n";
+    }
+    let header =
+        ["chunk", "list", "populated", "empty", "allocations", "free B", "longest run B", "free runs", "fragmented %"];
+    text += &table(&header, &rows);
+    let each = (of.pages as usize).div_ceil(CELLS).max(1);
+    let example = |cell: Cell| {
+        let letter = cell.letter(look);
+        if look.colours { format!("{}{letter}\x1b[0m", cell.colour()) } else { letter.to_string() }
+    };
+    let partly = if each == 1 { String::new() } else { format!(", {} partly used", example(Cell::Partly)) };
+    // Writing into a string does not fail.
+    let _ = writeln!(
+        text,
+        "\nPages of each chunk, {each} a cell: {} used{partly}, {} empty, {} not populated",
+        example(Cell::Used),
+        example(Cell::Empty),
+        example(Cell::Missing)
+    );
+    let width = seen.chunks.iter().map(|chunk| chunk.number.to_string().len()).max().unwrap_or(0);
+    let lists = seen.chunks.iter().map(|chunk| chunk.list().len()).max().unwrap_or(0);
+    for chunk in &seen.chunks {
+        let _ = writeln!(text, "{:>width$} {:lists$} {}", chunk.number, chunk.list(), picture(&chunk.map, each, look));
+    }
+    text
+}
+
+/// The instance in two lines.
+pub(super) fn summary(of: &Instance) -> String {
+    let kib = |pages: u64| number(pages.saturating_mul(of.page) as f64 / 1024.0, 0);
+    format!(
+        "Populated: {} pages of {} B ({} KiB), {} of them empty (the reserve is {}) and {} on their way out\n\
+         Allocated: {} KiB in {} allocations, {} rows ({} KiB) of {} owners; {} chunks of {} pages{}\n",
+        of.populated,
+        of.page,
+        kib(of.populated),
+        of.empty,
+        of.reserve,
+        of.isolated_empty,
+        number(of.allocated as f64 / 1024.0, 0),
+        of.allocations,
+        of.rows,
+        number(of.rows_bytes as f64 / 1024.0, 0),
+        of.owners,
+        of.chunks,
+        of.pages,
+        if of.groups > 1 { format!(" in each of {} groups", of.groups) } else { String::new() },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::seen;
+    use super::*;
+    use neap_percpu::Layout;
+
+    #[test]
+    fn a_cell_says_what_all_its_pages_are() {
+        use Page::{Empty, Missing, Used};
+        let cases = [
+            (&[Used, Used][..], Cell::Used),
+            (&[Used, Empty], Cell::Partly),
+            (&[Missing, Used], Cell::Partly),
+            (&[Empty, Missing], Cell::Empty),
+            (&[Missing], Cell::Missing),
+        ];
+        cases.iter().for_each(|(pages, cell)| assert_eq!(Cell::of(pages), *cell, "{pages:?}"));
+        let map = [Used, Used, Empty, Missing, Missing];
+        let coloured = Look { blocks: true, colours: true };
+        assert_eq!(picture(&map, 1, &Look::PLAIN), "##o..");
+        assert_eq!(picture(&map, 2, &Look::PLAIN), "#o.");
+        assert_eq!(picture(&map, 3, &coloured), "\x1b[34m▓\x1b[0m\x1b[90m·\x1b[0m");
+    }
+
+    #[test]
+    fn a_report_has_a_row_and_a_line_for_every_chunk() {
+        let process = crate::published::tests::nobody();
+        for cpus in [2, 24] {
+            let seen = seen(Layout::Rows, cpus);
+            let text = report(&process, &seen, &Look::PLAIN);
+            let pictures: Vec<&str> = text.lines().filter(|line| line.ends_with(['#', '+', 'o', '.'])).collect();
+            assert_eq!(pictures.len(), seen.chunks.len(), "{text}");
+            let rows = text.lines().filter(|line| line.starts_with("| ")).count();
+            assert_eq!(rows, seen.chunks.len() + 2, "{text}");
+            let cells = pictures[0].rsplit(' ').next().unwrap().len();
+            assert_eq!(cells, (seen.instance.pages as usize).div_ceil(if cpus == 2 { 1 } else { 6 }));
+            assert!(text.contains("slot ") && text.contains("sidelined"), "{text}");
+            assert_eq!(text.contains("partly used"), cpus > 2, "{text}");
+            assert!(!text.chars().any(|each| each.is_control() && each != '\n') && text.is_ascii());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `neap stat --percpu` on real processes: one with per-CPU data that comes and goes, and one without.
+//!
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use running::{Program, neap, object, until};
+use serde_json::Value;
+
+fn look(pid: u32) -> Value {
+    object("stat", pid, &["--percpu"]).unwrap()["percpu"].take()
+}
+
+fn number(object: &Value, key: &str) -> u64 {
+    object[key].as_u64().unwrap_or_else(|| panic!("{key} in {object}"))
+}
+
+/// Pages of a kind in a chunk's map.
+fn pages(chunk: &Value, kind: char) -> u64 {
+    let runs = chunk["map"].as_str().unwrap().split_inclusive(char::is_alphabetic);
+    runs.flat_map(|runs| runs.split_inclusive('-')).filter_map(|run| run.strip_suffix(kind)?.parse::<u64>().ok()).sum()
+}
+
+fn sum(percpu: &Value, of: impl Fn(&Value) -> u64) -> u64 {
+    percpu["chunks"].as_array().unwrap().iter().map(of).sum()
+}
+
+#[test]
+fn chunks_are_seen_with_their_lists_and_maps_before_and_after_owners_go() {
+    let mut program = Program::start_alone("percpu", "interval:10");
+    program.hear("ready");
+    let pid = program.id();
+    let full = look(pid);
+    assert_eq!((number(&full, "owners"), number(&full, "allocations")), (500, 1000));
+    assert_eq!(sum(&full, |chunk| number(chunk, "allocations")), 1000);
+    let groups = number(&full, "groups");
+    assert!(number(&full, "allocated_bytes") >= 500 * 2008 * number(&full, "cpus"));
+    for chunk in full["chunks"].as_array().unwrap() {
+        let [used, empty, missing] = ['u', 'e', '-'].map(|kind| pages(chunk, kind));
+        assert_eq!((used + empty, empty), (number(chunk, "populated"), number(chunk, "empty")), "{chunk}");
+        assert_eq!(used + empty + missing, number(&full, "chunk_pages"), "{chunk}");
+    }
+    program.go_on();
+    program.hear("closed");
+    let few = until("pages that went back", || {
+        let few = look(pid);
+        let back = 4 * number(&few, "populated") < number(&full, "populated");
+        (back && few["chunks"].as_array().unwrap().iter().all(|chunk| chunk["list"] != "to depopulate")).then_some(few)
+    });
+    assert_eq!((number(&few, "owners"), number(&few, "allocations")), (10, 20));
+    assert!(object("stat", pid, &[]).unwrap()["per_cpu"]["used"].as_u64().unwrap() > 0);
+    assert_eq!(sum(&few, |chunk| number(chunk, "populated")) * groups, number(&few, "populated"));
+    // The report for people, and the page.
+    let folder = std::env::temp_dir().join(format!("neap-chunks-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("chunks.html");
+    let report = neap("stat", pid, &["--percpu", "--html", file.to_str().unwrap()]);
+    let text = String::from_utf8(report.stdout).unwrap();
+    assert!(report.status.success() && text.starts_with(&format!("Process {pid} (")), "{text}");
+    let rows = text.lines().filter(|line| line.starts_with("| ")).count();
+    assert_eq!(rows, few["chunks"].as_array().unwrap().len() + 2, "{text}");
+    let page = fs::read_to_string(&file).unwrap();
+    assert!(page.contains(&format!("({pid})")) && page.contains("<svg class=map"), "{page}");
+    fs::remove_dir_all(folder).unwrap();
+    // What the reports took is given back: of the file, the page that numbers are in is left.
+    let descriptors = running::pages(pid);
+    assert_eq!(descriptors.len(), 1);
+    let blocks = fs::metadata(format!("/proc/{pid}/fd/{}", descriptors[0].0)).unwrap().blocks();
+    assert!(blocks * 512 <= 64 << 10, "{blocks} blocks");
+    assert_eq!(program.child.try_wait().unwrap(), None, "it lives on");
+}
+
+#[test]
+fn a_process_without_per_cpu_data_says_so_in_a_line() {
+    // Without a thread nobody would answer.
+    let mut program = Program::start("burst", "background:off", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    assert_eq!(look(pid), Value::Null);
+    let report = neap("stat", pid, &["--percpu"]);
+    let text = String::from_utf8(report.stdout).unwrap();
+    assert!(report.status.success() && text.lines().count() == 1, "{text}");
+    assert!(text.starts_with(&format!("Process {pid} (")) && text.ends_with(" has no per-CPU data.\n"), "{text}");
+    // Without --percpu there is nothing that a page could show.
+    assert!(!neap("stat", pid, &["--html", "x.html"]).status.success());
+}
