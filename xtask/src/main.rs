@@ -12,6 +12,7 @@ mod c_api;
 mod ci;
 mod install;
 mod installed;
+mod kernel_percpu;
 mod layout;
 mod models;
 mod peers;
@@ -39,6 +40,7 @@ usage: cargo xtask COMMAND [arguments]
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
+  kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
   ci                          everything that .ci/run runs
 ";
@@ -75,6 +77,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "c-api" => alone(c_api::check),
         "tidy" => alone(tidy::check),
         "peers" => peers::build(rest),
+        "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
         "ci" => alone(ci::ci),
         "help" | "--help" | "-h" => {
