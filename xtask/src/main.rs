@@ -14,6 +14,7 @@ mod install;
 mod installed;
 mod kernel_percpu;
 mod layout;
+mod librseq;
 mod models;
 mod peers;
 mod process;

@@ -14,6 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::layout;
+use crate::librseq;
 use crate::process::{capture, cargo, command, need, run};
 
 /// One allocator: the crate that carries its sources and how they become a library.
@@ -44,8 +45,8 @@ struct Job {
 
 /// Builds the peers named in `wanted`, or all of them.
 pub(crate) fn build(wanted: &[String]) -> Result<()> {
-    if let Some(unknown) = wanted.iter().find(|name| PEERS.iter().all(|peer| peer.name != **name)) {
-        let known: Vec<_> = PEERS.iter().map(|peer| peer.name).collect();
+    let known: Vec<_> = PEERS.iter().map(|peer| peer.name).chain([librseq::NAME]).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("no peer is called `{unknown}`; there are {}", known.join(", "));
     }
     need("g++", &["g++", "libc6-dev"])?;
@@ -76,6 +77,14 @@ pub(crate) fn build(wanted: &[String]) -> Result<()> {
         }
         if job.library.exists() {
             versions.push((peer.name.to_string(), (peer.version)(&job)?));
+        }
+    }
+    let chosen = wanted.is_empty() || wanted.iter().any(|name| name == librseq::NAME);
+    match librseq::build(&folder, chosen) {
+        Ok(version) => versions.extend(version.map(|version| (librseq::NAME.to_string(), version))),
+        Err(error) => {
+            println!("{}: FAILED: {error:#}", librseq::NAME);
+            failed.push(librseq::NAME);
         }
     }
     let lines: Vec<_> = versions.iter().map(|(name, version)| format!("  \"{name}\": \"{version}\"")).collect();

@@ -180,7 +180,7 @@ fn belongs(name: &str, kind: Kind, choice: Choice) -> bool {
 }
 
 /// The library called `file`: neap's own, a peer's, or none for the C library.
-fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
+pub(crate) fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
     let path = match file {
         "" => return Ok(None),
         "neap" => library::find(executable)?,

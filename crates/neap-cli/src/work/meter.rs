@@ -131,6 +131,23 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     Ok(())
 }
 
+/// Nanoseconds of one `pair`: the median of many short parts, so that who is preempted for a moment is not measured.
+pub(crate) fn median_of_pairs(mut pair: impl FnMut() -> Result<()>) -> Result<f64> {
+    const PARTS: usize = 500;
+    const PAIRS: u32 = 200;
+    let mut parts = [0.0; PARTS];
+    // The first time is to warm up.
+    for part in [0; PARTS].into_iter().chain(0..PARTS) {
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            pair()?;
+        }
+        parts[part] = start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS);
+    }
+    parts.sort_unstable_by(f64::total_cmp);
+    Ok(parts[PARTS / 2])
+}
+
 /// Keeps this thread on the last CPU it may use.
 pub(super) fn pin() -> Result<()> {
     pin_to(*cpus()?.last().context("this thread may run on no CPU")?)

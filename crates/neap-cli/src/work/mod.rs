@@ -11,6 +11,7 @@ pub(crate) mod meter;
 mod page;
 mod page_lists;
 mod pair;
+mod pool;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -51,6 +52,8 @@ enum Workload {
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
     FirstTouch(page_lists::TouchOptions),
+    /// librseq's memory pool
+    Pool(pool::Options),
 }
 
 /// What one run of a workload or program cost. Fields that a workload does not measure are left out of the JSON.
@@ -123,6 +126,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
         Workload::PageFault(options) => page_lists::page_fault(options)?,
         Workload::FirstTouch(options) => page_lists::first_touch(options)?,
+        Workload::Pool(options) => pool::run(options)?,
     };
     outcome.malloc_from = malloc_origin();
     println!("{}", serde_json::to_string(&outcome)?);

@@ -8,9 +8,12 @@
 //! 8 bytes each, over the cache lines that they need), `returned_ms` (from the last free until the last page was gone),
 //! `left_kib` (populated in the end, less what was before), and at the number of CPUs of the machine `alloc_free_ns` and `alloc_free_shared_ns`, and
 //! `cycle_ns_first` and `cycle_ns_last`: the first thousand and the last of 11 000 owners that are made and deleted one by one. After each
-//! step what is populated is compared with what the kernel says is resident. Without `--cpus` and `--page` all
+//! step what is populated is compared with what the kernel says is resident. librseq's memory pool is measured beside at the machine's
+//! number of CPUs, where it was built: `librseq_alloc_free_ns`, `alloc_free_ratio_librseq` (neap over librseq, in rounds by turns) and
+//! `librseq_return_ratio`. Without `--cpus` and `--page` all
 //! machines of the table; the figures of others than 2 CPUs with 4 KiB pages end in `_CPUS_KIB`.
 
+mod librseq;
 mod script;
 
 use core::hint::black_box;
@@ -25,7 +28,9 @@ use neap_percpu::{Layout, PerCpuData, Shape, Wait};
 use super::{Options, Session};
 use crate::report::{number, table};
 use crate::statistics::summary;
-use script::{Outcome, Random, SIZES};
+use crate::work::meter;
+use librseq::Librseq;
+use script::{Random, Run, SIZES};
 
 /// CPUs and bytes of a page.
 const MACHINES: [(usize, usize); 7] =
@@ -48,7 +53,7 @@ struct Line {
     machine: String,
     what: &'static str,
     layout: &'static str,
-    outcome: Outcome,
+    outcome: Run,
 }
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
@@ -65,15 +70,26 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         measure(&mut session, &linux, options, (cpus, page, owners), &suffix, &mut lines)?;
     }
     let cpus = linux.cpus();
-    for (name, shared) in [("alloc_free_ns", false), ("alloc_free_shared_ns", true)] {
-        let rounds: Vec<f64> = (0..options.rounds(30)).map(|_| pair(&linux, cpus, shared)).collect::<Result<_>>()?;
+    // As the peer's: on the last CPU.
+    meter::cpus()?.last().map_or(Ok(()), |&last| meter::pin_to(last))?;
+    let mut pool = Librseq::find(&mut session, cpus, owners);
+    let (mut own, mut shared) = (Vec::new(), Vec::new());
+    for _ in 0..options.rounds(30) {
+        own.push(pair(&linux, cpus, false)?);
+        shared.push(pair(&linux, cpus, true)?);
+        if let Some(pool) = &mut pool {
+            pool.round(&session)?;
+        }
+    }
+    let text = tables(&lines) + &pool.map_or(String::new(), |pool| pool.report(&mut session, &own));
+    for (name, rounds) in [("alloc_free_ns", own), ("alloc_free_shared_ns", shared)] {
         session.figure(name, summary(rounds).map(|summary| summary.median));
     }
     let (first, last): (Vec<f64>, Vec<f64>) =
         (0..options.rounds(30)).map(|_| cycles(&linux, cpus, owners)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
     session.figure("cycle_ns_first", summary(first).map(|summary| summary.median));
     session.figure("cycle_ns_last", summary(last).map(|summary| summary.median));
-    session.finish(options.json, &tables(&lines))
+    session.finish(options.json, &text)
 }
 
 /// All runs on one machine.
@@ -99,7 +115,7 @@ fn measure(
             continue;
         }
         let shape = Shape { layout, page, ..Shape::usual(cpus) };
-        let mut run = |what: &'static str, owners: &[Vec<usize>], goes: &[bool]| -> Result<Outcome> {
+        let mut run = |what: &'static str, owners: &[Vec<usize>], goes: &[bool]| -> Result<Run> {
             eprintln!("neap bench percpu: {cpus} CPUs, {} KiB pages, {name}, {what}", page >> 10);
             let outcome = script::run(linux, &shape, owners, goes)?;
             lines.push(Line { machine: format!("{cpus} x {} KiB", page >> 10), what, layout: name, outcome });
@@ -151,7 +167,6 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
 
 /// Nanoseconds of an allocation of 64 bytes and its free: in a row that comes and goes with it, or in one that is there.
 fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
-    const PAIRS: u32 = 50_000;
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
     let owner = data.open_owner().map_err(refused)?;
@@ -160,16 +175,12 @@ fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
         data.allocate(linux, owner, 8, 8, Wait::Long).map_err(refused)?;
     }
     let size = if shared { 32 } else { 64 };
-    let mut nanoseconds = 0.0;
-    for _warm in 0..2 {
-        let start = Instant::now();
-        for _ in 0..PAIRS {
-            let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
-            // SAFETY: nobody uses it.
-            unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
-        }
-        nanoseconds = start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS);
-    }
+    let nanoseconds = meter::median_of_pairs(|| {
+        let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
+        // SAFETY: nobody uses it.
+        unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
+        Ok(())
+    })?;
     // SAFETY: nobody uses anything in it.
     unsafe { data.close(linux) };
     Ok(nanoseconds)
@@ -209,7 +220,7 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
 
 fn tables(lines: &[Line]) -> String {
     let row = |line: &Line| {
-        let Outcome { before, full, few, after, waste, returned_ms, bound, .. } = line.outcome;
+        let Run { before, full, few, after, waste, returned_ms, bound, .. } = line.outcome;
         let mut cells = vec![format!("{} {} {}", line.machine, line.layout, line.what)];
         cells.extend([before, full, few, after].map(|kib| number(kib, 0)));
         cells.extend([(line.outcome.ratio(), 2), (bound, 2), (waste, 3), (returned_ms, 0)].map(|(n, d)| number(n, d)));

@@ -35,7 +35,7 @@ impl Random {
 
 /// What was populated, in KiB, and how long it took to go.
 #[derive(Clone, Copy)]
-pub(super) struct Outcome {
+pub(super) struct Run {
     pub(super) before: f64,
     pub(super) full: f64,
     pub(super) few: f64,
@@ -49,7 +49,7 @@ pub(super) struct Outcome {
     pub(super) bound: f64,
 }
 
-impl Outcome {
+impl Run {
     pub(super) fn ratio(&self) -> f64 {
         self.full / self.few
     }
@@ -137,7 +137,7 @@ fn resident_bytes(start: usize, length: usize) -> Result<usize> {
 }
 
 /// Runs the script: an owner for each list of sizes; first those go that `goes` names, then the others.
-pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Outcome> {
+pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Run> {
     let refused = |error| anyhow!("the allocator was refused memory: {error:?}");
     let data = PerCpuData::open(linux, shape, |_| 0, ()).map_err(refused)?;
     let over = AtomicBool::new(false);
@@ -161,7 +161,7 @@ pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[b
     outcome
 }
 
-fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) -> Result<Outcome> {
+fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) -> Result<Run> {
     let Stage { data, linux } = stage;
     stage.fill()?;
     let before = stage.checked()?;
@@ -188,7 +188,7 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     let ((few, first), (after, second)) = (close(true)?, close(false)?);
     let page = data.statistics().page;
     let sum = |each: fn(&Vec<usize>) -> usize| (owners.iter().map(each).sum::<usize>() * cpus) as f64 / 1024.0;
-    Ok(Outcome {
+    Ok(Run {
         before,
         full,
         few,

@@ -1,0 +1,165 @@
+//! librseq's memory pool: the time of an allocation and its free, and what comes back when ten of eleven owners go.
+//!
+//! Sits between `neap bench percpu` and the library, which is preloaded: it wants a place among the thread's variables that is given
+//! out when a process starts. A pool has items of one size, a power of two, so a set of pools is what has sizes.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::hint::black_box;
+use core::ptr::{null, null_mut};
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+
+use super::Outcome;
+use super::meter::{median_of_pairs, pin};
+use crate::process::rss_kib;
+
+/// Bytes from one CPU's copy to the next one's, as in its default.
+const STRIDE: usize = 1 << 16;
+/// Items from 8 bytes to 32 KiB.
+const SHIFTS: core::ops::RangeInclusive<u32> = 3..=15;
+/// What the time of a pair is told for, so that no part of a nanosecond is lost.
+const PAIRS: u64 = 1000;
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// CPUs that have copies
+    #[arg(long)]
+    cpus: usize,
+    /// Owners, of which one in so many as `--stays` says stays
+    #[arg(long)]
+    owners: usize,
+    #[arg(long)]
+    stays: usize,
+    /// Bytes of what an owner makes
+    #[arg(long, value_delimiter = ',')]
+    sizes: Vec<usize>,
+}
+
+/// Times pairs, and then plays the script: resident KiB before, with all owners, without those that go, and without any.
+pub(super) fn run(options: &Options) -> Result<Outcome> {
+    pin()?;
+    let library = Library::of_process()?;
+    let pools = Pools::new(&library, options.cpus)?;
+    let nanoseconds = median_of_pairs(|| {
+        pools.free(black_box(pools.allocate(64)?));
+        Ok(())
+    })?;
+    drop(pools);
+    let wall_ns = (nanoseconds * PAIRS as f64) as u64;
+    Ok(Outcome { operations: PAIRS, wall_ns, rss_kib: script(&library, options)?, ..Outcome::default() })
+}
+
+fn script(library: &Library, options: &Options) -> Result<Vec<u64>> {
+    let pools = Pools::new(library, options.cpus)?;
+    let mut items: Vec<Vec<*mut u8>> = vec![vec![null_mut(); options.sizes.len()]; options.owners];
+    let resident = || rss_kib(std::process::id());
+    let before = resident()?;
+    for items in &mut items {
+        for (item, &size) in items.iter_mut().zip(&options.sizes) {
+            *item = pools.allocate(size)?;
+            for cpu in 0..options.cpus {
+                // SAFETY: each CPU's copy is that long. Written, as neap's are: pages that were only read stand for nothing.
+                unsafe { item.add(cpu * STRIDE).write_bytes(1, size) };
+            }
+        }
+    }
+    let full = resident()?;
+    let mut close = |going: bool| {
+        let goes = |at: usize| !at.is_multiple_of(options.stays);
+        let closed = items.iter_mut().enumerate().filter(|(at, _)| goes(*at) == going);
+        closed.for_each(|(_, items)| items.drain(..).for_each(|item| pools.free(item)));
+        resident()
+    };
+    let (few, none) = (close(true)?, close(false)?);
+    Ok(vec![before, full, few, none])
+}
+
+/// What of the library is used.
+struct Library {
+    attr_create: unsafe extern "C" fn() -> *mut c_void,
+    attr_destroy: unsafe extern "C" fn(*mut c_void),
+    attr_set_percpu: unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int,
+    create: unsafe extern "C" fn(*const c_char, usize, *const c_void) -> *mut c_void,
+    set_create: unsafe extern "C" fn() -> *mut c_void,
+    set_add: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+    set_destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
+    allocate: unsafe extern "C" fn(*mut c_void, usize) -> *mut u8,
+    free: unsafe extern "C" fn(*mut u8, usize),
+}
+
+impl Library {
+    fn of_process() -> Result<Library> {
+        /// # Safety
+        /// The symbol, if it is there, is a function of that type.
+        unsafe fn symbol<T: Copy>(name: &CStr) -> Result<T> {
+            // SAFETY: the name is a string.
+            let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            ensure!(!address.is_null(), "nothing in this process is called {}", name.to_string_lossy());
+            // SAFETY: as the caller promises; a function is as large as a pointer.
+            Ok(unsafe { core::mem::transmute_copy(&address) })
+        }
+        // SAFETY: the types are those of the library's header, rseq/mempool.h.
+        unsafe {
+            Ok(Library {
+                attr_create: symbol(c"rseq_mempool_attr_create")?,
+                attr_destroy: symbol(c"rseq_mempool_attr_destroy")?,
+                attr_set_percpu: symbol(c"rseq_mempool_attr_set_percpu")?,
+                create: symbol(c"rseq_mempool_create")?,
+                set_create: symbol(c"rseq_mempool_set_create")?,
+                set_add: symbol(c"rseq_mempool_set_add_pool")?,
+                set_destroy: symbol(c"rseq_mempool_set_destroy")?,
+                allocate: symbol(c"rseq_mempool_set_percpu_zmalloc")?,
+                free: symbol(c"librseq_mempool_percpu_free")?,
+            })
+        }
+    }
+}
+
+/// A pool for each size, destroyed with this value.
+struct Pools<'a> {
+    library: &'a Library,
+    set: *mut c_void,
+}
+
+impl Pools<'_> {
+    fn new(library: &Library, cpus: usize) -> Result<Pools<'_>> {
+        // SAFETY: the library's calls as its header says; attributes are not needed when the pools are there.
+        unsafe {
+            let attributes = (library.attr_create)();
+            ensure!(!attributes.is_null(), "no attributes");
+            ensure!((library.attr_set_percpu)(attributes, STRIDE, cpus as c_int) == 0, "no pools for {cpus} CPUs");
+            let set = (library.set_create)();
+            ensure!(!set.is_null(), "no set of pools");
+            let pools = Pools { library, set };
+            for shift in SHIFTS {
+                let pool = (library.create)(null(), 1 << shift, attributes);
+                ensure!(!pool.is_null() && (library.set_add)(set, pool) == 0, "no pool for {} bytes", 1 << shift);
+            }
+            (library.attr_destroy)(attributes);
+            Ok(pools)
+        }
+    }
+
+    /// Zeroes for each CPU.
+    fn allocate(&self, size: usize) -> Result<*mut u8> {
+        // SAFETY: the set is there.
+        let item = unsafe { (self.library.allocate)(self.set, size) };
+        if item.is_null() {
+            bail!("{size} bytes were refused");
+        }
+        Ok(item)
+    }
+
+    fn free(&self, item: *mut u8) {
+        // SAFETY: allocated from this set, whose pools have this stride, and not used any more.
+        unsafe { (self.library.free)(item, STRIDE) };
+    }
+}
+
+impl Drop for Pools<'_> {
+    fn drop(&mut self) {
+        // SAFETY: nothing of it is used any more.
+        unsafe { (self.library.set_destroy)(self.set) };
+    }
+}
