@@ -188,11 +188,9 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
 /// As for [`pop`].
 #[inline(always)]
 pub unsafe fn push(table: &Table, place: usize, home: u32, value: *mut u8) -> Outcome {
-    let status: u32;
     // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
     unsafe {
         asm!(
-            "mov {status:e}, 1",
             sequence!(
                 look: "cmp {t:e}, {home:e}";
                 "lea {head}, [{t} + {place} * 8 + 24]",
@@ -200,21 +198,22 @@ pub unsafe fn push(table: &Table, place: usize, home: u32, value: *mut u8) -> Ou
                 "cmovne {t}, {head}",
                 "mov {head}, qword ptr [{t}]",
                 "cmp {head}, qword ptr [{t} + 16]",
-                "je 23f",
+                "je {full}",
                 "mov qword ptr [{head}], {value}",
                 "add {head}, 8",
                 "mov qword ptr [{t}], {head}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: "mov {status:e}, 2"
+                "22:";
+                abort: "jmp {aborted}"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
             regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
-            home = in(reg) home, value = in(reg) value, t = out(reg) _, head = out(reg) _, status = out(reg) status,
+            home = in(reg) home, value = in(reg) value, t = out(reg) _, head = out(reg) _,
+            full = label { return Outcome::Refused },
+            aborted = label { return Outcome::Aborted },
             options(nostack),
         );
     }
-    outcome(status)
+    Outcome::Committed
 }
 
 /// Takes the topmost `to.len()` pointers off this CPU's stack at `place`, in the order they lie there; all or none.
