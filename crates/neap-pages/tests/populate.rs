@@ -32,6 +32,27 @@ fn small_zones_and_other_pages_never_populate() {
 }
 
 #[test]
+fn what_lists_keep_does_not_make_a_zone_large() {
+    for cpus in [1, 2, 8] {
+        let machine = Virtual::new(4096, cpus);
+        let o = Opened::new(&machine, &huge()).unwrap();
+        // Pages in lists count as used, touched or not.
+        let listed = o.pages.statistics().list_highs;
+        assert!(listed > 100);
+        let mut used = 0;
+        while o.pages.statistics().populated == 0 {
+            used = o.pages.statistics().used;
+            o.pages.allocate_block(&machine, Order(0)).unwrap();
+        }
+        assert!(
+            (3072 + listed..3072 + listed + 512).contains(&used),
+            "{cpus} CPUs: at {used} used pages, {listed} listed"
+        );
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
 fn a_large_zone_populates_ahead_by_one_huge_page_at_most() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
