@@ -596,6 +596,40 @@ mod tests {
         assert!(answered > 1_000_000, "most adds are not interrupted");
     }
 
+    /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken.
+    #[test]
+    fn no_object_is_lost_between_threads() {
+        const CELLS: usize = 64;
+        let Some(offset) = registered_offset() else { return };
+        // A region: a word, the stack at `FULL` without room, the one behind it, and its cells.
+        let length = STACK + 3 + CELLS;
+        let mut memory = vec![0_usize; crate::topology::nameable() * length];
+        let mut regions: Vec<_> =
+            memory.chunks_mut(length).map(|region| AtomicPtr::new(region.as_mut_ptr().cast())).collect();
+        for region in memory.chunks_mut(length) {
+            let cells = region[STACK + 3..].as_ptr().expose_provenance();
+            region[STACK..STACK + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
+        }
+        let table = Table { offset: AtomicU32::new(offset as u32), regions: AtomicPtr::new(regions.as_mut_ptr()) };
+        let work = || {
+            let mut left = 0_isize;
+            for _ in 0..5_000_000 {
+                // SAFETY: the table has a region for each CPU; the stacks are changed by such calls alone.
+                unsafe {
+                    left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
+                    left -= isize::from(!pop(&table, STACK).is_null());
+                }
+            }
+            left
+        };
+        let left: isize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        let there = memory.chunks(length).map(|region| (region[STACK] - region[STACK + 1]) / size_of::<usize>());
+        assert_eq!(there.sum::<usize>() as isize, left);
+    }
+
     #[test]
     fn a_stack_refuses_beyond_its_capacity_which_only_grows() {
         let Some((table, mut region, _regions)) = table(0) else { return };
