@@ -1,8 +1,8 @@
 //! Linux as a memory allocator needs it, and nothing else.
 //!
 //! Sits between the kernel (and three symbols of the C library: `pthread_create`, `__rseq_offset`, `getauxval`) and
-//! everything above. Usable alone. It takes no lock, keeps no state, allocates nothing, and never writes `errno`: a
-//! failed call answers with an [`Errno`].
+//! everything above. Usable alone. It takes no lock, keeps no state but a word for each thread, allocates nothing,
+//! and never writes `errno`: a failed call answers with an [`Errno`].
 #![no_std]
 #![deny(missing_docs)]
 
@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod clock;
 pub mod cpuset;
+pub mod entered;
 pub mod environment;
 pub mod fence;
 pub mod file;
