@@ -359,6 +359,7 @@ fn an_allocation_about_to_fail_waits_for_pages_on_their_way() {
     all.iter().enumerate().filter(|(n, _)| n % 20 != 0).for_each(|(_, &address)| give(&o, &mut held, address));
     o.drain();
     tick(&o);
+    o.platform.really_sleeps.store(true, Relaxed);
     let (entered, inside) = std::sync::mpsc::channel();
     let (go_on, waited) = std::sync::mpsc::channel::<()>();
     *o.platform.on_release.lock().unwrap() = Some(Box::new(move || {

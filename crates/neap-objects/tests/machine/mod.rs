@@ -9,7 +9,7 @@
 mod random;
 
 use core::ops::Deref;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::platform::memory::Range;
@@ -43,6 +43,8 @@ pub(crate) struct Inner<P> {
     pub(crate) told: AtomicUsize,
     /// Turns given to others in waits.
     pub(crate) pauses: AtomicUsize,
+    /// Whether sleeps take real time as well: for waits that end because another thread of the test's comes by.
+    pub(crate) really_sleeps: AtomicBool,
     /// Called before a fence, with the table's entry replaced.
     pub(crate) on_fence: Hook,
     /// Called when fresh memory is about to be mapped.
@@ -63,6 +65,7 @@ impl<P> Shared<P> {
             shift: AtomicUsize::new(0),
             told: AtomicUsize::new(usize::MAX),
             pauses: AtomicUsize::new(0),
+            really_sleeps: AtomicBool::new(false),
             on_fence: Mutex::new(None),
             on_map_at: Mutex::new(None),
             on_release: Mutex::new(None),
@@ -164,5 +167,8 @@ impl<P: Platform + Send> Platform for Shared<P> {
 
     fn sleep(&self, nanoseconds: u64) {
         self.platform.sleep(nanoseconds);
+        if self.really_sleeps.load(Relaxed) {
+            std::thread::sleep(core::time::Duration::from_nanos(nanoseconds));
+        }
     }
 }
