@@ -1,11 +1,12 @@
 //! The frame table: sixteen bytes about every page, beside the memory and never in it.
 //!
 //! Sits between the arena, which maps it, and everybody who asks what a page is. A frame says what state its page is in,
-//! and carries two links and an owner for whoever has the page. All accesses are single relaxed atomics: who may write a
-//! frame follows from its state (the zone's lock for free blocks, a CPU's list lock for listed ones, the holder of the
-//! block for the rest), and a reader without a lock gets an answer that was true once. Takes no lock itself.
+//! and carries two links, or a word in their place, and an owner for whoever has the page. All accesses of this layer's
+//! are single relaxed atomics: who may write a frame follows from its state (the zone's lock for free blocks, a CPU's list
+//! lock for listed ones, the holder of the block for the rest), and a reader without a lock gets an answer that was true
+//! once. Takes no lock itself.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn};
 
 /// What a page is.
@@ -49,9 +50,10 @@ impl State {
 /// What is known about one page.
 ///
 /// While a block is handed out, `next`, `prev`, `spare` and (except for a run) `owner` of all its frames belong to
-/// whoever holds it.
+/// whoever holds it. The two links may be one [word](Frame::word) instead; that of every page of a slab, and of the first page
+/// of a run, is 0 at first.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(16))]
 pub struct Frame {
     next: AtomicU32,
     prev: AtomicU32,
@@ -131,6 +133,14 @@ impl Frame {
         self.prev.store(prev.0, Relaxed);
     }
 
+    /// What takes the place of both links while a page that was handed out has a use for it.
+    #[inline(always)]
+    pub fn word(&self) -> &AtomicU64 {
+        // SAFETY: the links are the first eight bytes of an aligned frame. Who has the page uses either them or the word, and
+        // a page changes hands under a lock, so the two are never used at once.
+        unsafe { &*core::ptr::from_ref(self).cast() }
+    }
+
     /// Sixteen bits for the holder of the page.
     #[inline]
     pub fn spare(&self) -> u16 {
@@ -170,6 +180,11 @@ impl Frames {
         self.pages.store(pages, Relaxed);
     }
 
+    /// The frame of page 0; that of every other follows.
+    pub fn first(&self) -> *const Frame {
+        self.start
+    }
+
     /// Frames there are.
     #[inline]
     pub fn pages(&self) -> u32 {
@@ -192,6 +207,7 @@ impl Frames {
         for page in pfn.0..pfn.0 + order.pages() {
             let frame = self.frame(Pfn(page));
             frame.set_owner(owner);
+            frame.word().store(0, Relaxed);
             frame.set_state(State::Slab);
         }
     }

@@ -1,0 +1,287 @@
+//! Who pays for an object: a word for each, in vectors beside the pages that need them.
+//!
+//! Sits between whoever charges for what is allocated, whose owners are numbers and no more here, and the state bytes,
+//! which say whether an object has one. A page of a slab gets a vector when the first object that starts there is to have
+//! an owner; where it lies, and how an object's place on the page leads to its entry, is in the page's frame. A vector is
+//! an object of neap's own, in no state, so that freeing it by hand is found out; it goes back when its slab has no other
+//! objects in use, and when its page is about to become a hole. What nobody pays for costs nothing here.
+//!
+//! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. A vector is installed by
+//! whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when nobody has one.
+
+use crate::hot::Hot;
+use crate::objects::Objects;
+use crate::size_class::{Class, GRAIN};
+use crate::slab::SlabId;
+use crate::state::{ACCOUNTED, CACHED};
+use core::ops::Range;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use neap_base::{Pfn, Platform};
+use neap_pages::State;
+
+/// What the [word](neap_pages::Frame::word) of a slab's page holds: where the page's vector is, and above the address a
+/// factor that leads from grains of the page to entries of the vector. All zeroes: no vector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Vector(u64);
+
+impl Vector {
+    /// Bits of an address of a program's.
+    const ADDRESS: u32 = 48;
+
+    /// A factor of 2^this leads from every grain to an entry of its own.
+    const SHIFT: u32 = 15;
+
+    /// Objects that start on one page are apart by as many grains as one has, so with such a factor, rounded up, by one
+    /// entry at least: no two have the same.
+    const fn factor(class: Class) -> usize {
+        (1_usize << Vector::SHIFT).div_ceil(class.size() / GRAIN)
+    }
+
+    pub(crate) const fn new(address: usize, class: Class) -> Vector {
+        Vector(address as u64 | (Vector::factor(class) as u64) << Vector::ADDRESS)
+    }
+
+    /// The class of vectors for pages of slabs of `class`.
+    pub(crate) fn class(class: Class, page_size: usize) -> Class {
+        let last = Vector::new(0, class).entry_of(page_size / GRAIN - 1);
+        Class::of_size((last + 1) * size_of::<u64>())
+    }
+
+    pub(crate) fn some(self) -> Option<Vector> {
+        (self.0 != 0).then_some(self)
+    }
+
+    pub(crate) const fn address(self) -> usize {
+        (self.0 << (u64::BITS - Vector::ADDRESS) >> (u64::BITS - Vector::ADDRESS)) as usize
+    }
+
+    /// The number of the entry of an object that starts at a grain of the page.
+    const fn entry_of(self, grain: usize) -> usize {
+        (grain * (self.0 >> Vector::ADDRESS) as usize) >> Vector::SHIFT
+    }
+
+    /// The entry of an object that starts at a grain of the page.
+    ///
+    /// # Safety
+    /// The vector is that of the page, and nobody gives it back meanwhile.
+    #[inline(always)]
+    unsafe fn entry<'a>(self, grain: usize) -> &'a AtomicU64 {
+        let entries = core::ptr::with_exposed_provenance::<AtomicU64>(self.address());
+        // SAFETY: the vector has an entry for every grain of the page.
+        unsafe { &*entries.add(self.entry_of(grain)) }
+    }
+}
+
+/// Vectors that belong to no page any more, linked through their first entries: the address of the first, or 0.
+#[derive(Default)]
+pub(crate) struct VectorList(u64);
+
+impl Hot {
+    /// The owner's entry of an object; `None`: its page has no vector.
+    ///
+    /// # Safety
+    /// Somebody has the object.
+    #[inline(always)]
+    unsafe fn owner_entry(&self, object: *const u8) -> Option<&AtomicU64> {
+        let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
+        // SAFETY: objects lie in the arena, where every page has a frame. Acquire pairs with the Release in `own_slowly`:
+        // what the vector's memory was before is over.
+        let vector = Vector(unsafe { &*frame }.word().load(Acquire)).some()?;
+        // SAFETY: a page that somebody has an object on keeps its vector.
+        Some(unsafe { vector.entry((object.addr() & self.page_mask.load(Relaxed)) / GRAIN) })
+    }
+
+    /// Says who pays for an object from now on, whoever it was before; `false`, and nothing has changed, where that takes
+    /// [`Objects::own_slowly`].
+    ///
+    /// # Safety
+    /// The object is one of `class` that the caller alone has, of the instance that this was opened for; `owner` is not 0.
+    #[inline(always)]
+    pub unsafe fn own(&self, class: Class, object: *mut u8, owner: u64) -> bool {
+        // SAFETY: as the caller promises.
+        let Some(entry) = (unsafe { self.owner_entry(object) }) else { return false };
+        entry.store(owner, Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { self.states().set(class.place(), object.addr() / GRAIN, ACCOUNTED) };
+        true
+    }
+
+    /// Who pays for an object; `None`: nobody does.
+    ///
+    /// # Safety
+    /// The object is one of `class` that the caller has, of the instance that this was opened for.
+    #[inline(always)]
+    pub unsafe fn payer(&self, class: Class, object: *const u8) -> Option<u64> {
+        // SAFETY: as the caller promises.
+        let accounted = unsafe { self.states().is(class.place(), object.addr() / GRAIN, ACCOUNTED) };
+        // SAFETY: as the caller promises.
+        if accounted { unsafe { self.owner_entry(object) }.map(|entry| entry.load(Relaxed)) } else { None }
+    }
+
+    /// The first half of a free of an object that somebody pays for: marks it as cached, and answers who paid. `None`, and
+    /// nothing has changed: the program has no such object. The second half is [`Hot::put`]; in between, the object is in
+    /// this thread's hands, and it is nobody's.
+    ///
+    /// # Safety
+    /// There is a slab of `class` at `object`, of the instance that this was opened for.
+    #[inline(always)]
+    pub unsafe fn take_back(&self, class: Class, object: *mut u8) -> Option<u64> {
+        // SAFETY: whoever passes an object that is free, by mistake, gets an entry that means nothing, which is not used.
+        let entry = unsafe { self.owner_entry(object) }?;
+        // SAFETY: as the caller promises.
+        let taken = unsafe { self.states().change(class.place(), object.addr() / GRAIN, ACCOUNTED, CACHED) };
+        taken.then(|| entry.load(Relaxed))
+    }
+}
+
+impl<P: Platform> Objects<P> {
+    /// As [`Hot::own`], and makes the page's vector if it has none; `false`, and nothing has changed, where there is no
+    /// memory for that.
+    ///
+    /// # Safety
+    /// As for [`Hot::own`]; `hot` was opened for this instance.
+    pub unsafe fn own_slowly(&self, hot: &Hot, class: Class, object: *mut u8, owner: u64) -> bool {
+        let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
+        if word.load(Relaxed) == 0 {
+            let vector_class = Vector::class(class, self.pages.page_size());
+            let Some(memory) = self.private_memory(hot, vector_class) else { return false };
+            let vector = Vector::new(memory.expose_provenance().get(), class);
+            // Release pairs with the Acquire in `owner_entry`.
+            match word.compare_exchange(0, vector.0, Release, Relaxed) {
+                Ok(_) => _ = self.vector_bytes.fetch_add(vector_class.size() as u64, Relaxed),
+                // Another thread has made one for another object of the page.
+                Err(_) => self.flush_private(vector_class, memory.as_ptr()),
+            }
+        }
+        // SAFETY: as the caller promises.
+        unsafe { hot.own(class, object, owner) }
+    }
+
+    /// Detaches the vectors of a slab that has no object but free ones and neap's own, or nothing is left to wait for: two
+    /// slabs may hold vectors for each other.
+    ///
+    /// # Safety
+    /// As for [`SlabTable::get`](crate::slab::SlabTable::get).
+    pub(crate) unsafe fn detach_unused(&self, slab: SlabId, vectors: &mut VectorList) {
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.slabs.get(slab) };
+        if slab.free + slab.private == slab.objects {
+            // SAFETY: the lock is held, so none of the free ones is handed out meanwhile.
+            unsafe { self.detach(slab.pfn.0..slab.pfn.0 + (1 << slab.order), vectors) };
+        }
+    }
+
+    /// Detaches the vectors of some pages of a slab.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the slab's class cache. No object that starts on these pages is anybody's but neap's own,
+    /// and none will be before the lock is dropped.
+    pub(crate) unsafe fn detach(&self, pages: Range<u32>, vectors: &mut VectorList) {
+        for page in pages {
+            let Some(vector) = self.vector(Pfn(page)) else { continue };
+            self.pages.frames().frame(Pfn(page)).word().store(0, Relaxed);
+            // SAFETY: nobody else has the vector now; every one has a first entry.
+            unsafe { vector.entry(0) }.store(vectors.0, Relaxed);
+            vectors.0 = vector.address() as u64;
+        }
+    }
+
+    /// Takes the memory of a vector off a list, and its class.
+    pub(crate) fn next_vector(&self, vectors: &mut VectorList) -> Option<(Class, *mut u8)> {
+        let vector = Vector(vectors.0).some()?;
+        // SAFETY: the list's vectors are this thread's alone.
+        vectors.0 = unsafe { vector.entry(0) }.load(Relaxed);
+        let memory = core::ptr::with_exposed_provenance_mut(vector.address());
+        let class = self.class_at(memory)?;
+        self.vector_bytes.fetch_sub(class.size() as u64, Relaxed);
+        Some((class, memory))
+    }
+
+    /// Bytes of all vectors.
+    pub fn vector_bytes(&self) -> u64 {
+        self.vector_bytes.load(Relaxed)
+    }
+
+    /// The vector of a slab's page.
+    pub(crate) fn vector(&self, page: Pfn) -> Option<Vector> {
+        // Acquire pairs with the Release in `own_slowly`.
+        Vector(self.pages.frames().frame(page).word().load(Acquire)).some()
+    }
+
+    /// What the entry of an object says that somebody pays for; 0 where its page has no vector.
+    pub(crate) fn owner_at(&self, object: usize) -> u64 {
+        let grain = (object & (self.pages.page_size() - 1)) / GRAIN;
+        // SAFETY: the object exists, so the page keeps its vector.
+        self.vector(self.pages.pfn(object)).map_or(0, |vector| unsafe { vector.entry(grain) }.load(Relaxed))
+    }
+
+    /// Calls `each` with the class of every object that somebody pays for, the object, and its owner; and with
+    /// [`Class::NONE`] for every such run of pages. Only while nobody else uses this.
+    pub fn each_accounted(&self, each: &mut dyn FnMut(Class, *mut u8, u64)) {
+        let frames = self.pages.frames();
+        for page in (0..frames.pages()).map(Pfn) {
+            let (frame, start) = (frames.frame(page), self.pages.address(page));
+            let word = frame.word().load(Relaxed);
+            match frame.state() {
+                State::Run if word != 0 => each(Class::NONE, core::ptr::with_exposed_provenance_mut(start), word),
+                State::Slab if word != 0 => self.each_accounted_on(page, each),
+                _ => {}
+            }
+        }
+    }
+
+    /// The same for the objects of a slab that start on one of its pages.
+    fn each_accounted_on(&self, page: Pfn, each: &mut dyn FnMut(Class, *mut u8, u64)) {
+        // SAFETY: the frame says that the slab exists; nobody else is here.
+        let slab = unsafe { self.slabs.get(SlabId(self.pages.frames().frame(page).owner())) };
+        let (size, start) = (slab.class.size(), self.pages.address(slab.pfn));
+        let offset = self.pages.address(page) - start;
+        let end = (offset + self.pages.page_size()).div_ceil(size).min(slab.objects as usize);
+        for object in (offset.div_ceil(size)..end).map(|number| start + number * size) {
+            // SAFETY: objects lie in the arena.
+            if unsafe { self.states.is(slab.class.place(), object / GRAIN, ACCOUNTED) } {
+                each(slab.class, core::ptr::with_exposed_provenance_mut(object), self.owner_at(object));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn objects_that_start_on_one_page_have_entries_of_their_own_within_the_vector() {
+        for page_size in [4096, 16384, 65536] {
+            for class in Class::all() {
+                let (vector, shape) = (Vector::new(0, class), class.slab_shape(page_size));
+                let entries = Vector::class(class, page_size).size() / size_of::<u64>();
+                let starts = (0..shape.objects as usize).map(|object| object * class.size());
+                let mut seen = BTreeSet::new();
+                for start in starts {
+                    let entry = vector.entry_of(start % page_size / GRAIN);
+                    assert!(entry < entries, "{class:?} on {page_size}: {entry} of {entries}");
+                    assert!(seen.insert((start / page_size, entry)), "{class:?} on {page_size}: {entry} twice");
+                }
+                // No more entries than objects may start on a page: 8 bytes for each.
+                let most = page_size.div_ceil(class.size());
+                assert_eq!(vector.entry_of(page_size / GRAIN - 1) + 1, most, "{class:?} on {page_size}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_word_keeps_address_and_factor_apart() {
+        for class in Class::all() {
+            for address in [16, 0x7fff_ffff_fff0, 0x5555_5555_5550] {
+                let vector = Vector::new(address, class);
+                assert_eq!((vector.address(), vector.some()), (address, Some(vector)), "{class:?}");
+                assert_eq!(vector.entry_of(0), 0);
+            }
+        }
+        assert_eq!(Vector(0).some(), None);
+        assert_eq!(Vector::new(0, Class(1)).entry_of(4095), 4095, "every grain");
+    }
+}

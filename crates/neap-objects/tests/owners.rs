@@ -1,0 +1,373 @@
+//! Owners of objects.
+//!
+//! Goal: who pays for an object is who was said to last, from any thread and CPU, whatever becomes of its neighbours; an
+//! object that nobody pays for is as before; vectors are there where they are needed and nowhere else, and all gone when
+//! everything is free, also where slabs hold vectors for each other; what has gone wrong with memory for a vector has
+//! changed nothing. Method: virtual machines of every page size against a model, real threads on real sequences, and the
+//! proof after everything.
+
+mod instance;
+mod machine;
+
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use instance::{CONFIG, Opened, machine, rseq};
+use machine::{Random, Shared, number, seed};
+use neap_base::Platform;
+use neap_base::virtual_platform::{Call, Virtual};
+use neap_objects::hot::Freed;
+use neap_objects::objects::Config;
+use neap_objects::size_class::Class;
+use std::collections::BTreeMap;
+use std::sync::{Barrier, mpsc};
+
+type Instance = Opened<Shared<Virtual>>;
+
+/// Objects that are held: address to class and owner, 0 for none.
+type Held = BTreeMap<usize, (Class, u64)>;
+
+fn pointer(address: usize) -> *mut u8 {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// Says who pays, the way a program's allocation does; `false` where there is no memory for that.
+fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
+    // SAFETY: the objects are the test's, of this instance.
+    unsafe { o.hot.own(class, object, owner) || o.own_slowly(&o.hot, class, object, owner) }
+}
+
+fn payer<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> Option<u64> {
+    // SAFETY: the objects are the test's, of this instance.
+    unsafe { o.hot.payer(class, object) }
+}
+
+/// Gives an object back the way a program's free does, and answers who paid.
+fn give<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> u64 {
+    let paid = payer(o, class, object).unwrap_or(0);
+    assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, paid != 0), "{object:p}");
+    o.give(class, object);
+    paid
+}
+
+/// What is held, and no more, has the owners that it is said to have.
+fn check(o: &Instance, held: &Held) {
+    let mut seen = BTreeMap::new();
+    o.each_accounted(&mut |class, object, owner| {
+        assert!(seen.insert(object.addr(), (class, owner)).is_none(), "{object:p} twice");
+    });
+    let owned: Held = held.iter().filter(|(_, (_, owner))| *owner != 0).map(|(at, what)| (*at, *what)).collect();
+    assert_eq!(seen, owned);
+    let census = o.prove();
+    assert_eq!((census.allocated, census.accounted), (held.len() as u64, owned.len() as u64));
+}
+
+/// Gives everything back: then there is no vector, and no slab.
+fn end(o: &Instance, held: Held) {
+    held.into_iter().for_each(|(address, (class, owner))| assert_eq!(give(o, class, pointer(address)), owner));
+    check(o, &Held::new());
+    o.drain();
+    let census = o.prove();
+    assert_eq!((census.vectors, o.vector_bytes(), census.slabs), (0, 0, 0), "{census:?}");
+}
+
+/// Pages on which objects start whose owners are `wanted`.
+fn pages(held: &Held, wanted: impl Fn(u64) -> bool) -> usize {
+    let mut pages: Vec<usize> = held.iter().filter(|(_, of)| wanted(of.1)).map(|(address, _)| address / 4096).collect();
+    pages.dedup();
+    pages.len()
+}
+
+/// So many vectors of so many bytes are all that there are.
+fn bytes(o: &Instance, vectors: usize, of: usize) {
+    assert_eq!(o.vector_bytes(), (vectors * Class::of_size(of).size()) as u64);
+}
+
+#[test]
+fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
+    let mut random = Random(seed());
+    let steps = number("NEAP_STEPS", 6000);
+    for page_size in [4096, 16_384, 65_536] {
+        let o = Opened::new(Shared::new(Virtual::new(page_size, 3).with_scarce_address_space()), &CONFIG).unwrap();
+        let mut held = Held::new();
+        // Classes whose vectors are of the same classes as well, so that slabs hold vectors for each other.
+        let sizes = [16, 24, 32, 48, 80, 112, 512, 704, 1024, 1280, 2048, 3000, 4096, 9000, 20_000, 32_768];
+        for step in 0..steps {
+            Virtual::run_on(random.below(3));
+            let any = |held: &Held, random: &mut Random| {
+                let address = *held.keys().nth(random.below(held.len())).unwrap();
+                (address, held[&address])
+            };
+            match random.below(if held.len() < 1500 { 100 } else { 200 }) {
+                0..50 => {
+                    let class = Class::of_size(sizes[random.below(sizes.len())]);
+                    for _ in 0..=random.below(8) {
+                        let object = o.take(class).expect("there is memory");
+                        let owner = if random.below(3) == 0 { 0 } else { random.next() | 1 };
+                        assert!(owner == 0 || own(&o, class, object, owner));
+                        assert!(held.insert(object.addr(), (class, owner)).is_none());
+                    }
+                }
+                50..60 if !held.is_empty() => {
+                    // Another one pays, or the first.
+                    let (address, (class, _)) = any(&held, &mut random);
+                    let owner = random.next() | 1;
+                    assert!(own(&o, class, pointer(address), owner));
+                    held.insert(address, (class, owner));
+                }
+                60 => (0..3).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some())),
+                61 => o.drain(),
+                62 | 63 => _ = o.punch(random.below(2) == 0, &|| false),
+                64 => {
+                    let class = Class::of_size(sizes[random.below(sizes.len())]);
+                    let all: Vec<usize> = held.iter().filter(|(_, of)| of.0 == class).map(|(at, _)| *at).collect();
+                    for address in all {
+                        assert_eq!(give(&o, class, pointer(address)), held.remove(&address).unwrap().1);
+                    }
+                }
+                _ if !held.is_empty() => {
+                    let (address, (class, owner)) = any(&held, &mut random);
+                    assert_eq!(give(&o, class, pointer(address)), owner);
+                    held.remove(&address);
+                }
+                _ => {}
+            }
+            if step % 200 == 0 {
+                check(&o, &held);
+            }
+        }
+        check(&o, &held);
+        end(&o, held);
+    }
+}
+
+#[test]
+fn an_owner_costs_eight_bytes_where_one_is_and_nothing_elsewhere() {
+    for (size, on_a_page) in [(16, 256), (64, 64), (1024, 4), (2048, 2)] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let class = Class::of_size(size);
+        let mut held: Held = (0..40 * on_a_page).map(|_| (o.take(class).unwrap().addr(), (class, 0))).collect();
+        assert_eq!(o.vector_bytes(), 0, "nobody pays for anything");
+        for (&address, (_, owner)) in &mut held {
+            if address / 4096 % 2 == 0 {
+                *owner = address as u64;
+                assert!(own(&o, class, pointer(address), *owner));
+            }
+        }
+        bytes(&o, pages(&held, |owner| owner != 0), 8 * on_a_page);
+        check(&o, &held);
+        end(&o, held);
+    }
+}
+
+/// A slab of 2 KiB objects and one of 16 bytes: each has the vectors of the other's pages.
+#[test]
+fn slabs_that_hold_vectors_for_each_other_go_all_the_same() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let (small, large) = (Class::of_size(16), Class::of_size(2048));
+    let mut held = Held::new();
+    let mut take = |class: Class| {
+        let object = o.take(class).unwrap();
+        held.insert(object.addr(), (class, 1));
+        object
+    };
+    let objects = [(small, take(small)), (large, take(large))];
+    objects.iter().for_each(|&(class, object)| assert!(own(&o, class, object, 1)));
+    let slab = |object: usize| o.pages.frames().frame(o.pages.pfn(object)).owner();
+    // What the two classes have is one slab each, so there is nowhere else for the vectors to be.
+    let (census, slabs) = (o.prove(), objects.map(|(_, object)| slab(object.addr())));
+    assert_eq!((census.vectors, slabs[0] != slabs[1]), (2, true));
+    assert_eq!([small, large].map(|class| o.slabs_of(class).0), [1, 1], "one slab of each");
+    end(&o, held);
+}
+
+#[test]
+fn the_vector_of_a_page_goes_when_the_page_does() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(1024);
+    let mut held: Held = (0..640).map(|_| (o.take(class).unwrap().addr(), (class, 7))).collect();
+    held.keys().for_each(|&address| assert!(own(&o, class, pointer(address), 7)));
+    bytes(&o, pages(&held, |_| true), 32);
+    let given: Vec<usize> = held.keys().copied().filter(|address| address / 4096 % 8 != 3).collect();
+    for address in given {
+        assert_eq!(give(&o, class, pointer(address)), 7);
+        held.remove(&address);
+    }
+    o.drain();
+    let left = pages(&held, |_| true);
+    assert!(o.prove().vectors as usize > left, "pages of slabs in use keep theirs");
+    assert!(o.punch(true, &|| false).released > 0);
+    bytes(&o, left, 32);
+    check(&o, &held);
+    // A page that comes again has none until somebody pays.
+    let (more, before) = (o.take_many(class, 300), o.vector_bytes());
+    bytes(&o, left, 32);
+    more.iter().for_each(|&object| assert_eq!((payer(&o, class, object), own(&o, class, object, 8)), (None, true)));
+    assert!(o.vector_bytes() > before);
+    more.into_iter().for_each(|object| assert_eq!(give(&o, class, object), 8));
+    end(&o, held);
+}
+
+#[test]
+fn no_memory_for_a_vector_changes_nothing() {
+    let config = Config { budget: Some(64), list_high: Some(0), ..CONFIG };
+    let o = Opened::new(machine(1), &config).unwrap();
+    let class = Class::of_size(64);
+    let all: Vec<*mut u8> = core::iter::from_fn(|| o.take(class)).collect();
+    assert!(all.len() > 1000);
+    for &object in &all {
+        assert!(!own(&o, class, object, 3), "there is no memory left");
+        assert_eq!((o.is_allocated(object), payer(&o, class, object)), (true, None));
+    }
+    assert_eq!((o.prove().accounted, o.vector_bytes()), (0, 0));
+    // With the memory of one slab there is enough for some.
+    let (first, rest) = all.split_at(all.len() / 2);
+    first.iter().for_each(|&object| assert_eq!(give(&o, class, object), 0));
+    o.drain();
+    assert!(rest.iter().all(|&object| own(&o, class, object, 3)));
+    let held: Held = rest.iter().map(|object| (object.addr(), (class, 3))).collect();
+    check(&o, &held);
+    end(&o, held);
+}
+
+#[test]
+fn a_system_that_refuses_memory_for_a_vector_is_asked_again() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    let sizes = [16, 2048, 4096, 700];
+    sizes.iter().for_each(|&size| o.give(Class::of_size(size), o.take(Class::of_size(size)).unwrap()));
+    o.platform.fail(Call::MapAt, 0, usize::MAX);
+    let mut held = Held::new();
+    for class in sizes.map(Class::of_size) {
+        held.extend(core::iter::from_fn(|| o.take(class)).map(|object| (object.addr(), (class, 0))));
+    }
+    let refused: Vec<usize> = held
+        .iter()
+        .filter(|&(&address, &(class, _))| !own(&o, class, pointer(address), 9))
+        .map(|(address, _)| *address)
+        .collect();
+    assert_eq!(refused.len(), held.len(), "all memory is in the program's hands");
+    check(&o, &held);
+    o.platform.fail(Call::MapAt, 0, 0);
+    for (&address, (class, owner)) in &mut held {
+        *owner = 9;
+        assert!(own(&o, *class, pointer(address), 9));
+    }
+    check(&o, &held);
+    end(&o, held);
+}
+
+#[test]
+fn an_object_that_somebody_pays_for_is_freed_once() {
+    let virtual_machine = Opened::new(machine(1), &CONFIG).unwrap();
+    freed_once(&virtual_machine);
+    if let Some(real) = rseq() {
+        freed_once(&real);
+    }
+}
+
+fn freed_once<P: Platform>(o: &Opened<P>) {
+    for size in [16, 64, 1024, 1152, 4096, 32_768] {
+        let class = Class::of_size(size);
+        let object = o.take(class).unwrap();
+        assert!(own(o, class, object, 5));
+        assert!(!o.disown(object), "it is not for who does not know the owner");
+        for offset in (16..size).step_by(16) {
+            let inside = object.wrapping_add(offset);
+            assert!(!o.is_allocated(inside) && !o.is_accounted(inside));
+            // SAFETY: a slab of the class lies there.
+            assert_eq!(unsafe { o.hot.take_back(class, inside) }, None, "{offset} bytes into {size}");
+        }
+        assert!(matches!(o.hot.free(object), Freed::Accounted(found) if found == class) || !o.slots.has_rseq());
+        assert!(o.is_accounted(object), "nothing has changed");
+        // SAFETY: a slab of the class lies there.
+        assert_eq!(unsafe { (o.hot.take_back(class, object), o.hot.take_back(class, object)) }, (Some(5), None));
+        assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));
+        assert!(!matches!(o.hot.free(object), Freed::Done | Freed::Unplaced(_)), "it is free already");
+        // SAFETY: the object is in this thread's hands.
+        if !unsafe { o.hot.put(class, object) } {
+            o.free(&o.hot, class, object);
+        }
+        // It is handed out again, and nobody pays.
+        let again = o.take_many(class, 100);
+        again.iter().for_each(|&object| assert_eq!(payer(o, class, object), None));
+        again.into_iter().for_each(|object| assert_eq!(give(o, class, object), 0));
+    }
+    o.drain();
+    assert_eq!((o.prove().slabs, o.vector_bytes()), (0, 0));
+}
+
+/// Threads that all make a vector for the same page agree on one, and nobody's owner is in another.
+#[test]
+fn a_page_has_one_vector_whoever_comes_first() {
+    const THREADS: usize = 3;
+    let Some(o) = rseq() else { return };
+    let (class, barrier) = (Class::of_size(64), Barrier::new(THREADS));
+    for _ in 0..number("NEAP_ROUNDS", 200) {
+        let objects: Vec<usize> = (0..200).map(|_| o.take(class).unwrap().addr()).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (o, objects, barrier) = (&o, &objects, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let own_some = |&address: &usize| assert!(own(o, class, pointer(address), address as u64));
+                    objects.iter().skip(thread).step_by(THREADS).for_each(own_some);
+                });
+            }
+        });
+        let held: Held = objects.iter().map(|&address| (address, (class, address as u64))).collect();
+        assert_eq!(o.vector_bytes(), 512 * pages(&held, |_| true) as u64);
+        objects.into_iter().for_each(|address| assert_eq!(give(&o, class, pointer(address)), address as u64));
+        o.prove();
+        o.drain();
+        assert_eq!(o.vector_bytes(), 0);
+    }
+}
+
+/// Every thread pays for what it allocates, in pages that all share, and another one frees it.
+#[test]
+fn threads_that_free_for_each_other_find_who_paid() {
+    const THREADS: usize = 4;
+    let Some(o) = rseq() else { return };
+    let (o, rounds, random_seed) = (&o, number("NEAP_ROUNDS", 300), seed());
+    let paid = [const { AtomicUsize::new(0) }; THREADS + 1];
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<(Class, usize, u64)>()).unzip();
+    std::thread::scope(|scope| {
+        for (thread, receiver) in receivers.into_iter().enumerate() {
+            let (senders, paid) = (senders.clone(), &paid);
+            scope.spawn(move || {
+                let mut random = Random(random_seed + thread as u64);
+                let give_some = |most: usize| {
+                    for (class, address, owner) in receiver.try_iter().take(most) {
+                        assert_eq!(give(o, class, pointer(address)), owner, "{address:#x}");
+                        paid[owner as usize].fetch_sub(1, Relaxed);
+                    }
+                };
+                for _ in 0..rounds {
+                    for _ in 0..random.below(200) {
+                        let class = Class::of_size([16, 48, 64, 1024, 2048, 5000][random.below(6)]);
+                        let object = o.take(class).expect("there is memory");
+                        // Owner 0 is nobody.
+                        let owner = if random.below(4) == 0 { 0 } else { thread as u64 + 1 };
+                        assert!(owner == 0 || own(o, class, object, owner));
+                        paid[owner as usize].fetch_add(1, Relaxed);
+                        senders[random.below(THREADS)].send((class, object.addr(), owner)).expect("it listens");
+                    }
+                    give_some(random.below(400));
+                    if random.below(50) == 0 {
+                        _ = o.drain_cpu(random.below(o.slots.cpus()), |_| true);
+                        _ = o.punch(random.below(2) == 0, &|| false);
+                    }
+                }
+                drop(senders);
+                for (class, address, owner) in &receiver {
+                    assert_eq!(give(o, class, pointer(address)), owner, "{address:#x}");
+                    paid[owner as usize].fetch_sub(1, Relaxed);
+                }
+            });
+        }
+        drop(senders);
+    });
+    assert!(paid.iter().all(|count| count.load(Relaxed) == 0), "{paid:?}");
+    o.each_accounted(&mut |class, object, owner| panic!("{class:?} at {object:p} of {owner}"));
+    o.prove();
+    o.drain();
+    assert_eq!((o.prove().slabs, o.vector_bytes()), (0, 0));
+}
