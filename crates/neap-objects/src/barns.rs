@@ -10,7 +10,6 @@ use crate::hot::Hot;
 use crate::objects::Objects;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class};
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 
@@ -144,21 +143,10 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Memory for a sheaf: an object that comes from its slab directly and is in no state, so that freeing it by hand is
-    /// found out.
+    /// An empty sheaf.
     pub(crate) fn new_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
         let capacity = class.sheaf_capacity();
-        let memory_class = Class::of_size(Sheaf::bytes(capacity));
-        let mut place = None;
-        // A burst of frees is why sheaves are made: what they are to hold is no surplus.
-        if self.take_from_slabs(self.pages.nearest(&self.platform), memory_class, 1, |found| place = Some(found)) == 0 {
-            self.take_from_new(hot, memory_class, 1, |found| place = Some(found));
-        }
-        let place = place?;
-        // SAFETY: the place was just taken, so the slab exists.
-        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
-        let address = self.pages.address(pfn) + place.object as usize * memory_class.size();
-        let memory = NonNull::new(core::ptr::with_exposed_provenance_mut(address))?;
+        let memory = self.private_memory(hot, Class::of_size(Sheaf::bytes(capacity)))?;
         // SAFETY: an object of the right size that is nobody else's.
         Some(unsafe { Sheaf::make(memory, capacity) })
     }
@@ -166,7 +154,7 @@ impl<P: Platform> Objects<P> {
     /// Gives the memory of an empty sheaf back.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
         let memory_class = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
-        self.flush(memory_class, &[sheaf.into_memory().as_ptr()]);
+        self.flush_private(memory_class, sheaf.into_memory().as_ptr());
     }
 
     /// Puts everything in a sheaf, and the sheaf itself, back into slabs.

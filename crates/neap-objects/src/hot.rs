@@ -9,7 +9,9 @@ use crate::size_class::{Class, GRAIN, LARGEST};
 use crate::state::{ALLOCATED, CACHED, States};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use neap_base::Platform;
 use neap_os::rseq::{self, Outcome, Table};
+use neap_pages::{Frame, NodePages};
 
 /// What lies in 4 KiB of the arena: an entry of the kind map, the place of the class's stack ([`Class::place`]) and, above
 /// it, the page's home. A place of zero: no objects.
@@ -55,6 +57,29 @@ impl KindEntry {
     }
 }
 
+/// What an entry of the kind map said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Kind(u32);
+
+impl Kind {
+    /// The class of what lies there.
+    #[inline]
+    pub fn class(self) -> Class {
+        Class::of_place(self.place())
+    }
+
+    #[inline(always)]
+    pub(crate) fn place(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline(always)]
+    fn home(self) -> u32 {
+        self.0 >> 16
+    }
+}
+
 /// Tables and addresses, on cache lines that are only read.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -73,6 +98,12 @@ pub struct Hot {
     states: [AtomicPtr<AtomicU8>; 2],
     /// For every size in grains, rounded up: the place of its class's stack.
     places: [u16; LARGEST / GRAIN + 1],
+    /// The frame of address 0. This and the next two are for objects that somebody pays for: see [`owners`](crate::owners).
+    pub(crate) frames: AtomicPtr<Frame>,
+    /// The page size as a power of two.
+    pub(crate) page_shift: AtomicU32,
+    /// The bits of an address that say where on a page it is.
+    pub(crate) page_mask: AtomicUsize,
 }
 
 /// What became of a `free`.
@@ -82,7 +113,9 @@ pub enum Freed {
     Done,
     /// The object is marked as cached and belongs to the caller, who has to put it somewhere.
     Unplaced(Class),
-    /// Not an allocated small object, or not one that this part knows: nothing has changed.
+    /// Somebody pays for the object, or it is none that the program has: nothing has changed. [`Hot::take_back`] says which.
+    Accounted(Kind),
+    /// Not a small object, or not one that this part knows: nothing has changed.
     Unknown,
 }
 
@@ -97,22 +130,33 @@ impl Hot {
             kinds: AtomicPtr::new(core::ptr::null_mut()),
             states: [const { AtomicPtr::new(core::ptr::null_mut()) }; 2],
             places: crate::size_class::places(),
+            frames: AtomicPtr::new(core::ptr::null_mut()),
+            page_shift: AtomicU32::new(0),
+            page_mask: AtomicUsize::new(0),
         }
     }
 
-    /// Lets the fast paths work on an arena whose tables are mapped. Called once, after
-    /// [`Slots::publish`](crate::slots::Slots::publish).
+    /// Says where the tables of an arena are. Called once; alone, it is enough for objects that somebody pays for.
     ///
     /// # Safety
-    /// The tables belong to the arena at `base`, and no other thread has used this value before.
-    pub unsafe fn open(&self, base: usize, kinds: usize, states: &States) {
+    /// The tables belong to the arena of `pages`, and no other thread has used this value before.
+    pub unsafe fn open<P: Platform>(&self, pages: &NodePages<P>, kinds: usize, states: &States) {
+        let base = pages.base();
         self.base.store(base / GRAIN, Ordering::Relaxed);
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
         self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
         for (kept, origin) in self.states.iter().zip(states.origins()) {
             kept.store(origin.cast_mut(), Ordering::Relaxed);
         }
-        // Release: who sees the limit sees the rest; pairs with the Acquire in `allocate`.
+        let frames = pages.frames().first().wrapping_sub(base >> pages.page_shift());
+        self.frames.store(frames.cast_mut(), Ordering::Relaxed);
+        self.page_shift.store(pages.page_shift(), Ordering::Relaxed);
+        self.page_mask.store(pages.page_size() - 1, Ordering::Relaxed);
+    }
+
+    /// Lets the fast paths work, after [`Hot::open`] and [`Slots::publish`](crate::slots::Slots::publish).
+    pub fn serve(&self) {
+        // Release: who sees the limit sees the rest; pairs with the Acquire in `pop` and `put`.
         self.limit.store(LARGEST + 1, Ordering::Release);
     }
 
@@ -126,15 +170,7 @@ impl Hot {
     /// An object of at least `size` bytes; `None`: ask [`Objects`](crate::objects::Objects).
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
-        // Acquire pairs with the Release in `open`; a plain load on x86-64.
-        if size >= self.limit.load(Ordering::Acquire) {
-            return None;
-        }
-        #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
-        // SAFETY: the limit is at most the largest size and one.
-        let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
-        // SAFETY: the limit is not 0, so the slots have been published.
-        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
+        let (place, object) = self.pop(size)?;
         // SAFETY: objects in stacks lie in the arena.
         if unsafe { self.states().change(place, object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
             Some(object)
@@ -143,8 +179,24 @@ impl Hot {
         }
     }
 
+    /// The topmost object of this CPU's stack for `size` bytes, and the place of that. It is marked as cached, and in the
+    /// caller's hands.
     #[inline(always)]
-    fn states(&self) -> States {
+    pub(crate) fn pop(&self, size: usize) -> Option<(u16, NonNull<u8>)> {
+        // Acquire pairs with the Release in `serve`; a plain load on x86-64.
+        if size >= self.limit.load(Ordering::Acquire) {
+            return None;
+        }
+        #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
+        // SAFETY: the limit is at most the largest size and one.
+        let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
+        // SAFETY: the limit is not 0, so the slots have been published.
+        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
+        Some((place, object))
+    }
+
+    #[inline(always)]
+    pub(crate) fn states(&self) -> States {
         let [small, large] = &self.states;
         // SAFETY: written before anybody could come here, and the tables live as long as the arena.
         unsafe { States::from_origins([small.load(Ordering::Relaxed), large.load(Ordering::Relaxed)]) }
@@ -165,16 +217,47 @@ impl Hot {
         unsafe {
             let kinds = self.kinds.load(Ordering::Relaxed);
             let entry = &*kinds.wrapping_add(grain >> (KindEntry::SHIFT - GRAIN.trailing_zeros()));
-            let entry = entry.0.load(Ordering::Relaxed);
-            let place = entry as u16;
-            if place == 0 || !self.states().change(place, grain, ALLOCATED, CACHED) {
+            let kind = Kind(entry.0.load(Ordering::Relaxed));
+            if kind.place() == 0 {
                 return Freed::Unknown;
             }
-            if rseq::push(&self.table, usize::from(place), entry >> 16, pointer) == Outcome::Committed {
-                return Freed::Done;
+            if !self.states().change(kind.place(), grain, ALLOCATED, CACHED) {
+                core::hint::cold_path();
+                return Freed::Accounted(kind);
             }
-            Freed::Unplaced(Class::of_place(place))
+            if self.push(kind, pointer) == Outcome::Committed { Freed::Done } else { Freed::Unplaced(kind.class()) }
         }
+    }
+
+    /// What lies at an address.
+    ///
+    /// # Safety
+    /// The address is in the arena that this was opened for.
+    #[inline]
+    pub unsafe fn kind(&self, pointer: *const u8) -> Kind {
+        // SAFETY: the kind map has an entry for every part of the arena.
+        let entry = unsafe { &*self.kinds.load(Ordering::Relaxed).wrapping_add(pointer.addr() >> KindEntry::SHIFT) };
+        Kind(entry.0.load(Ordering::Relaxed))
+    }
+
+    /// Puts an object that is marked as cached, and in the caller's hands, on a stack of this CPU; `false`: the caller still
+    /// has it.
+    ///
+    /// # Safety
+    /// `kind` is what lies at `object`, no [`Class::NONE`], in the instance that this was opened for.
+    #[inline(always)]
+    pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
+        // Acquire pairs with the Release in `serve`. Where that was not called there is nothing to put the object on.
+        // SAFETY: the limit is not 0, so the slots have been published.
+        self.limit.load(Ordering::Acquire) > 0 && unsafe { self.push(kind, object) } == Outcome::Committed
+    }
+
+    /// # Safety
+    /// As for [`Hot::put`]; the slots have been published.
+    #[inline(always)]
+    unsafe fn push(&self, kind: Kind, object: *mut u8) -> Outcome {
+        // SAFETY: as the caller promises.
+        unsafe { rseq::push(&self.table, usize::from(kind.place()), kind.home(), object) }
     }
 }
 

@@ -12,6 +12,7 @@ extern crate std;
 
 mod barns;
 pub mod class_cache;
+mod flush;
 pub mod holes;
 pub mod hot;
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod known_bug_tests;
 #[path = "../tests/machine/mod.rs"]
 mod machine;
 pub mod objects;
+pub mod owners;
 mod punch;
 pub mod region;
 pub mod sheaf;

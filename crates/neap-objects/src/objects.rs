@@ -7,20 +7,19 @@
 //! decides what to do.
 
 use crate::barns::{Others, Surplus};
-use crate::class_cache::{ClassCache, FLUSH_BATCH, Place, SharedCache, Way};
+use crate::class_cache::{ClassCache, Place, SharedCache, Way};
 use crate::hot::{Hot, KindEntry, corrupt};
 use crate::region::StackId;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class, GRAIN};
-use crate::slab::{SlabId, SlabList, SlabTable, TABLE_SHIFT};
+use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
-use crate::state::{self, ALLOCATED, CACHED, States};
+use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, States};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Order, Pfn};
-use neap_os::write::die;
-use neap_pages::{NodePages, Shape, SideTable, State};
+use neap_pages::{NodePages, Shape, SideTable};
 
 /// Where the tables stand in [`Shape::tables`].
 const STATES: usize = 0;
@@ -76,6 +75,8 @@ pub struct Objects<P: Platform> {
     pub(crate) states: States,
     kinds: *const KindEntry,
     pub(crate) surplus: Surplus,
+    /// Bytes of all vectors of [`owners`](crate::owners).
+    pub(crate) vector_bytes: AtomicU64,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -120,6 +121,7 @@ impl<P: Platform> Objects<P> {
             caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
             surplus: Surplus::default(),
             others,
+            vector_bytes: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             platform,
             pages,
@@ -140,15 +142,16 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Lets the fast paths of `hot` work on this instance, where it has Rseq slots.
+    /// Lets the fast paths of `hot` work on this instance: all where it has Rseq slots, and anywhere those for owners.
     ///
     /// # Safety
     /// `hot` is used by nobody yet and does not outlive this instance.
     pub unsafe fn open_hot(&self, hot: &Hot) {
         self.slots.publish(&hot.table);
+        // SAFETY: as the caller promises; the tables are those of the arena.
+        unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states) };
         if self.slots.has_rseq() {
-            // SAFETY: as the caller promises; the tables are those of the arena.
-            unsafe { hot.open(self.pages.base(), self.kinds.expose_provenance(), &self.states) };
+            hot.serve();
             hot.cover(self.pages.limit());
         }
     }
@@ -164,12 +167,21 @@ impl<P: Platform> Objects<P> {
 
     /// Whether the program has the object at `pointer`, an address of a slab: not one inside it, not one that is free.
     pub fn is_allocated(&self, pointer: *const u8) -> bool {
-        let aligned = pointer.addr().is_multiple_of(GRAIN);
-        // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, ALLOCATED) }
+        self.is(pointer, ALLOCATED) || self.is_accounted(pointer)
     }
 
-    /// Marks an object of the program's as cached; `false` if the program does not have it.
+    /// Whether the program has the object at `pointer`, an address of a slab, and somebody pays for it.
+    pub fn is_accounted(&self, pointer: *const u8) -> bool {
+        self.is(pointer, ACCOUNTED)
+    }
+
+    fn is(&self, pointer: *const u8, state: u8) -> bool {
+        let aligned = pointer.addr().is_multiple_of(GRAIN);
+        // SAFETY: `class_at` found the address in the arena.
+        aligned && unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, state) }
+    }
+
+    /// Marks an object of the program's that nobody pays for as cached; `false` if the program has no such object there.
     pub fn disown(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
@@ -178,8 +190,7 @@ impl<P: Platform> Objects<P> {
 
     /// Whether `pointer` is an object that sits in a cache.
     pub fn is_cached(&self, pointer: *const u8) -> bool {
-        // SAFETY: `class_at` found the address in the arena.
-        unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, CACHED) }
+        self.is(pointer, CACHED)
     }
 
     /// How far into an object of `class` an address of one of its slabs points.
@@ -348,25 +359,7 @@ impl<P: Platform> Objects<P> {
         Some((slab, self.pages.node_of(block.pfn)))
     }
 
-    /// Gives wholly free slabs back to the pages.
-    pub(crate) fn destroy(&self, mut empties: SlabList) {
-        while let Some(slab) = empties.first() {
-            // SAFETY: the slabs on this list are this thread's alone.
-            let (pfn, order, holes) = unsafe {
-                empties.remove(&self.slabs, slab);
-                let slab = self.slabs.get(slab);
-                (slab.pfn, Order(slab.order), slab.holes)
-            };
-            self.set_kind(pfn, order, Class::NONE);
-            let frames = self.pages.frames();
-            frames.frame(pfn).set_head(State::Allocated, order);
-            (1..order.pages()).for_each(|page| frames.frame(pfn.plus(page)).set_state(State::Inside));
-            self.slabs.destroy(slab);
-            self.pages.free_block_with_holes(&self.platform, pfn, order, holes);
-        }
-    }
-
-    fn set_kind(&self, pfn: Pfn, order: Order, class: Class) {
+    pub(crate) fn set_kind(&self, pfn: Pfn, order: Order, class: Class) {
         let first = (self.pages.address(pfn) - self.pages.base()) >> KindEntry::SHIFT;
         let count = (order.pages() as usize * self.pages.page_size()) >> KindEntry::SHIFT;
         for entry in first..first + count {
@@ -438,40 +431,6 @@ impl<P: Platform> Objects<P> {
     fn free_directly(&self, class: Class, object: *mut u8) {
         self.busy.fetch_add(1, Ordering::Relaxed);
         self.flush(class, &[object]);
-    }
-
-    /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
-    pub(crate) fn flush(&self, class: Class, objects: &[*mut u8]) {
-        let mut rest = objects;
-        while let Some(&first) = rest.first() {
-            // As many as are of one node.
-            let node = self.node_of(first);
-            let batch = &rest[..rest.len().min(FLUSH_BATCH)];
-            let count = batch.iter().take_while(|&&object| self.node_of(object) == node).count();
-            let (batch, mut empties) = (&batch[..count], SlabList::new());
-            rest = &rest[count..];
-            {
-                let mut cache = self.cache(node, class).lock();
-                for &object in batch {
-                    // SAFETY: the objects are cached ones of this class, so in the arena.
-                    unsafe { self.states.clear(class.place(), object.addr() / GRAIN) };
-                    let place = self.place(class, object);
-                    // SAFETY: the lock is held; the frame says that the slab is one of this class.
-                    if !unsafe { cache.put(&self.slabs, place, &mut empties) } {
-                        die(format_args!("double free: {object:p} ({} bytes) is free already", class.size()));
-                    }
-                }
-            }
-            self.destroy(empties);
-        }
-    }
-
-    fn place(&self, class: Class, object: *const u8) -> Place {
-        let pfn = self.pages.pfn(object.addr());
-        let slab = SlabId(self.pages.frames().frame(pfn).owner());
-        // SAFETY: the caller has an object of the slab, so it exists.
-        let start = self.pages.address(unsafe { self.slabs.pfn_of(slab) });
-        Place { slab, object: ((object.addr() - start) as u32) / class.size() as u32 }
     }
 
     /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; answers how many, or

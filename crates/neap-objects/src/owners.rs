@@ -9,37 +9,38 @@
 //! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. A vector is installed by
 //! whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when nobody has one.
 
-use crate::hot::Hot;
+use crate::hot::{Hot, Kind, corrupt};
 use crate::objects::Objects;
 use crate::size_class::{Class, GRAIN};
 use crate::slab::SlabId;
-use crate::state::{ACCOUNTED, CACHED};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED};
 use core::ops::Range;
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::{Pfn, Platform};
 use neap_pages::State;
 
-/// What the [word](neap_pages::Frame::word) of a slab's page holds: where the page's vector is, and above the address a
-/// factor that leads from grains of the page to entries of the vector. All zeroes: no vector.
+/// What the [word](neap_pages::Frame::word) of a slab's page holds: the address of the page's vector, and below it a factor
+/// that leads from grains of the page to entries of the vector. All zeroes: no vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vector(u64);
 
 impl Vector {
-    /// Bits of an address of a program's.
-    const ADDRESS: u32 = 48;
+    /// Bits of the factor; a program's addresses have 47.
+    const ADDRESS: u32 = u16::BITS;
 
     /// A factor of 2^this leads from every grain to an entry of its own.
     const SHIFT: u32 = 15;
 
     /// Objects that start on one page are apart by as many grains as one has, so with such a factor, rounded up, by one
     /// entry at least: no two have the same.
-    const fn factor(class: Class) -> usize {
-        (1_usize << Vector::SHIFT).div_ceil(class.size() / GRAIN)
+    const fn factor(class: Class) -> u64 {
+        (1_u64 << Vector::SHIFT).div_ceil((class.size() / GRAIN) as u64)
     }
 
     pub(crate) const fn new(address: usize, class: Class) -> Vector {
-        Vector(address as u64 | (Vector::factor(class) as u64) << Vector::ADDRESS)
+        Vector((address as u64) << Vector::ADDRESS | Vector::factor(class))
     }
 
     /// The class of vectors for pages of slabs of `class`.
@@ -53,12 +54,12 @@ impl Vector {
     }
 
     pub(crate) const fn address(self) -> usize {
-        (self.0 << (u64::BITS - Vector::ADDRESS) >> (u64::BITS - Vector::ADDRESS)) as usize
+        (self.0 >> Vector::ADDRESS) as usize
     }
 
     /// The number of the entry of an object that starts at a grain of the page.
     const fn entry_of(self, grain: usize) -> usize {
-        (grain * (self.0 >> Vector::ADDRESS) as usize) >> Vector::SHIFT
+        (grain * (self.0 as u16) as usize) >> Vector::SHIFT
     }
 
     /// The entry of an object that starts at a grain of the page.
@@ -73,23 +74,62 @@ impl Vector {
     }
 }
 
-/// Vectors that belong to no page any more, linked through their first entries: the address of the first, or 0.
+/// Vectors that belong to no page any more: what the word of the first was, or 0; its first entry has that of the next.
 #[derive(Default)]
 pub(crate) struct VectorList(u64);
 
+/// What [`Hot::allocate_owned`] has to say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owned {
+    /// An object that the owner pays for.
+    Paid(NonNull<u8>),
+    /// An object that nobody pays for yet: its page has no vector. Goes on with [`Objects::own_slowly`].
+    Unpaid(NonNull<u8>),
+    /// No object: as [`Hot::allocate`].
+    Nothing,
+}
+
 impl Hot {
-    /// The owner's entry of an object; `None`: its page has no vector.
+    /// The vector of the page that an object starts on.
     ///
     /// # Safety
-    /// Somebody has the object.
+    /// The object lies in the arena that this was opened for.
     #[inline(always)]
-    unsafe fn owner_entry(&self, object: *const u8) -> Option<&AtomicU64> {
+    unsafe fn vector(&self, object: *const u8) -> Option<Vector> {
         let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
-        // SAFETY: objects lie in the arena, where every page has a frame. Acquire pairs with the Release in `own_slowly`:
-        // what the vector's memory was before is over.
-        let vector = Vector(unsafe { &*frame }.word().load(Acquire)).some()?;
-        // SAFETY: a page that somebody has an object on keeps its vector.
-        Some(unsafe { vector.entry((object.addr() & self.page_mask.load(Relaxed)) / GRAIN) })
+        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in `own_slowly`: what the vector's
+        // memory was before is over.
+        Vector(unsafe { &*frame }.word().load(Acquire)).some()
+    }
+
+    /// The entry of an object in its page's vector.
+    ///
+    /// # Safety
+    /// Somebody has the object, so that the page keeps its vector.
+    #[inline(always)]
+    unsafe fn entry(&self, vector: Vector, object: *const u8) -> &AtomicU64 {
+        // SAFETY: as the caller promises.
+        unsafe { vector.entry((object.addr() & self.page_mask.load(Relaxed)) / GRAIN) }
+    }
+
+    /// As [`Hot::allocate`], an object that `owner`, which is not 0, pays for.
+    #[inline(always)]
+    pub fn allocate_owned(&self, size: usize, owner: u64) -> Owned {
+        let Some((place, object)) = self.pop(size) else { return Owned::Nothing };
+        let grain = object.addr().get() / GRAIN;
+        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now.
+        unsafe {
+            let Some(vector) = self.vector(object.as_ptr()) else {
+                core::hint::cold_path();
+                let whole = self.states().change(place, grain, CACHED, ALLOCATED);
+                return if whole { Owned::Unpaid(object) } else { corrupt_of(object) };
+            };
+            if !self.states().change(place, grain, CACHED, ACCOUNTED) {
+                return corrupt_of(object);
+            }
+            self.entry(vector, object.as_ptr()).store(owner, Relaxed);
+        }
+        Owned::Paid(object)
     }
 
     /// Says who pays for an object from now on, whoever it was before; `false`, and nothing has changed, where that takes
@@ -97,13 +137,14 @@ impl Hot {
     ///
     /// # Safety
     /// The object is one of `class` that the caller alone has, of the instance that this was opened for; `owner` is not 0.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn own(&self, class: Class, object: *mut u8, owner: u64) -> bool {
         // SAFETY: as the caller promises.
-        let Some(entry) = (unsafe { self.owner_entry(object) }) else { return false };
-        entry.store(owner, Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { self.states().set(class.place(), object.addr() / GRAIN, ACCOUNTED) };
+        unsafe {
+            let Some(vector) = self.vector(object) else { return false };
+            self.entry(vector, object).store(owner, Relaxed);
+            self.states().set(class.place(), object.addr() / GRAIN, ACCOUNTED);
+        }
         true
     }
 
@@ -111,12 +152,13 @@ impl Hot {
     ///
     /// # Safety
     /// The object is one of `class` that the caller has, of the instance that this was opened for.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn payer(&self, class: Class, object: *const u8) -> Option<u64> {
         // SAFETY: as the caller promises.
-        let accounted = unsafe { self.states().is(class.place(), object.addr() / GRAIN, ACCOUNTED) };
-        // SAFETY: as the caller promises.
-        if accounted { unsafe { self.owner_entry(object) }.map(|entry| entry.load(Relaxed)) } else { None }
+        unsafe {
+            let accounted = self.states().is(class.place(), object.addr() / GRAIN, ACCOUNTED);
+            if accounted { Some(self.entry(self.vector(object)?, object).load(Relaxed)) } else { None }
+        }
     }
 
     /// The first half of a free of an object that somebody pays for: marks it as cached, and answers who paid. `None`, and
@@ -124,15 +166,24 @@ impl Hot {
     /// this thread's hands, and it is nobody's.
     ///
     /// # Safety
-    /// There is a slab of `class` at `object`, of the instance that this was opened for.
+    /// `kind` is what lies at `object`, no [`Class::NONE`], in the instance that this was opened for.
     #[inline(always)]
-    pub unsafe fn take_back(&self, class: Class, object: *mut u8) -> Option<u64> {
-        // SAFETY: whoever passes an object that is free, by mistake, gets an entry that means nothing, which is not used.
-        let entry = unsafe { self.owner_entry(object) }?;
-        // SAFETY: as the caller promises.
-        let taken = unsafe { self.states().change(class.place(), object.addr() / GRAIN, ACCOUNTED, CACHED) };
-        taken.then(|| entry.load(Relaxed))
+    pub unsafe fn take_back(&self, kind: Kind, object: *mut u8) -> Option<u64> {
+        // SAFETY: the state says whether there is such an object; if so, its page has a vector until this thread puts it.
+        unsafe {
+            if !self.states().change(kind.place(), object.addr() / GRAIN, ACCOUNTED, CACHED) {
+                return None;
+            }
+            Some(self.entry(self.vector(object)?, object).load(Relaxed))
+        }
     }
+}
+
+/// As [`corrupt`], which never returns.
+#[cold]
+#[inline(never)]
+fn corrupt_of(object: NonNull<u8>) -> Owned {
+    corrupt(object).map_or(Owned::Nothing, Owned::Unpaid)
 }
 
 impl<P: Platform> Objects<P> {
@@ -141,6 +192,8 @@ impl<P: Platform> Objects<P> {
     ///
     /// # Safety
     /// As for [`Hot::own`]; `hot` was opened for this instance.
+    #[cold]
+    #[inline(never)]
     pub unsafe fn own_slowly(&self, hot: &Hot, class: Class, object: *mut u8, owner: u64) -> bool {
         let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
         if word.load(Relaxed) == 0 {
@@ -183,7 +236,7 @@ impl<P: Platform> Objects<P> {
             self.pages.frames().frame(Pfn(page)).word().store(0, Relaxed);
             // SAFETY: nobody else has the vector now; every one has a first entry.
             unsafe { vector.entry(0) }.store(vectors.0, Relaxed);
-            vectors.0 = vector.address() as u64;
+            vectors.0 = vector.0;
         }
     }
 
@@ -275,7 +328,7 @@ mod tests {
     #[test]
     fn a_word_keeps_address_and_factor_apart() {
         for class in Class::all() {
-            for address in [16, 0x7fff_ffff_fff0, 0x5555_5555_5550] {
+            for address in [16, 0x7fff_ffff_fff0, 0xffff_ffff_fff0, 0x5555_5555_5550] {
                 let vector = Vector::new(address, class);
                 assert_eq!((vector.address(), vector.some()), (address, Some(vector)), "{class:?}");
                 assert_eq!(vector.entry_of(0), 0);

@@ -3,7 +3,7 @@
 //! Sits between maintenance and class caches, holes and release. A pass takes the slabs that rested since the last tick:
 //! nothing was taken from them and nothing came back, so what is empty there was not needed, and nothing busy is cut up. As
 //! Linux's percpu allocator does with chunks, it
-//! 1. isolates them under the class's lock, some at a time, and gathers their empty pages;
+//! 1. isolates them under the class's lock, some at a time, and gathers their empty pages, whose vectors of owners go;
 //! 2. has these released, with no lock held: meanwhile nothing of theirs is handed out, but anything may come back;
 //! 3. notes the holes, and puts each slab where it belongs by then: sidelined if there is nothing left to give back, hollow if
 //!    nothing else is free, with those in use if an object came back or the system refused, gone if it is wholly free.
@@ -12,10 +12,11 @@
 //! to rest, not once a tick. Locks: the release turn, under it a class cache's mutex at a time.
 
 use crate::class_cache::ClassCache;
+use crate::flush::Loose;
 use crate::holes::{bits, runs};
 use crate::objects::Objects;
 use crate::size_class::Class;
-use crate::slab::{On, SlabId, SlabList};
+use crate::slab::{On, SlabId};
 use neap_base::Platform;
 use neap_base::platform::memory::Range;
 use neap_pages::{MOST_PAGES, Report};
@@ -69,14 +70,13 @@ impl<P: Platform> Objects<P> {
     /// Isolates some of the resting slabs of a class and answers how many ranges of theirs are to go; `None` if none rests.
     fn gather(&self, node: usize, class: Class, ranges: &mut [Range]) -> Option<usize> {
         let (mut count, page_size) = (0, self.pages.page_size());
+        let (mut loose, mut any) = (Loose::default(), false);
         let mut cache = self.cache(node, class).lock();
-        for looked in 0..HOLD {
+        for _ in 0..HOLD {
             if count + MOST_RANGES > ranges.len() {
                 break;
             }
-            let Some(slab) = cache.resting.first() else {
-                return (looked > 0).then_some(count);
-            };
+            let Some(slab) = cache.resting.first() else { break };
             // SAFETY: the lock is held; the slab is on one of the cache's lists.
             unsafe {
                 let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
@@ -85,12 +85,16 @@ impl<P: Platform> Objects<P> {
                     let (start, length) = (self.pages.address(pfn.plus(pages.start)), pages.len() * page_size);
                     ranges[count] = Range { start, length };
                     count += 1;
+                    self.detach(pfn.0 + pages.start..pfn.0 + pages.end, &mut loose.vectors);
                 }
                 self.slabs.get(slab).touched = false;
                 cache.move_to(&self.slabs, slab, if gone == 0 { On::Sidelined } else { On::Isolated });
             }
+            any = true;
         }
-        Some(count)
+        drop(cache);
+        self.give_back(loose);
+        any.then_some(count)
     }
 
     /// Notes the first `done` ranges as holes, and lets go of the slabs that are isolated.
@@ -126,7 +130,7 @@ impl<P: Platform> Objects<P> {
 
     /// Puts some isolated slabs of a class where they belong; answers whether there may be more.
     fn let_go(&self, node: usize, class: Class) -> bool {
-        let mut empties = SlabList::new();
+        let mut loose = Loose::default();
         let mut cache = self.cache(node, class).lock();
         for _ in 0..HOLD {
             let Some(id) = cache.isolated.first() else { break };
@@ -135,7 +139,7 @@ impl<P: Platform> Objects<P> {
                 let slab = self.slabs.get(id);
                 let (touched, wholly_free) = (slab.touched, slab.free == slab.objects);
                 if wholly_free {
-                    cache.forget(&self.slabs, id, &mut empties);
+                    cache.forget(&self.slabs, id, &mut loose.slabs);
                 } else if touched {
                     let on = cache.partial.on;
                     cache.move_to(&self.slabs, id, on);
@@ -147,7 +151,7 @@ impl<P: Platform> Objects<P> {
         }
         let more = cache.isolated.length > 0;
         drop(cache);
-        self.destroy(empties);
+        self.give_back(loose);
         more
     }
 }

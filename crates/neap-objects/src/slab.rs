@@ -45,6 +45,8 @@ pub struct Slab {
     pub objects: u32,
     /// Objects that are in the bitmap: free.
     pub free: u32,
+    /// Objects that are neap's own: memory of sheaves, and of vectors of owners.
+    pub private: u32,
     /// No bit below this word is set.
     first_word: u32,
     /// The class of the objects.
@@ -189,6 +191,7 @@ impl SlabTable {
             pfn,
             objects: shape.objects,
             free: shape.objects,
+            private: 0,
             first_word: 0,
             class,
             order: shape.order,

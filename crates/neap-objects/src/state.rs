@@ -1,4 +1,4 @@
-//! A byte for every object, outside the objects: allocated, cached, or neither.
+//! A byte for every object, outside the objects: allocated, and whether somebody pays for it, cached, or neither.
 //!
 //! Sits between `malloc`/`free` and two state tables of the arena: a byte per 16 bytes for objects up to 1 KiB, and a byte
 //! per KiB for larger ones, which need no more. The byte of an object is that of its first 16 bytes or first KiB. It is
@@ -10,6 +10,7 @@
 //! | 0 | no object starts here that anyone has: in a slab's bitmap, inside an object, or no slab |
 //! | [`CACHED`] | in a sheaf or a stack |
 //! | [`ALLOCATED`] | the program has it |
+//! | [`ACCOUNTED`] | the program has it, and somebody pays for it: see [`owners`](crate::owners) |
 //!
 //! The other six bits of a large object's byte say at which 16 bytes of the KiB it starts, so that a pointer into the
 //! object never meets its state.
@@ -24,6 +25,8 @@
 use crate::size_class::{Class, GRAIN};
 use core::sync::atomic::{AtomicU8, Ordering};
 
+/// The program has the object, and somebody pays for it.
+pub const ACCOUNTED: u8 = 3;
 /// The program has the object.
 pub const ALLOCATED: u8 = 2;
 /// A sheaf or a stack has the object.
@@ -181,9 +184,13 @@ mod tests {
             unsafe {
                 (0..objects).for_each(|object| states.set(place, grain(object), CACHED));
                 (0..objects).for_each(|object| assert!(states.change(place, grain(object), CACHED, ALLOCATED)));
-                for somewhere in BASE / GRAIN..grain(objects) {
-                    let starts = (somewhere * GRAIN - BASE).is_multiple_of(class.size());
-                    assert_eq!(states.is(place, somewhere, ALLOCATED), starts, "{class:?} at grain {somewhere}");
+                for (state, other) in [(ALLOCATED, ACCOUNTED), (ACCOUNTED, ALLOCATED)] {
+                    for somewhere in BASE / GRAIN..grain(objects) {
+                        let starts = (somewhere * GRAIN - BASE).is_multiple_of(class.size());
+                        assert_eq!(states.is(place, somewhere, state), starts, "{class:?} at grain {somewhere}");
+                        assert!(!states.is(place, somewhere, other), "{class:?} at grain {somewhere}");
+                    }
+                    (0..objects).for_each(|object| assert!(states.change(place, grain(object), state, other)));
                 }
                 (0..objects).for_each(|object| assert!(states.change(place, grain(object), ALLOCATED, CACHED)));
                 (0..objects).for_each(|object| assert!(!states.change(place, grain(object), ALLOCATED, CACHED)));

@@ -6,10 +6,12 @@
 //! but for pages that are on their way to the system while there are no others.
 
 use crate::class_cache::Place;
+use crate::flush::Loose;
 use crate::hot::Hot;
 use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::On;
+use core::ptr::NonNull;
 use neap_base::Platform;
 
 impl<P: Platform> Objects<P> {
@@ -44,6 +46,32 @@ impl<P: Platform> Objects<P> {
             self.take_from_slabs(node, class, most, each)
         };
         (0..self.pages.nodes()).map(|node| from(node, &mut each)).find(|&taken| taken > 0).unwrap_or(0)
+    }
+
+    /// An object for neap itself: it comes from its slab directly and is in no state, so that freeing it by hand is found
+    /// out.
+    pub(crate) fn private_memory(&self, hot: &Hot, class: Class) -> Option<NonNull<u8>> {
+        let mut place = None;
+        // Called within bursts: what the rest of one is served from is no surplus.
+        if self.take_from_slabs(self.pages.nearest(&self.platform), class, 1, |found| place = Some(found)) == 0 {
+            self.take_from_new(hot, class, 1, |found| place = Some(found));
+        }
+        let place = place?;
+        // SAFETY: the place was just taken, so the slab exists.
+        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
+        let memory =
+            core::ptr::with_exposed_provenance_mut(self.pages.address(pfn) + place.object as usize * class.size());
+        let mut loose = Loose::default();
+        {
+            let _cache = self.cache(self.node_of(memory), class).lock();
+            // SAFETY: the lock is held.
+            unsafe {
+                self.slabs.get(place.slab).private += 1;
+                self.detach_unused(place.slab, &mut loose.vectors);
+            }
+        }
+        self.give_back(loose);
+        NonNull::new(memory)
     }
 
     /// Takes up to `most` objects out of slabs of a node that are there.

@@ -7,12 +7,13 @@
 
 use crate::class_cache::ClassCache;
 use crate::objects::Objects;
+use crate::owners::Vector;
 use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots, UNREGISTERED};
-use crate::state::{ALLOCATED, CACHED, LARGE_TABLE_SHIFT, States};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, LARGE_TABLE_SHIFT, States};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -20,8 +21,9 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform, bitmap};
 use neap_pages::State;
 
-/// A cached object that has been met in a stack or sheaf; only while the proof runs.
-const MET: u8 = 3;
+/// A cached object that has been met in a stack or sheaf; only while the proof runs. What a byte holds besides is turned
+/// over: no state of an object that starts there is like it.
+const MET: u8 = CACHED | 4;
 
 /// Two numbers that should be equal and are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +75,12 @@ pub struct Census {
     pub cached: u64,
     /// The memory of sheaves.
     pub sheaves: u64,
+    /// The memory of owners' vectors.
+    pub vectors: u64,
     /// The program's.
     pub allocated: u64,
+    /// Of these, those that somebody pays for.
+    pub accounted: u64,
     /// Marked as cached but nowhere: on their way to or from a thread that was stopped, or lost.
     pub in_hands: u64,
 }
@@ -85,7 +91,9 @@ impl AddAssign for Census {
         self.free += other.free;
         self.cached += other.cached;
         self.sheaves += other.sheaves;
+        self.vectors += other.vectors;
         self.allocated += other.allocated;
+        self.accounted += other.accounted;
         self.in_hands += other.in_hands;
     }
 }
@@ -99,6 +107,10 @@ struct Walk {
     holes: [u64; CLASSES],
     node_holes: [u64; MAX_NODES],
     run_pages: u64,
+    /// Vectors of pages, by the class of their memory.
+    vectors: [u64; CLASSES],
+    /// The first slab that counts another number of objects of neap's own than it has.
+    private: Result<(), Finding>,
 }
 
 impl<P: Platform> Objects<P> {
@@ -121,8 +133,12 @@ impl<P: Platform> Objects<P> {
         let mut sum = Census::default();
         for class in Class::all() {
             self.verify_class(class, &walk)?;
-            sum += walk.classes[class.index()];
+            let (seen, vectors) = (walk.classes[class.index()], walk.vectors[class.index()]);
+            sum += Census { sheaves: seen.sheaves - vectors, vectors, ..seen };
         }
+        walk.private?;
+        let vector_bytes = Class::all().map(|class| walk.vectors[class.index()] * class.size() as u64).sum();
+        Finding::unless_equal("bytes of owners' vectors", Class::NONE, 0, vector_bytes, self.vector_bytes())?;
         Finding::unless_equal("numbers of slabs", Class::NONE, 0, sum.slabs, self.slabs.used().into())?;
         for (node, holes) in (0..self.pages.nodes()).map(|node| (node, walk.node_holes[node])) {
             let counted = self.pages.node(node).statistics().holes;
@@ -159,8 +175,8 @@ impl<P: Platform> Objects<P> {
                     Some(_) => {}
                 }
                 let (byte, start) = self.state_byte(class, at);
-                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from | start;
-                byte.store(if whole { to | start } else { byte.load(Relaxed) }, Relaxed);
+                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from ^ start;
+                byte.store(if whole { to ^ start } else { byte.load(Relaxed) }, Relaxed);
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
         };
@@ -191,6 +207,8 @@ impl<P: Platform> Objects<P> {
             holes: [0; CLASSES],
             node_holes: [0; MAX_NODES],
             run_pages: 0,
+            vectors: [0; CLASSES],
+            private: Ok(()),
         };
         let mut page = Pfn(0);
         while page.0 < frames.pages() {
@@ -228,7 +246,7 @@ impl<P: Platform> Objects<P> {
         // SAFETY: the number was given out, and nobody else is here.
         let (slab, consistent, listed) =
             unsafe { (self.slabs.get(id), self.slabs.is_consistent(id), SlabList::contains(&self.slabs, id)) };
-        let (class, objects, free, order) = (slab.class, slab.objects, slab.free, slab.order);
+        let (class, objects, free, private, order) = (slab.class, slab.objects, slab.free, slab.private, slab.order);
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
         equal("first page of a slab", page.0.into(), slab.pfn.0.into())?;
         equal("class of a slab", 1, u64::from(class != Class::NONE && class.index() < CLASSES))?;
@@ -247,6 +265,10 @@ impl<P: Platform> Objects<P> {
             equal("owner of a slab's page", id.0.into(), inside.owner().into())?;
         }
         self.verify_kinds(page, pages, class)?;
+        for inside in 0..pages {
+            let useless = holes >> inside & 1 == 1 || free + private == objects;
+            self.verify_vector(page.plus(inside), class, useless, walk)?;
+        }
         let census = self.walk_objects(id, class, objects, at)?;
         let bytes = pages as usize * self.pages.page_size();
         equal(
@@ -254,11 +276,30 @@ impl<P: Platform> Objects<P> {
             census.allocated + census.cached + census.in_hands,
             self.bytes_set(class, at, bytes),
         )?;
+        // Told last: what is lost has a better name in most cases.
+        walk.private = walk.private.and(equal("objects of neap's own in a slab", census.sheaves, private.into()));
         walk.classes[class.index()] += Census { slabs: 1, ..census };
         walk.partial[class.index()] += u32::from(free > 0);
         walk.holes[class.index()] += u64::from(holes.count_ones());
         walk.node_holes[self.pages.node_of(page)] += u64::from(holes.count_ones());
         Ok(pages)
+    }
+
+    /// The vector of a slab's page is an object of neap's own that the page's objects have their entries in.
+    fn verify_vector(&self, page: Pfn, class: Class, useless: bool, walk: &mut Walk) -> Result<(), Finding> {
+        let Some(vector) = self.vector(page) else { return Ok(()) };
+        let (at, memory) = (vector.address(), Vector::class(class, self.pages.page_size()));
+        let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
+        equal("vector where nobody can have an object", 0, useless.into())?;
+        let kind = self.class_at(core::ptr::without_provenance(at)).map_or(u8::MAX, |kind| kind.0);
+        equal("class of a vector's memory", memory.0.into(), kind.into())?;
+        let frame = self.pages.frames().frame(self.pages.pfn(at));
+        equal("vector in a slab", State::Slab as u64, frame.state() as u64)?;
+        equal("place of a vector", 0, self.offset_in(memory, core::ptr::without_provenance(at)) as u64)?;
+        equal("state of a vector's memory", 0, self.state(memory, at).into())?;
+        equal("factor of a vector", 1, u64::from(vector == Vector::new(at, class)))?;
+        walk.vectors[memory.index()] += 1;
+        Ok(())
     }
 
     /// Compares every object's state with the bitmap.
@@ -275,6 +316,12 @@ impl<P: Platform> Objects<P> {
                 0 => &mut census.sheaves,
                 _ if free => return Err(Finding { what: "free object", class, at, expected: 0, found: found.into() }),
                 ALLOCATED => &mut census.allocated,
+                ACCOUNTED => {
+                    let owned = (self.owner_at(at) != 0).into();
+                    Finding::unless_equal("owner of an object that somebody pays for", class, at, 1, owned)?;
+                    census.accounted += 1;
+                    &mut census.allocated
+                }
                 MET => &mut census.cached,
                 CACHED => &mut census.in_hands,
                 _ => {
@@ -300,7 +347,7 @@ impl<P: Platform> Objects<P> {
         let sheaves = sheaves.map(|other| self.verify_barns(other)).sum::<Result<u64, Finding>>()?;
         let seen = &walk.classes[class.index()];
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
-        equal("memory of sheaves", sheaves, seen.sheaves)?;
+        equal("memory of sheaves", sheaves + walk.vectors[class.index()], seen.sheaves)?;
         let sum = |count: fn(&ClassCache) -> u64| self.caches_of(class).map(|cache| count(&cache.lock())).sum();
         equal("slabs of a class", seen.slabs, sum(|cache| cache.slabs.into()))?;
         equal("free objects of a class", seen.free, sum(|cache| cache.free))?;

@@ -269,20 +269,23 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         let object = o.take(class).unwrap();
         assert!(own(o, class, object, 5));
         assert!(!o.disown(object), "it is not for who does not know the owner");
+        // SAFETY: the object is the test's.
+        let kind = unsafe { o.hot.kind(object) };
+        assert_eq!(kind.class(), class);
         for offset in (16..size).step_by(16) {
             let inside = object.wrapping_add(offset);
             assert!(!o.is_allocated(inside) && !o.is_accounted(inside));
             // SAFETY: a slab of the class lies there.
-            assert_eq!(unsafe { o.hot.take_back(class, inside) }, None, "{offset} bytes into {size}");
+            assert_eq!(unsafe { o.hot.take_back(kind, inside) }, None, "{offset} bytes into {size}");
         }
-        assert!(matches!(o.hot.free(object), Freed::Accounted(found) if found == class) || !o.slots.has_rseq());
+        assert!(matches!(o.hot.free(object), Freed::Accounted(found) if found == kind) || !o.slots.has_rseq());
         assert!(o.is_accounted(object), "nothing has changed");
         // SAFETY: a slab of the class lies there.
-        assert_eq!(unsafe { (o.hot.take_back(class, object), o.hot.take_back(class, object)) }, (Some(5), None));
+        assert_eq!(unsafe { (o.hot.take_back(kind, object), o.hot.take_back(kind, object)) }, (Some(5), None));
         assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));
         assert!(!matches!(o.hot.free(object), Freed::Done | Freed::Unplaced(_)), "it is free already");
         // SAFETY: the object is in this thread's hands.
-        if !unsafe { o.hot.put(class, object) } {
+        if !unsafe { o.hot.put(kind, object) } {
             o.free(&o.hot, class, object);
         }
         // It is handed out again, and nobody pays.

@@ -7,7 +7,7 @@
 mod instance;
 mod machine;
 
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use instance::{CONFIG, Opened, machine};
 use machine::Shared;
 use neap_base::Pfn;
@@ -229,6 +229,46 @@ fn a_bit_or_a_state_that_is_wrong() {
     // One in the middle: of a page whose objects are all the program's.
     finds("kind map", |o, held| kind(o, held[held.len() / 2].addr() - o.pages.base()).set(Class(3)));
     finds("kind map", |o, _| kind(o, o.pages.limit() - 1).set(CLASS));
+}
+
+#[test]
+fn owners_and_their_vectors() {
+    /// The same where the first object that is held has an owner; `damage` is told the word of its page.
+    fn finds_of(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
+        finds(what, |o, held| {
+            let object = held[0];
+            // SAFETY: the object is the test's.
+            assert!(unsafe { o.own_slowly(&o.hot, CLASS, object, 77) });
+            assert_eq!((o.prove().accounted, o.prove().vectors), (1, 1));
+            damage(o, held, o.pages.frames().frame(o.pages.pfn(object.addr())).word());
+        });
+    }
+    let address = |word: &AtomicU64| (word.load(Relaxed) >> 16) as usize;
+    finds_of("owner of an object that somebody pays for", |_, _, word| {
+        let entries = core::ptr::with_exposed_provenance::<[AtomicU64; 2]>(address(word));
+        // SAFETY: the vector has an entry for each of the two objects that may start on a page.
+        unsafe { &*entries }.iter().for_each(|entry| entry.store(0, Relaxed));
+    });
+    finds_of("owner of an object that somebody pays for", |_, _, word| word.store(0, Relaxed));
+    // Nobody pays any more, and the vector is lost.
+    finds_of("memory of sheaves", |o, held, word| {
+        word.store(0, Relaxed);
+        state(o, held[0].addr()).fetch_xor(1, Relaxed);
+    });
+    finds_of("class of a vector's memory", |_, held, word| {
+        word.store((held[0].addr() as u64) << 16 | word.load(Relaxed) & 0xffff, Relaxed);
+    });
+    finds_of("place of a vector", |_, _, word| _ = word.fetch_add(8 << 16, Relaxed));
+    finds_of("factor of a vector", |_, _, word| _ = word.fetch_add(1, Relaxed));
+    finds_of("memory of sheaves", |o, held, word| {
+        let other = held.iter().find(|object| object.addr() / 4096 != held[0].addr() / 4096).unwrap();
+        o.pages.frames().frame(o.pages.pfn(other.addr())).word().store(word.load(Relaxed), Relaxed);
+    });
+    finds_of("vector where nobody can have an object", |o, _, word| {
+        // The vector's slab has no other objects.
+        o.pages.frames().frame(o.pages.pfn(address(word))).word().store(word.load(Relaxed), Relaxed);
+    });
+    finds_of("objects of neap's own in a slab", |o, held, _| slab(o, held[0]).private += 1);
 }
 
 #[test]

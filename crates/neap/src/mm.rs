@@ -15,7 +15,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
-use neap_objects::hot::{Freed, Hot};
+use neap_objects::hot::{Freed, Hot, Kind};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::futex::{self, Scope};
@@ -238,6 +238,7 @@ impl<P: Platform> Mm<P> {
         match self.hot.free(pointer) {
             Freed::Done => {}
             Freed::Unplaced(class) => self.free_unplaced(pointer, class),
+            Freed::Accounted(kind) => self.free_accounted(pointer, kind),
             Freed::Unknown => self.free_slow(pointer),
         }
     }
@@ -256,6 +257,19 @@ impl<P: Platform> Mm<P> {
         core.after(self, Call::Free);
     }
 
+    /// Takes back an object that somebody pays for, or says what is wrong with it.
+    #[inline(never)]
+    fn free_accounted(&self, pointer: *mut u8, kind: Kind) {
+        // SAFETY: the kind was found there.
+        if unsafe { self.hot.take_back(kind, pointer) }.is_none() {
+            return self.free_slow(pointer);
+        }
+        // SAFETY: as above.
+        if !unsafe { self.hot.put(kind, pointer) } {
+            self.free_unplaced(pointer, kind.class());
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn free_slow(&self, pointer: *mut u8) {
@@ -265,6 +279,10 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "free");
         if class != Class::NONE {
+            if core.objects.is_accounted(pointer) {
+                // SAFETY: the class was found there.
+                return self.free_accounted(pointer, unsafe { self.hot.kind(pointer) });
+            }
             if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }

@@ -8,7 +8,7 @@ use core::ops::Deref;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
-use neap_objects::hot::{Freed, Hot};
+use neap_objects::hot::{Freed, Hot, Kind};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
@@ -76,9 +76,23 @@ impl<P: Platform> Opened<P> {
         match self.hot.free(object) {
             Freed::Done => {}
             Freed::Unplaced(found) => self.free(&self.hot, found, object),
+            Freed::Accounted(kind) => self.give_back(kind, object),
+            // SAFETY: the object is the test's.
+            Freed::Unknown if self.is_accounted(object) => self.give_back(unsafe { self.hot.kind(object) }, object),
             Freed::Unknown => {
                 assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(&self.hot, class, object);
+            }
+        }
+    }
+
+    /// Gives an object back that somebody pays for.
+    fn give_back(&self, kind: Kind, object: *mut u8) {
+        // SAFETY: the kind was found there.
+        unsafe {
+            assert!(self.hot.take_back(kind, object).is_some(), "{object:p} has an owner");
+            if !self.hot.put(kind, object) {
+                self.free(&self.hot, kind.class(), object);
             }
         }
     }
