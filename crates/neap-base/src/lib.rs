@@ -13,6 +13,7 @@ pub mod cpu_lock;
 pub mod gate;
 pub mod mutex;
 pub mod platform;
+pub mod rcu;
 pub mod sync;
 pub mod units;
 #[cfg(feature = "virtual")]
@@ -21,4 +22,5 @@ pub mod virtual_platform;
 pub use cpu_lock::CpuLock;
 pub use mutex::Mutex;
 pub use platform::{Linux, Platform};
+pub use rcu::{Rcu, RcuHead};
 pub use units::{Order, Pfn};

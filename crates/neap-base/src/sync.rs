@@ -1,6 +1,6 @@
 //! The atomics and cells of everything that a model checker explores.
 //!
-//! Sits between `core` (or loom, under `--cfg loom`) and the mutex, the CPU lock and the gate. The only file of the
+//! Sits between `core` (or loom, under `--cfg loom`) and the mutex, the CPU lock, the gate and RCU. The only file of the
 //! workspace that asks for `cfg(loom)`. loom's atomics cannot be made in a constant, so constructors go through
 //! [`constructor!`](crate::constructor), and its threads do not sleep on a futex, so waiting goes through here as well.
 
@@ -9,7 +9,7 @@ mod imp {
     extern crate std;
 
     pub use loom::cell::UnsafeCell;
-    pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
     /// A number of this thread's own, not 0.
     pub fn me() -> usize {
@@ -17,6 +17,11 @@ mod imp {
         let mut hasher = std::hash::DefaultHasher::new();
         loom::thread::current().id().hash(&mut hasher);
         hasher.finish() as usize | 1
+    }
+
+    /// One place for all threads: every further atomic is states to explore.
+    pub fn spread() -> usize {
+        0
     }
 
     /// loom takes SeqCst accesses for AcqRel ones, but knows SeqCst fences: this one stands where the accesses around it
@@ -44,9 +49,15 @@ mod imp {
 
 #[cfg(not(loom))]
 mod imp {
-    pub use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
     use neap_os::futex::{self, Scope};
     pub use neap_os::thread::pointer as me;
+
+    /// A number to spread threads by, where it does not matter which CPU they are on.
+    pub fn spread() -> usize {
+        // Miri knows no assembly, which the thread's number is read by.
+        if cfg!(miri) { 0 } else { neap_os::thread::number() }
+    }
 
     /// Nothing: the SeqCst accesses around it do it.
     #[inline(always)]

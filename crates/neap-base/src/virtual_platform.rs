@@ -2,7 +2,7 @@
 //!
 //! Sits where [`Linux`](crate::Linux) sits. Memory is real memory of this process, so that contents can be checked;
 //! everything else is a number that the test sets. Which virtual CPU a thread is on is a thread-local of the test's.
-//! Restartable sequences need a real CPU, so a virtual machine has Atomic slots only.
+//! Restartable sequences need a real CPU, so a virtual machine has Atomic slots only, unless it is asked for them.
 
 use crate::platform::Platform;
 use core::cell::Cell;
@@ -201,6 +201,7 @@ pub struct Virtual {
     moves_unmap: AtomicBool,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
+    sequences: Option<u32>,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
     /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
@@ -225,6 +226,7 @@ impl Virtual {
             moves_unmap: AtomicBool::new(false),
             isolated: CpuSet::EMPTY,
             isolated_in_use: AtomicBool::new(false),
+            sequences: None,
             now: AtomicU64::new(1_000_000_000),
             made: zeros(),
             countdown: zeros(),
@@ -264,6 +266,13 @@ impl Virtual {
     /// The same machine with isolated CPUs.
     pub fn with_isolated(self, isolated: CpuSet) -> Virtual {
         Virtual { isolated, ..self }
+    }
+
+    /// The same machine with the restartable sequences and fences of the real one, if that has them: they go by the CPU that
+    /// a thread is really on.
+    pub fn with_sequences(self) -> Virtual {
+        let sequences = fence::register().ok().and_then(|()| neap_os::rseq::registered_offset());
+        Virtual { sequences: sequences.map(|offset| offset as u32), ..self }
     }
 
     /// Lets a thread run on an isolated CPU, or leave it.
@@ -437,7 +446,7 @@ impl Platform for Virtual {
     }
 
     fn rseq_offset(&self) -> Option<u32> {
-        None
+        self.sequences
     }
 
     fn fence(&self, _cpu: usize) -> Result<(), Errno> {

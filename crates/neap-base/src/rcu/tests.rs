@@ -1,0 +1,290 @@
+//! Tests of RCU that need one thread or two, on machines that are made up.
+
+use super::*;
+use crate::virtual_platform::{Call, Virtual};
+use neap_os::topology::{CpuSet, nameable};
+use std::boxed::Box;
+use std::vec::Vec;
+
+/// What functions that free are told: where they defer again, and what was freed.
+#[derive(Default)]
+struct World {
+    rcu: Rcu<World>,
+    graves: std::sync::Mutex<Vec<u32>>,
+}
+
+struct Object {
+    name: u32,
+    head: RcuHead<World>,
+}
+
+unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
+    // SAFETY: the head is that of a boxed object, as whoever deferred it knows.
+    let object = unsafe { Box::from_raw(head.byte_sub(core::mem::offset_of!(Object, head)).cast::<Object>().as_ptr()) };
+    world.graves.lock().unwrap().push(object.name);
+}
+
+/// Frees an object and defers the next.
+unsafe fn free_and_defer(head: NonNull<RcuHead<World>>, world: &World) {
+    // SAFETY: as the caller promises.
+    unsafe { free(head, world) };
+    let last = world.graves.lock().unwrap().last().copied().unwrap();
+    world.defer_by(last + 1, free);
+}
+
+impl World {
+    fn open(machine: &Virtual) -> World {
+        let world = World::default();
+        world.rcu.open(machine).unwrap();
+        world
+    }
+
+    fn defer_by(&self, name: u32, run: Run<World>) -> bool {
+        let object = Box::into_raw(Box::new(Object { name, head: RcuHead::new() }));
+        // SAFETY: nobody else has the object.
+        unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), run) }
+    }
+
+    fn defer(&self, name: u32) -> bool {
+        self.defer_by(name, free)
+    }
+
+    fn advance(&self, machine: &Virtual) -> Result<bool, Errno> {
+        self.rcu.advance(machine, self)
+    }
+
+    /// What was freed since the last call.
+    fn freed(&self) -> Vec<u32> {
+        let mut freed = core::mem::take(&mut *self.graves.lock().unwrap());
+        freed.sort();
+        freed
+    }
+}
+
+fn with_sequences() -> Virtual {
+    Virtual::new(4096, nameable()).with_sequences()
+}
+
+/// Without sequences, and with them where there are any.
+fn machines() -> Vec<Virtual> {
+    let mut machines = Vec::from([Virtual::new(4096, 2)]);
+    if !cfg!(miri) {
+        machines.push(with_sequences());
+    }
+    machines
+}
+
+#[test]
+fn what_a_reader_may_have_seen_is_freed_when_it_has_gone() {
+    for machine in machines() {
+        let world = World::open(&machine);
+        assert_eq!(world.advance(&machine), Ok(false));
+        let [outer, inner] = [world.rcu.enter(), world.rcu.enter()];
+        assert_eq!([world.defer(1), world.defer(2)], [true, false]);
+        drop(outer);
+        (0..5).for_each(|_| assert_eq!(world.advance(&machine), Ok(true)));
+        assert!(world.freed().is_empty());
+        drop(inner);
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1, 2])));
+    }
+}
+
+#[test]
+fn readers_who_follow_each_other_do_not_keep_anything_for_ever() {
+    for machine in machines() {
+        let world = World::open(&machine);
+        for round in 0..10 {
+            let mut reading = world.rcu.enter();
+            world.defer(round);
+            let steps = (1..10).find(|_| {
+                let next = world.rcu.enter();
+                reading = next;
+                world.advance(&machine) == Ok(false)
+            });
+            assert!(steps.is_some_and(|steps| steps <= 3), "round {round}: {steps:?} steps");
+            assert_eq!(world.freed(), [round]);
+        }
+    }
+}
+
+#[test]
+fn what_is_deferred_while_others_are_waited_for_waits_for_its_own_readers() {
+    for machine in machines() {
+        let world = World::open(&machine);
+        let early = world.rcu.enter();
+        world.defer(1);
+        assert_eq!(world.advance(&machine), Ok(true));
+        let late = world.rcu.enter();
+        assert!(world.defer(2));
+        drop(early);
+        let freed: Vec<_> = (0..4).map(|_| (world.advance(&machine), world.freed())).collect();
+        assert!(freed.iter().all(|(left, _)| *left == Ok(true)), "{freed:?}");
+        assert_eq!(freed.iter().flat_map(|(_, names)| names).collect::<Vec<_>>(), [&1]);
+        drop(late);
+        (0..2).for_each(|_| _ = world.advance(&machine));
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
+    }
+}
+
+#[test]
+fn a_function_that_frees_may_defer_and_advances_nothing() {
+    unsafe fn advancing(head: NonNull<RcuHead<World>>, world: &World) {
+        // SAFETY: as the caller promises.
+        unsafe { free_and_defer(head, world) };
+        assert_eq!(world.advance(&Virtual::new(4096, 1)), Ok(true));
+        assert_eq!(world.graves.lock().unwrap().len(), 1);
+    }
+    for machine in machines() {
+        let world = World::open(&machine);
+        world.defer_by(1, advancing);
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::from([1])));
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
+    }
+}
+
+#[test]
+fn a_grace_period_frees_what_was_deferred_before_and_no_more() {
+    for machine in machines() {
+        let world = World::open(&machine);
+        assert_eq!(world.rcu.grace(&machine, &world), Ok(()));
+        // One that is under way has begun too early for what comes now.
+        let reading = world.rcu.enter();
+        world.defer(1);
+        assert_eq!(world.advance(&machine), Ok(true));
+        world.defer_by(2, free_and_defer);
+        drop(reading);
+        assert_eq!((world.rcu.grace(&machine, &world), world.freed()), (Ok(()), Vec::from([1, 2])));
+        assert_eq!((world.rcu.grace(&machine, &world), world.freed()), (Ok(()), Vec::from([3])));
+    }
+}
+
+#[test]
+fn a_grace_period_waits_for_readers_on_other_threads() {
+    for machine in machines() {
+        let (world, gone) = (World::open(&machine), core::sync::atomic::AtomicBool::new(false));
+        let (come, wait) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _reading = world.rcu.enter();
+                come.send(()).unwrap();
+                std::thread::sleep(core::time::Duration::from_millis(20));
+                gone.store(true, Ordering::Relaxed);
+            });
+            wait.recv().unwrap();
+            assert_eq!(world.rcu.grace(&machine, &world), Ok(()));
+            assert!(gone.load(Ordering::Relaxed));
+        });
+    }
+}
+
+#[test]
+fn while_fences_fail_nothing_is_freed() {
+    if cfg!(miri) || with_sequences().rseq_offset().is_none() {
+        return;
+    }
+    let machine = with_sequences();
+    let world = World::open(&machine);
+    machine.fail(Call::Fence, 0, 3);
+    world.defer(1);
+    let failed: Vec<_> = (0..2).map(|_| world.advance(&machine).is_err()).collect();
+    world.defer(2);
+    assert_eq!((failed, world.rcu.grace(&machine, &world).is_err()), (Vec::from([true, true]), true));
+    assert!(world.freed().is_empty());
+    // A reader of before the fence that works is waited for.
+    let reading = world.rcu.enter();
+    assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::new()));
+    drop(reading);
+    assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::from([1])));
+    assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
+    // Three that failed, and one for each period.
+    assert_eq!(machine.made(Call::Fence), 5);
+}
+
+#[test]
+fn without_sequences_nothing_is_mapped_or_fenced() {
+    let machine = Virtual::new(4096, 2);
+    let world = World::open(&machine);
+    world.defer(1);
+    assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1])));
+    assert_eq!((machine.mapped_bytes(), machine.made(Call::Fence)), (0, 0));
+}
+
+#[test]
+fn a_domain_opens_while_it_is_used_and_does_without_if_it_cannot() {
+    if cfg!(miri) {
+        return;
+    }
+    let (machine, world) = (with_sequences(), World::default());
+    machine.fail(Call::Map, 0, 1);
+    for opened in [machine.rseq_offset().is_none(), true, true] {
+        let reading = world.rcu.enter();
+        world.defer(1);
+        assert_eq!(world.advance(&machine), Ok(true));
+        assert_eq!(world.rcu.open(&machine).is_ok(), opened);
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::new()));
+        drop(reading);
+        assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1])));
+    }
+    // SAFETY: not used any more.
+    unsafe { world.rcu.close(&machine) };
+    assert_eq!(machine.mapped_bytes(), 0);
+}
+
+/// Keeps this thread on a CPU; whether that can be.
+fn pin(cpu: usize) -> bool {
+    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set) == 0
+    }
+}
+
+#[test]
+fn readers_on_isolated_cpus_count_where_no_fence_is_needed() {
+    if cfg!(miri) || with_sequences().rseq_offset().is_none() {
+        return;
+    }
+    let mut isolated = CpuSet::EMPTY;
+    isolated.insert(0);
+    let machine = with_sequences().with_isolated(isolated);
+    for [comes_in, goes_out] in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let world = World::open(&machine);
+        let moves = || pin(comes_in) && pin(goes_out);
+        if !moves() || !pin(comes_in) {
+            continue;
+        }
+        let on_lanes =
+            |word: usize| world.rcu.lanes.iter().map(|lane| lane[word].load(Ordering::Relaxed)).sum::<usize>();
+        let reading = world.rcu.enter();
+        world.defer(1);
+        assert_eq!((on_lanes(ENTERED), world.advance(&machine)), (1 - comes_in, Ok(true)));
+        assert!(pin(goes_out));
+        drop(reading);
+        assert_eq!((on_lanes(LEFT), world.advance(&machine), world.freed()), (1 - goes_out, Ok(false), Vec::from([1])));
+    }
+}
+
+#[test]
+fn in_a_child_readers_of_other_threads_are_forgotten() {
+    for machine in machines() {
+        let world = World::open(&machine);
+        for _ in 0..3 {
+            // That thread does not exist in the child; its last act was to defer something.
+            core::mem::forget(world.rcu.enter());
+            world.defer(1);
+            let own = world.rcu.enter();
+            assert_eq!(world.advance(&machine), Ok(true));
+            // SAFETY: nobody looks at anything.
+            unsafe { world.rcu.forget_others() };
+            assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1])));
+            // Whoever comes now counts, and whoever was there before does not, also when it goes.
+            let reading = world.rcu.enter();
+            drop(own);
+            world.defer(2);
+            (0..3).for_each(|_| assert_eq!(world.advance(&machine), Ok(true)));
+            drop(reading);
+            assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! RCU on the real machine: readers on all CPUs that move and sleep, writers, somebody who advances, and forks.
+//!
+//! Goal: what a reader holds is what it found, until it goes; everything that was deferred is freed in the end, once; and a child
+//! that was forked while other threads read frees what was deferred before. Method: objects are poisoned when they are freed and used
+//! again at once, so whoever looks at a freed one sees another number. In every kind of counting: by sequences, without, and with one
+//! CPU isolated. `NEAP_RCU_READS` sets how often each reader comes in.
+#![cfg(not(loom))]
+
+#[path = "../../neap-pages/tests/machine/random.rs"]
+mod random;
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use neap_base::platform::{Linux, Platform};
+use neap_base::{Rcu, RcuHead};
+use neap_os::topology::CpuSet;
+use random::{Random, number, seed};
+use std::sync::Mutex;
+
+const READERS: u64 = 4;
+const WRITERS: u64 = 2;
+const CELLS: usize = 4;
+const POISON: u64 = u64::MAX;
+
+#[repr(C)]
+struct Object {
+    head: RcuHead<World>,
+    number: AtomicU64,
+}
+
+/// Cells that are read, and objects that nobody uses.
+struct World {
+    rcu: Rcu<World>,
+    cells: [AtomicPtr<Object>; CELLS],
+    unused: Mutex<Vec<NonNull<Object>>>,
+    /// Objects made, deferred, freed.
+    counts: [AtomicUsize; 3],
+    /// Threads are to end.
+    done: AtomicBool,
+}
+
+// SAFETY: the objects that nobody uses are whoever's who takes them out.
+unsafe impl Sync for World {}
+
+unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
+    let object = head.cast::<Object>();
+    // SAFETY: the head is the first field of an object, which is never given back.
+    let was = unsafe { object.as_ref() }.number.swap(POISON, Ordering::Relaxed);
+    assert_ne!(was, POISON, "freed twice");
+    world.counts[2].fetch_add(1, Ordering::Relaxed);
+    world.unused.lock().unwrap().push(object);
+}
+
+impl World {
+    fn new(machine: Option<&Linux>) -> World {
+        let world = World {
+            rcu: Rcu::new(),
+            cells: [const { AtomicPtr::new(core::ptr::null_mut()) }; CELLS],
+            unused: Mutex::default(),
+            counts: [const { AtomicUsize::new(0) }; 3],
+            done: AtomicBool::new(false),
+        };
+        if let Some(machine) = machine {
+            world.rcu.open(machine).unwrap();
+        }
+        (0..CELLS).for_each(|cell| world.cells[cell].store(world.fresh(0).as_ptr(), Ordering::Relaxed));
+        world
+    }
+
+    /// An object that nobody knows.
+    fn fresh(&self, number: u64) -> NonNull<Object> {
+        let unused = self.unused.lock().unwrap().pop();
+        let object = unused.unwrap_or_else(|| {
+            self.counts[0].fetch_add(1, Ordering::Relaxed);
+            NonNull::from(Box::leak(Box::new(Object { head: RcuHead::new(), number: AtomicU64::new(POISON) })))
+        });
+        // SAFETY: objects are never given back.
+        unsafe { object.as_ref() }.number.store(number, Ordering::Relaxed);
+        object
+    }
+
+    /// Puts another object into a cell and defers the one that was there.
+    fn replace(&self, cell: usize, number: u64) {
+        // AcqRel pairs with itself, and as a Release with the Acquire in `read`.
+        let old = self.cells[cell].swap(self.fresh(number).as_ptr(), Ordering::AcqRel);
+        self.counts[1].fetch_add(1, Ordering::Relaxed);
+        // SAFETY: it was taken out of the cell by this thread alone, and `free` takes an object's head.
+        unsafe { self.rcu.defer(NonNull::new_unchecked(old).cast(), free) };
+    }
+
+    /// Looks at a cell's object, lets `meanwhile` happen, and looks again.
+    fn read(&self, cell: usize, meanwhile: impl FnOnce()) {
+        let _reading = self.rcu.enter();
+        // Acquire pairs with the AcqRel in `replace`.
+        let object = self.cells[cell].load(Ordering::Acquire);
+        // SAFETY: objects are never given back.
+        let object = unsafe { &*object };
+        let before = object.number.load(Ordering::Relaxed);
+        meanwhile();
+        let after = object.number.load(Ordering::Relaxed);
+        assert!(before == after && before != POISON, "an object that is read was freed: {before}, then {after}");
+    }
+}
+
+/// Lets threads end, also where a test fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps this thread on a CPU, if it may run there.
+fn move_to(cpu: usize) {
+    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set);
+    }
+}
+
+fn reader(world: &World, machine: &Linux, mut random: Random) {
+    for _ in 0..number("NEAP_RCU_READS", 200_000) {
+        let (cell, inner) = (random.below(CELLS), random.below(CELLS));
+        match random.below(1000) {
+            0 => world.read(cell, || move_to(random.below(machine.cpus()))),
+            1 => world.read(cell, || machine.sleep(1000)),
+            2..20 => world.read(cell, || machine.pause()),
+            20..200 => world.read(cell, || world.read(inner, || ())),
+            _ => world.read(cell, core::hint::spin_loop),
+        }
+    }
+}
+
+/// Every kind of counting, by name: whether the domain is opened, and on which machine.
+fn kinds() -> Vec<(&'static str, bool, Linux)> {
+    let mut isolated = CpuSet::EMPTY;
+    isolated.insert(0);
+    let machine = Linux::probe();
+    vec![
+        ("sequences", true, machine),
+        ("lanes", false, machine),
+        ("CPU 0 isolated", true, machine.with_isolated(&isolated)),
+    ]
+}
+
+#[test]
+fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
+    let seed = seed();
+    for (kind, opened, machine) in kinds() {
+        println!("{kind}");
+        let world = World::new(opened.then_some(&machine));
+        std::thread::scope(|scope| {
+            let (world, machine) = (&world, &machine);
+            let _done = Done(&world.done);
+            let readers: Vec<_> =
+                (0..READERS).map(|at| scope.spawn(move || reader(world, machine, Random(seed + at)))).collect();
+            let reading = || readers.iter().any(|reader| !reader.is_finished());
+            for at in 0..WRITERS {
+                scope.spawn(move || {
+                    let mut random = Random(seed + READERS + at);
+                    let mut next = 1;
+                    // Relaxed: one more turn does no harm.
+                    while !world.done.load(Ordering::Relaxed) {
+                        world.replace(random.below(CELLS), next);
+                        next += 1;
+                        match random.below(64) {
+                            0 => world.rcu.grace(machine, world).unwrap(),
+                            1..4 => machine.pause(),
+                            _ => {}
+                        }
+                    }
+                });
+            }
+            while reading() {
+                world.rcu.advance(machine, world).unwrap();
+                machine.pause();
+            }
+        });
+        world.rcu.grace(&machine, &world).unwrap();
+        let [made, deferred, freed] = [0, 1, 2].map(|count| world.counts[count].load(Ordering::Relaxed));
+        assert_eq!((freed, made), (deferred, world.unused.lock().unwrap().len() + CELLS));
+        assert!(deferred > 100 * CELLS, "{kind}: {deferred} objects were replaced");
+        println!("{kind}: {made} objects made, {deferred} deferred");
+    }
+}
+
+/// Runs `body` in a forked child, which is to come to its end.
+fn in_a_child(body: impl FnOnce()) {
+    // SAFETY: what the child does it may do; it ends by _exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
+            // SAFETY: nothing of the harness is to run in the child.
+            unsafe { libc::_exit(if done { 0 } else { 1 }) }
+        }
+        child => {
+            let mut status = 0;
+            assert!(child > 0, "fork failed");
+            // SAFETY: the status is this function's.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child ended with status {status:#x}");
+        }
+    }
+}
+
+/// The child of a process whose readers were anywhere: it waits for its own readers and for nobody else.
+fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
+    if machine.rseq_offset().is_some() {
+        neap_os::fence::register().unwrap();
+    }
+    // SAFETY: this thread is the only one, and looks at nothing that it has found before.
+    unsafe { world.rcu.forget_others() };
+    let all_freed = || world.counts[1].load(Ordering::Relaxed) == world.counts[2].load(Ordering::Relaxed);
+    let mut steps = (0..100).map(|_| world.rcu.advance(machine, world).unwrap());
+    assert!(!all_freed() && steps.any(|left| !left) && all_freed(), "what was deferred before the fork is not freed");
+    let reading = world.rcu.enter();
+    drop(own);
+    world.replace(1, 1);
+    assert!((0..100).all(|_| world.rcu.advance(machine, world).unwrap()) && !all_freed());
+    drop(reading);
+    world.rcu.grace(machine, world).unwrap();
+    assert!(all_freed());
+    // And so do its threads.
+    std::thread::scope(|scope| _ = scope.spawn(|| (0..100).for_each(|_| world.read(0, || machine.pause()))));
+    world.replace(0, 2);
+    world.rcu.grace(machine, world).unwrap();
+    assert!(all_freed());
+}
+
+#[test]
+fn a_child_forgets_its_parents_readers_and_frees_what_was_deferred() {
+    let seed = seed();
+    for (kind, opened, machine) in kinds() {
+        println!("{kind}");
+        let world = World::new(opened.then_some(&machine));
+        std::thread::scope(|scope| {
+            let (world, machine) = (&world, &machine);
+            let _done = Done(&world.done);
+            for at in 0..READERS {
+                scope.spawn(move || {
+                    let mut random = Random(seed + at);
+                    // Relaxed: one more turn does no harm.
+                    while !world.done.load(Ordering::Relaxed) {
+                        world.read(random.below(CELLS), || machine.pause());
+                    }
+                });
+            }
+            let mut random = Random(seed);
+            for number in 1..=50 {
+                let own = world.rcu.enter();
+                (0..random.below(5) + 1).for_each(|_| world.replace(random.below(CELLS), number));
+                // The child finds a period that has not begun, or one that has, and waits for somebody.
+                if random.below(2) == 0 {
+                    world.rcu.advance(machine, world).unwrap();
+                }
+                in_a_child(|| child(world, machine, world.rcu.enter()));
+                drop(own);
+            }
+        });
+        world.rcu.grace(&machine, &world).unwrap();
+        assert_eq!(world.counts[1].load(Ordering::Relaxed), world.counts[2].load(Ordering::Relaxed));
+    }
+}
