@@ -187,6 +187,35 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
     }
 }
 
+/// What the fence is for: a reader whose count still waits in its CPU's store buffer, behind stores that take long, while it has
+/// found an object already. On two CPUs; with one there is no such reader.
+#[test]
+fn a_reader_whose_count_nobody_sees_yet_is_waited_for() {
+    const LINE: usize = 64 / size_of::<AtomicU64>();
+    const FAR: usize = 1 << 22;
+    let (seed, machine) = (seed(), Linux::probe());
+    let world = World::new(Some(&machine));
+    let far: Vec<AtomicU64> = (0..FAR).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        let (world, machine, far) = (&world, &machine, &far);
+        let reader = scope.spawn(move || {
+            move_to(0);
+            let mut random = Random(seed);
+            for _ in 0..number("NEAP_RCU_READS", 200_000) {
+                (0..8).for_each(|_| far[random.below(FAR / LINE) * LINE].store(1, Ordering::Relaxed));
+                world.read(0, || (0..200).for_each(|_| core::hint::spin_loop()));
+            }
+        });
+        move_to(1);
+        let mut next = 1;
+        while !reader.is_finished() {
+            world.replace(0, next);
+            world.rcu.advance(machine, world).unwrap();
+            next += 1;
+        }
+    });
+}
+
 /// Runs `body` in a forked child, which is to come to its end.
 fn in_a_child(body: impl FnOnce()) {
     // SAFETY: what the child does it may do; it ends by _exit.
