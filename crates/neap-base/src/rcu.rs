@@ -26,7 +26,7 @@
 //! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, counts that are added up).
 
 use crate::platform::{Errno, Platform};
-use crate::sync::{AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spread};
+use crate::sync::{AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
 use crate::{Mutex, constructor};
 use core::fmt;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance};
@@ -284,6 +284,8 @@ impl<C> Rcu<C> {
             self.step(platform, context, wanted)?;
             if self.completed.load(Ordering::Relaxed) == before {
                 looks += 1;
+                // In a model this runs somebody else, and the others do nothing.
+                spin();
                 if looks < YIELDS { platform.pause() } else { platform.sleep(NAP) }
             }
         }

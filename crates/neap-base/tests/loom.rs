@@ -1,11 +1,14 @@
-//! Every interleaving of the mutex, the CPU lock and the gate, by loom. Empty unless built with `--cfg loom`
+//! Every interleaving of the mutex, the CPU lock, the gate and RCU without sequences, by loom. Empty unless built with `--cfg loom`
 //! (`cargo xtask loom`).
 #![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;
 use neap_base::gate::Gate;
-use neap_base::{CpuLock, Mutex};
+use neap_base::sync::Ordering;
+use neap_base::virtual_platform::Virtual;
+use neap_base::{CpuLock, Mutex, Rcu, RcuHead};
+use std::ptr::NonNull;
 
 #[test]
 fn the_mutex_excludes_and_loses_nothing() {
@@ -122,4 +125,152 @@ fn nobody_is_inside_a_closed_gate() {
         gate.open();
         thread.join().unwrap();
     });
+}
+
+/// What was freed: a bit for each object's number.
+type Freed = loom::sync::atomic::AtomicUsize;
+
+struct Object {
+    head: RcuHead<Freed>,
+    number: loom::cell::UnsafeCell<usize>,
+}
+
+fn object(number: usize) -> *mut Object {
+    Box::into_raw(Box::new(Object { head: RcuHead::new(), number: loom::cell::UnsafeCell::new(number) }))
+}
+
+/// Gives an object back; its number.
+///
+/// # Safety
+/// It is one of [`object`], and nobody looks at it any more.
+unsafe fn bury(object: *mut Object) -> usize {
+    // SAFETY: as the caller promises.
+    let object = unsafe { Box::from_raw(object) };
+    // SAFETY: as the caller promises; loom checks that.
+    object.number.with_mut(|number| unsafe { std::mem::replace(&mut *number, usize::MAX) })
+}
+
+unsafe fn free(head: NonNull<RcuHead<Freed>>, freed: &Freed) {
+    // SAFETY: the head is that of an object.
+    let number = unsafe { bury(head.byte_sub(std::mem::offset_of!(Object, head)).as_ptr().cast()) };
+    freed.fetch_add(1 << number, Ordering::Relaxed);
+}
+
+/// A domain, and a cell that leads to an object, at first to number 0.
+struct World {
+    rcu: Rcu<Freed>,
+    cell: loom::sync::atomic::AtomicPtr<Object>,
+    freed: Freed,
+    machine: Virtual,
+}
+
+impl World {
+    fn read(&self) {
+        let _reading = self.rcu.enter();
+        // Acquire pairs with the AcqRel in `replace`.
+        let object = self.cell.load(Ordering::Acquire);
+        thread::yield_now();
+        // SAFETY: it is not freed before the reader goes; loom checks that.
+        unsafe { (*object).number.with(|number| assert_ne!(*number, usize::MAX)) };
+    }
+
+    /// Puts an object with this number into the cell, and defers the one that is there.
+    fn replace(&self, number: usize) {
+        // AcqRel pairs with itself and with the Acquire in `read`.
+        self.defer(self.cell.swap(object(number), Ordering::AcqRel));
+    }
+
+    fn defer(&self, object: *mut Object) {
+        // SAFETY: no new reader finds it, and it is this thread's alone.
+        unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), free) };
+    }
+
+    fn advance(&self) -> bool {
+        self.rcu.advance(&self.machine, &self.freed).unwrap()
+    }
+
+    fn freed(&self) -> usize {
+        self.freed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // SAFETY: the last to know it is this.
+        unsafe { bury(self.cell.load(Ordering::Relaxed)) };
+    }
+}
+
+/// Runs two threads on a domain, however often they are preempted: it takes four to see some of what can be wrong.
+fn two(one: fn(&World), other: fn(&World), at_the_end: usize) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = None;
+    model.check(move || {
+        let cell = loom::sync::atomic::AtomicPtr::new(object(0));
+        let world = Arc::new(World { rcu: Rcu::new(), cell, freed: Freed::new(0), machine: Virtual::new(4096, 1) });
+        let thread = {
+            let world = world.clone();
+            thread::spawn(move || other(&world))
+        };
+        one(&world);
+        thread.join().unwrap();
+        while world.advance() {}
+        assert_eq!(world.freed(), at_the_end);
+    });
+}
+
+#[test]
+fn nothing_is_freed_under_a_reader() {
+    fn writer(world: &World) {
+        thread::yield_now();
+        world.replace(1);
+        world.advance();
+        thread::yield_now();
+        world.advance();
+    }
+    two(writer, World::read, 0b1);
+}
+
+/// The reader may have looked which phase it is before the first period and come in during the second; it may come and go while
+/// counts are added up.
+#[test]
+fn a_reader_of_any_phase_is_waited_for() {
+    fn writer(world: &World) {
+        let own = world.rcu.enter();
+        world.replace(1);
+        world.advance();
+        assert_eq!(world.freed(), 0);
+        drop(own);
+        world.advance();
+        world.replace(2);
+        world.advance();
+    }
+    two(writer, World::read, 0b11);
+}
+
+#[test]
+fn of_what_two_threads_defer_and_free_nothing_is_lost() {
+    fn one(world: &World) {
+        world.replace(1);
+        world.advance();
+    }
+    fn other(world: &World) {
+        world.defer(object(3));
+        world.advance();
+    }
+    two(one, other, 0b1001);
+}
+
+#[test]
+fn after_a_grace_period_what_was_deferred_before_is_freed() {
+    fn one(world: &World) {
+        world.replace(1);
+        world.rcu.grace(&world.machine, &world.freed).unwrap();
+        assert_eq!(world.freed() & 1, 1);
+    }
+    fn other(world: &World) {
+        world.defer(object(3));
+        world.advance();
+    }
+    two(one, other, 0b1001);
 }
