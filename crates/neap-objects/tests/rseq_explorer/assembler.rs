@@ -19,6 +19,7 @@ enum Sequence {
     PushMany,
     PopMany,
     SetCapacity,
+    Count(Side),
 }
 
 pub struct Assembler {
@@ -65,6 +66,8 @@ impl Assembler {
             Op::Fill(_) => self.fill(),
             Op::Take(_, wanted) => self.take(wanted),
             Op::Fork => self.fork(),
+            Op::Read => self.read(),
+            Op::Retire => self.retire(),
         }
         self.flags = 0;
         for [exit, again, given_up] in core::mem::take(&mut self.exits) {
@@ -123,8 +126,15 @@ impl Assembler {
         }
         self.flags = if loose { 0 } else { SEQ };
         self.line(Instr::ReadCpu, "START: c := cpu id");
-        self.line(Instr::LoadRow, "p := row[c]");
+        if !matches!(kind, Sequence::Count(_)) {
+            self.line(Instr::LoadRow, "p := row[c]");
+        }
         match kind {
+            Sequence::Count(side) => {
+                self.jump(Instr::CheckPlace, refused, "refused if c has no words");
+                self.line(Instr::LoadWord(side), "n := the word of c and k");
+                self.line(Instr::StoreWordUp(side), "COMMIT: the word of c and k := n + 1").flags |= COMMIT;
+            }
             Sequence::Push | Sequence::PushMany => self.push(kind == Sequence::PushMany, refused),
             Sequence::Pop | Sequence::PopMany => self.pop(kind == Sequence::PopMany, refused),
             Sequence::SetCapacity => {
@@ -399,6 +409,61 @@ impl Assembler {
         if m != Mutant::ForkNoGate {
             self.line(Instr::OpenGate, "fork: open the gate");
         }
+        self.finish();
+    }
+
+    fn read(&mut self) {
+        let [enter, inside, leave] = [(); 3].map(|()| self.label());
+        self.line(Instr::LoadPhase, "k := phase");
+        self.sequence(Sequence::Count(Side::Entered), enter);
+        self.here(inside);
+        self.line(Instr::LoadObject, "v := object");
+        if self.mutant != Mutant::LeaveFirst {
+            self.line(Instr::Look, "look at v");
+        }
+        self.sequence(Sequence::Count(Side::Left), leave);
+        if self.mutant == Mutant::LeaveFirst {
+            self.line(Instr::Look, "look at v, too late");
+        }
+        self.finish();
+        self.here(enter);
+        self.line(Instr::AddLocked(Side::Entered), "lock: the shared word of k + 1").next = inside.0 as u8;
+        self.here(leave);
+        self.line(Instr::AddLocked(Side::Left), "lock: the shared word of k + 1");
+        self.finish();
+    }
+
+    fn retire(&mut self) {
+        use Mutant as M;
+        let m = self.mutant;
+        let [fenced, look, failed] = [(); 3].map(|()| self.label());
+        let ignored = m == M::FenceFailureIgnored;
+        let fence = |asm: &mut Assembler| {
+            for (cpu, text) in [(0, "fence CPU 0"), (1, "fence CPU 1")] {
+                asm.jump(Instr::FencePlace(cpu), if ignored { fenced } else { failed }, text);
+            }
+        };
+        if m == M::RetireFenceFirst {
+            fence(self);
+        }
+        self.line(Instr::Replace, "v := object; object := v + 1");
+        self.line(Instr::TakeUp, "v is deferred and taken up");
+        if m != M::RetireFenceFirst && m != M::RetireNoFence {
+            fence(self);
+        }
+        self.here(fenced);
+        if m == M::RetireOnePhase {
+            self.line(Instr::FlipFirst, "k := phase; phase := the other");
+        }
+        self.here(look);
+        let sides = [Side::Left, Side::Entered];
+        for side in if m == M::RetireEnteredFirst { [sides[1], sides[0]] } else { sides } {
+            let text = if side == Side::Left { "n := n - who left at i" } else { "n := n + who entered at i" };
+            self.repeat(Instr::AddUp(side), text);
+        }
+        self.jump(Instr::Decide, look, "both phases seen? otherwise phase := the one that is; k := the other");
+        self.line(Instr::Free, "v is freed");
+        self.here(failed);
         self.finish();
     }
 }

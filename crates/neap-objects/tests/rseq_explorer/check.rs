@@ -16,6 +16,8 @@
 //! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
+//! Where threads read and retire nothing of this holds; there nobody looks at what is freed, and in the end counts are even.
+//!
 //! "At rest" 1 to 5 are judged only where all threads have finished and all buffers are empty: a
 //! violation there is real damage that stays. Popped rubbish, an object received twice and a torn
 //! snapshot are damage at once and count in both modes.
@@ -37,6 +39,7 @@ impl Machine {
     pub fn judge(&self, s: &State) -> Option<String> {
         let text = match s.flaw {
             Flaw::None if self.scenario.at_rest && !self.at_rest(s) => return None,
+            Flaw::None if self.scenario.reads() => return self.judge_counts(s),
             Flaw::None => {
                 let mem = s.settled();
                 return self.judge_objects(s, &mem).or_else(|| self.judge_regions(s, &mem));
@@ -45,6 +48,7 @@ impl Machine {
             Flaw::CommitWhileClosed => "a sequence committed while fork had the rows closed",
             Flaw::PoppedNothing => "what was popped is no object",
             Flaw::ObjectTwice => "an object came to where it was already",
+            Flaw::UsedFreed => "a reader looked at an object that was freed",
             Flaw::OutOfBounds => "a cell outside the stack was used",
             Flaw::SnapshotInFlight => "the copied memory had a sequence or a store in flight",
             Flaw::SnapshotLocked => "the copied memory had a locked mutex: nobody in the child unlocks it",
@@ -54,6 +58,14 @@ impl Machine {
             }
         };
         Some(text.to_string())
+    }
+
+    /// In the end as many readers of each phase have gone out as came in.
+    fn judge_counts(&self, s: &State) -> Option<String> {
+        let sum = |side, phase| (0..PLACES).map(|place| s.mem[word_of(side, place, phase)]).sum::<u8>();
+        let uneven = |&phase: &u8| sum(Side::Entered, phase) != sum(Side::Left, phase);
+        let phase = if self.at_rest(s) { (0..2).find(uneven) } else { None };
+        phase.map(|phase| format!("nobody reads, but the counts of phase {phase} differ"))
     }
 
     /// The lines that threads are at which hold a region, with their frames.

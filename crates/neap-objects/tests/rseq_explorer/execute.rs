@@ -45,6 +45,9 @@ impl Machine {
         let shut = |f: &Frame| flags(f) & (SHUT | CLOSED) == SHUT && [f.d, f.s].get(c as usize) == Some(&p);
         let leaving = |f: Frame| f.d == p && f.c == c && flags(&f) & (DETACHED | FENCED) == DETACHED || shut(&f);
         let own = c == s.thr[t].cpu && (c as usize) < ROWS;
+        if own && self.scenario.reads() {
+            return;
+        }
         if !own || s.settled()[ROW + c as usize] != p && !s.frames().any(leaving) {
             self.note(s, Flaw::ForeignStore);
         }
@@ -82,7 +85,7 @@ impl Machine {
         let cpu = s.thr[t].cpu as usize;
         let two = match line.instr {
             Instr::Choice => true,
-            Instr::FenceRow => self.scenario.fence_may_fail,
+            Instr::FenceRow | Instr::FencePlace(_) => self.scenario.fence_may_fail,
             _ => false,
         };
         if branch == 1 && !two {
@@ -270,6 +273,72 @@ impl Machine {
                 store = Some((ROW + of as usize, core::mem::replace(held, NOTHING)));
             }
             Instr::Snapshot => self.snapshot(s, t, &mut seen),
+            Instr::LoadPhase => f.k = self.load(s, t, PHASE),
+            Instr::CheckPlace => {
+                let isolated = f.c == 1 && self.scenario.one_region && self.scenario.mutant != Mutant::IsolatedWords;
+                goes_on = (f.c as usize) < ROWS && !isolated;
+            }
+            Instr::LoadWord(side) => f.n = self.load(s, t, word_of(side, f.c, f.k)),
+            Instr::StoreWordUp(side) => store = Some((word_of(side, f.c, f.k), f.n + 1)),
+            Instr::AddLocked(side) => {
+                s.drain(cpu);
+                let place = if self.scenario.mutant == Mutant::SharedWords { 0 } else { LOCKED };
+                s.mem[word_of(side, place, f.k)] += 1;
+                seen = event::COUNTED_LOCKED;
+            }
+            Instr::LoadObject => f.v = self.load(s, t, OBJECT),
+            Instr::Look => {
+                if f.v < s.mem[ALIVE] {
+                    self.note(s, Flaw::UsedFreed);
+                } else if f.v < s.mem[OBJECT] {
+                    seen = event::READ_OLD;
+                }
+            }
+            Instr::Replace => {
+                f.v = self.load(s, t, OBJECT);
+                store = Some((OBJECT, f.v + 1));
+            }
+            Instr::TakeUp => s.drain(cpu),
+            Instr::FencePlace(place) => {
+                goes_on = branch == 0;
+                if goes_on && !(place == 1 && self.scenario.one_region) {
+                    self.fence(s, t, place, &mut seen);
+                }
+            }
+            Instr::FlipFirst => {
+                f.k = self.load(s, t, PHASE);
+                store = Some((PHASE, 1 - f.k));
+            }
+            Instr::AddUp(side) => {
+                let word = self.load(s, t, word_of(side, f.i, f.k));
+                f.n = if side == Side::Left { f.n.wrapping_sub(word) } else { f.n.wrapping_add(word) } & 15;
+                f.i = (f.i + 1) % PLACES;
+                goes_on = f.i == 0;
+            }
+            Instr::Decide => {
+                if f.n == 0 {
+                    f.m |= 1 << f.k;
+                } else {
+                    seen = event::WAITED;
+                }
+                f.n = 0;
+                goes_on = f.m == 0b11;
+                if self.scenario.mutant == Mutant::RetireOnePhase {
+                    goes_on = f.m > 0;
+                } else if f.m == 0 {
+                    f.k = 1 - f.k;
+                } else if !goes_on {
+                    f.k = 1 - f.m / 2;
+                    if self.load(s, t, PHASE) == f.k {
+                        store = Some((PHASE, 1 - f.k));
+                        seen |= event::FLIPPED;
+                    }
+                }
+            }
+            Instr::Free => {
+                s.mem[ALIVE] = f.v + 1;
+                seen = event::FREED;
+            }
         }
         if let Some((word, value)) = store {
             if line.flags & (SEQ | COMMIT) != 0 {

@@ -3,7 +3,7 @@
 //! `protocol` has the sequences in plain words, `assembler` puts them together as programs, `model` has
 //! the machine with its store buffers and what it cannot show, `steps` what can happen next, `execute`
 //! what an instruction does, `check` what must hold, `search` the search. This file has the scenarios in
-//! which the protocol must hold; `mutants` has the ones in which a wrong protocol must be caught. loom
+//! which the protocol must hold; `mutants` has the ones in which a wrong protocol must be caught; `rcu` has both for readers. loom
 //! cannot do this: it knows neither restartable sequences nor membarrier.
 //!
 //! Sits beside the crate and touches none of its code: what is proved is the design, so a change of a
@@ -22,6 +22,7 @@ mod execute;
 mod model;
 mod mutants;
 mod protocol;
+mod rcu;
 mod search;
 mod steps;
 
@@ -40,6 +41,11 @@ fn worker(name: &'static str, ops: &[Op]) -> Actor {
 /// A thread on a CPU of its own, where nobody disturbs it.
 fn remote(name: &'static str, ops: &[Op]) -> Actor {
     Actor { cpus: 0b100, ..worker(name, ops) }
+}
+
+/// Readers, and who retires what they look at. Fences may fail.
+fn reading(name: &'static str, actors: Vec<Actor>) -> Scenario {
+    scenario(name, &[], &[], &[], actors)
 }
 
 /// One class; region A is CPU 0's, region B is CPU 1's. Stacks have room for two. Fences may fail.

@@ -62,6 +62,21 @@ const REGIONS: usize = 5;
 pub const WORDS: usize = REGION + REGIONS * STRIDE;
 const DEPTH: usize = 4;
 
+/// Words where threads read and retire; they have the place of the regions, which nobody uses then. The phase in which readers
+/// count, the number of the object that they find, and the lowest number of an object that is not freed.
+pub const PHASE: usize = REGION;
+pub const OBJECT: usize = REGION + 1;
+pub const ALIVE: usize = REGION + 2;
+const COUNTS: usize = REGION + 4;
+/// Where readers count by sequences, by CPU, and at the end where they count by a locked instruction.
+pub const PLACES: u8 = 3;
+pub const LOCKED: u8 = 2;
+
+/// The word for readers who came in, or went out, at a place in a phase.
+pub fn word_of(side: Side, place: u8, phase: u8) -> usize {
+    COUNTS + side as usize * 2 * PLACES as usize + 2 * place as usize + phase as usize
+}
+
 /// Where the count of a stack lies; its capacity and its cells follow.
 pub fn count_of(region: u8, class: u8) -> usize {
     REGION + (region - DUMMY) as usize * STRIDE + class as usize * STACK
@@ -80,6 +95,7 @@ pub enum Flaw {
     SnapshotDummy,
     SnapshotLocked,
     SnapshotLoses,
+    UsedFreed,
 }
 
 /// What a run must have seen, so that a scenario cannot pass by doing nothing.
@@ -107,6 +123,15 @@ pub mod event {
     pub const SNAPSHOT: u32 = 1 << 16;
     /// Somebody came to the gate and found it closed.
     pub const GATE_CLOSED: u32 = 1 << 17;
+    /// A reader looked at an object that had been replaced.
+    pub const READ_OLD: u32 = 1 << 18;
+    /// A reader counted by a locked instruction.
+    pub const COUNTED_LOCKED: u32 = 1 << 19;
+    /// A phase was not without readers.
+    pub const WAITED: u32 = 1 << 20;
+    /// Readers were sent to the other phase.
+    pub const FLIPPED: u32 = 1 << 21;
+    pub const FREED: u32 = 1 << 22;
 }
 
 /// How the kernel knows a thread.
@@ -146,7 +171,7 @@ pub struct Scenario {
     pub capacity: u8,
     /// Whether A and B start without room, as after a take.
     pub drained: bool,
-    /// CPU 1 has no region: its row is DUMMY for good.
+    /// CPU 1 has no region: its row is DUMMY for good. For readers: it has no words and is never fenced.
     pub one_region: bool,
     pub fence_may_fail: bool,
     pub mutant: Mutant,
@@ -161,6 +186,11 @@ impl Scenario {
 
     pub fn class_of(&self, object: u8) -> u8 {
         self.second >> object & 1
+    }
+
+    /// Whether this is about readers and what is retired, and not about stacks.
+    pub fn reads(&self) -> bool {
+        self.actors.iter().flat_map(|actor| &actor.ops).any(|op| matches!(op, Op::Read | Op::Retire))
     }
 
     /// How many objects the slow paths move at once.
@@ -268,7 +298,7 @@ impl State {
 
     pub fn unpack(words: &Packed) -> State {
         use Flaw::*;
-        const FLAWS: [Flaw; 10] = [
+        const FLAWS: [Flaw; 11] = [
             None,
             ForeignStore,
             CommitWhileClosed,
@@ -279,6 +309,7 @@ impl State {
             SnapshotDummy,
             SnapshotLocked,
             SnapshotLoses,
+            UsedFreed,
         ];
         let mut mem = [0; WORDS];
         for (i, value) in mem.iter_mut().enumerate() {

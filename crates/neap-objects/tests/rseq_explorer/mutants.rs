@@ -22,7 +22,7 @@ fn caught(right: Scenario, wrong: Scenario, damage: &str) {
     assert!(what.contains(damage), "{name}: {:?} was to end in {damage:?}, but: {what}, after\n{trace}", wrong.mutant);
 }
 
-fn mutant(right: Scenario, mutant: Mutant, damage: &str) {
+pub fn mutant(right: Scenario, mutant: Mutant, damage: &str) {
     let wrong = Scenario { mutant, ..right.clone() };
     caught(right, wrong, damage);
 }

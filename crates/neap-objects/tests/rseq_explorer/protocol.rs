@@ -37,6 +37,14 @@
 //! until nobody is inside. 3. Swap every row for DUMMY. 4. Fence every CPU. 5. Now no sequence can
 //! commit: the memory may be copied. 6. Store the rows again, open the gate. (The real code knows a
 //! row's pointer from the lock of its CPU; here the swap tells it, to takers and to fork.)
+//!
+//! Read (RCU, `neap-base/src/rcu.rs`): 1. load the phase. 2. By a sequence, add one to this CPU's word of those who came in in that
+//! phase; a CPU that is isolated, or that nobody knows, has no words, so the sequence is refused: then add one to a word for
+//! such readers by a locked instruction. 3. Load the object's number, look at it. 4. Count in the same way that one went
+//! out, on the CPU that it is then. Retire: 1. store another number. 2. Take up the object that was there (a locked instruction).
+//! 3. Fence every CPU that has words; if that fails nothing is freed. 4. Add up who went out in a phase, then who came in; if
+//! these are equal the phase was seen without readers. 5. If one phase was, store its number as the phase, and look at the other. 6. If
+//! both were, free the object.
 
 use crate::assembler::Assembler;
 
@@ -98,6 +106,20 @@ pub enum Mutant {
     GateWaitInside,
     /// Fork closes the gate by a plain store, without a barrier.
     GateNoBarrier,
+    /// Who retires never fences.
+    RetireNoFence,
+    /// Who retires fences, then stores the new number.
+    RetireFenceFirst,
+    /// Who retires sends readers to the other phase and waits only for those of the one before.
+    RetireOnePhase,
+    /// Who retires adds up those who came in first.
+    RetireEnteredFirst,
+    /// A CPU that is never fenced has words.
+    IsolatedWords,
+    /// Readers without sequences add to the words of CPU 0.
+    SharedWords,
+    /// Readers go out before they have looked.
+    LeaveFirst,
 }
 
 /// What a thread does next. An object number of 0 means: the lowest object that it holds.
@@ -117,11 +139,24 @@ pub enum Op {
     /// Take the classes of a mask from a CPU.
     Take(u8, u8),
     Fork,
+    /// Look at the object, as a reader.
+    Read,
+    /// Replace the object, wait for its readers, free it.
+    Retire,
+}
+
+/// Which of a reader's two counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    Entered,
+    Left,
 }
 
 /// One step. Registers: `k` class, `c` CPU, `p` region of the row, `n` count, `i` cells copied, `t`
 /// loaded object, `v` object to push, `b` private memory for objects and `m` how many it has, `d`
-/// region taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU.
+/// region taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU. Of a reader: `k` phase, `v`
+/// object. Of who retires: `k` the phase that is looked at, `i` the place, `n` how many came in and did not go out, `m` a bit for
+/// each phase seen without readers, `v` the object that is retired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Instr {
     Finish,
@@ -175,6 +210,23 @@ pub enum Instr {
     FenceCpu(u8),
     Snapshot,
     ReopenRow(u8),
+    LoadPhase,
+    CheckPlace,
+    LoadWord(Side),
+    StoreWordUp(Side),
+    AddLocked(Side),
+    LoadObject,
+    Look,
+    Replace,
+    TakeUp,
+    /// Of a CPU that has words; it may fail.
+    FencePlace(u8),
+    /// Stores the other phase at once.
+    FlipFirst,
+    AddUp(Side),
+    /// Whether all is seen; otherwise what is looked at next.
+    Decide,
+    Free,
 }
 
 /// Inside `[START, END)`: an interruption of an armed thread here aborts.
@@ -255,6 +307,6 @@ fn shape(op: Op) -> Op {
         Op::Flush(_) => Op::Flush(0),
         Op::Fill(_) => Op::Fill(0),
         Op::Take(_, wanted) => Op::Take(0, wanted),
-        Op::Fork => Op::Fork,
+        Op::Fork | Op::Read | Op::Retire => op,
     }
 }

@@ -151,8 +151,21 @@ fn trace(machine: &Machine, visited: &Visited, last: usize) -> String {
     text
 }
 
+/// The name of a word where threads read and retire.
+fn count_name(word: usize) -> String {
+    for (side, name) in [(Side::Entered, "entered"), (Side::Left, "left")] {
+        for (place, phase) in (0..PLACES).flat_map(|place| [(place, 0), (place, 1)]) {
+            if word == word_of(side, place, phase) {
+                return format!("{name}[{}][{phase}]", if place == LOCKED { "lock".into() } else { place.to_string() });
+            }
+        }
+    }
+    ["phase", "object", "alive"][word - PHASE].to_string()
+}
+
 fn word_name(machine: &Machine, word: usize) -> String {
     match word {
+        PHASE.. if machine.scenario.reads() => count_name(word),
         ROW..SPARE => format!("row[{}]", word - ROW),
         SPARE..TAKERS => "spare".to_string(),
         TAKERS => "mutex".to_string(),
@@ -232,7 +245,8 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
             let verb = if new.hand >> object & 1 == 1 { "now holds" } else { "gave away" };
             notes.push(format!("{} {verb} object {object}", actor.name));
         }
-        if old.now.m != new.now.m && old.saved.pc == new.saved.pc {
+        let copies = !machine.scenario.reads();
+        if copies && old.now.m != new.now.m && old.saved.pc == new.saved.pc {
             let held = &new.now.b[..new.now.m as usize];
             notes.push(format!("{}'s private memory has {held:?}", actor.name));
         }

@@ -32,7 +32,7 @@ impl Machine {
         let pinned = scenario.actors.iter().filter(|a| a.cpus & 1 << 2 != 0).count();
         assert!(pinned <= 1, "CPU 2 is for one thread");
         let mut handlers = scenario.actors.iter().filter_map(|a| a.handler);
-        assert!(handlers.all(|op| matches!(op, Op::Pop(_) | Op::Push(1..))), "no such handler");
+        assert!(handlers.all(|op| matches!(op, Op::Pop(_) | Op::Push(1..) | Op::Read)), "no such handler");
         let takes = |a: &Actor| a.ops.iter().any(|op| matches!(op, Op::Take(..)));
         assert!(!scenario.actors.iter().any(|a| a.handler.is_some() && takes(a)), "no handler on top of a taker");
         let ops = scenario.actors.iter().flat_map(|a| a.ops.iter().copied().chain(a.handler));
@@ -48,7 +48,11 @@ impl Machine {
             barn: self.scenario.barn,
             flaw: Flaw::None,
         };
-        for (row, (region, stacks)) in (A..).zip(&self.scenario.stacks).enumerate() {
+        if self.scenario.reads() {
+            (s.mem[OBJECT], s.mem[ALIVE]) = (1, 1);
+        }
+        let stacks = (A..).zip(&self.scenario.stacks).filter(|_| !self.scenario.reads());
+        for (row, (region, stacks)) in stacks.enumerate() {
             if region == B && self.scenario.one_region {
                 s.mem[ROW + row] = DUMMY;
                 break;
@@ -125,7 +129,7 @@ impl Machine {
             Op::Push(v) | Op::SlowPush(v) => frame.v = v,
             Op::Pop(class) | Op::SlowPop(class) | Op::Flush(class) | Op::Fill(class) => frame.k = class,
             Op::Take(cpu, _) => frame.c = cpu,
-            Op::Fork => {}
+            Op::Fork | Op::Read | Op::Retire => {}
         }
         if frame.v != NOTHING {
             frame.k = self.scenario.class_of(frame.v);
