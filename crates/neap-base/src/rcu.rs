@@ -158,7 +158,7 @@ impl<C> Rcu<C> {
     }
 
     /// Lets readers count by restartable sequences where the platform has them: maps 136 bytes for each of its CPUs. At any
-    /// time, also while there are readers; from the second time on it does nothing.
+    /// time, also while there are readers, but not by a function that frees; from the second time on it does nothing.
     ///
     /// # Errors
     /// A limit; readers go on without sequences.
@@ -235,8 +235,10 @@ impl<C> Rcu<C> {
         }
         // Release pairs with the Acquire in `sum`: whoever sees this reader go out sees what it did inside.
         self.lanes[spread() % LANES][word].fetch_add(1, Ordering::Release);
-        // SeqCst pairs with the fence in `step`: either that sees this reader, or this reader sees what was done before.
-        fence(Ordering::SeqCst);
+        if word < LEFT {
+            // SeqCst pairs with the fence in `step`: either that sees this reader, or this reader sees what was done before.
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Has `run` called with `head` and the context of whoever advances, when every reader of this moment has gone. Answers
