@@ -405,6 +405,42 @@ pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, val
     Counted::Within
 }
 
+/// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region) if the word, less the bits of
+/// `tag`, is at least `low` and at most `low + span`: a word is a tag and a number below it, and a word with another tag is
+/// larger than any number.
+///
+/// # Safety
+/// As for [`pop`], with words instead of stacks: `place` is that of a word, which where nothing may be written is larger than any
+/// number under every tag.
+#[inline(always)]
+pub unsafe fn alter(table: &Table, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
+    // SAFETY: as the caller promises; the only store is the commit, into a word of this CPU.
+    unsafe {
+        asm!(
+            sequence!(
+                "mov {word}, qword ptr [{t} + {place} * 8]",
+                "mov {number}, {word}",
+                "xor {number}, {tag}",
+                "sub {number}, {low}",
+                "cmp {number}, {span}",
+                "ja {refused}",
+                "add {word}, {delta}",
+                "mov qword ptr [{t} + {place} * 8], {word}",
+                "22:";
+                abort: "jmp {aborted}"
+            ),
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
+            t = out(reg) _, word = out(reg) _, number = out(reg) _,
+            refused = label { return Outcome::Refused },
+            aborted = label { return Outcome::Aborted },
+            options(nostack),
+        );
+    }
+    Outcome::Committed
+}
+
 #[inline(always)]
 fn outcome(status: u32) -> Outcome {
     match status {
@@ -628,6 +664,41 @@ mod tests {
         });
         let there = memory.chunks(length).map(|region| (region[STACK] - region[STACK + 1]) / size_of::<usize>());
         assert_eq!(there.sum::<usize>() as isize, left);
+    }
+
+    /// Many threads take from and give to tagged words, interrupted or not: what is in the words is what was given and not taken.
+    #[test]
+    fn a_word_is_altered_under_its_own_tag_alone_and_within_bounds() {
+        const TAG: u64 = 5 << 20;
+        const MOST: u64 = (1 << 20) - 1;
+        let Some(offset) = registered_offset() else { return };
+        let words: Vec<core::sync::atomic::AtomicU64> =
+            (0..crate::topology::nameable() * 8).map(|_| TAG.into()).collect();
+        let mut regions: Vec<_> = words.chunks(8).map(|line| AtomicPtr::new(line.as_ptr().cast_mut().cast())).collect();
+        let table = Table { offset: AtomicU32::new(offset as u32), regions: AtomicPtr::new(regions.as_mut_ptr()) };
+        // SAFETY: the table has a line for each CPU; the words are changed by such calls alone.
+        let give = |n: u64| unsafe { alter(&table, 3, TAG, 0, MOST - n, n) };
+        // SAFETY: as above.
+        let take = |n: u64| unsafe { alter(&table, 3, TAG, n, MOST - n, n.wrapping_neg()) };
+        let work = || {
+            let mut left = 0_i64;
+            for n in (1..=7).cycle().take(500_000) {
+                left += if give(n) == Outcome::Committed { n as i64 } else { 0 };
+                left -= if take(n + 1) == Outcome::Committed { n as i64 + 1 } else { 0 };
+                // SAFETY: as above.
+                let others =
+                    [TAG + (1 << 20), TAG - (1 << 20), 0].map(|tag| unsafe { alter(&table, 3, tag, 0, MOST, 1) });
+                assert!(!others.contains(&Outcome::Committed));
+            }
+            left
+        };
+        let left: i64 = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        let there = words.chunks(8).map(|line| line[3].load(Ordering::Relaxed) - TAG).sum::<u64>();
+        assert_eq!(there as i64, left);
+        assert!(words.chunks(8).flat_map(|line| [&line[2], &line[4]]).all(|word| word.load(Ordering::Relaxed) == TAG));
     }
 
     #[test]

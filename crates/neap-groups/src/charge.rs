@@ -1,0 +1,253 @@
+//! Charging: from the stock, from the counters, and what is tried at a limit before a charge is refused.
+//!
+//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: the
+//! host is asked to reclaim from the group that is at its limit, as long as that brings something; the stocks of all below it are
+//! emptied; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
+//! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
+//! way and waits for nobody.
+//!
+//! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
+
+use crate::group::{Bound, DEEPEST, Event, Group};
+use crate::groups::{Groups, Reclaimer};
+use crate::id::{GroupId, Payer};
+use crate::owners::Behind;
+use crate::protection::delay;
+use crate::stock::{BATCH, CAP};
+use core::fmt;
+use neap_percpu::Host;
+
+/// How often reclaim is asked, for one charge, while it brings something.
+const RETRIES: u32 = 16;
+/// Groups that a refusal names.
+const HOLDERS: usize = 3;
+
+/// What becomes of a charge beyond a limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// It is refused.
+    Refuse,
+    /// It is granted and counted: by somebody who must not fail.
+    Overcharge,
+}
+
+/// Why a charge was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The group is gone.
+    Gone,
+    /// A limit was reached.
+    Limit(Limit),
+}
+
+/// The limit that a charge was refused at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// Whose limit it is: the group that was charged, or one above it.
+    pub group: GroupId,
+    /// Its `max`, in bytes.
+    pub max: u64,
+    /// What it was charged for.
+    pub charged: u64,
+    /// What was asked for.
+    pub need: u64,
+    /// Who holds most of it: groups right below it, or itself, with what is charged to them, largest first.
+    pub holders: [Option<(GroupId, u64)>; HOLDERS],
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal::Limit(limit) = self else { return f.write_str("the group is gone") };
+        let Limit { group, max, charged, need, holders } = limit;
+        write!(f, "group {group:?} has {charged} of {max} bytes and is asked for {need} more; most is held by")?;
+        for (separator, (holder, bytes)) in
+            core::iter::once(" ").chain(core::iter::repeat(", ")).zip(holders.iter().flatten())
+        {
+            write!(f, "{separator}{holder:?} ({bytes})")?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for Refusal {}
+
+/// What stands against one attempt.
+enum Against {
+    Gone,
+    /// The group at its limit.
+    Full(GroupId),
+}
+
+impl Groups {
+    /// Charges bytes to the group of a payer, and all above it. Answers for how many nanoseconds the caller is to be held up, because
+    /// a group is above its `high`; that is the caller's to do, where it holds nothing.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing is charged then.
+    #[inline]
+    pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
+        if self.stocks.take(host.platform(), payer, bytes) {
+            return Ok(0);
+        }
+        self.charge_slowly(host, payer, bytes, how)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
+        let (mut tries, mut drained, mut drains) = (0, None, 0);
+        loop {
+            let full = match host.inside(|| self.attempt(host, payer, bytes, How::Refuse)) {
+                Ok(delay) => return Ok(delay),
+                Err(Against::Gone) => return Err(Refusal::Gone),
+                Err(Against::Full(group)) => group,
+            };
+            if tries < RETRIES && host.reclaim(full, bytes) > 0 {
+                tries += 1;
+            } else if drained != Some(full) && drains < DEEPEST {
+                // Another limit, further up, is reached with other stocks.
+                drained = Some(full);
+                drains += 1;
+                self.drain(host, full);
+            } else if how == How::Overcharge {
+                return match host.inside(|| self.attempt(host, payer, bytes, how)) {
+                    Ok(delay) => Ok(delay),
+                    Err(_) => Err(Refusal::Gone),
+                };
+            } else {
+                return Err(host.inside(|| self.refuse(full, bytes)));
+            }
+        }
+    }
+
+    /// Charges the counters, and stocks what is too much. Inside the gate.
+    fn attempt<H: Host>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
+        let _reading = self.grace.read();
+        let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
+        let charged = match self.raise(slot, bytes.max(BATCH)) {
+            Ok(()) => bytes.max(BATCH),
+            Err(full) => {
+                let exact = if bytes < BATCH { self.raise(slot, bytes) } else { Err(full) };
+                match (exact, how) {
+                    (Ok(()), _) => {}
+                    (Err(full), How::Refuse) => {
+                        self.tell(full, Event::Max);
+                        return Err(Against::Full(full.id()));
+                    }
+                    (Err(full), How::Overcharge) => {
+                        self.tell(full, Event::Overcharged);
+                        self.tree.upwards(slot).for_each(|(_, group)| _ = group.raise(bytes, u64::MAX));
+                    }
+                }
+                bytes
+            }
+        };
+        self.tree.owners.book(payer.id(), charged);
+        self.tree.group(slot).inspect(|group| self.count_charged(host, group, payer, charged));
+        if charged > bytes
+            && let Some((payer, bytes)) = self.stocks.put(host.platform(), payer, charged - bytes)
+        {
+            self.settle(host, payer, bytes);
+        }
+        Ok(self.delay(slot, charged))
+    }
+
+    /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit.
+    fn raise(&self, slot: u32, bytes: u64) -> Result<(), &Group> {
+        for (full, group) in self.tree.upwards(slot) {
+            if !group.raise(bytes, group.bound(Bound::Max)) {
+                self.tree
+                    .upwards(slot)
+                    .take_while(|(below, _)| *below != full)
+                    .for_each(|(_, below)| below.lower(bytes));
+                return Err(group);
+            }
+        }
+        Ok(())
+    }
+
+    /// How long somebody who has charged so much is held up.
+    fn delay(&self, slot: u32, charged: u64) -> u64 {
+        let mut longest = 0;
+        for (_, group) in self.tree.upwards(slot) {
+            let (usage, high) = (group.usage(), group.bound(Bound::High));
+            if usage > high {
+                self.tell(group, Event::High);
+                longest = longest.max(delay(usage, high, charged));
+            }
+        }
+        longest
+    }
+
+    /// A refusal, counted.
+    #[cold]
+    fn refuse(&self, full: GroupId, need: u64) -> Refusal {
+        let mut holders = [None; HOLDERS];
+        let mut hold = |id: GroupId, bytes: u64| {
+            let place = holders
+                .iter()
+                .position(|holder: &Option<(GroupId, u64)>| holder.is_none_or(|(_, least)| least < bytes));
+            if let (Some(place), true) = (place, bytes > 0) {
+                holders[place..].rotate_right(1);
+                holders[place] = Some((id, bytes));
+            }
+        };
+        let limit = self.tree.with(full, |group| {
+            self.tell(group, Event::Refused);
+            let mut own = group.usage();
+            self.tree.each_child(group, |child| {
+                own = own.saturating_sub(child.usage());
+                hold(child.id(), child.usage());
+            });
+            hold(full, own);
+            (group.usage(), group.bound(Bound::Max))
+        });
+        let Ok((charged, max)) = limit else { return Refusal::Gone };
+        Refusal::Limit(Limit { group: full, max, charged, need, holders })
+    }
+
+    /// Takes bytes back that were charged to a payer: to its group, or to the heir if it is gone. Never waits but for a fork under way.
+    #[inline]
+    pub fn uncharge<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+        if !self.stocks.give(host.platform(), payer, bytes) {
+            self.uncharge_slowly(host, payer, bytes);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn uncharge_slowly<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+        // The bytes are booked, so the id is what it was when they were charged.
+        let gone = !self.tree.owners.is_there(payer.id());
+        if gone && self.stocks.give(host.platform(), payer.of_heir(), bytes) {
+            return;
+        }
+        host.inside(|| {
+            let out = {
+                let _reading = self.grace.read();
+                // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
+                let there = self.tree.owners.is_there(payer.id());
+                let payer = if there { payer } else { payer.of_heir() };
+                if bytes > CAP { Some((payer, bytes)) } else { self.stocks.put(host.platform(), payer, bytes) }
+            };
+            out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
+        });
+    }
+
+    /// Moves what is charged to one payer to another, which may be refused.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has changed then.
+    pub fn move_charge<H: Reclaimer>(
+        &self,
+        host: &H,
+        from: Payer,
+        to: Payer,
+        bytes: u64,
+        how: How,
+    ) -> Result<u64, Refusal> {
+        let delay = self.charge(host, to, bytes, how)?;
+        self.uncharge(host, from, bytes);
+        Ok(delay)
+    }
+}

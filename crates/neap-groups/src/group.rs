@@ -1,0 +1,203 @@
+//! A group: its limits, what it is charged for, and its links.
+//!
+//! Sits in a table of slots, between the tree, which links groups under its mutex, and charges, which only read the parent and
+//! change the counters. What is charged to a group is charged to all above it. A counter is raised by compare-and-exchange, so that it
+//! never exceeds `max`, not for a moment. Takes no lock.
+
+use crate::id::GroupId;
+use crate::table::Entry;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crossbeam_utils::CachePadded;
+
+/// No slot.
+pub(crate) const NONE: u32 = u32::MAX;
+/// The root's slot.
+pub(crate) const ROOT: u32 = 0;
+/// Bytes of a name.
+pub const LONGEST_NAME: usize = 56;
+/// Groups above each other, the root counted: what a charge goes up at most.
+pub const DEEPEST: u32 = 32;
+/// A limit that is none.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// What bounds a group's memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Bound {
+    /// Never more than this: reclaim, then refuse. [`UNLIMITED`] for none.
+    Max = 0,
+    /// From here on reclaim, and slow down who charges. [`UNLIMITED`] for none.
+    High = 1,
+    /// Below this, memory is taken only if there is none elsewhere; 0 for no protection.
+    Low = 2,
+    /// Below this, no memory is taken; 0 for no protection.
+    Min = 3,
+}
+
+impl Bound {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Bound; 4] = [Bound::Max, Bound::High, Bound::Low, Bound::Min];
+
+    /// As it is called in reports.
+    pub const fn name(self) -> &'static str {
+        ["max", "high", "low", "min"][self as usize]
+    }
+
+    /// What a new group has.
+    pub const fn default(self) -> u64 {
+        [UNLIMITED, UNLIMITED, 0, 0][self as usize]
+    }
+}
+
+/// What can happen to a group, as counted and told. Those of a group are also those of all above it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Event {
+    /// Memory was taken below its `low`.
+    Low = 0,
+    /// It was above its `high`, and who charged was slowed down.
+    High = 1,
+    /// It was at its `max`, and memory was looked for.
+    Max = 2,
+    /// A charge was refused.
+    Refused = 3,
+    /// It went above its `max` for somebody who must not fail.
+    Overcharged = 4,
+    /// A limit was changed.
+    LimitChanged = 5,
+}
+
+impl Event {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Event; 6] =
+        [Event::Low, Event::High, Event::Max, Event::Refused, Event::Overcharged, Event::LimitChanged];
+
+    /// As it is called in reports.
+    pub const fn name(self) -> &'static str {
+        ["low", "high", "max", "refused", "overcharged", "limit_changed"][self as usize]
+    }
+}
+
+/// A slot of the table.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct Group {
+    pub(crate) counters: CachePadded<Counters>,
+    /// [`GroupId`]; 0 in a slot that nobody has.
+    pub(crate) id: AtomicU64,
+    bounds: [AtomicU64; Bound::ALL.len()],
+    pub(crate) parent: AtomicU32,
+    pub(crate) depth: AtomicU32,
+    // Under the tree's mutex, down to the name.
+    pub(crate) first_child: AtomicU32,
+    /// The next child of the same parent, or the next slot of a list of those that nobody has.
+    pub(crate) next: AtomicU32,
+    pub(crate) previous: AtomicU32,
+    /// The next slot with the same bucket.
+    pub(crate) bucket_next: AtomicU32,
+    pub(crate) children: AtomicU32,
+    name_length: AtomicU32,
+    name: [AtomicU64; LONGEST_NAME / 8],
+    /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.
+    pub(crate) per_cpu: AtomicU64,
+    pub(crate) counts: AtomicU64,
+    pub(crate) events: [AtomicU64; Event::ALL.len()],
+}
+
+/// What charges write.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Bytes charged, those of the groups below included.
+    pub(crate) usage: AtomicU64,
+    pub(crate) peak: AtomicU64,
+    /// Who waits for room here.
+    pub(crate) waiting: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Group>() <= 512);
+
+// SAFETY: atomic numbers, of which 0 is one.
+unsafe impl Entry for Group {}
+
+impl Group {
+    pub(crate) fn id(&self) -> GroupId {
+        GroupId::from_bits(self.id.load(Ordering::Acquire)) // Pairs with the Release in `Tree::create`.
+    }
+
+    pub(crate) fn usage(&self) -> u64 {
+        self.counters.usage.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn bound(&self, bound: Bound) -> u64 {
+        self.bounds[bound as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_bound(&self, bound: Bound, bytes: u64) {
+        self.bounds[bound as usize].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Raises what is charged, up to `most`; answers whether.
+    pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
+        let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most);
+        // Relaxed: a number. What memory stands behind it is ordered by who hands it on.
+        let Ok(before) = self.counters.usage.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) else {
+            return false;
+        };
+        if before + bytes > self.counters.peak.load(Ordering::Relaxed) {
+            self.counters.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Takes back what was raised.
+    pub(crate) fn lower(&self, bytes: u64) {
+        self.counters.usage.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_name(&self, name: &str) {
+        self.name_length.store(name.len() as u32, Ordering::Relaxed);
+        for (word, bytes) in self.name.iter().zip(name.as_bytes().chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        let mut bytes = [0; LONGEST_NAME];
+        for (word, bytes) in self.name.iter().zip(bytes.chunks_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        Name { bytes, length: (self.name_length.load(Ordering::Relaxed) as usize).min(LONGEST_NAME) }
+    }
+}
+
+/// The name of a group below its parent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    bytes: [u8; LONGEST_NAME],
+    length: usize,
+}
+
+impl Name {
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..self.length]).unwrap_or("?")
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Whether a name is one: 1 to [`LONGEST_NAME`] bytes, no `/`, nothing that does not print.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= LONGEST_NAME
+        && name != "."
+        && name != ".."
+        && name.chars().all(|c| c != '/' && !c.is_control())
+}

@@ -1,0 +1,349 @@
+//! Memory groups: what composes the tree, the stocks and the grace periods.
+//!
+//! Sits between whoever charges (by hand, or an allocator for a thread that is in a group) and the counters. A charge is taken from this CPU's
+//! stock, by one restartable sequence; where there is none, a batch is charged to the group and all above it. What comes back goes into a
+//! stock, too, and what is too much for it goes back to the counters: of the group that was charged, or of its heir. Nothing here waits but
+//! for mutexes that are held for a few links. Everything but the stocks' fast path runs inside the host's gate, so a fork finds no
+//! mutex held.
+//!
+//! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
+//! CPU. [`Groups::used`] is without.
+
+use crate::grace::Grace;
+use crate::group::{Bound, Event, Group, Name};
+use crate::id::{GroupId, Kind, Payer};
+use crate::owners::Behind;
+use crate::stock::Stocks;
+use crate::tree::{Count, Denied, Tree};
+use core::sync::atomic::{AtomicI64, Ordering};
+use neap_base::{Mutex, Platform};
+use neap_percpu::{Handle, Host, Owner, Wait};
+
+/// What groups ask of whoever they are part of, besides per-CPU data.
+pub trait Reclaimer: Host {
+    /// Asks for memory of a group, and of those below it, which is at its limit: so many bytes, of any kind. Answers about how many
+    /// came back; 0 when there is nothing more to be had. Called outside the gate and without a lock.
+    fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
+        0
+    }
+}
+
+/// A tree of groups, and what it takes to charge them.
+#[derive(Debug)]
+pub struct Groups {
+    pub(crate) tree: Tree,
+    pub(crate) stocks: Stocks,
+    pub(crate) grace: Grace,
+    /// Grace periods begin and end one after the other.
+    reaping: Mutex<()>,
+    nodes: usize,
+}
+
+/// What is known of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    /// The group.
+    pub id: GroupId,
+    /// The one above it; `None` for the root.
+    pub parent: Option<GroupId>,
+    /// Its name below that; empty for the root.
+    pub name: Name,
+    /// What bounds it, by [`Bound`].
+    pub bounds: [u64; Bound::ALL.len()],
+    /// Bytes charged to it and all below it, stocks included.
+    pub charged: u64,
+    /// The most that ever was.
+    pub peak: u64,
+    /// Bytes charged to it alone, by [`Kind`], stocks included.
+    pub kinds: [u64; Kind::ALL.len()],
+    /// How often what happened to it or to one below it, by [`Event`].
+    pub events: [u64; Event::ALL.len()],
+    /// Groups right below it.
+    pub children: u32,
+}
+
+impl Groups {
+    /// A tree with nothing but the root.
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub fn open<H: Host>(host: &H) -> Result<Groups, Denied> {
+        let (platform, nodes) = (host.platform(), host.platform().nodes());
+        let per_cpu = counts_of_new_group(host, nodes)?;
+        let stocks = Stocks::open(platform);
+        let made = stocks.and_then(|stocks| match Tree::open(platform, per_cpu) {
+            Ok(tree) => Ok(Groups { tree, stocks, grace: Grace::new(), reaping: Mutex::new(()), nodes }),
+            Err(error) => {
+                // SAFETY: nobody has seen them.
+                unsafe { stocks.close(platform) };
+                Err(error)
+            }
+        });
+        made.map_err(|error| {
+            drop_counts(host, per_cpu.0);
+            Denied::from(error)
+        })
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// Nobody uses the groups any more.
+    pub unsafe fn close<P: Platform>(&self, platform: &P) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.tree.close(platform);
+            self.stocks.close(platform);
+        }
+    }
+
+    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own.
+    ///
+    /// # Errors
+    /// See [`Denied`]; nothing has changed then.
+    pub fn create<H: Host>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+        let per_cpu = counts_of_new_group(host, self.nodes)?;
+        let made = host.inside(|| self.tree.create(host.platform(), parent, name, per_cpu));
+        made.inspect_err(|_| drop_counts(host, per_cpu.0))
+    }
+
+    /// The group at a path below `from`: names with a `/` between them; nothing for `from` itself.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn find<H: Host>(&self, host: &H, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+        host.inside(|| self.tree.find(from, path))
+    }
+
+    /// Deletes a group: what it is charged for is its parent's from now on, and what comes back of it goes there. It has no children.
+    /// Charging it fails from now on, but for what was stocked for it a moment ago. What is left of it is gone after a few ticks.
+    ///
+    /// # Errors
+    /// See [`Denied`]; nothing has changed then.
+    pub fn delete<H: Host>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
+        host.inside(|| {
+            let slot = self.tree.delete(id)?;
+            self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
+            Ok(())
+        })
+    }
+
+    /// Changes a bound, and tells; answers what it was. Takes effect at once: where a new `max` is below what the group is charged for, the
+    /// stocks of all below it are emptied, and it is charged for no more until there is room; what comes back meanwhile may be used again.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn set_bound<H: Host>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+        let (before, usage) = host.inside(|| {
+            self.tree.with(id, |group| {
+                let before = group.bound(bound);
+                group.set_bound(bound, bytes);
+                self.tell(group, Event::LimitChanged);
+                (before, group.usage())
+            })
+        })?;
+        if bound == Bound::Max && usage > bytes {
+            self.drain(host, id);
+        }
+        Ok(before)
+    }
+
+    /// Counts an event of a group, and of those above it.
+    pub(crate) fn tell(&self, group: &Group, event: Event) {
+        group.events[event as usize].fetch_add(1, Ordering::Relaxed);
+        for (_, above) in self.tree.upwards(group.parent.load(Ordering::Relaxed)) {
+            above.events[event as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What is known of a group.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, Denied> {
+        host.inside(|| {
+            self.tree.with(id, |group| Info {
+                id,
+                parent: self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id),
+                name: group.name(),
+                bounds: Bound::ALL.map(|bound| group.bound(bound)),
+                charged: group.usage(),
+                peak: group.counters.peak.load(Ordering::Relaxed),
+                kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
+                events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
+                children: group.children.load(Ordering::Relaxed),
+            })
+        })
+    }
+
+    /// Bytes charged to a group alone, of one kind on one node, stocks included.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
+        host.inside(|| self.tree.with(id, |group| self.counted(host, group, kind, node)))
+    }
+
+    /// Bytes that a group and those below it use: charged, and not stocked. Exact while nobody charges; otherwise off by what is charged
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn used<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+        host.inside(|| {
+            let charged = self.tree.with(id, Group::usage)?;
+            let mut stocked = 0;
+            self.stocks.each(|payer, bytes| stocked += if self.is_below(payer.id(), id) { bytes } else { 0 });
+            Ok(charged.saturating_sub(stocked))
+        })
+    }
+
+    /// Whether what an id leads to is `top`, or below it.
+    fn is_below(&self, id: GroupId, top: GroupId) -> bool {
+        let _reading = self.grace.read();
+        let Some(behind) = self.tree.owners.behind(id) else { return false };
+        self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
+    }
+
+    /// The groups right below one, one after the other: the one behind `after`, or the first. `None` at the end, or when either is gone.
+    pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
+        host.inside(|| self.tree.next_child(parent, after))
+    }
+
+    /// How much of what a group has is protected from reclaim: by `min`, and by `low`.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), Denied> {
+        host.inside(|| Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?)))
+    }
+
+    /// How many groups there are.
+    pub fn count<H: Host>(&self, host: &H) -> Count {
+        host.inside(|| self.tree.count())
+    }
+
+    /// Calls `each` with every id whose group is gone and under which bytes are still booked, and how many; they are charged to its heir.
+    pub fn each_gone<H: Host>(&self, host: &H, mut each: impl FnMut(GroupId, u64)) {
+        host.inside(|| self.tree.owners.each_gone(&mut each));
+    }
+
+    /// Bytes of memory that groups take, besides their per-CPU data.
+    pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.tree.bytes(platform) + self.stocks.bytes()
+    }
+
+    /// Work that waits: ends what deleted groups have left, and begins to wait for more of it. Answers whether to come again. To be called now and then;
+    /// never waits.
+    pub fn tick<H: Host>(&self, host: &H) -> bool {
+        if !host.inside(|| self.tree.is_waiting().contains(&true)) {
+            return false;
+        }
+        host.inside(|| {
+            let Some(_reaping) = self.reaping.try_lock() else { return true };
+            let [_, ending] = self.tree.is_waiting();
+            if ending {
+                if !self.grace.has_ended() {
+                    return true;
+                }
+                let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
+                let skipped = self.stocks.drain(host.platform(), gone, |payer, bytes| self.settle(host, payer, bytes));
+                if skipped > 0 {
+                    return true;
+                }
+                self.tree.end_grace(|group| {
+                    self.hand_down_counts(host, group);
+                    let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
+                    // SAFETY: nobody can find the group's counts any more. The owner was opened for it, so there is no error.
+                    let _ = unsafe { host.data().close_owner(owner) };
+                });
+            }
+            let [beginning, _] = self.tree.is_waiting();
+            if beginning {
+                self.tree.begin_grace();
+                self.grace.begin();
+            }
+            beginning
+        })
+    }
+
+    /// Empties the stocks of a group and those below it. Answers how many CPUs had to be skipped.
+    pub fn drain<H: Host>(&self, host: &H, id: GroupId) -> u32 {
+        host.inside(|| {
+            let wanted = |payer: Payer| self.is_below(payer.id(), id);
+            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes))
+        })
+    }
+
+    /// Takes bytes off the counters of whoever they are booked for. Inside the gate.
+    pub(crate) fn settle<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+        {
+            let _reading = self.grace.read();
+            let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
+            self.tree
+                .group(behind.slot())
+                .inspect(|group| self.count_charged(host, group, payer, bytes.wrapping_neg()));
+            self.tree.upwards(behind.slot()).for_each(|(_, group)| group.lower(bytes));
+        }
+        self.tree.owners.unbook(payer.id(), bytes);
+    }
+
+    /// Adds to the counts of a group, on this CPU.
+    pub(crate) fn count_charged<H: Host>(&self, host: &H, group: &Group, payer: Payer, bytes: u64) {
+        let index = payer.node().min(self.nodes - 1) * Kind::ALL.len() + payer.kind() as usize;
+        let cpu = host.platform().cpu();
+        if let Some(count) = self.counts(host, group, cpu).and_then(|counts| counts.get(index)) {
+            count.fetch_add(bytes as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// The counts of a group on a CPU.
+    fn counts<'h, H: Host>(&self, host: &'h H, group: &Group, cpu: usize) -> Option<&'h [AtomicI64]> {
+        let handle = core::num::NonZeroU64::new(group.counts.load(Ordering::Relaxed))?;
+        let copy = host.data().copy(Handle::from_bits(handle), cpu)?.cast::<AtomicI64>();
+        // SAFETY: the copy has that many, as long as the group is there, which the caller sees to.
+        Some(unsafe { core::slice::from_raw_parts(copy, self.nodes * Kind::ALL.len()) })
+    }
+
+    /// Bytes charged to a group alone, of one kind.
+    pub(crate) fn of_kind<H: Host>(&self, host: &H, group: &Group, kind: Kind) -> u64 {
+        (0..self.nodes).map(|node| self.counted(host, group, kind, node)).sum()
+    }
+
+    fn counted<H: Host>(&self, host: &H, group: &Group, kind: Kind, node: usize) -> u64 {
+        let index = node * Kind::ALL.len() + kind as usize;
+        let words = (0..host.data().cpus()).filter_map(|cpu| self.counts(host, group, cpu)?.get(index));
+        words.map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add).max(0) as u64
+    }
+
+    /// Adds what a group that is gone has counted to what its heir has.
+    fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
+        let _reading = self.grace.read();
+        let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
+        let Some(heir) = self.tree.group(slot) else { return };
+        for cpu in 0..host.data().cpus() {
+            let (Some(from), Some(to)) = (self.counts(host, group, cpu), self.counts(host, heir, cpu)) else { return };
+            for (from, to) in from.iter().zip(to) {
+                to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// An owner of per-CPU data, and room for a group's counts.
+fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
+    let owner = host.inside(|| host.data().open_owner())?;
+    let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
+    match host.allocate(owner, size, align_of::<AtomicI64>(), Wait::Long) {
+        Ok(counts) => Ok((owner, counts)),
+        Err(refused) => {
+            drop_counts(host, owner);
+            Err(refused.into())
+        }
+    }
+}
+
+fn drop_counts<H: Host>(host: &H, owner: Owner) {
+    // SAFETY: nobody else has heard of it. It was opened a moment ago, so there is no error.
+    let _ = host.inside(|| unsafe { host.data().close_owner(owner) });
+}

@@ -1,0 +1,154 @@
+//! What names a group, and what names who pays for a charge.
+//!
+//! Sits below everything else in this crate. A [`GroupId`] is an index and a generation, so an id that outlived its group names
+//! nothing: an index whose generations are used up is never used again. A [`Payer`] is an id with the kind of memory and its
+//! node: what a charge is booked under, in a per-CPU stock, beside an object, or in a [`Charge`](crate::Charge). No state, no locks.
+
+use core::fmt;
+use neap_os::nodes::MAX_NODES;
+
+const INDEX_BITS: u32 = 21;
+const GENERATION_BITS: u32 = 15;
+const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
+const NODE_BITS: u32 = MAX_NODES.ilog2();
+const KIND_BITS: u32 = 2;
+/// Where the bit lies that says that the group is gone.
+const HEIR_BIT: u32 = ID_BITS + NODE_BITS + KIND_BITS;
+
+/// Bits of a [`Payer`].
+pub(crate) const PAYER_BITS: u32 = HEIR_BIT + 1;
+
+/// Most ids at a time: groups, and deleted ones that memory is still booked under.
+pub const MOST_GROUPS: u32 = (1 << INDEX_BITS) - 1;
+
+/// The last generation of an index.
+pub(crate) const LAST_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
+
+/// A group, for as long as it is there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct GroupId(u64);
+
+impl GroupId {
+    /// The root, which every group is below.
+    pub const ROOT: GroupId = GroupId::new(0, 1);
+
+    /// Generations begin at 1, so no id is 0.
+    pub(crate) const fn new(index: u32, generation: u32) -> GroupId {
+        GroupId(index as u64 | (generation as u64) << INDEX_BITS)
+    }
+
+    pub(crate) const fn index(self) -> u32 {
+        self.0 as u32 & MOST_GROUPS
+    }
+
+    pub(crate) const fn generation(self) -> u32 {
+        (self.0 >> INDEX_BITS) as u32 & LAST_GENERATION
+    }
+
+    /// The id as a number, never 0.
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The id that [`GroupId::to_bits`] is of; any number is some id, which may name nothing.
+    pub const fn from_bits(bits: u64) -> GroupId {
+        GroupId(bits & ((1 << ID_BITS) - 1))
+    }
+
+    /// Who pays when memory of a kind on a node is charged to the group.
+    pub const fn payer(self, kind: Kind, node: usize) -> Payer {
+        Payer(self.0 | (node as u64 % MAX_NODES as u64) << ID_BITS | (kind as u64) << (ID_BITS + NODE_BITS))
+    }
+}
+
+impl fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index(), self.generation())
+    }
+}
+
+/// Kinds of memory that are counted apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// Runs of pages: allocations above the largest size class.
+    Pages = 0,
+    /// Objects of a size class.
+    Objects = 1,
+    /// Per-CPU data, all copies.
+    PerCpu = 2,
+    /// Charged by hand.
+    ByHand = 3,
+}
+
+impl Kind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Kind; 4] = [Kind::Pages, Kind::Objects, Kind::PerCpu, Kind::ByHand];
+}
+
+/// Who pays for a charge, and what for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Payer(u64);
+
+impl Payer {
+    /// The group that was charged; it may be gone since.
+    pub const fn id(self) -> GroupId {
+        GroupId::from_bits(self.0)
+    }
+
+    /// The kind of memory.
+    pub const fn kind(self) -> Kind {
+        Kind::ALL[(self.0 >> (ID_BITS + NODE_BITS)) as usize % Kind::ALL.len()]
+    }
+
+    /// The node of the memory.
+    pub const fn node(self) -> usize {
+        (self.0 >> ID_BITS) as usize % MAX_NODES
+    }
+
+    /// The payer as a number, never 0.
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The payer that [`Payer::to_bits`] is of.
+    pub const fn from_bits(bits: u64) -> Payer {
+        Payer(bits & ((1 << PAYER_BITS) - 1))
+    }
+
+    /// What comes back for a group that is gone is stocked under another name, so that nobody can charge the group with it.
+    pub(crate) const fn of_heir(self) -> Payer {
+        Payer(self.0 | 1 << HEIR_BIT)
+    }
+
+    pub(crate) const fn is_of_heir(self) -> bool {
+        self.0 >> HEIR_BIT & 1 != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payer_is_all_that_it_was_made_of() {
+        for (index, generation) in [(0, 1), (MOST_GROUPS, 1), (7, LAST_GENERATION), (MOST_GROUPS, LAST_GENERATION)] {
+            let id = GroupId::new(index, generation);
+            assert_eq!((id.index(), id.generation()), (index, generation));
+            assert_eq!(GroupId::from_bits(id.to_bits()), id);
+            for kind in Kind::ALL {
+                for node in [0, 1, MAX_NODES - 1] {
+                    let payer = id.payer(kind, node);
+                    for payer in [payer, payer.of_heir()] {
+                        assert_eq!((payer.id(), payer.kind(), payer.node()), (id, kind, node));
+                        assert!(payer.to_bits() != 0 && payer.to_bits() >> PAYER_BITS == 0);
+                        assert_eq!(Payer::from_bits(payer.to_bits()), payer);
+                    }
+                    assert_ne!(payer, payer.of_heir());
+                }
+            }
+        }
+    }
+}

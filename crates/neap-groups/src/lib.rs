@@ -1,0 +1,30 @@
+//! Memory groups of neap: who holds what, in a tree, with limits that can change at any moment.
+//!
+//! Sits on `neap-base` and `neap-percpu`, beside pages and objects, which know no groups: to them a payer is a number. [`Groups`] is the
+//! whole of it. What is charged comes out of per-CPU stocks and is charged to a group and all above it a batch at a time; what comes back goes
+//! the same way, from any thread and CPU, also to a group that is gone: its parent has inherited it.
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+mod charge;
+mod grace;
+mod group;
+mod groups;
+mod id;
+mod owners;
+pub mod protection;
+mod stock;
+mod table;
+mod tree;
+mod verify;
+
+pub use charge::{How, Limit, Refusal};
+pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, UNLIMITED};
+pub use groups::{Groups, Info, Reclaimer};
+pub use id::{GroupId, Kind, MOST_GROUPS, Payer};
+pub use stock::{BATCH, CAP};
+pub use tree::{Count, Denied};
+pub use verify::Finding;

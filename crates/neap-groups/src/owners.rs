@@ -1,0 +1,282 @@
+//! Who is behind an id: a group, or the heir of one that was deleted.
+//!
+//! Sits between ids, which charges keep for as long as they like, and the groups that are there. An entry counts what still
+//! refers to it: every byte that is booked under it, the group while it is there, and entries whose heir it is. A deleted group's
+//! entry leads to its parent's, and so on up; whoever goes a long way shortens it. So deleting a group is one store however
+//! much it had, and however much it had inherited. An entry that nothing refers to waits for a grace period, since somebody may be
+//! on the way through it, before its index can be an id again. Mutex: the lists of free and waiting entries, a leaf.
+
+use crate::id::{GroupId, LAST_GENERATION, MOST_GROUPS};
+use crate::table::{Entry, Table};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::platform::Errno;
+use neap_base::{Mutex, Platform};
+
+/// The bit of a link that says that it leads to an heir's entry, not to a group.
+const HEIR: u32 = 1 << 31;
+/// The end of a list.
+const NONE: u32 = u32::MAX;
+
+/// An entry.
+#[derive(Debug, Default)]
+pub(crate) struct Owner {
+    /// Which id has the index; 0: none yet.
+    generation: AtomicU32,
+    /// The slot of the group, or, with [`HEIR`], the index of the heir's entry.
+    link: AtomicU32,
+    references: AtomicU64,
+    /// In a list of entries that nobody has.
+    next: AtomicU32,
+}
+
+// SAFETY: atomic numbers, of which 0 is one.
+unsafe impl Entry for Owner {}
+
+/// All entries.
+#[derive(Debug)]
+pub(crate) struct Owners {
+    table: Table<Owner>,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    free: u32,
+    /// Nothing refers to them; the grace period of the second list has begun.
+    waiting: [u32; 2],
+    /// Never used yet.
+    fresh: u32,
+    used: u32,
+}
+
+/// Where an id leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Behind {
+    /// The group itself, in this slot.
+    Group(u32),
+    /// It is gone; the slot of its heir.
+    Heir(u32),
+}
+
+impl Behind {
+    pub(crate) fn slot(self) -> u32 {
+        let (Behind::Group(slot) | Behind::Heir(slot)) = self;
+        slot
+    }
+}
+
+impl Owners {
+    pub(crate) const fn new() -> Owners {
+        let lists = Lists { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0 };
+        Owners { table: Table::new(), lists: Mutex::new(lists) }
+    }
+
+    /// An id for the group in `slot`.
+    ///
+    /// # Errors
+    /// `NOSPC` with [`MOST_GROUPS`] of them; where there is no memory, that.
+    pub(crate) fn open<P: Platform>(&self, platform: &P, slot: u32) -> Result<GroupId, Errno> {
+        let mut lists = self.lists.lock();
+        let (index, entry) = match self.table.get(lists.free) {
+            Some(entry) => (lists.free, entry),
+            None => {
+                let index = lists.fresh;
+                if index == MOST_GROUPS {
+                    return Err(Errno::NOSPC);
+                }
+                if index == self.table.len() {
+                    self.table.grow(platform)?;
+                }
+                let entry = self.table.get(index).ok_or(Errno::NOMEM)?;
+                lists.fresh += 1;
+                entry.next.store(NONE, Ordering::Relaxed);
+                (index, entry)
+            }
+        };
+        if index == lists.free {
+            lists.free = entry.next.load(Ordering::Relaxed);
+        }
+        lists.used += 1;
+        let generation = entry.generation.load(Ordering::Relaxed) + 1;
+        entry.link.store(slot, Ordering::Relaxed);
+        entry.references.store(1, Ordering::Relaxed);
+        entry.generation.store(generation, Ordering::Release); // Pairs with the Acquire in `entry`.
+        Ok(GroupId::new(index, generation))
+    }
+
+    fn entry(&self, id: GroupId) -> Option<&Owner> {
+        // Acquire pairs with the Release in `open`.
+        self.table.get(id.index()).filter(|entry| entry.generation.load(Ordering::Acquire) == id.generation())
+    }
+
+    /// Whether the group of an id is there.
+    pub(crate) fn is_there(&self, id: GroupId) -> bool {
+        // Acquire pairs with the Release in `inherit`.
+        self.entry(id).is_some_and(|entry| entry.link.load(Ordering::Acquire) & HEIR == 0)
+    }
+
+    /// Who is behind an id; `None` for one that is nobody's any more. Within a read of the grace periods' domain.
+    pub(crate) fn behind(&self, id: GroupId) -> Option<Behind> {
+        let first = self.entry(id)?;
+        let (mut entry, mut hops) = (first, 0);
+        let slot = loop {
+            // Acquire pairs with the Release in `inherit`: what the heir was given is visible.
+            match entry.link.load(Ordering::Acquire) {
+                link if link & HEIR == 0 => break link,
+                link => entry = self.table.get(link & !HEIR)?,
+            }
+            hops += 1;
+        };
+        if hops > 1 {
+            self.shorten(first);
+        }
+        Some(if hops == 0 { Behind::Group(slot) } else { Behind::Heir(slot) })
+    }
+
+    /// Lets an entry lead straight to the one at the end of its way, unless somebody else changes ways at the moment.
+    #[cold]
+    fn shorten(&self, first: &Owner) {
+        let Some(mut lists) = self.lists.try_lock() else { return };
+        let old = first.link.load(Ordering::Relaxed);
+        let mut last = old;
+        while let Some(entry) = self.table.get(last & !HEIR) {
+            match entry.link.load(Ordering::Relaxed) {
+                link if link & HEIR == 0 => break,
+                link => last = link,
+            }
+        }
+        if let (Some(heir), true) = (self.table.get(last & !HEIR), last != old) {
+            heir.references.fetch_add(1, Ordering::Relaxed);
+            first.link.store(last, Ordering::Release); // Pairs with the Acquire in `behind`.
+            self.drop_references(&mut lists, old & !HEIR, 1);
+        }
+    }
+
+    /// Books bytes under an id, whose group is there, or that has bytes already.
+    pub(crate) fn book(&self, id: GroupId, bytes: u64) {
+        if let Some(entry) = self.entry(id) {
+            entry.references.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes bytes off an id again.
+    pub(crate) fn unbook(&self, id: GroupId, bytes: u64) {
+        let Some(entry) = self.entry(id) else { return };
+        // The last reference of a group that is there is the group's own: the mutex is needed when it is gone.
+        // AcqRel pairs with itself in the others: whoever sees the last go has seen what was done under each.
+        if entry.references.fetch_sub(bytes, Ordering::AcqRel) == bytes {
+            self.bury(&mut self.lists.lock(), id.index());
+        }
+    }
+
+    /// Bytes booked under an id, and entries whose heir it is.
+    pub(crate) fn references(&self, id: GroupId) -> u64 {
+        self.entry(id).map_or(0, |entry| entry.references.load(Ordering::Relaxed))
+    }
+
+    /// A group is gone: its id leads to that of `heir` from now on. The group's own reference stays until [`Owners::leave`].
+    pub(crate) fn inherit(&self, id: GroupId, heir: GroupId) {
+        let _lists = self.lists.lock();
+        if let (Some(entry), Some(above)) = (self.entry(id), self.entry(heir)) {
+            above.references.fetch_add(1, Ordering::Relaxed);
+            entry.link.store(heir.index() | HEIR, Ordering::Release); // Pairs with the Acquire in `behind`.
+        }
+    }
+
+    /// The group that had the id needs it no more.
+    pub(crate) fn leave(&self, id: GroupId) {
+        self.unbook(id, 1);
+    }
+
+    fn drop_references(&self, lists: &mut Lists, index: u32, count: u64) {
+        let Some(entry) = self.table.get(index) else { return };
+        // AcqRel: as in `unbook`.
+        if entry.references.fetch_sub(count, Ordering::AcqRel) == count {
+            self.bury(lists, index);
+        }
+    }
+
+    /// Nothing refers to an entry: after a grace period it is free, and so perhaps is the one that it leads to.
+    fn bury(&self, lists: &mut Lists, index: u32) {
+        let Some(entry) = self.table.get(index) else { return };
+        entry.next.store(lists.waiting[0], Ordering::Relaxed);
+        lists.waiting[0] = index;
+    }
+
+    /// Whether entries wait for the next grace period to begin, or for one to end.
+    pub(crate) fn is_waiting(&self) -> [bool; 2] {
+        self.lists.lock().waiting.map(|list| list != NONE)
+    }
+
+    /// A grace period begins, for all that nothing refers to by now. The one before has ended.
+    pub(crate) fn begin_grace(&self) {
+        let mut lists = self.lists.lock();
+        lists.waiting = [NONE, lists.waiting[0]];
+    }
+
+    /// It has ended: nobody is on the way through the entries that waited for it.
+    pub(crate) fn end_grace(&self) {
+        let mut lists = self.lists.lock();
+        let mut index = core::mem::replace(&mut lists.waiting[1], NONE);
+        while let Some(entry) = self.table.get(index) {
+            let following = entry.next.load(Ordering::Relaxed);
+            lists.used -= 1;
+            let generation = entry.generation.load(Ordering::Relaxed);
+            if generation < LAST_GENERATION {
+                // No id has an index that nobody has.
+                entry.next.store(lists.free, Ordering::Relaxed);
+                lists.free = index;
+            }
+            let link = entry.link.swap(NONE, Ordering::Relaxed);
+            // A group that was never quite made has no heir.
+            if link & HEIR != 0 {
+                self.drop_references(&mut lists, link & !HEIR, 1);
+            }
+            index = following;
+        }
+    }
+
+    /// Entries whose way leads through an id's next.
+    pub(crate) fn heirs(&self, id: GroupId) -> u64 {
+        let leads_there = |entry: &&Owner| entry.link.load(Ordering::Relaxed) == id.index() | HEIR;
+        (0..self.table.len()).filter_map(|index| self.table.get(index)).filter(leads_there).count() as u64
+    }
+
+    /// Entries that nothing refers to and that wait.
+    pub(crate) fn waiting(&self) -> u64 {
+        let lists = self.lists.lock();
+        let next = |index: u32| self.table.get(index).map(|entry| entry.next.load(Ordering::Relaxed));
+        let list =
+            |first: u32| core::iter::successors(Some(first), |&index| next(index)).take_while(|&index| index != NONE);
+        lists.waiting.into_iter().flat_map(list).count() as u64
+    }
+
+    /// Entries in use, also those that wait; and all that there ever were.
+    pub(crate) fn count(&self) -> (u32, u32) {
+        let lists = self.lists.lock();
+        (lists.used, lists.fresh)
+    }
+
+    /// Every id that is in use and whose group is gone, with what refers to it.
+    pub(crate) fn each_gone(&self, mut each: impl FnMut(GroupId, u64)) {
+        for index in 0..self.table.len() {
+            let Some(entry) = self.table.get(index) else { return };
+            let references = entry.references.load(Ordering::Relaxed);
+            let link = entry.link.load(Ordering::Relaxed);
+            if references > 0 && link & HEIR != 0 {
+                each(GroupId::new(index, entry.generation.load(Ordering::Relaxed)), references);
+            }
+        }
+    }
+
+    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.table.bytes(platform)
+    }
+
+    /// # Safety
+    /// As for [`Table::close`].
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        // SAFETY: as the caller promises.
+        unsafe { self.table.close(platform) };
+    }
+}

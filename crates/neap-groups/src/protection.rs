@@ -1,0 +1,114 @@
+//! How much of what a group has is protected, and how long somebody who charges too much is held up: pure arithmetic.
+//!
+//! Sits between the tree, which has the numbers, and reclaim and charges, which act on them. A group's `low` and `min` count only as far as
+//! its parents' do: where the children of a parent claim more than it has to give, each gets its share; where they claim less, the
+//! rest goes to those that use more than they claim.
+//!
+//! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above `high`), by description.
+
+/// What the share of one child is made of, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// What the child uses, and what it claims (its `low` or `min`).
+    pub usage: u64,
+    /// What it claims.
+    pub claim: u64,
+    /// What its parent uses.
+    pub parent_usage: u64,
+    /// What its parent has to give: its own effective protection.
+    pub parent_protection: u64,
+    /// The sum over all children of what each uses of its claim.
+    pub children_claimed: u64,
+}
+
+impl Claim {
+    /// How much of the child's memory is protected.
+    pub fn protection(self) -> u64 {
+        let claimed = self.usage.min(self.claim);
+        if self.children_claimed > self.parent_protection {
+            return share(self.parent_protection, claimed, self.children_claimed);
+        }
+        let rest = self.parent_protection - self.children_claimed;
+        let beyond = self.parent_usage.saturating_sub(self.children_claimed);
+        claimed + share(rest, self.usage - claimed, beyond).min(self.usage - claimed)
+    }
+}
+
+/// `whole * part / of`; 0 of nothing.
+fn share(whole: u64, part: u64, of: u64) -> u64 {
+    if of == 0 { 0 } else { (u128::from(whole) * u128::from(part) / u128::from(of)).min(u64::MAX.into()) as u64 }
+}
+
+/// The longest that one charge is held up, in nanoseconds.
+pub const LONGEST_DELAY: u64 = 2_000_000_000;
+/// A delay below this is none.
+const SHORTEST_DELAY: u64 = 10_000_000;
+/// What a charge that is held up for the whole delay charges, in bytes: one that charges less waits less.
+const FULL_CHARGE: u64 = 256 << 10;
+
+/// How long, in nanoseconds, somebody is held up who has just charged `bytes` to a group that is above its `high`. It grows with the
+/// square of how far above the group is: at a tenth, for a whole batch, about 0.6 s.
+pub fn delay(usage: u64, high: u64, bytes: u64) -> u64 {
+    let above = usage.saturating_sub(high);
+    // In units of 2^-20 of `high`.
+    let above = share(1 << 20, above, high.max(4096)).min(1 << 30);
+    let whole = share(above * above, 1_000_000_000, 1 << 34);
+    let delay = share(whole, bytes, FULL_CHARGE).min(LONGEST_DELAY);
+    if delay < SHORTEST_DELAY { 0 } else { delay }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn protection(usage: u64, claim: u64, parent: (u64, u64), children_claimed: u64) -> u64 {
+        let (parent_usage, parent_protection) = parent;
+        Claim { usage, claim, parent_usage, parent_protection, children_claimed }.protection()
+    }
+
+    /// The example in the kernel's own selftest of `memory.low`: a parent with 50 of 148 protected, children that use 50 each and
+    /// claim 75, 25 and 0.
+    #[test]
+    fn claims_beyond_what_a_parent_has_are_shared() {
+        let claimed = 50 + 25;
+        let of = |claim: u64| protection(50 * MIB, claim * MIB, (148 * MIB, 50 * MIB), claimed * MIB) / MIB;
+        assert_eq!([of(75), of(25), of(0)], [33, 16, 0]);
+    }
+
+    #[test]
+    fn what_nobody_claims_goes_to_those_who_use_more_than_they_claim() {
+        assert_eq!(protection(30 * MIB, 10 * MIB, (60 * MIB, 40 * MIB), 20 * MIB), 20 * MIB);
+        assert_eq!(protection(10 * MIB, 10 * MIB, (60 * MIB, 40 * MIB), 20 * MIB), 10 * MIB);
+        assert_eq!(protection(20 * MIB, 0, (60 * MIB, 40 * MIB), 20 * MIB), 10 * MIB);
+        assert_eq!(protection(0, 10 * MIB, (0, 40 * MIB), 0), 0);
+    }
+
+    #[test]
+    fn nobody_is_protected_beyond_what_he_uses_or_a_parent_has() {
+        for usage in [0, 1, 3 * MIB, 1 << 50, u64::MAX / 4] {
+            for claim in [0, 1, 2 * MIB, u64::MAX] {
+                for other in [0, 5 * MIB, u64::MAX / 4] {
+                    for given in [0, 1, 4 * MIB, u64::MAX] {
+                        let claimed = usage.min(claim) + other;
+                        let share = protection(usage, claim, (usage + other, given), claimed);
+                        assert!(share <= usage && share <= given, "{usage} {claim} {other} {given}: {share}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_delay_grows_with_the_square_and_is_bounded() {
+        let at = |percent: u64| delay(100 * MIB + percent * MIB, 100 * MIB, FULL_CHARGE);
+        assert_eq!((at(0), at(1)), (0, 0));
+        assert!((550_000_000..700_000_000).contains(&at(10)), "{}", at(10));
+        assert!(at(3) > 0 && at(6).abs_diff(4 * at(3)) < at(3) / 100);
+        assert_eq!((at(90), delay(u64::MAX, 0, u64::MAX)), (LONGEST_DELAY, LONGEST_DELAY));
+        assert_eq!(delay(110 * MIB, 100 * MIB, FULL_CHARGE / 4), at(10) / 4);
+        assert_eq!(delay(110 * MIB, 100 * MIB, 64), 0);
+        assert_eq!(delay(5, u64::MAX, 5), 0);
+    }
+}

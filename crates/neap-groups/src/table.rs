@@ -1,0 +1,137 @@
+//! A table that grows and never moves: entries are named by index and stay where they are.
+//!
+//! Sits between the machine, which maps it, and entries that are read without a lock. Each chunk is as large as all before it, so
+//! the table takes at most about twice what it needs, and little where there are few. Growing is the caller's to serialise. Chunks go back only with the whole
+//! table: an index that was once good can always be looked at.
+
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use neap_base::Platform;
+use neap_base::platform::Errno;
+
+/// Entries of the first chunk.
+const FIRST: u32 = 64;
+const CHUNKS: usize = 16;
+
+/// What may be in a table.
+///
+/// # Safety
+/// Zeroes are a value, and all that changes is atomic.
+pub(crate) unsafe trait Entry: Sync {}
+
+/// Entries of one type.
+#[derive(Debug)]
+pub(crate) struct Table<T: Entry> {
+    chunks: [AtomicPtr<T>; CHUNKS],
+    /// Entries that are there.
+    length: AtomicU32,
+    entries: PhantomData<T>,
+}
+
+/// The chunk that an index is in, and the chunk's first index and length.
+const fn chunk_of(index: u32) -> (usize, u32, u32) {
+    if index < FIRST {
+        return (0, 0, FIRST);
+    }
+    let first = 1 << index.ilog2();
+    ((index / FIRST).ilog2() as usize + 1, first, first)
+}
+
+impl<T: Entry> Table<T> {
+    /// An empty table.
+    pub(crate) const fn new() -> Table<T> {
+        Table {
+            chunks: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
+            length: AtomicU32::new(0),
+            entries: PhantomData,
+        }
+    }
+
+    /// Entries that are there.
+    pub(crate) fn len(&self) -> u32 {
+        self.length.load(Ordering::Acquire) // Pairs with the Release in `grow`.
+    }
+
+    /// An entry, if it is there.
+    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+        if index >= self.len() {
+            return None;
+        }
+        let (chunk, first, _) = chunk_of(index);
+        // Relaxed: stored before the length said so.
+        let chunk = self.chunks[chunk].load(Ordering::Relaxed);
+        // SAFETY: the chunk is mapped, has that many entries, and zeroes are one.
+        Some(unsafe { &*chunk.add((index - first) as usize) })
+    }
+
+    /// Adds a chunk, of zeroes. One caller at a time.
+    pub(crate) fn grow<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
+        let (chunk, first, length) = chunk_of(self.len());
+        let place = self.chunks.get(chunk).ok_or(Errno::NOMEM)?;
+        let memory = platform.map(bytes::<T, P>(platform, length))?;
+        place.store(core::ptr::with_exposed_provenance_mut(memory), Ordering::Relaxed);
+        self.length.store(first + length, Ordering::Release); // Pairs with the Acquire in `len`.
+        Ok(())
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.each_chunk().map(|(_, length)| bytes::<T, P>(platform, length)).sum()
+    }
+
+    fn each_chunk(&self) -> impl Iterator<Item = (*mut T, u32)> {
+        let starts = core::iter::successors(Some(0), |&first| Some(first + chunk_of(first).2));
+        let lengths = starts.map(|first| chunk_of(first).2);
+        let chunks = self.chunks.iter().map(|chunk| chunk.load(Ordering::Relaxed));
+        chunks.zip(lengths).take_while(|(chunk, _)| !chunk.is_null())
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// Nobody has an entry, and the platform is the one that it grew on.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        self.length.store(0, Ordering::Relaxed);
+        for (chunk, length) in self.each_chunk() {
+            // SAFETY: mapped by `grow` with this length.
+            unsafe { platform.unmap(chunk.expose_provenance(), bytes::<T, P>(platform, length)) };
+        }
+    }
+}
+
+fn bytes<T, P: Platform>(platform: &P, entries: u32) -> usize {
+    (entries as usize * size_of::<T>()).next_multiple_of(platform.page_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap_base::virtual_platform::Virtual;
+
+    // SAFETY: an atomic number, of which 0 is one.
+    unsafe impl Entry for AtomicU32 {}
+
+    #[test]
+    fn entries_stay_where_they_are() {
+        let machine = Virtual::new(4096, 1);
+        let table = Table::<AtomicU32>::new();
+        assert!(table.get(0).is_none());
+        let mut first = None;
+        for _ in 0..8 {
+            let before = table.len();
+            table.grow(&machine).unwrap();
+            assert!(table.len() == 2 * before || before == 0 && table.len() == FIRST);
+            for index in before..table.len() {
+                let entry = table.get(index).unwrap();
+                assert_eq!(entry.load(Ordering::Relaxed), 0);
+                entry.store(index + 1, Ordering::Relaxed);
+            }
+            let entry: *const AtomicU32 = table.get(0).unwrap();
+            assert_eq!(*first.get_or_insert(entry), entry);
+        }
+        assert!((0..table.len()).all(|index| table.get(index).unwrap().load(Ordering::Relaxed) == index + 1));
+        assert!(table.get(table.len()).is_none());
+        // SAFETY: nobody uses it any more.
+        unsafe { table.close(&machine) };
+    }
+}

@@ -1,0 +1,430 @@
+//! The tree: which groups there are, by name, and how they come and go.
+//!
+//! Sits between paths and slots. One mutex for links, names and lists; charges go up the tree without it. A deleted group is out
+//! of the tree, and of every path, at once; its slot waits for a grace period, since a charge may be on its way up through it,
+//! and for its stocks to be emptied. Under the mutex the owners' may be asked for, and nothing else.
+
+use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
+use crate::id::GroupId;
+use crate::owners::{Behind, Owners};
+use crate::protection::Claim;
+use crate::table::Table;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering};
+use neap_base::platform::Errno;
+use neap_base::{Mutex, Platform};
+use neap_percpu::{Handle, Owner, Refused};
+
+/// Buckets that groups are found in by name: with a hundred thousand groups, some twenty have to be looked at.
+const BUCKETS: usize = 4096;
+
+/// Why a group is not made, found, changed or deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Denied {
+    /// There is no such group, or it was deleted.
+    NoSuchGroup,
+    /// A group of that name is there already.
+    Exists,
+    /// A name has 1 to 56 bytes, no `/` and nothing that does not print, and is neither `.` nor `..`.
+    BadName,
+    /// The parent is as deep as groups can be.
+    TooDeep,
+    /// Groups below it have to go first.
+    HasChildren,
+    /// The root stays, and has no limits of its own to protect it.
+    Root,
+    /// There are as many groups as there can be.
+    Full,
+    /// There is no memory for it.
+    NoMemory,
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Denied::NoSuchGroup => "there is no such group",
+            Denied::Exists => "a group of that name is there already",
+            Denied::BadName => {
+                "a name has 1 to 56 bytes, no '/' and nothing that does not print, and is neither '.' nor '..'"
+            }
+            Denied::TooDeep => "no group can be deeper",
+            Denied::HasChildren => "groups below it have to go first",
+            Denied::Root => "the root stays as it is",
+            Denied::Full => "there are as many groups as there can be",
+            Denied::NoMemory => "there is no memory for it",
+        })
+    }
+}
+
+impl core::error::Error for Denied {}
+
+impl From<Errno> for Denied {
+    fn from(error: Errno) -> Denied {
+        if error == Errno::NOSPC { Denied::Full } else { Denied::NoMemory }
+    }
+}
+
+impl From<Refused> for Denied {
+    fn from(refused: Refused) -> Denied {
+        if refused == Refused::Full { Denied::Full } else { Denied::NoMemory }
+    }
+}
+
+/// All groups.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) slots: Table<Group>,
+    pub(crate) owners: Owners,
+    /// A mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
+    buckets: usize,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    free: u32,
+    /// Never used yet.
+    fresh: u32,
+    /// Deleted; the grace period of the second list has begun.
+    dying: [u32; 2],
+    live: u32,
+    dying_count: u32,
+}
+
+/// How many groups there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// In the tree, the root included.
+    pub live: u32,
+    /// Deleted, and not quite gone: waiting for others' sections to end.
+    pub dying: u32,
+    /// Slots that there ever were, and ids.
+    pub slots: u32,
+    /// Ids in use: groups, and deleted ones that something is still booked under.
+    pub ids: u32,
+}
+
+impl Tree {
+    pub(crate) fn open<P: Platform>(platform: &P, per_cpu: (Owner, Handle)) -> Result<Tree, Errno> {
+        let tree = Tree {
+            slots: Table::new(),
+            owners: Owners::new(),
+            buckets: platform.map(buckets_length(platform))?,
+            lists: Mutex::new(Lists { free: NONE, fresh: 0, dying: [NONE; 2], live: 0, dying_count: 0 }),
+        };
+        let root = tree.add(&mut tree.lists.lock(), platform, NONE, "", per_cpu);
+        if let Err(error) = root {
+            // SAFETY: nobody else has seen the tree.
+            unsafe { tree.close(platform) };
+            return Err(error);
+        }
+        Ok(tree)
+    }
+
+    /// # Safety
+    /// Nobody uses the tree any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.slots.close(platform);
+            self.owners.close(platform);
+            platform.unmap(self.buckets, buckets_length(platform));
+        }
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.slots.bytes(platform) + self.owners.bytes(platform) + buckets_length(platform)
+    }
+
+    /// The group in a slot. Every number that is kept as a slot's is one.
+    pub(crate) fn group(&self, slot: u32) -> Option<&Group> {
+        self.slots.get(slot)
+    }
+
+    /// A slot and the slots above it, up to the root.
+    pub(crate) fn upwards(&self, slot: u32) -> impl Iterator<Item = (u32, &Group)> {
+        let above = |(_, group): &(u32, &Group)| {
+            let parent = group.parent.load(Ordering::Relaxed);
+            self.group(parent).map(|group| (parent, group))
+        };
+        core::iter::successors(self.group(slot).map(|group| (slot, group)), above)
+    }
+
+    fn slot<P: Platform>(&self, lists: &mut Lists, platform: &P) -> Result<u32, Errno> {
+        if let Some(group) = self.group(lists.free) {
+            let slot = lists.free;
+            lists.free = group.next.load(Ordering::Relaxed);
+            return Ok(slot);
+        }
+        if lists.fresh == self.slots.len() {
+            self.slots.grow(platform)?;
+        }
+        lists.fresh += 1;
+        Ok(lists.fresh - 1)
+    }
+
+    /// Makes a group below the one in slot `parent`.
+    fn add<P: Platform>(
+        &self,
+        lists: &mut Lists,
+        platform: &P,
+        parent: u32,
+        name: &str,
+        (owner, counts): (Owner, Handle),
+    ) -> Result<GroupId, Errno> {
+        let slot = self.slot(lists, platform)?;
+        let (Some(group), above) = (self.group(slot), self.group(parent)) else { return Err(Errno::NOMEM) };
+        let id = self.owners.open(platform, slot).inspect_err(|_| {
+            group.next.store(lists.free, Ordering::Relaxed);
+            lists.free = slot;
+        })?;
+        for counter in group.events.iter().chain([&group.counters.usage, &group.counters.peak]) {
+            counter.store(0, Ordering::Relaxed);
+        }
+        Bound::ALL.into_iter().for_each(|bound| group.set_bound(bound, bound.default()));
+        let eldest = above.map_or(NONE, |above| above.first_child.load(Ordering::Relaxed));
+        for (link, value) in [
+            (&group.parent, parent),
+            (&group.depth, above.map_or(1, |above| above.depth.load(Ordering::Relaxed) + 1)),
+            (&group.first_child, NONE),
+            (&group.next, eldest),
+            (&group.previous, NONE),
+            (&group.children, 0),
+        ] {
+            link.store(value, Ordering::Relaxed);
+        }
+        group.set_name(name);
+        group.per_cpu.store(owner.to_bits(), Ordering::Relaxed);
+        group.counts.store(counts.to_bits().get(), Ordering::Relaxed);
+        if let Some(above) = above {
+            above.first_child.store(slot, Ordering::Relaxed);
+            above.children.fetch_add(1, Ordering::Relaxed);
+            self.group(eldest).inspect(|eldest| eldest.previous.store(slot, Ordering::Relaxed));
+            let bucket = self.bucket(parent, name);
+            group.bucket_next.store(bucket.swap(slot + 1, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        lists.live += 1;
+        group.id.store(id.to_bits(), Ordering::Release); // Pairs with the Acquire in `Group::id`.
+        Ok(id)
+    }
+
+    fn bucket(&self, parent: u32, name: &str) -> &AtomicU32 {
+        // FNV-1a.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325 ^ u64::from(parent), |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let bucket = (hash ^ hash >> 32) as usize % BUCKETS;
+        // SAFETY: there are that many, and zeroes are numbers.
+        unsafe { &*core::ptr::with_exposed_provenance::<AtomicU32>(self.buckets).add(bucket) }
+    }
+
+    fn in_bucket(&self, bucket: &AtomicU32) -> impl Iterator<Item = (u32, &Group)> {
+        let entry = move |link: &AtomicU32| {
+            let slot = link.load(Ordering::Relaxed).wrapping_sub(1);
+            self.group(slot).map(|group| (slot, group))
+        };
+        core::iter::successors(entry(bucket), move |(_, group)| entry(&group.bucket_next))
+    }
+
+    /// The child of that name. Under the mutex.
+    fn child(&self, parent: u32, name: &str) -> Option<&Group> {
+        let is_it = |group: &Group| group.parent.load(Ordering::Relaxed) == parent && group.name().as_str() == name;
+        self.in_bucket(self.bucket(parent, name)).map(|(_, group)| group).find(|group| is_it(group))
+    }
+
+    /// The slot of a group that is there. Under the mutex it stays there.
+    fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
+        match self.owners.behind(id) {
+            Some(Behind::Group(slot)) => Ok(slot),
+            _ => Err(Denied::NoSuchGroup),
+        }
+    }
+
+    /// Makes a group.
+    ///
+    /// # Errors
+    /// See [`Denied`]; nothing has changed then.
+    pub(crate) fn create<P: Platform>(
+        &self,
+        platform: &P,
+        parent: GroupId,
+        name: &str,
+        per_cpu: (Owner, Handle),
+    ) -> Result<GroupId, Denied> {
+        if !is_name(name) {
+            return Err(Denied::BadName);
+        }
+        let mut lists = self.lists.lock();
+        let above = self.slot_of(parent)?;
+        if self.group(above).is_none_or(|group| group.depth.load(Ordering::Relaxed) >= DEEPEST) {
+            return Err(Denied::TooDeep);
+        }
+        if self.child(above, name).is_some() {
+            return Err(Denied::Exists);
+        }
+        Ok(self.add(&mut lists, platform, above, name, per_cpu)?)
+    }
+
+    /// The group at a path from `from` on: names with a `/` between them, or nothing for `from` itself.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub(crate) fn find(&self, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+        let _lists = self.lists.lock();
+        let mut slot = self.slot_of(from)?;
+        let mut id = from;
+        for name in path.split('/').filter(|_| !path.is_empty()) {
+            id = self.child(slot, name).ok_or(Denied::NoSuchGroup)?.id();
+            slot = self.slot_of(id)?;
+        }
+        Ok(id)
+    }
+
+    /// Takes a group without children out of the tree; what it is charged for is its parent's from now on. Answers its slot, which
+    /// waits for a grace period from now on.
+    ///
+    /// # Errors
+    /// See [`Denied`]; nothing has changed then.
+    pub(crate) fn delete(&self, id: GroupId) -> Result<u32, Denied> {
+        let mut lists = self.lists.lock();
+        let slot = self.slot_of(id)?;
+        let group = self.group(slot).ok_or(Denied::NoSuchGroup)?;
+        let parent = group.parent.load(Ordering::Relaxed);
+        let above = self.group(parent).ok_or(Denied::Root)?;
+        if group.children.load(Ordering::Relaxed) > 0 {
+            return Err(Denied::HasChildren);
+        }
+        // What protects it would protect nothing any more.
+        [Bound::Low, Bound::Min].into_iter().for_each(|bound| group.set_bound(bound, 0));
+        self.owners.inherit(id, above.id());
+        let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
+        let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
+        before.store(next, Ordering::Relaxed);
+        self.group(next).inspect(|next| next.previous.store(previous, Ordering::Relaxed));
+        above.children.fetch_sub(1, Ordering::Relaxed);
+        let name = group.name();
+        let bucket = self.bucket(parent, name.as_str());
+        let link = self.in_bucket(bucket).map(|(_, group)| &group.bucket_next);
+        let link = core::iter::once(bucket).chain(link).find(|link| link.load(Ordering::Relaxed) == slot + 1);
+        link.inspect(|link| link.store(group.bucket_next.load(Ordering::Relaxed), Ordering::Relaxed));
+        group.next.store(lists.dying[0], Ordering::Relaxed);
+        lists.dying[0] = slot;
+        lists.live -= 1;
+        lists.dying_count += 1;
+        Ok(slot)
+    }
+
+    /// Whether slots or ids wait for a grace period to begin, and whether for one to end.
+    pub(crate) fn is_waiting(&self) -> [bool; 2] {
+        let slots = self.lists.lock().dying.map(|list| list != NONE);
+        let owners = self.owners.is_waiting();
+        [slots[0] || owners[0], slots[1] || owners[1]]
+    }
+
+    /// A grace period begins, for all that was deleted by now. The one before has ended.
+    pub(crate) fn begin_grace(&self) {
+        let mut lists = self.lists.lock();
+        lists.dying = [NONE, lists.dying[0]];
+        drop(lists);
+        self.owners.begin_grace();
+    }
+
+    /// It has ended, and stocks hold nothing under ids of groups that are gone: calls `each` with every slot that waited for it, which is free
+    /// then.
+    pub(crate) fn end_grace(&self, mut each: impl FnMut(&Group)) {
+        let mut slot = core::mem::replace(&mut self.lists.lock().dying[1], NONE);
+        while let Some(group) = self.group(slot) {
+            each(group);
+            let id = group.id();
+            let mut lists = self.lists.lock();
+            let following = group.next.load(Ordering::Relaxed);
+            group.id.store(0, Ordering::Relaxed);
+            group.next.store(lists.free, Ordering::Relaxed);
+            lists.free = slot;
+            lists.dying_count -= 1;
+            drop(lists);
+            self.owners.leave(id);
+            slot = following;
+        }
+        self.owners.end_grace();
+    }
+
+    /// 1 for an id whose group has left the tree, but not its slot; else 0.
+    pub(crate) fn own_reference(&self, gone: GroupId) -> u64 {
+        let lists = self.lists.lock();
+        let next = |slot: u32| self.group(slot).map(|group| group.next.load(Ordering::Relaxed));
+        let list =
+            |first: u32| core::iter::successors(Some(first), |&slot| next(slot)).map_while(|slot| self.group(slot));
+        lists.dying.into_iter().flat_map(list).filter(|group| group.id() == gone).count() as u64
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> Count {
+        let (ids, _) = self.owners.count();
+        let lists = self.lists.lock();
+        Count { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
+    }
+
+    /// The groups right below one, one after the other: the one behind `after`, or the first.
+    pub(crate) fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
+        let _lists = self.lists.lock();
+        let above = self.group(self.slot_of(parent).ok()?)?;
+        let link = match after {
+            None => &above.first_child,
+            Some(id) => &self.group(self.slot_of(id).ok()?)?.next,
+        };
+        self.group(link.load(Ordering::Relaxed)).map(Group::id)
+    }
+
+    /// Calls `each` with the groups right below one. Under the mutex.
+    pub(crate) fn each_child(&self, group: &Group, mut each: impl FnMut(&Group)) {
+        let mut child = group.first_child.load(Ordering::Relaxed);
+        while let Some(group) = self.group(child) {
+            each(group);
+            child = group.next.load(Ordering::Relaxed);
+        }
+    }
+
+    /// How much of a group's memory its claim protects, after what those above it have to give.
+    pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
+        let _lists = self.lists.lock();
+        let mut path = [NONE; DEEPEST as usize];
+        let mut length = 0;
+        for ((slot, _), place) in self.upwards(self.slot_of(id)?).zip(&mut path) {
+            *place = slot;
+            length += 1;
+        }
+        let mut protection = u64::MAX;
+        for pair in path[..length].windows(2).rev() {
+            let [Some(group), Some(above)] = [pair[0], pair[1]].map(|slot| self.group(slot)) else { break };
+            let claimed = |group: &Group| group.bound(claim).min(group.usage());
+            let mut children_claimed = 0_u64;
+            // What is right below the root has what it claims.
+            if pair[1] == ROOT {
+                protection = claimed(group);
+                continue;
+            }
+            self.each_child(above, |child| children_claimed = children_claimed.saturating_add(claimed(child)));
+            protection = Claim {
+                usage: group.usage(),
+                claim: group.bound(claim),
+                parent_usage: above.usage(),
+                parent_protection: protection,
+                children_claimed,
+            }
+            .protection();
+        }
+        Ok(if length > 1 { protection } else { 0 })
+    }
+
+    /// Calls `f` with a group that stays there meanwhile.
+    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
+        let _lists = self.lists.lock();
+        self.group(self.slot_of(id)?).map(f).ok_or(Denied::NoSuchGroup)
+    }
+}
+
+fn buckets_length<P: Platform>(platform: &P) -> usize {
+    (BUCKETS * size_of::<AtomicU32>()).next_multiple_of(platform.page_size())
+}
