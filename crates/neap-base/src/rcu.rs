@@ -116,6 +116,10 @@ struct Turn<C> {
 // SAFETY: the heads of a batch are whoever's who has the turn.
 unsafe impl<C> Send for Turn<C> {}
 
+/// A moment of a domain's, and the number of the grace period that begins after it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(usize);
+
 /// One domain of readers and of what is freed behind them. `C` is what the functions that free are told, such as the
 /// instance that everything is part of.
 pub struct Rcu<C = ()> {
@@ -276,9 +280,7 @@ impl<C> Rcu<C> {
     /// # Errors
     /// That of the fence.
     pub fn grace<P: Platform>(&self, platform: &P, context: &C) -> Result<(), Errno> {
-        // SeqCst pairs with the fence in `step`: a period that is not seen begun here sees what was done before.
-        fence(Ordering::SeqCst);
-        let wanted = self.started.load(Ordering::Relaxed) + 1;
+        let Mark(wanted) = self.mark();
         let mut looks = 0;
         // Acquire pairs with the Release in `step`: what readers did is visible, and what freeing did.
         while self.completed.load(Ordering::Acquire) < wanted {
@@ -292,6 +294,23 @@ impl<C> Rcu<C> {
             }
         }
         Ok(())
+    }
+
+    /// Marks this moment, for [`Rcu::advance_past`].
+    pub fn mark(&self) -> Mark {
+        // SeqCst pairs with the fence in `step`: a period that is not seen begun here sees what was done before.
+        fence(Ordering::SeqCst);
+        Mark(self.started.load(Ordering::Relaxed) + 1)
+    }
+
+    /// One step, as [`Rcu::advance`], towards the moment when every reader of a marked one has gone: whether that has come.
+    ///
+    /// # Errors
+    /// That of the fence: nothing is known. To be tried again.
+    pub fn advance_past<P: Platform>(&self, platform: &P, context: &C, mark: Mark) -> Result<bool, Errno> {
+        self.step(platform, context, mark.0)?;
+        // Acquire pairs with the Release in `step`: what readers did is visible.
+        Ok(self.completed.load(Ordering::Acquire) >= mark.0)
     }
 
     /// One step; a new period also begins if fewer than `wanted` are over.

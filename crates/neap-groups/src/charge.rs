@@ -122,7 +122,7 @@ impl Groups {
 
     /// Charges the counters, and stocks what is too much. Inside the gate.
     fn attempt<H: Host>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
-        let _reading = self.grace.read();
+        let _reading = self.rcu.enter();
         let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
         let charged = match self.raise(slot, bytes.max(BATCH)) {
             Ok(()) => bytes.max(BATCH),
@@ -224,7 +224,7 @@ impl Groups {
         }
         host.inside(|| {
             let out = {
-                let _reading = self.grace.read();
+                let _reading = self.rcu.enter();
                 // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
                 let there = self.tree.owners.is_there(payer.id());
                 let payer = if there { payer } else { payer.of_heir() };

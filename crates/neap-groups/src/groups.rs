@@ -9,13 +9,13 @@
 //! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
 //! CPU. [`Groups::used`] is without.
 
-use crate::grace::Grace;
 use crate::group::{Bound, Event, Group, Name};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
 use crate::stock::Stocks;
 use crate::tree::{Count, Denied, Tree};
 use core::sync::atomic::{AtomicI64, Ordering};
+use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Handle, Host, Owner, Wait};
 
@@ -33,9 +33,10 @@ pub trait Reclaimer: Host {
 pub struct Groups {
     pub(crate) tree: Tree,
     pub(crate) stocks: Stocks,
-    pub(crate) grace: Grace,
-    /// Grace periods begin and end one after the other.
-    reaping: Mutex<()>,
+    /// Who is on the way through ids and slots.
+    pub(crate) rcu: Rcu,
+    /// When the slots and ids that wait for the end of a grace period began to.
+    reaping: Mutex<Mark>,
     nodes: usize,
 }
 
@@ -72,7 +73,13 @@ impl Groups {
         let per_cpu = counts_of_new_group(host, nodes)?;
         let stocks = Stocks::open(platform);
         let made = stocks.and_then(|stocks| match Tree::open(platform, per_cpu) {
-            Ok(tree) => Ok(Groups { tree, stocks, grace: Grace::new(), reaping: Mutex::new(()), nodes }),
+            Ok(tree) => {
+                let rcu = Rcu::new();
+                // Without memory for sequences readers do without.
+                let _ = rcu.open(platform);
+                let reaping = Mutex::new(rcu.mark());
+                Ok(Groups { tree, stocks, rcu, reaping, nodes })
+            }
             Err(error) => {
                 // SAFETY: nobody has seen them.
                 unsafe { stocks.close(platform) };
@@ -94,6 +101,7 @@ impl Groups {
         unsafe {
             self.tree.close(platform);
             self.stocks.close(platform);
+            self.rcu.close(platform);
         }
     }
 
@@ -200,7 +208,7 @@ impl Groups {
 
     /// Whether what an id leads to is `top`, or below it.
     fn is_below(&self, id: GroupId, top: GroupId) -> bool {
-        let _reading = self.grace.read();
+        let _reading = self.rcu.enter();
         let Some(behind) = self.tree.owners.behind(id) else { return false };
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
@@ -228,6 +236,20 @@ impl Groups {
         host.inside(|| self.tree.owners.each_gone(&mut each));
     }
 
+    /// In a forked child: those who were on their way in the parent's threads are not here.
+    ///
+    /// # Safety
+    /// As for [`Rcu::forget_others`].
+    pub unsafe fn forget_others(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { self.rcu.forget_others() };
+    }
+
+    /// Fences that emptying stocks has asked for so far.
+    pub fn fences(&self) -> u32 {
+        self.stocks.fences()
+    }
+
     /// Bytes of memory that groups take, besides their per-CPU data.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
         self.tree.bytes(platform) + self.stocks.bytes()
@@ -240,10 +262,11 @@ impl Groups {
             return false;
         }
         host.inside(|| {
-            let Some(_reaping) = self.reaping.try_lock() else { return true };
+            let Some(mut since) = self.reaping.try_lock() else { return true };
             let [_, ending] = self.tree.is_waiting();
             if ending {
-                if !self.grace.has_ended() {
+                // Where the fence fails nothing is known.
+                if !self.rcu.advance_past(host.platform(), &(), *since).unwrap_or(false) {
                     return true;
                 }
                 let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
@@ -261,7 +284,7 @@ impl Groups {
             let [beginning, _] = self.tree.is_waiting();
             if beginning {
                 self.tree.begin_grace();
-                self.grace.begin();
+                *since = self.rcu.mark();
             }
             beginning
         })
@@ -278,7 +301,7 @@ impl Groups {
     /// Takes bytes off the counters of whoever they are booked for. Inside the gate.
     pub(crate) fn settle<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
         {
-            let _reading = self.grace.read();
+            let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
             self.tree
                 .group(behind.slot())
@@ -318,7 +341,7 @@ impl Groups {
 
     /// Adds what a group that is gone has counted to what its heir has.
     fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
-        let _reading = self.grace.read();
+        let _reading = self.rcu.enter();
         let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
         let Some(heir) = self.tree.group(slot) else { return };
         for cpu in 0..host.data().cpus() {

@@ -10,7 +10,6 @@
 extern crate std;
 
 mod charge;
-mod grace;
 mod group;
 mod groups;
 mod id;

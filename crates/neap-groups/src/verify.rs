@@ -35,8 +35,7 @@ impl Groups {
     /// The first thing that does not add up.
     pub fn verify<H: Host>(&self, host: &H) -> Result<(), Finding> {
         let (mut live, mut at) = (0, ROOT);
-        loop {
-            let Some(group) = self.tree.group(at) else { break };
+        while let Some(group) = self.tree.group(at) {
             live += 1;
             self.verify_group(host, at, group)?;
             at = self.after(at);
