@@ -29,7 +29,7 @@ pub trait Recorder: Sync + fmt::Debug {
 }
 
 /// The machine below an allocator.
-pub trait Platform: Sync {
+pub trait Platform: Send + Sync {
     /// Bytes of a page: a power of two, at least 4096.
     fn page_size(&self) -> usize;
 

@@ -9,7 +9,7 @@
 //! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
 //! CPU. [`Groups::used`] is without.
 
-use crate::group::{Bound, Event, Group, Name};
+use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
 use crate::stock::Stocks;
@@ -92,11 +92,14 @@ impl Groups {
         })
     }
 
-    /// Unmaps everything.
+    /// Gives everything back but the per-CPU data of groups that are still there.
     ///
     /// # Safety
     /// Nobody uses the groups any more.
-    pub unsafe fn close<P: Platform>(&self, platform: &P) {
+    pub unsafe fn close<H: Host>(&self, host: &H) {
+        let root = self.tree.group(ROOT).map(|group| group.per_cpu.load(Ordering::Relaxed));
+        root.inspect(|&owner| drop_counts(host, Owner::from_bits(owner)));
+        let platform = host.platform();
         // SAFETY: as the caller promises.
         unsafe {
             self.tree.close(platform);
@@ -255,39 +258,47 @@ impl Groups {
         self.tree.bytes(platform) + self.stocks.bytes()
     }
 
-    /// Work that waits: ends what deleted groups have left, and begins to wait for more of it. Answers whether to come again. To be called now and then;
-    /// never waits.
+    /// Work that waits: empties the stocks of CPUs that have not charged since the last call, and ends what deleted groups have left. Answers
+    /// whether to come again though nobody calls in between. To be called now and then; never waits.
     pub fn tick<H: Host>(&self, host: &H) -> bool {
-        if !host.inside(|| self.tree.is_waiting().contains(&true)) {
+        host.inside(|| {
+            let out = |payer, bytes| self.settle(host, payer, bytes);
+            let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
+            // A CPU that cannot be fenced is no reason to come again for ever.
+            self.reap(host) || stocked && !skipped
+        })
+    }
+
+    /// Ends what deleted groups have left, as far as nobody is on the way through it any more; whether anything is left. Inside the gate.
+    fn reap<H: Host>(&self, host: &H) -> bool {
+        if !self.tree.is_waiting().contains(&true) {
             return false;
         }
-        host.inside(|| {
-            let Some(mut since) = self.reaping.try_lock() else { return true };
-            let [_, ending] = self.tree.is_waiting();
-            if ending {
-                // Where the fence fails nothing is known.
-                if !self.rcu.advance_past(host.platform(), &(), *since).unwrap_or(false) {
-                    return true;
-                }
-                let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
-                let skipped = self.stocks.drain(host.platform(), gone, |payer, bytes| self.settle(host, payer, bytes));
-                if skipped > 0 {
-                    return true;
-                }
-                self.tree.end_grace(|group| {
-                    self.hand_down_counts(host, group);
-                    let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
-                    // SAFETY: nobody can find the group's counts any more. The owner was opened for it, so there is no error.
-                    let _ = unsafe { host.data().close_owner(owner) };
-                });
+        let Some(mut since) = self.reaping.try_lock() else { return true };
+        let [_, ending] = self.tree.is_waiting();
+        if ending {
+            // Where the fence fails nothing is known.
+            if !self.rcu.advance_past(host.platform(), &(), *since).unwrap_or(false) {
+                return true;
             }
-            let [beginning, _] = self.tree.is_waiting();
-            if beginning {
-                self.tree.begin_grace();
-                *since = self.rcu.mark();
+            let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
+            let out = |payer, bytes| self.settle(host, payer, bytes);
+            if self.stocks.drain(host.platform(), gone, out) > 0 {
+                return true;
             }
-            beginning
-        })
+            self.tree.end_grace(|group| {
+                self.hand_down_counts(host, group);
+                let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
+                // SAFETY: nobody can find the group's counts any more. The owner was opened for it, so there is no error.
+                let _ = unsafe { host.data().close_owner(owner) };
+            });
+        }
+        let [beginning, _] = self.tree.is_waiting();
+        if beginning {
+            self.tree.begin_grace();
+            *since = self.rcu.mark();
+        }
+        beginning
     }
 
     /// Empties the stocks of a group and those below it. Answers how many CPUs had to be skipped.

@@ -106,6 +106,12 @@ impl Stocks {
         unsafe { &*self.line_address(cpu).cast::<Line>() }
     }
 
+    /// What a line looked like to [`Stocks::drain_idle`].
+    fn look(&self, cpu: usize) -> &AtomicU64 {
+        // SAFETY: behind each line is as much room again.
+        unsafe { &*self.line_address(cpu).cast::<AtomicU64>().add(WORDS) }
+    }
+
     fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
         let entries = core::ptr::with_exposed_provenance::<AtomicPtr<u8>>(self.memory + (self.cpus + 1) * STRIDE);
         // SAFETY: behind the lines is an entry for every CPU that could be named, and two more.
@@ -196,39 +202,68 @@ impl Stocks {
         mut out: impl FnMut(Payer, u64),
     ) -> u32 {
         let _taking = self.taking.lock();
-        let is_wanted = |word: &AtomicU64| {
+        (0..self.cpus).filter(|&cpu| !self.drain_cpu(platform, cpu, &wanted, &mut out)).count() as u32
+    }
+
+    /// Empties the lines that look as they did when this was last called. Answers whether anything is left in any, and whether it is of a
+    /// CPU that had to be skipped.
+    pub(crate) fn drain_idle<P: Platform>(&self, platform: &P, mut out: impl FnMut(Payer, u64)) -> (bool, bool) {
+        let Some(_taking) = self.taking.try_lock() else { return (true, false) };
+        let (mut left, mut skipped) = (false, false);
+        for cpu in 0..self.cpus {
+            let line = self.line(cpu);
+            let holds = |word: &AtomicU64| parts(word.load(Ordering::Relaxed)).1 > 0;
+            if !line.iter().any(holds) {
+                continue;
+            }
+            // Lines that change and add up to the same are rare, and then one is emptied that is in use.
+            let looks = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
+            let before = self.look(cpu).swap(looks, Ordering::Relaxed);
+            if before == looks {
+                skipped |= !self.drain_cpu(platform, cpu, &|_| true, &mut out);
+            }
+            left |= line.iter().any(holds);
+        }
+        (left, skipped)
+    }
+
+    /// Empties the words of payers that are `wanted` on one CPU; whether that could be done. Under the mutex.
+    fn drain_cpu<P: Platform>(
+        &self,
+        platform: &P,
+        cpu: usize,
+        wanted: &impl Fn(Payer) -> bool,
+        out: &mut impl FnMut(Payer, u64),
+    ) -> bool {
+        let line = self.line(cpu);
+        let is_wanted = |word: &&AtomicU64| {
             let (payer, bytes) = parts(word.load(Ordering::Relaxed));
             bytes > 0 && wanted(payer)
         };
-        let mut skipped = 0;
-        for cpu in 0..self.cpus {
-            let line = self.line(cpu);
-            if !line.iter().any(is_wanted) {
-                continue;
-            }
-            let closed = self.has_sequences(platform, cpu);
-            if closed {
-                // SeqCst with the fence: a sequence that starts behind it finds DUMMY.
-                self.entry(cpu + UNREGISTERED).store(self.dummy(), Ordering::SeqCst);
-                self.fences.fetch_add(1, Ordering::Relaxed);
-                if platform.fence(cpu).is_err() {
-                    skipped += 1;
-                    self.reopen(cpu);
-                    continue;
-                }
-            }
-            for word in line.iter().filter(|word| is_wanted(word)) {
-                // By now nobody else changes it, or does so by an exchange.
-                let (payer, bytes) = parts(word.swap(0, Ordering::Relaxed));
-                if bytes > 0 {
-                    out(payer, bytes);
-                }
-            }
-            if closed {
+        if !line.iter().any(|word| is_wanted(&word)) {
+            return true;
+        }
+        let closed = self.has_sequences(platform, cpu);
+        if closed {
+            // SeqCst with the fence: a sequence that starts behind it finds DUMMY.
+            self.entry(cpu + UNREGISTERED).store(self.dummy(), Ordering::SeqCst);
+            self.fences.fetch_add(1, Ordering::Relaxed);
+            if platform.fence(cpu).is_err() {
                 self.reopen(cpu);
+                return false;
             }
         }
-        skipped
+        for word in line.iter().filter(is_wanted) {
+            // By now nobody else changes it, or does so by an exchange.
+            let (payer, bytes) = parts(word.swap(0, Ordering::Relaxed));
+            if bytes > 0 {
+                out(payer, bytes);
+            }
+        }
+        if closed {
+            self.reopen(cpu);
+        }
+        true
     }
 
     fn reopen(&self, cpu: usize) {

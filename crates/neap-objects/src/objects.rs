@@ -84,7 +84,7 @@ pub struct Objects<P: Platform> {
 // SAFETY: the pointer leads to a table of atomics that lives as long as the pages.
 unsafe impl<P: Platform> Sync for Objects<P> {}
 // SAFETY: as above.
-unsafe impl<P: Platform + Send> Send for Objects<P> {}
+unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
     /// Maps the arena and the slots.

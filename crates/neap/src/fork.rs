@@ -55,6 +55,10 @@ impl<P: Platform> Mm<P> {
         if self.gate.is_empty() {
             self.gate.forget_others();
         }
+        if let Some(grouped) = self.groups_if_made() {
+            // SAFETY: the child has no other thread, and the one that forks is no reader.
+            unsafe { grouped.forget_others() };
+        }
         self.reopen_after_fork();
     }
 }

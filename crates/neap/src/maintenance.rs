@@ -303,8 +303,15 @@ impl<P: Platform> Core<P> {
         (used.saturating_sub(in_slabs), in_pages + in_slabs)
     }
 
-    /// Gives back what was not needed since the last tick.
+    /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
+        let grouped = self.tick_groups(mm);
+        let mut tick = self.give_back(mm, now);
+        tick.left |= grouped;
+        tick
+    }
+
+    fn give_back(&self, mm: &Mm<P>, now: u64) -> Tick {
         let mut tick = Tick::default();
         // The gate first: a mutex that is held while fork finds nobody inside would stay held in the child.
         let _inside = mm.gate.enter(self.objects.platform.cpu());

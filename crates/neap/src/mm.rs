@@ -5,6 +5,7 @@
 //! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
+use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
 use crate::options::Options;
 use crate::per_cpu_data::Place;
@@ -15,6 +16,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
+use neap_groups::Groups;
 use neap_objects::hot::{Freed, Hot, Kind};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
@@ -55,7 +57,7 @@ pub struct Hooks<P: Platform> {
 }
 
 // SAFETY: `core` is written once, before `state` says so.
-unsafe impl<P: Platform + Send> Sync for Mm<P> {}
+unsafe impl<P: Platform> Sync for Mm<P> {}
 
 /// What there is once an `Mm` is open.
 #[derive(Debug)]
@@ -69,6 +71,7 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) moves: AtomicU32,
     pub(crate) page: StatPage,
     pub(crate) per_cpu: Place,
+    pub(crate) groups: Lazy<Groups>,
 }
 
 impl<P: Platform> Mm<P> {
@@ -114,6 +117,10 @@ impl<P: Platform> Mm<P> {
     /// Nobody uses the manager or any memory of it any more, and it has no maintenance thread.
     pub unsafe fn close(&mut self) {
         if *self.state.get_mut() == OPEN {
+            if let Some(grouped) = self.groups_if_made() {
+                // SAFETY: as the caller promises.
+                unsafe { grouped.close() };
+            }
             // SAFETY: the state says that it is initialised; nobody else is here.
             unsafe {
                 let core = self.core.get_mut().assume_init_mut();
@@ -370,6 +377,7 @@ impl<P: Platform> Core<P> {
             moves: AtomicU32::new(0),
             page: StatPage::new(),
             per_cpu: Place::new(),
+            groups: Lazy::new(),
         })
     }
 

@@ -3,13 +3,11 @@
 //! Sits between [`Mm`] and `neap-percpu`. What is not asked for costs nothing: no memory, and one load in a tick. One mutex, for
 //! making it. It is beside the pages and objects, so it does not count for a limit.
 
+use crate::lazy::Lazy;
 use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
-use core::cell::UnsafeCell;
-use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, Ordering};
+use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_base::{Mutex, Platform};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
@@ -21,32 +19,24 @@ const LEAST_SPAN: usize = 256 << 10;
 
 /// Where a manager has its instance.
 #[derive(Debug)]
-pub(crate) struct Place {
-    made: AtomicBool,
-    making: Mutex<()>,
-    data: UnsafeCell<MaybeUninit<PerCpuData>>,
-}
-
-// SAFETY: `data` is written once, before `made` says so.
-unsafe impl Sync for Place {}
+pub(crate) struct Place(Lazy<PerCpuData>);
 
 impl Place {
     pub(crate) const fn new() -> Place {
-        Place { made: AtomicBool::new(false), making: Mutex::new(()), data: UnsafeCell::new(MaybeUninit::uninit()) }
+        Place(Lazy::new())
     }
 
     /// The instance, if there is one.
     pub(crate) fn get(&self) -> Option<&PerCpuData> {
-        // Acquire pairs with the Release in `make`. SAFETY: the flag says that it is initialised.
-        self.made.load(Ordering::Acquire).then(|| unsafe { (*self.data.get()).assume_init_ref() })
+        self.0.get()
     }
 
     /// The instance, which is made where there is none. Inside the gate.
     fn make<P: Platform>(&self, platform: &P) -> Result<&PerCpuData, Errno> {
-        let _making = self.making.lock();
-        if let Some(data) = self.get() {
-            return Ok(data);
-        }
+        self.0.get_or_make(|| Place::open(platform))
+    }
+
+    fn open<P: Platform>(platform: &P) -> Result<PerCpuData, Errno> {
         let mut homes = [0_u8; MAX_CPUS];
         platform.each_home(&mut |cpu, node| homes.get_mut(cpu).into_iter().for_each(|home| *home = node as u8));
         let home = |cpu: usize| homes.get(cpu).map_or(0, |&home| home.into());
@@ -54,16 +44,12 @@ impl Place {
         if platform.address_space_is_scarce() {
             shape.span = SCARCE_SPAN;
         }
-        let data = loop {
+        loop {
             match PerCpuData::open(platform, &shape, home, ()) {
                 Err(Errno::NOMEM) if shape.span > LEAST_SPAN => shape.span /= 4,
-                answer => break answer?,
+                answer => break answer,
             }
-        };
-        // SAFETY: only whoever has the mutex writes it, once, and nobody reads it before the flag says so.
-        let data = unsafe { (*self.data.get()).write(data) };
-        self.made.store(true, Ordering::Release); // Pairs with the Acquire in `get`.
-        Ok(data)
+        }
     }
 
     /// Unmaps everything.
@@ -112,7 +98,7 @@ impl<P: Platform> Clone for Source<'_, P> {
 
 impl<P: Platform> Copy for Source<'_, P> {}
 
-impl<P: Platform + Send> Mm<P> {
+impl<P: Platform> Mm<P> {
     /// The manager's per-CPU data, which is made where there is none yet, unless `wait` says [`Wait::Never`].
     ///
     /// # Errors
@@ -139,7 +125,7 @@ impl<P: Platform + Send> Mm<P> {
     }
 }
 
-impl<P: Platform + Send> Source<'_, P> {
+impl<P: Platform> Source<'_, P> {
     /// [`PerCpuData::open_owner`].
     ///
     /// # Errors
@@ -167,12 +153,12 @@ impl<P: Platform + Send> Source<'_, P> {
         self.inside(|| self.data.statistics())
     }
 
-    fn after(&self, call: Call, hurry: bool) {
+    pub(crate) fn after(&self, call: Call, hurry: bool) {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }
 }
 
-impl<P: Platform + Send> Host for Source<'_, P> {
+impl<P: Platform> Host for Source<'_, P> {
     type Platform = P;
     type Charge = ();
 

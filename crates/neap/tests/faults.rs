@@ -48,7 +48,7 @@ fn work<P: Platform>(program: &mut Program<'_, P>, now: impl Fn() -> u64) {
 }
 
 /// Runs the program on a system that may fail, lets that recover, and runs it again.
-fn survives<P: Platform + Send>(machine: &Shared<P>, options: &Options, recover: impl Fn(), what: &str) {
+fn survives<P: Platform>(machine: &Shared<P>, options: &Options, recover: impl Fn(), what: &str) {
     let Ok(mm) = Opened::new(machine.clone(), options) else { return recover() };
     let mut program = Program::new(&mm);
     work(&mut program, || machine.now());

@@ -24,14 +24,14 @@ trait Instance {
     fn end(&mut self) -> Range<usize>;
 }
 
-struct Owned<P: Platform + Send + 'static> {
+struct Owned<P: Platform + 'static> {
     program: Option<Program<'static, P>>,
     mm: *mut Opened<P>,
     /// Where its memory was.
     span: Option<Range<usize>>,
 }
 
-impl<P: Platform + Send + 'static> Owned<P> {
+impl<P: Platform + 'static> Owned<P> {
     fn boxed(platform: P, options: &Options) -> Box<dyn Instance> {
         let mm = Box::into_raw(Box::new(Opened::new(platform, options).unwrap()));
         // SAFETY: the manager outlives the program: `end` takes them in this order.
@@ -40,7 +40,7 @@ impl<P: Platform + Send + 'static> Owned<P> {
     }
 }
 
-impl<P: Platform + Send + 'static> Instance for Owned<P> {
+impl<P: Platform + 'static> Instance for Owned<P> {
     fn step(&mut self, step: usize) {
         let program = self.program.as_mut().unwrap();
         let size = [16, 100, 700, 5000, 40_000, 300_000][step % 6];

@@ -16,7 +16,7 @@ use neap_base::virtual_platform::{Call, Virtual};
 use program::{OPTIONS, Opened, Program, Request, linux};
 
 /// Reallocates blocks of up to 8 MiB at random.
-fn chains<P: Platform + Send>(machine: &Shared<P>, options: &Options, before_each: impl Fn(&mut Random)) {
+fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl Fn(&mut Random)) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let (mut program, mut random) = (Program::new(&mm), Random(seed()));
     for step in 0..number("NEAP_STEPS", 300) {

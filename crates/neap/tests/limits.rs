@@ -33,7 +33,7 @@ fn empty<P: Platform>(program: &mut Program<'_, P>) {
     }
 }
 
-fn limited<P: Platform + Send>(machine: Shared<P>, options: &Options) {
+fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     let page_size = machine.page_size();
     let mm = Opened::new(machine, &Options { limit: LIMIT as u64, ..*options }).unwrap();
     let mut program = Program::new(&mm);

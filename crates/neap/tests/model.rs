@@ -65,7 +65,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-fn run<P: Platform + Send>(machine: &Shared<P>, options: &Options, steps: &[Step], pass: impl Fn(u64)) {
+fn run<P: Platform>(machine: &Shared<P>, options: &Options, steps: &[Step], pass: impl Fn(u64)) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let mut program = Program::new(&mm);
     for step in steps {
@@ -100,7 +100,7 @@ fn run<P: Platform + Send>(machine: &Shared<P>, options: &Options, steps: &[Step
     program.end();
 }
 
-fn programs<P: Platform + Send>(make: impl Fn() -> (Shared<P>, Options), pass: impl Fn(&P, u64)) {
+fn programs<P: Platform>(make: impl Fn() -> (Shared<P>, Options), pass: impl Fn(&P, u64)) {
     let seed = RngSeed::Fixed(seed());
     let cases = number("NEAP_CASES", 12) as u32;
     let config = Config { cases, rng_seed: seed, failure_persistence: None, ..Config::default() };

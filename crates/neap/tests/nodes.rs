@@ -211,7 +211,7 @@ fn a_refused_binding_changes_nothing_but_a_number() {
     program.end();
 }
 
-fn random_program<P: Platform + Send>(machine: &Shared<P>, options: &Options, cpus: usize) {
+fn random_program<P: Platform>(machine: &Shared<P>, options: &Options, cpus: usize) {
     let mut random = Random(seed());
     let mm = Opened::new(machine.clone(), options).unwrap();
     let mut program = Program::new(&mm);

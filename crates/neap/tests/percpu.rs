@@ -28,7 +28,7 @@ const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 /// So long a wait means never.
 const NEVER: Duration = Duration::from_secs(20);
 
-fn set<P: Platform + Send>(source: &Source<'_, P>) -> (Owner, Vec<Handle>) {
+fn set<P: Platform>(source: &Source<'_, P>) -> (Owner, Vec<Handle>) {
     let owner = source.open_owner().unwrap();
     (owner, SIZES.map(|size| source.allocate(owner, size, 8, Wait::Long).unwrap()).into())
 }

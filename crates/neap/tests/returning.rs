@@ -41,7 +41,7 @@ fn in_stacks<P: Platform>(mm: &Mm<P>) -> u64 {
     mm.classes().iter().map(|class| class.in_slots).sum()
 }
 
-fn flows_back<P: Platform + Send>(machine: &Shared<P>, options: &Options) {
+fn flows_back<P: Platform>(machine: &Shared<P>, options: &Options) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     for round in 0..2 {
         burst(&mm, machine.cpus());
@@ -97,7 +97,7 @@ fn after_a_burst_everything_flows_back_on_the_real_system() {
 }
 
 /// One in twenty stays, here and there: what is resident then is its own pages, and no call was made for that.
-fn survivors_keep_their_own_pages<P: Platform + Send>(machine: &Shared<P>, options: &Options) {
+fn survivors_keep_their_own_pages<P: Platform>(machine: &Shared<P>, options: &Options) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let (mut program, mut random, page) = (Program::new(&mm), Random(seed()), machine.page_size());
     for size in [512, 1024, 2048] {

@@ -110,7 +110,7 @@ fn run(hook: &Hook) {
     }
 }
 
-impl<P: Platform + Send> Platform for Shared<P> {
+impl<P: Platform> Platform for Shared<P> {
     neap_base::hand_on!(platform);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {

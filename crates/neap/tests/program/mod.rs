@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// A manager that is open from the start and closed with the value. It has no thread of its own.
 pub(crate) struct Opened<P: Platform>(pub(crate) Box<Mm<P>>);
 
-impl<P: Platform + Send> Opened<P> {
+impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, options: &Options) -> Result<Opened<P>, Errno> {
         Opened::with_hooks(platform, options, Hooks { open: |_| (), spawn: None, ticked: None })
     }

@@ -1,0 +1,316 @@
+//! Memory groups of this process: who holds what, with limits that can change at any moment.
+//!
+//! Sits between a program and the process's manager ([`PROCESS`]), whose groups are made when they are first asked for. A group is a node of a
+//! tree with a path such as `tenant/acme`. Memory of any origin is charged to it by hand, by a [`Charge`] that takes it back when
+//! it is dropped. A charge beyond a `max` is refused, with an error that says who holds the memory. All of it can be called from any thread, at any
+//! time, but not from signal handlers.
+//!
+//! ```
+//! use neap::groups::{Bound, Group};
+//!
+//! let acme = Group::create("tenant/acme")?;
+//! acme.set(Bound::Max, 64 << 20)?;
+//! let page = acme.charge(1 << 20)?;
+//! assert_eq!(acme.used()?, 1 << 20);
+//! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
+//! let refused = acme.charge(100 << 20).unwrap_err();
+//! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
+//!
+//! // A group may go before what was charged to it: its parent has that from then on.
+//! acme.delete()?;
+//! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
+//! drop(page);
+//! assert_eq!(Group::find("tenant")?.used()?, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Source: the memory cgroups of Linux, by idea.
+
+use crate::memory_groups::Grouped;
+use crate::process::PROCESS;
+use core::fmt;
+use neap_base::Linux;
+pub use neap_groups::{Bound, Count, Denied, Event, GroupId, How, Info, Kind, Limit, Name, Payer, UNLIMITED};
+
+/// The process's groups.
+fn here() -> Result<Grouped<'static, Linux>, Denied> {
+    PROCESS.groups()
+}
+
+/// The same where a group is known already: then they have been made.
+fn made() -> Result<Grouped<'static, Linux>, Denied> {
+    PROCESS.groups_if_made().ok_or(Denied::NoSuchGroup)
+}
+
+/// A group of this process: a name for it, which keeps nothing alive. Once the group is deleted every call answers
+/// [`Denied::NoSuchGroup`], also if another group has the same path later.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Group(GroupId);
+
+impl Group {
+    /// The root: what all groups are charged for together.
+    pub const ROOT: Group = Group(GroupId::ROOT);
+
+    /// Makes the group at a path, and those above it that are not there yet. Names have 1 to 56 bytes; between them is a `/`.
+    ///
+    /// # Errors
+    /// See [`Denied`]; groups above it may have been made.
+    pub fn create(path: &str) -> Result<Group, Denied> {
+        let grouped = here()?;
+        if path.split('/').any(str::is_empty) {
+            return Err(Denied::BadName);
+        }
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut parent = GroupId::ROOT;
+        for name in above.split('/').filter(|_| !above.is_empty()) {
+            parent = match grouped.find(parent, name) {
+                Err(Denied::NoSuchGroup) => match grouped.create(parent, name) {
+                    // By somebody else, a moment ago.
+                    Err(Denied::Exists) => grouped.find(parent, name)?,
+                    answer => answer?,
+                },
+                answer => answer?,
+            };
+        }
+        grouped.create(parent, name).map(Group)
+    }
+
+    /// The group at a path; an empty one is the root's.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn find(path: &str) -> Result<Group, Denied> {
+        here()?.find(GroupId::ROOT, path).map(Group)
+    }
+
+    /// The group at a path, which is made where it is not there.
+    ///
+    /// # Errors
+    /// As for [`Group::create`].
+    pub fn find_or_create(path: &str) -> Result<Group, Denied> {
+        match Group::find(path) {
+            Err(Denied::NoSuchGroup) => match Group::create(path) {
+                Err(Denied::Exists) => Group::find(path),
+                answer => answer,
+            },
+            answer => answer,
+        }
+    }
+
+    /// Its id, for reports.
+    pub const fn id(self) -> GroupId {
+        self.0
+    }
+
+    /// The group of an id, which may be gone.
+    pub const fn from_id(id: GroupId) -> Group {
+        Group(id)
+    }
+
+    /// Deletes the group, which has no groups below it. What it is charged for is its parent's from now on, and its name can be used again.
+    ///
+    /// # Errors
+    /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed then.
+    pub fn delete(self) -> Result<(), Denied> {
+        made()?.delete(self.0)
+    }
+
+    /// Changes what bounds the group, in bytes, and answers what it was. Takes effect at once and does not wait.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn set(self, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+        made_or_here(self)?.set_bound(self.0, bound, bytes)
+    }
+
+    /// What is known of the group.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn info(self) -> Result<Info, Denied> {
+        made_or_here(self)?.info(self.0)
+    }
+
+    /// Bytes that the group and those below it use: what is charged, less what is stocked on CPUs. Exact while nobody charges.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn used(self) -> Result<u64, Denied> {
+        made_or_here(self)?.used(self.0)
+    }
+
+    /// How much of it is protected by `min` and by `low`, in bytes, after what the groups above it have to give.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn protection(self) -> Result<(u64, u64), Denied> {
+        made_or_here(self)?.protection(self.0)
+    }
+
+    /// The groups right below it, as long as none of them is deleted meanwhile.
+    pub fn children(self) -> impl Iterator<Item = Group> {
+        let grouped = made_or_here(self).ok();
+        let next = move |after: Option<GroupId>| grouped.as_ref()?.next_child(self.0, after);
+        core::iter::successors(next(None), move |&id| next(Some(id))).map(Group)
+    }
+
+    /// Charges bytes to the group and all above it. Beyond a `max` this asks for memory back, then empties stocks, then refuses; above a `high` it
+    /// takes up to two seconds.
+    ///
+    /// # Errors
+    /// See [`Refused`]; nothing is charged then.
+    pub fn charge(self, bytes: u64) -> Result<Charge, Refused> {
+        self.charge_on(0, bytes, How::Refuse)
+    }
+
+    /// The same for memory of a node; `how` says what becomes of it beyond a limit.
+    ///
+    /// # Errors
+    /// [`Refused`]: with [`How::Overcharge`] only if the group is gone.
+    pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
+        let payer = self.0.payer(Kind::ByHand, node);
+        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
+        grouped.charge(payer, bytes, how).map_err(Refused)?;
+        Ok(Charge { payer, bytes })
+    }
+
+    /// Empties what is stocked for the group and those below it, on all CPUs.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn drain(self) -> Result<(), Denied> {
+        made_or_here(self)?.drain(self.0);
+        Ok(())
+    }
+}
+
+/// The root is there as soon as it is asked for, all others have been made before.
+fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
+    if group == Group::ROOT { here() } else { made() }
+}
+
+/// How many groups there are, and were.
+///
+/// # Errors
+/// [`Denied::NoMemory`] where there were none, and cannot be.
+pub fn count() -> Result<Count, Denied> {
+    Ok(here()?.count())
+}
+
+/// The path of the group, or its number where it is gone.
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ok(info) = self.info() else { return write!(f, "group {:?}, which is gone", self.0) };
+        match info.parent {
+            None => f.write_str("the root group"),
+            Some(parent) if parent == GroupId::ROOT => f.write_str(info.name.as_str()),
+            Some(parent) => write!(f, "{}/{}", Group(parent), info.name.as_str()),
+        }
+    }
+}
+
+/// Bytes that are charged to a group, until this is dropped. They go back to who paid, or to its heir.
+#[derive(Debug)]
+#[must_use = "what is dropped is not charged any more"]
+pub struct Charge {
+    payer: Payer,
+    bytes: u64,
+}
+
+impl Charge {
+    /// How many.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Who was charged. It may be gone; then its heir has the bytes.
+    pub fn group(&self) -> Group {
+        Group(self.payer.id())
+    }
+
+    /// Takes some of the bytes off into a charge of their own; `None`, and nothing has changed, if there are not so many.
+    pub fn split(&mut self, bytes: u64) -> Option<Charge> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(Charge { payer: self.payer, bytes })
+    }
+
+    /// Adds another charge of the same group and node.
+    ///
+    /// # Errors
+    /// The other charge, if it is of another.
+    pub fn merge(&mut self, other: Charge) -> Result<(), Charge> {
+        if other.payer != self.payer {
+            return Err(other);
+        }
+        self.bytes += other.bytes;
+        core::mem::forget(other);
+        Ok(())
+    }
+
+    /// Moves the bytes to another group.
+    ///
+    /// # Errors
+    /// As for [`Group::charge`]; then they are where they were.
+    pub fn move_to(&mut self, group: Group) -> Result<(), Refused> {
+        let charge = group.charge_on(self.payer.node(), self.bytes, How::Refuse)?;
+        // What is dropped is the old one.
+        drop(core::mem::replace(self, charge));
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if let (Ok(grouped), true) = (made(), self.bytes > 0) {
+            grouped.uncharge(self.payer, self.bytes);
+        }
+    }
+}
+
+/// Why a charge was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused(neap_groups::Refusal);
+
+impl Refused {
+    /// The limit that was reached; `None` if the group is gone.
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.0 {
+            neap_groups::Refusal::Limit(limit) => Some(limit),
+            neap_groups::Refusal::Gone => None,
+        }
+    }
+}
+
+/// Names the group, its limit, what was needed, and who holds the memory.
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(limit) = self.limit() else { return f.write_str("the group is gone") };
+        let &Limit { group, max, charged, need, holders } = limit;
+        let [charged, max, need] = [charged, max, need].map(Bytes);
+        write!(f, "{} has {charged} of {max} and is asked for {need} more", Group(group))?;
+        for (separator, (id, bytes)) in ["; held by ", ", ", ", "].into_iter().zip(holders.into_iter().flatten()) {
+            let holder = Group(id);
+            match id == group {
+                true => write!(f, "{separator}itself ({})", Bytes(bytes))?,
+                false => write!(f, "{separator}{holder} ({})", Bytes(bytes))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for Refused {}
+
+/// Bytes, as people read them.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = (self.0.checked_ilog2().unwrap_or(0) / 10).min(4);
+        if unit == 0 {
+            return write!(f, "{} B", self.0);
+        }
+        let tenths = (u128::from(self.0) * 10) >> (10 * unit);
+        write!(f, "{}.{} {}iB", tenths / 10, tenths % 10, ["", "K", "M", "G", "T"][unit as usize])
+    }
+}

@@ -1,0 +1,215 @@
+//! The groups of a manager: made when they are first asked for, kept from forks by the gate, ticked by maintenance.
+//!
+//! Sits between [`Mm`] and `neap-groups`. What is not asked for costs nothing but one load in a tick. No lock of its own.
+
+use crate::maintenance::Call;
+use crate::mm::{Core, Mm};
+use crate::per_cpu_data::Source;
+use neap_base::Platform;
+use neap_groups::{Bound, Count, Denied, GroupId, Groups, How, Info, Kind, Payer, Reclaimer, Refusal};
+use neap_objects::size_class::Class;
+use neap_objects::verify::Finding;
+use neap_percpu::{Host, Wait};
+
+/// The groups of a manager: what [`groups`](crate::groups) stands on.
+#[derive(Debug)]
+pub struct Grouped<'m, P: Platform> {
+    source: Source<'m, P>,
+    groups: &'m Groups,
+}
+
+impl<P: Platform> Clone for Grouped<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Grouped<'_, P> {}
+
+impl<P: Platform> Reclaimer for Source<'_, P> {}
+
+impl<P: Platform> Mm<P> {
+    /// The manager's groups, which are made where there are none yet.
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    pub fn groups(&self) -> Result<Grouped<'_, P>, Denied> {
+        if let Some(grouped) = self.groups_if_made() {
+            return Ok(grouped);
+        }
+        let source = self.per_cpu(Wait::Long)?;
+        let core = self.core().ok_or(Denied::NoMemory)?;
+        // Not inside the gate, which making them passes.
+        let mut made = Some(Groups::open(&source)?);
+        let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(Denied::NoMemory)));
+        if let Some(second) = made {
+            // SAFETY: somebody else was first, and nobody has seen these.
+            unsafe { second.close(&source) };
+        }
+        Ok(Grouped { source, groups: groups? })
+    }
+
+    /// The manager's groups, if anybody has asked for them before.
+    pub fn groups_if_made(&self) -> Option<Grouped<'_, P>> {
+        let groups = self.core_if_open()?.groups.get()?;
+        Some(Grouped { source: self.per_cpu_if_made()?, groups })
+    }
+
+    /// The proof that they add up. The gate is closed, and nobody inside.
+    pub(crate) fn verify_groups(&self) -> Result<(), Finding> {
+        let Some(Grouped { source, groups }) = self.groups_if_made() else { return Ok(()) };
+        groups.verify(&source).map_err(|finding| {
+            let neap_groups::Finding { what, group, expected, found } = finding;
+            Finding { what, class: Class::NONE, at: group.to_bits() as usize, expected, found }
+        })
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// What groups have to do in a tick. Not inside the gate.
+    pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> bool {
+        mm.groups_if_made().is_some_and(|Grouped { source, groups }| groups.tick(&source))
+    }
+}
+
+impl<P: Platform> Grouped<'_, P> {
+    /// The machine.
+    pub fn platform(&self) -> &P {
+        self.source.platform()
+    }
+
+    /// [`Groups::create`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+        self.groups.create(&self.source, parent, name)
+    }
+
+    /// [`Groups::find`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn find(&self, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+        self.groups.find(&self.source, from, path)
+    }
+
+    /// [`Groups::delete`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn delete(&self, id: GroupId) -> Result<(), Denied> {
+        self.groups.delete(&self.source, id)?;
+        // What is left of it is ended by ticks.
+        self.source.after(Call::LargeFree, false);
+        Ok(())
+    }
+
+    /// [`Groups::set_bound`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+        self.groups.set_bound(&self.source, id, bound, bytes)
+    }
+
+    /// [`Groups::info`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn info(&self, id: GroupId) -> Result<Info, Denied> {
+        self.groups.info(&self.source, id)
+    }
+
+    /// [`Groups::charged`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn charged(&self, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
+        self.groups.charged(&self.source, id, kind, node)
+    }
+
+    /// [`Groups::used`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn used(&self, id: GroupId) -> Result<u64, Denied> {
+        self.groups.used(&self.source, id)
+    }
+
+    /// [`Groups::protection`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn protection(&self, id: GroupId) -> Result<(u64, u64), Denied> {
+        self.groups.protection(&self.source, id)
+    }
+
+    /// [`Groups::next_child`].
+    pub fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
+        self.groups.next_child(&self.source, parent, after)
+    }
+
+    /// [`Groups::count`].
+    pub fn count(&self) -> Count {
+        self.groups.count(&self.source)
+    }
+
+    /// [`Groups::each_gone`].
+    pub fn each_gone(&self, each: impl FnMut(GroupId, u64)) {
+        self.groups.each_gone(&self.source, each);
+    }
+
+    /// [`Groups::drain`].
+    pub fn drain(&self, id: GroupId) -> u32 {
+        self.groups.drain(&self.source, id)
+    }
+
+    /// Bytes of memory that groups take, besides their per-CPU data.
+    pub fn bytes(&self) -> usize {
+        self.groups.bytes(self.platform())
+    }
+
+    /// Fences that emptying stocks has asked for so far.
+    pub fn fences(&self) -> u32 {
+        self.groups.fences()
+    }
+
+    /// [`Groups::charge`]; and holds the caller up for as long as it answers.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn charge(&self, payer: Payer, bytes: u64, how: How) -> Result<(), Refusal> {
+        match self.groups.charge(&self.source, payer, bytes, how) {
+            Ok(0) => Ok(()),
+            Ok(delay) => {
+                self.platform().sleep(delay);
+                Ok(())
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// [`Groups::uncharge`].
+    #[inline]
+    pub fn uncharge(&self, payer: Payer, bytes: u64) {
+        self.groups.uncharge(&self.source, payer, bytes);
+    }
+
+    /// # Safety
+    /// As for [`Groups::close`].
+    pub(crate) unsafe fn close(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { self.groups.close(&self.source) };
+    }
+
+    /// In a forked child.
+    ///
+    /// # Safety
+    /// As for [`Groups::forget_others`].
+    pub(crate) unsafe fn forget_others(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { self.groups.forget_others() };
+    }
+}

@@ -1,0 +1,167 @@
+//! The process's groups: the doc's promises, and threads that charge, delete and drain for real.
+
+use neap::groups::{Bound, Charge, Denied, Group, How, Kind, UNLIMITED, count};
+use neap::process::PROCESS;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Tests that look at the whole tree take turns.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Lets maintenance, or this thread in its place, do what waits, until `done`.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < end, "{what} does not come true");
+        PROCESS.tick(0);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn paths_are_made_found_and_end() {
+    let _alone = ALONE.lock().unwrap();
+    let leaf = Group::create("paths/a/b").unwrap();
+    assert_eq!(Group::create("paths/a/b"), Err(Denied::Exists));
+    assert_eq!(Group::find("paths/a/b"), Ok(leaf));
+    assert_eq!(Group::find_or_create("paths/a/b"), Ok(leaf));
+    assert_eq!(Group::find(""), Ok(Group::ROOT));
+    assert_eq!((leaf.to_string(), Group::ROOT.to_string()), ("paths/a/b".into(), "the root group".into()));
+    for bad in ["", "paths//b", "/paths", "paths/", "paths/..", "paths/\n", &"x".repeat(57)] {
+        assert_eq!(Group::create(bad), Err(Denied::BadName), "{bad:?}");
+    }
+    let above = Group::find("paths/a").unwrap();
+    assert_eq!(above.delete(), Err(Denied::HasChildren));
+    assert_eq!(Group::ROOT.delete(), Err(Denied::Root));
+    assert_eq!(above.children().collect::<Vec<_>>(), [leaf]);
+    leaf.delete().unwrap();
+    assert_eq!((leaf.delete(), Group::find("paths/a/b")), (Err(Denied::NoSuchGroup), Err(Denied::NoSuchGroup)));
+    assert!(leaf.to_string().ends_with("which is gone"));
+    let second = Group::create("paths/a/b").unwrap();
+    assert_ne!(second, leaf);
+    assert_eq!(leaf.used(), Err(Denied::NoSuchGroup));
+    for path in ["paths/a/b", "paths/a", "paths"] {
+        Group::find(path).unwrap().delete().unwrap();
+    }
+}
+
+#[test]
+fn charges_split_merge_and_move() {
+    let _alone = ALONE.lock().unwrap();
+    let [one, two] = ["moves/one", "moves/two"].map(|path| Group::create(path).unwrap());
+    let mut charge = one.charge(1000).unwrap();
+    assert!(charge.split(1001).is_none() && charge.bytes() == 1000);
+    let mut part = charge.split(400).unwrap();
+    assert_eq!((charge.bytes(), part.bytes(), one.used()), (600, 400, Ok(1000)));
+    part.move_to(two).unwrap();
+    assert_eq!((one.used(), two.used(), part.group()), (Ok(600), Ok(400), two));
+    let part = charge.merge(part).unwrap_err();
+    two.set(Bound::Max, 500).unwrap();
+    let refused = charge.move_to(two).unwrap_err();
+    assert_eq!((refused.limit().unwrap().need, charge.group(), one.used()), (600, one, Ok(600)));
+    charge.merge(one.charge(1).unwrap()).unwrap();
+    assert_eq!(charge.bytes(), 601);
+    drop((charge, part));
+    assert_eq!(Group::find("moves").unwrap().used(), Ok(0));
+    for path in ["moves/one", "moves/two", "moves"] {
+        Group::find(path).unwrap().delete().unwrap();
+    }
+}
+
+#[test]
+fn a_refusal_says_who_holds_the_memory() {
+    let _alone = ALONE.lock().unwrap();
+    let top = Group::create("who").unwrap();
+    top.set(Bound::Max, 10 << 20).unwrap();
+    let held: Vec<Charge> = [("a", 1), ("b", 5), ("c", 2), ("d", 1)]
+        .map(|(name, mib)| Group::create(&format!("who/{name}")).unwrap().charge(mib << 20).unwrap())
+        .into();
+    let leaf = Group::find("who/a").unwrap();
+    let refused = leaf.charge(2 << 20).unwrap_err();
+    let text =
+        "who has 9.0 MiB of 10.0 MiB and is asked for 2.0 MiB more; held by who/b (5.0 MiB), who/c (2.0 MiB), who/";
+    assert!(refused.to_string().starts_with(text), "{refused}");
+    let over = leaf.charge_on(0, 2 << 20, How::Overcharge).unwrap();
+    let info = top.info().unwrap();
+    assert_eq!((info.events[3], info.events[4], top.used()), (1, 1, Ok(11 << 20)));
+    assert!(leaf.charge(1).is_err());
+    drop((over, held));
+    assert_eq!(top.used(), Ok(0));
+    Group::ROOT.children().filter(|group| *group == top).for_each(|_| ());
+    ["who/a", "who/b", "who/c", "who/d", "who"].map(|path| Group::find(path).unwrap().delete().unwrap());
+}
+
+/// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and limits change: no group is ever charged
+/// beyond its limit, and in the end nothing is left of anything.
+#[test]
+fn l21_a_storm_leaves_nothing_behind() {
+    let _alone = ALONE.lock().unwrap();
+    const MAX: u64 = 8 << 20;
+    let top = Group::create("storm").unwrap();
+    top.set(Bound::Max, MAX).unwrap();
+    let (stop, outside, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let rounds = if cfg!(debug_assertions) { 20_000 } else { 100_000 };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4_u64)
+            .map(|thread| {
+                let (outside, refused) = (&outside, &refused);
+                scope.spawn(move || {
+                    let mut held: Vec<Charge> = Vec::new();
+                    let mut state = thread + 1;
+                    for round in 0..rounds {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let random = state >> 33;
+                        if round % 2000 == 0 {
+                            let _ = Group::create(&format!("storm/{thread}"));
+                        }
+                        if round % 2000 == 1500 {
+                            let _ = Group::find(&format!("storm/{thread}")).unwrap().delete();
+                        }
+                        let group = Group::find_or_create(&format!("storm/{}", random % 4)).unwrap_or(top);
+                        match group.charge(1 + random % 100_000) {
+                            Ok(charge) => {
+                                // An independent counter: what was granted and not given back.
+                                let sum = outside.fetch_add(charge.bytes(), Ordering::SeqCst) + charge.bytes();
+                                assert!(sum <= MAX, "{sum} bytes charged beyond the limit");
+                                held.push(charge);
+                            }
+                            Err(error) if error.limit().is_some() => _ = refused.fetch_add(1, Ordering::Relaxed),
+                            Err(_) => {}
+                        }
+                        while held.len() > 40 + (random % 20) as usize {
+                            let charge = held.swap_remove((random % 40) as usize);
+                            outside.fetch_sub(charge.bytes(), Ordering::SeqCst);
+                            drop(charge);
+                        }
+                    }
+                    held.drain(..).for_each(|charge| _ = outside.fetch_sub(charge.bytes(), Ordering::SeqCst));
+                })
+            })
+            .collect();
+        let stop = &stop;
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                top.drain().unwrap();
+                PROCESS.tick(0);
+                top.set(Bound::High, UNLIMITED).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("{} charges were refused", refused.load(Ordering::Relaxed));
+    assert_eq!((top.used(), outside.load(Ordering::Relaxed)), (Ok(0), 0));
+    Group::ROOT.drain().unwrap();
+    let info = top.info().unwrap();
+    assert_eq!((info.charged, info.kinds), (0, [0; Kind::ALL.len()]));
+    (0..4).for_each(|thread| _ = Group::find(&format!("storm/{thread}")).map(Group::delete));
+    top.delete().unwrap();
+    PROCESS.verify(0).unwrap();
+    until("that nothing is left", || {
+        let count = count().unwrap();
+        count.dying == 0 && count.ids == count.live
+    });
+    PROCESS.verify(0).unwrap();
+}
