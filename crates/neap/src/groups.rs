@@ -38,6 +38,7 @@ fn here() -> Result<Grouped<'static, Linux>, Denied> {
 }
 
 /// The same where a group is known already: then they have been made.
+#[inline]
 fn made() -> Result<Grouped<'static, Linux>, Denied> {
     PROCESS.groups_if_made().ok_or(Denied::NoSuchGroup)
 }
@@ -159,6 +160,7 @@ impl Group {
     ///
     /// # Errors
     /// See [`Refused`]; nothing is charged then.
+    #[inline]
     pub fn charge(self, bytes: u64) -> Result<Charge, Refused> {
         self.charge_on(0, bytes, How::Refuse)
     }
@@ -167,6 +169,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Refused`]: with [`How::Overcharge`] only if the group is gone.
+    #[inline]
     pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, node);
         let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
@@ -185,6 +188,7 @@ impl Group {
 }
 
 /// The root is there as soon as it is asked for, all others have been made before.
+#[inline]
 fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
     if group == Group::ROOT { here() } else { made() }
 }
@@ -260,6 +264,7 @@ impl Charge {
 }
 
 impl Drop for Charge {
+    #[inline]
     fn drop(&mut self) {
         if let (Ok(grouped), true) = (made(), self.bytes > 0) {
             grouped.uncharge(self.payer, self.bytes);

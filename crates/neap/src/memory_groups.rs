@@ -50,6 +50,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// The manager's groups, if anybody has asked for them before.
+    #[inline]
     pub fn groups_if_made(&self) -> Option<Grouped<'_, P>> {
         let groups = self.core_if_open()?.groups.get()?;
         Some(Grouped { source: self.per_cpu_if_made()?, groups })

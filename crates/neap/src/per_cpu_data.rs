@@ -27,6 +27,7 @@ impl Place {
     }
 
     /// The instance, if there is one.
+    #[inline]
     pub(crate) fn get(&self) -> Option<&PerCpuData> {
         self.0.get()
     }
@@ -119,6 +120,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// The manager's per-CPU data, if anybody has asked for it before.
+    #[inline]
     pub fn per_cpu_if_made(&self) -> Option<Source<'_, P>> {
         let core = self.core_if_open()?;
         Some(Source { mm: self, core, data: core.per_cpu.get()? })
