@@ -24,6 +24,12 @@ use crate::published::{DESK, DESK_LENGTH, Page, Process, REPORT, REPORT_LENGTH};
 pub(crate) const DRAIN: u32 = 0;
 /// Wanted: a report on chunks of per-CPU data.
 pub(crate) const CHUNKS: u32 = 1;
+/// Wanted: a report on memory groups.
+pub(crate) const GROUPS: u32 = 2;
+/// Wanted: that a bound of a group changes.
+pub(crate) const BOUND: u32 = 3;
+/// Refused because the group is gone.
+pub(crate) const NO_SUCH_GROUP: u32 = 6;
 /// Refused because the page was being written just then.
 const BUSY: u32 = 5;
 
@@ -38,8 +44,10 @@ pub(crate) struct Request {
     pub(crate) node: Option<u32>,
     /// Bytes.
     pub(crate) until: Option<u64>,
-    /// The number of a chunk.
+    /// The number of a chunk, a group's slot, or a bound.
     pub(crate) from: u32,
+    /// A group's id.
+    pub(crate) group: u64,
 }
 
 /// The part of a page that is for requests, mapped.
@@ -113,6 +121,7 @@ impl<'a> Desk<'a> {
         self.number_at(16).store(request.until.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.word_at(72).store(request.what, Ordering::Relaxed);
         self.word_at(76).store(request.from, Ordering::Relaxed);
+        self.number_at(80).store(request.group, Ordering::Relaxed);
         ticket.store(mine, Ordering::Release); // Pairs with the process's Acquire: who sees it sees the rest.
         // SAFETY: the word is mapped; waking touches no memory.
         let woken = unsafe { libc::syscall(libc::SYS_futex, ticket.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

@@ -48,7 +48,7 @@ pub(crate) struct Options {
 }
 
 /// A number with k, m or g for powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let shift = match text.chars().last().map(|last| last.to_ascii_lowercase()) {
         Some('k') => 10,
         Some('m') => 20,
@@ -66,7 +66,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let page = process.page()?;
     let desk = Desk::of(&process, &page)?;
     let started = Instant::now();
-    let wanted = Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, from: 0 };
+    let wanted =
+        Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
     match desk.ask(&wanted)? {
         0 => {}
         1 => bail!("process {} knows no CPU {}", process.pid, options.cpu.unwrap_or_default()),

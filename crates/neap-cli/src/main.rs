@@ -13,6 +13,7 @@ mod chunks;
 mod demo;
 mod desk;
 mod drain;
+mod groups;
 mod lab;
 mod library;
 mod machine;
@@ -33,6 +34,8 @@ const EXAMPLES: &str = "\
 Examples:
   neap run -- python3 server.py        run a program on neap's malloc
   neap stat 1234                       see what a process under neap has in use and in caches
+  neap stat 1234 --groups              see which of its memory groups holds what
+  neap group 1234 tenant/acme max=1g   bound one of them
   neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
@@ -54,6 +57,7 @@ enum Command {
     Run(run::Options),
     Stat(stat::Options),
     Drain(drain::Options),
+    Group(groups::BoundOptions),
     Demo(demo::Options),
     Bench(bench::Options),
     Lab(lab::Options),
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Command::Run(options) => return run::main(&options),
         Command::Stat(options) => stat::main(&options),
         Command::Drain(options) => drain::main(&options),
+        Command::Group(options) => groups::change_bound(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Lab(options) => lab::main(&options),

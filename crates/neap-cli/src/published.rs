@@ -6,7 +6,7 @@
 //! trace the process. The process is neither stopped nor signalled. What comes from it may be wrong or hostile: it is
 //! checked here, and escaped before it reaches a terminal.
 //!
-//! The page's format, version 3, is described where it is written, in the crate `neap`. It is read here by bytes, since the
+//! The page's format, version 4, is described where it is written, in the crate `neap`. It is read here by bytes, since the
 //! library in a process may be of another version than this command.
 
 use core::time::Duration;
@@ -189,11 +189,11 @@ impl Process {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 const HEADER: usize = 32;
 /// Where requests lie in the page, and behind them the text.
 pub(crate) const DESK: usize = HEADER;
-pub(crate) const DESK_LENGTH: usize = 80;
+pub(crate) const DESK_LENGTH: usize = 88;
 /// Where reports lie, and how long they are.
 pub(crate) const REPORT: usize = 64 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;

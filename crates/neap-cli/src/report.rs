@@ -123,6 +123,11 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// Bytes, as people read them.
+pub(crate) fn human(bytes: u64) -> String {
+    neap::groups::Bytes(bytes).to_string()
+}
+
 /// A number with at most `decimals` decimals, fewer where it is large.
 pub(crate) fn number(value: f64, decimals: usize) -> String {
     let fewer = if value.abs() >= 1000.0 {

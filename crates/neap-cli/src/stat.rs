@@ -11,9 +11,9 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::chunks;
 use crate::published::{Process, VERSION, monotonic};
 use crate::report::{number, table};
+use crate::{chunks, groups};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,11 +21,13 @@ Examples:
   neap stat 1234 --json   everything, as one JSON object
   neap stat 1234 --percpu --html chunks.html
                           the chunks of its per-CPU data, and a page that draws them
+  neap stat 1234 --groups --dead
+                          who holds what, and what deleted groups have left
 
 For the process's own user and root. The numbers are those of its last look for memory to give
 back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
-are counted one after the other, so those of a busy process agree only about. With --percpu the
-process is asked, as by `neap drain`, and answers a chunk at a time. In the objects of --json a
+are counted one after the other, so those of a busy process agree only about. With --percpu and --groups the
+process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";
 
 /// Show the numbers of a running process.
@@ -41,6 +43,12 @@ pub(crate) struct Options {
     /// Show the chunks of its per-CPU data instead
     #[arg(long)]
     percpu: bool,
+    /// Show its memory groups instead, as a tree
+    #[arg(long, conflicts_with = "percpu")]
+    groups: bool,
+    /// Also what is left of groups that are gone
+    #[arg(long, requires = "groups")]
+    dead: bool,
     /// Write a page with the chunks' maps
     #[arg(long, value_name = "FILE", requires = "percpu")]
     html: Option<PathBuf>,
@@ -50,6 +58,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let process = Process::look(options.pid)?;
     if options.percpu {
         return chunks::show(&process, options.json, options.html.as_deref());
+    }
+    if options.groups {
+        return groups::show(&process, options.json, options.dead);
     }
     let page = process.page()?;
     let age = monotonic().saturating_sub(page.published) / 1_000_000;

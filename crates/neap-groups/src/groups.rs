@@ -172,19 +172,26 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, Denied> {
-        host.inside(|| {
-            self.tree.with(id, |group| Info {
-                id,
-                parent: self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id),
-                name: group.name(),
-                bounds: Bound::ALL.map(|bound| group.bound(bound)),
-                charged: group.usage(),
-                peak: group.counters.peak.load(Ordering::Relaxed),
-                kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
-                events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
-                children: group.children.load(Ordering::Relaxed),
-            })
-        })
+        host.inside(|| self.tree.with(id, |group| self.info_of(host, group)))
+    }
+
+    /// The same for whoever goes through all slots, from 0 up to [`Count::slots`]; `None` for one without a group. Inside the gate.
+    pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
+        self.tree.at(slot, |group| self.info_of(host, group))
+    }
+
+    fn info_of<H: Host>(&self, host: &H, group: &Group) -> Info {
+        Info {
+            id: group.id(),
+            parent: self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id),
+            name: group.name(),
+            bounds: Bound::ALL.map(|bound| group.bound(bound)),
+            charged: group.usage(),
+            peak: group.counters.peak.load(Ordering::Relaxed),
+            kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
+            events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
+            children: group.children.load(Ordering::Relaxed),
+        }
     }
 
     /// Bytes charged to a group alone, of one kind on one node, stocks included.
@@ -216,6 +223,18 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
 
+    /// Calls `each` with the bytes of every word of every stock, and the group that they are charged to, as far as that can be seen at this
+    /// moment. Inside the gate.
+    pub fn each_stocked(&self, mut each: impl FnMut(GroupId, u64)) {
+        self.stocks.each(|payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
+    }
+
+    /// The group that an id leads to.
+    fn heir(&self, id: GroupId) -> Option<GroupId> {
+        let _reading = self.rcu.enter();
+        self.tree.group(self.tree.owners.behind(id)?.slot()).map(Group::id)
+    }
+
     /// The groups right below one, one after the other: the one behind `after`, or the first. `None` at the end, or when either is gone.
     pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         host.inside(|| self.tree.next_child(parent, after))
@@ -231,12 +250,21 @@ impl Groups {
 
     /// How many groups there are.
     pub fn count<H: Host>(&self, host: &H) -> Count {
-        host.inside(|| self.tree.count())
+        host.inside(|| self.count_inside())
     }
 
-    /// Calls `each` with every id whose group is gone and under which bytes are still booked, and how many; they are charged to its heir.
-    pub fn each_gone<H: Host>(&self, host: &H, mut each: impl FnMut(GroupId, u64)) {
-        host.inside(|| self.tree.owners.each_gone(&mut each));
+    /// The same inside the gate.
+    pub fn count_inside(&self) -> Count {
+        self.tree.count()
+    }
+
+    /// Calls `each` with every id whose group is gone though something still refers to it, with the group that has inherited it, and
+    /// with how many bytes are booked under it. Inside the gate.
+    pub fn each_gone(&self, mut each: impl FnMut(GroupId, GroupId, u64)) {
+        self.tree.owners.each_gone(|id, references| {
+            let others = self.tree.owners.heirs(id) + self.tree.own_reference(id);
+            self.heir(id).inspect(|&heir| each(id, heir, references.saturating_sub(others)));
+        });
     }
 
     /// In a forked child: those who were on their way in the parent's threads are not here.

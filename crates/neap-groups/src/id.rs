@@ -85,6 +85,11 @@ pub enum Kind {
 impl Kind {
     /// All of them, in the order of their numbers.
     pub const ALL: [Kind; 4] = [Kind::Pages, Kind::Objects, Kind::PerCpu, Kind::ByHand];
+
+    /// As it is called in reports.
+    pub const fn name(self) -> &'static str {
+        ["pages", "objects", "per_cpu", "by_hand"][self as usize]
+    }
 }
 
 /// Who pays for a charge, and what for.

@@ -418,6 +418,12 @@ impl Tree {
         Ok(if length > 1 { protection } else { 0 })
     }
 
+    /// Calls `f` with the group in a slot, if there is one, which stays there meanwhile.
+    pub(crate) fn at<R>(&self, slot: u32, f: impl FnOnce(&Group) -> R) -> Option<R> {
+        let _lists = self.lists.lock();
+        self.group(slot).filter(|group| self.owners.is_there(group.id())).map(f)
+    }
+
     /// Calls `f` with a group that stays there meanwhile.
     pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
         let _lists = self.lists.lock();

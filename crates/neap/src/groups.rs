@@ -306,8 +306,9 @@ impl fmt::Display for Refused {
 
 impl core::error::Error for Refused {}
 
-/// Bytes, as people read them.
-struct Bytes(u64);
+/// Bytes, as people read them: `1.5 MiB`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,6 +13,7 @@ pub mod chunk_report;
 pub mod drain;
 mod fork;
 mod global;
+pub mod group_report;
 pub mod groups;
 mod large;
 mod lazy;

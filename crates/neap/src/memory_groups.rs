@@ -46,6 +46,8 @@ impl<P: Platform> Mm<P> {
             // SAFETY: somebody else was first, and nobody has seen these.
             unsafe { second.close(&source) };
         }
+        // Who looks at the numbers and finds no groups does not ask further.
+        self.ticked();
         Ok(Grouped { source, groups: groups? })
     }
 
@@ -156,9 +158,9 @@ impl<P: Platform> Grouped<'_, P> {
         self.groups.count(&self.source)
     }
 
-    /// [`Groups::each_gone`].
-    pub fn each_gone(&self, each: impl FnMut(GroupId, u64)) {
-        self.groups.each_gone(&self.source, each);
+    /// The groups, and what they stand on, for whoever is inside the gate.
+    pub(crate) fn parts(&self) -> (&Groups, &Source<'_, P>) {
+        (self.groups, &self.source)
     }
 
     /// [`Groups::drain`].

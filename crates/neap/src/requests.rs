@@ -1,20 +1,21 @@
 //! Requests: what another process asks of this one, by way of its page of numbers.
 //!
-//! Sits between `neap drain` and `neap stat --percpu`, which write a request into the page and wake whoever sleeps on it, and the maintenance
+//! Sits between `neap drain`, `neap stat --percpu` and `--groups`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
 //! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
 //! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
 //! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
 //! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
 //!
-//! A request: the asker writes what is wanted ([`DRAIN`] or [`CHUNKS`]) and then a ticket that is not the one there. The answer:
+//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`] or [`BOUND`]) and then a ticket that is not the one there. The answer:
 //! this process writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
 //! back to the last one answered takes a request back.
 
-use crate::chunk_report;
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
+use crate::{chunk_report, group_report};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
+use neap_groups::{Bound, GroupId};
 use neap_os::futex::{self, Scope as Reach};
 use neap_os::{clock, thread};
 
@@ -25,9 +26,14 @@ const PAUSE: u64 = 1_000_000;
 const DRAIN: u32 = 0;
 /// Wanted: a report on the chunks of per-CPU data ([`chunk_report`]) from that of the number in `from` on.
 const CHUNKS: u32 = 1;
+/// Wanted: a report on memory groups ([`group_report`]) from the slot in `from` on.
+const GROUPS: u32 = 2;
+/// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound in `from`, the bytes in `until`.
+const BOUND: u32 = 3;
 /// Refusals: what is wanted is not known here; the numbers are being written at this moment.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
+const NO_SUCH_GROUP: u32 = 6;
 
 /// The part of the page that is for requests. Numbers with all bits set say nothing.
 #[derive(Debug)]
@@ -51,6 +57,7 @@ pub(crate) struct Desk {
     free: AtomicU64,
     what: AtomicU32,
     from: AtomicU32,
+    group: AtomicU64,
 }
 
 impl Desk {
@@ -91,6 +98,16 @@ impl Desk {
     }
 }
 
+/// Changes a bound of a group; why not, if not.
+fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk) -> u32 {
+    let bound = Bound::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
+    let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
+    let bytes = desk.until.load(Ordering::Relaxed);
+    let Some(&bound) = bound else { return UNKNOWN };
+    let changed = mm.groups_if_made().and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
+    if changed.is_some() { 0 } else { NO_SUCH_GROUP }
+}
+
 impl<P: Platform> Core<P> {
     /// Does what another process asks for, if any does; answers whether one did. Not inside the gate. What is held by
     /// somebody is tried again `retries` times: never from within a program's call, which is not to wait.
@@ -110,6 +127,8 @@ impl<P: Platform> Core<P> {
                 desk.answer_drain(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
             }
             CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
+            GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
+            BOUND => desk.answer(ticket, change_bound(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
         true
@@ -119,6 +138,12 @@ impl<P: Platform> Core<P> {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let from = desk.from.load(Ordering::Relaxed);
         self.page.report(|words| chunk_report::write(self.per_cpu.get(), from, words)).is_some()
+    }
+
+    fn report_groups(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let from = desk.from.load(Ordering::Relaxed);
+        self.page.report(|words| group_report::write(mm.groups_if_made(), from, words)).is_some()
     }
 
     /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.
@@ -173,13 +198,13 @@ mod tests {
     fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
         let offsets =
             [offset_of!(Desk, ticket), offset_of!(Desk, cpu), offset_of!(Desk, until), offset_of!(Desk, answered)];
-        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 80));
-        assert_eq!([offset_of!(Desk, what), offset_of!(Desk, from)], [72, 76]);
+        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 88));
+        assert_eq!([offset_of!(Desk, what), offset_of!(Desk, from), offset_of!(Desk, group)], [72, 76, 80]);
         let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
-            let mut words = [0_u64; 10];
+            let mut words = [0_u64; 11];
             words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
             // SAFETY: a desk is that many words of plain numbers.
-            unsafe { core::mem::transmute::<[u64; 10], Desk>(words) }
+            unsafe { core::mem::transmute::<[u64; 11], Desk>(words) }
         };
         assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
         let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };

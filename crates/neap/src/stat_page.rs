@@ -5,10 +5,10 @@
 //! between; holds one mutex that is only ever tried. Nothing is allocated, and where there can be no page there is none:
 //! a program runs the same without it.
 //!
-//! The format, version 3, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
+//! The format, version 4, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
 //! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
 //! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data
-//! is written ([`chunk_report`](crate::chunk_report)). The sequence is odd
+//! or on groups is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report)). The sequence is odd
 //! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. The
 //! process id is the writer's: a forked child has its parent's page until its own first tick.
 
@@ -20,6 +20,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use neap_base::Mutex;
 use neap_base::platform::{Linux, Platform};
+use neap_groups::{Count, Groups};
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 use neap_os::memfd::Memfd;
@@ -28,7 +29,7 @@ use neap_os::{clock, thread};
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Bytes of the file for the numbers, and behind them for reports; only those written to cost memory.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;
@@ -291,6 +292,12 @@ impl<P: Platform> Core<P> {
         match self.per_cpu.get() {
             Some(_) => write!(text, "{{\"used\":{per_cpu},\"free\":{per_cpu_free}}},")?,
             None => write!(text, "null,")?,
+        }
+        match self.groups.get().map(Groups::count_inside) {
+            Some(Count { live, dying, ids, .. }) => {
+                write!(text, "\"groups\":{{\"live\":{live},\"dying\":{dying},\"ids\":{ids}}},")?;
+            }
+            None => write!(text, "\"groups\":null,")?,
         }
         write!(text, "\"pages\":{{\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;

@@ -1,0 +1,92 @@
+//! `neap group PID PATH max=64m`: changes what bounds a group of a running process.
+//!
+//! Sits between the command line and a process's [desk](crate::desk). The group is looked for by its path, and named to the process
+//! by its id, so that another group that gets the same path meanwhile keeps its bounds.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use neap::groups::{Bound, UNLIMITED};
+
+use super::{Group, Seen};
+use crate::desk::{BOUND, Desk, NO_SUCH_GROUP, Request};
+use crate::drain::size;
+use crate::published::Process;
+use crate::report::human;
+
+const EXAMPLES: &str = "\
+Examples:
+  neap group 1234 tenant/acme max=512m
+                          no more than 512 MiB for this group of process 1234
+  neap group 1234 tenant/acme max=none low=64m
+                          no limit, and 64 MiB that others' need does not take
+  neap stat 1234 --groups to see the groups
+
+For the process's own user and root. What bounds a group takes effect at once. A group that has more than
+its new max keeps what it has, and is charged for no more until there is room.";
+
+/// Change what bounds a memory group of a running process.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// The group's path
+    path: String,
+    /// Bounds: max, high, low or min, with bytes (k, m or g may follow), or none
+    #[arg(required = true, value_name = "BOUND=BYTES", value_parser = bound)]
+    bounds: Vec<(Bound, u64)>,
+}
+
+fn bound(text: &str) -> Result<(Bound, u64), String> {
+    let (name, bytes) = text.split_once('=').ok_or("it has no \"=\", as in max=64m")?;
+    let known = || Bound::ALL.into_iter().find(|bound| bound.name() == name);
+    let bound = known().ok_or_else(|| format!("\"{name}\" is none of max, high, low and min"))?;
+    let bytes = if bytes == "none" { bound.default() } else { size(bytes)? };
+    Ok((bound, bytes))
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    let process = Process::look(options.pid)?;
+    for page in process.pages()? {
+        let Some(seen) = Seen::ask(&process, &page)? else { continue };
+        let Some(group) = seen.find(&options.path) else { continue };
+        for &(bound, bytes) in &options.bounds {
+            change(&Desk::of(&process, &page)?, group, bound, bytes)?;
+            let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };
+            let before = group.bounds[bound as usize];
+            println!("{}: {} {} (was {})", options.path.escape_debug(), bound.name(), shown(bytes), shown(before));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!("process {} has no group \"{}\"", process.pid, options.path.escape_debug())
+}
+
+/// Asks for one bound to be changed.
+pub(crate) fn change(desk: &Desk<'_>, group: &Group, bound: Bound, bytes: u64) -> Result<()> {
+    let request =
+        Request { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..Request::default() };
+    match desk.ask(&request)? {
+        0 => Ok(()),
+        NO_SUCH_GROUP => bail!("group \"{}\" is gone", group.name),
+        other => bail!("the process refused, for reason {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_read_or_what_is_wrong_is_said() {
+        assert_eq!(bound("max=64m"), Ok((Bound::Max, 64 << 20)));
+        assert_eq!(bound("high=none"), Ok((Bound::High, UNLIMITED)));
+        assert_eq!(bound("low=none"), Ok((Bound::Low, 0)));
+        assert_eq!(bound("min=4096"), Ok((Bound::Min, 4096)));
+        for bad in ["max", "most=1", "max=", "max=x", "max=-1", "max=1q"] {
+            assert!(bound(bad).is_err(), "{bad}");
+        }
+    }
+}
