@@ -79,6 +79,12 @@ enum Against {
 }
 
 impl Groups {
+    /// Charges bytes to a payer from what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
+    #[inline(always)]
+    pub fn take<H: Host>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
+        self.stocks.take(host.platform(), payer, bytes)
+    }
+
     /// Charges bytes to the group of a payer, and all above it. Answers for how many nanoseconds the caller is to be held up, because
     /// a group is above its `high`; that is the caller's to do, where it holds nothing.
     ///
@@ -86,7 +92,7 @@ impl Groups {
     /// See [`Refusal`]; nothing is charged then.
     #[inline]
     pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        if self.stocks.take(host.platform(), payer, bytes) {
+        if self.take(host, payer, bytes) {
             return Ok(0);
         }
         self.charge_slowly(host, payer, bytes, how)

@@ -229,8 +229,8 @@ impl Groups {
         self.stocks.each(|payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
     }
 
-    /// The group that an id leads to.
-    fn heir(&self, id: GroupId) -> Option<GroupId> {
+    /// The group that an id leads to: its own, or the heir of one that is gone. Inside the gate.
+    pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         self.tree.group(self.tree.owners.behind(id)?.slot()).map(Group::id)
     }

@@ -155,6 +155,33 @@ pub unsafe fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *
     if answer == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(answer)) }
 }
 
+/// The bytes of a thread's name, and how many they are.
+pub type Name = ([u8; 16], usize);
+
+/// The calling thread's name.
+pub fn own_name() -> Name {
+    let mut name = [0; 16];
+    let number = linux_raw_sys::general::__NR_prctl as usize;
+    let option = linux_raw_sys::prctl::PR_GET_NAME as usize;
+    // SAFETY: the kernel writes 16 bytes there at most.
+    let answer = unsafe { crate::syscall::syscall5(number, option, name.as_mut_ptr().expose_provenance(), 0, 0, 0) };
+    let length = if answer.is_ok() { name.iter().position(|&byte| byte == 0).unwrap_or(name.len()) } else { 0 };
+    (name, length)
+}
+
+/// The calling thread's id.
+pub fn id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Whether a thread of this process has an id.
+pub fn exists(id: u32) -> bool {
+    let number = linux_raw_sys::general::__NR_tgkill as usize;
+    // SAFETY: signal 0 is none; the kernel only looks.
+    let answer = unsafe { crate::syscall::syscall5(number, process_id() as usize, id as usize, 0, 0, 0) };
+    answer != Err(crate::Errno::SRCH)
+}
+
 /// Names the calling thread, as `ps -L` and `/proc` show it.
 pub fn name(name: &core::ffi::CStr) {
     let _ = rustix::thread::set_name(name);
@@ -166,6 +193,23 @@ mod tests {
     use core::sync::atomic::{AtomicU32, Ordering};
 
     static RAN: AtomicU32 = AtomicU32::new(0);
+
+    #[test]
+    fn a_thread_has_a_name_and_an_id_for_as_long_as_it_is_there() {
+        let (id, name) = std::thread::spawn(|| {
+            name(c"a name");
+            assert!(exists(id()));
+            (id(), own_name())
+        })
+        .join()
+        .unwrap();
+        assert_eq!(&name.0[..name.1], b"a name");
+        let gone = (0..1000).any(|_| {
+            std::thread::sleep(core::time::Duration::from_millis(1));
+            !exists(id)
+        });
+        assert!(gone && exists(super::id()));
+    }
 
     #[test]
     fn a_thread_leaves_cpus_if_it_may_run_on_others() {

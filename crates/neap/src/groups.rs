@@ -29,6 +29,7 @@
 use crate::memory_groups::Grouped;
 use crate::process::PROCESS;
 use core::fmt;
+use core::marker::PhantomData;
 use neap_base::Linux;
 pub use neap_groups::{Bound, Count, Denied, Event, GroupId, How, Info, Kind, Limit, Name, Payer, UNLIMITED};
 
@@ -177,6 +178,31 @@ impl Group {
         Ok(Charge { payer, bytes })
     }
 
+    /// Lets this thread be in the group until the answer is dropped: all that it allocates meanwhile, through `malloc`, Rust's collections or C++, where
+    /// neap is their allocator, is charged to the group, and goes back to it when it is freed, by whichever thread. It goes beyond a limit, counted, unless
+    /// `NEAP=refuse:on` is set. Guards are dropped in the order opposite to that of entering.
+    ///
+    /// ```
+    /// #[global_allocator]
+    /// static ALLOCATOR: neap::Neap = neap::Neap;
+    ///
+    /// let query = neap::groups::Group::create("queries/17")?;
+    /// let inside = query.enter()?;
+    /// let rows = vec![0_u8; 1 << 20];
+    /// drop(inside);
+    /// assert!(query.used()? >= 1 << 20);
+    /// drop(rows);
+    /// assert!(query.used()? < 1 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn enter(self) -> Result<Entered, Denied> {
+        self.info()?;
+        Ok(Entered { before: PROCESS.enter(Some(self.0)), stays: PhantomData })
+    }
+
     /// Empties what is stocked for the group and those below it, on all CPUs.
     ///
     /// # Errors
@@ -184,6 +210,21 @@ impl Group {
     pub fn drain(self) -> Result<(), Denied> {
         made_or_here(self)?.drain(self.0);
         Ok(())
+    }
+}
+
+/// Being in a group, as this thread is until this is dropped.
+#[derive(Debug)]
+#[must_use = "the thread leaves the group when this is dropped"]
+pub struct Entered {
+    before: usize,
+    /// It is about this thread.
+    stays: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        PROCESS.leave(self.before);
     }
 }
 

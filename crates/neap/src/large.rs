@@ -5,8 +5,9 @@
 
 use crate::maintenance::LARGE_FREE;
 use crate::mm::{Core, Mm};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
+use neap_groups::Payer;
 use neap_objects::size_class::{Class, GRAIN};
 use neap_os::write::die;
 use neap_pages::State;
@@ -41,6 +42,30 @@ impl<P: Platform> Core<P> {
         let pages = &self.objects.pages;
         let frame = pages.frames().frame(pages.pfn(pointer.addr()));
         (pointer.addr().is_multiple_of(pages.page_size()) && frame.state() == State::Run).then(|| frame.owner())
+    }
+
+    /// Bytes of a run that holds `size` bytes.
+    pub(crate) fn run_price(&self, size: usize) -> u64 {
+        size.max(1).next_multiple_of(self.objects.pages.page_size()) as u64
+    }
+
+    /// Who pays for the run that starts at `pointer`, 0 for nobody: a word of its first frame.
+    fn run_payer_word(&self, pointer: *const u8) -> &AtomicU64 {
+        let pages = &self.objects.pages;
+        pages.frames().frame(pages.pfn(pointer.addr())).word()
+    }
+
+    /// Who pays for the run that starts at `pointer`; `None` where nobody does, or there is none.
+    pub(crate) fn run_payer(&self, pointer: *const u8) -> Option<Payer> {
+        self.run_at(pointer)?;
+        // Relaxed: whoever has the run has been handed it since.
+        let word = self.run_payer_word(pointer).load(Ordering::Relaxed);
+        (word != 0).then(|| Payer::from_bits(word))
+    }
+
+    /// Says who pays for a run that nobody else has heard of.
+    pub(crate) fn set_run_payer(&self, pointer: *const u8, payer: Payer) {
+        self.run_payer_word(pointer).store(payer.to_bits(), Ordering::Relaxed);
     }
 
     /// Makes the maintenance thread if what is about to be freed is worth one.
@@ -95,6 +120,8 @@ impl<P: Platform> Core<P> {
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
+        let payer = self.run_payer_word(pointer).load(Ordering::Relaxed);
+        self.run_payer_word(memory).store(payer, Ordering::Relaxed);
         pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
         Some(memory)
     }

@@ -15,6 +15,7 @@ mod fork;
 mod global;
 pub mod group_report;
 pub mod groups;
+mod in_group;
 mod large;
 mod lazy;
 pub mod maintenance;
@@ -27,6 +28,7 @@ pub mod process;
 mod requests;
 mod stat_page;
 pub mod statistics;
+mod thread_groups;
 pub mod trace;
 pub mod verify;
 

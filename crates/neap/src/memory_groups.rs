@@ -4,6 +4,7 @@
 
 use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
+use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
 use neap_base::Platform;
 use neap_groups::{Bound, Count, Denied, GroupId, Groups, How, Info, Kind, Payer, Reclaimer, Refusal};
@@ -71,7 +72,11 @@ impl<P: Platform> Mm<P> {
 impl<P: Platform> Core<P> {
     /// What groups have to do in a tick. Not inside the gate.
     pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> bool {
-        mm.groups_if_made().is_some_and(|Grouped { source, groups }| groups.tick(&source))
+        let Some(grouped) = mm.groups_if_made() else { return false };
+        if self.options.groups == ThreadGroups::ByThread {
+            grouped.delete_groups_of_ended_threads();
+        }
+        grouped.groups.tick(&grouped.source)
     }
 }
 
@@ -192,6 +197,23 @@ impl<P: Platform> Grouped<'_, P> {
             }
             Err(refusal) => Err(refusal),
         }
+    }
+
+    /// [`Groups::take`].
+    #[inline(always)]
+    pub fn take(&self, payer: Payer, bytes: u64) -> bool {
+        self.groups.take(&self.source, payer, bytes)
+    }
+
+    /// The group that an id leads to: its own, or the heir of one that is gone. Not inside the gate.
+    pub fn heir(&self, id: GroupId) -> Option<GroupId> {
+        self.source.inside(|| self.groups.heir(id))
+    }
+
+    /// The node that memory for this thread comes from.
+    #[inline]
+    pub(crate) fn node(&self) -> usize {
+        self.source.node()
     }
 
     /// [`Groups::uncharge`].

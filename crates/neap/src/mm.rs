@@ -7,19 +7,20 @@
 
 use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
-use crate::options::Options;
+use crate::options::{Options, ThreadGroups};
 use crate::per_cpu_data::Place;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
 use neap_objects::hot::{Freed, Hot, Kind};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
+use neap_os::entered::entered;
 use neap_os::futex::{self, Scope};
 
 /// The largest request that is not refused outright: as the C library does, so that pointer differences fit.
@@ -35,6 +36,8 @@ const OPEN: u32 = 2;
 pub struct Mm<P: Platform> {
     /// Read by every call.
     pub(crate) hot: Hot,
+    /// The [word](neap_os::entered) of threads that are in no group.
+    pub(crate) ordinary: AtomicUsize,
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
@@ -79,6 +82,7 @@ impl<P: Platform> Mm<P> {
     pub const fn new(hooks: Hooks<P>) -> Mm<P> {
         Mm {
             hot: Hot::closed(),
+            ordinary: AtomicUsize::new(0),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
             hooks,
@@ -102,6 +106,10 @@ impl<P: Platform> Mm<P> {
         let answer = opened.map(|core| {
             // SAFETY: the state OPENING is this thread's alone.
             let core = unsafe { (*self.core.get()).write(core) };
+            if options.groups != ThreadGroups::Off {
+                // A thread whose word is 0, as all are at first, is to be put into a group.
+                self.ordinary.store(usize::MAX, Ordering::Relaxed);
+            }
             // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
             unsafe { core.objects.open_hot(&self.hot) };
         });
@@ -167,6 +175,10 @@ impl<P: Platform> Mm<P> {
     /// The same from this CPU's stack alone; otherwise what `slow` answers, which is to end in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        // Relaxed: it changes before the manager is used, or never.
+        if entered() != self.ordinary.load(Ordering::Relaxed) {
+            return self.allocate_entered_or(size, slow);
+        }
         match self.hot.allocate(size) {
             Some(object) => object.as_ptr(),
             None => slow(),
@@ -179,6 +191,7 @@ impl<P: Platform> Mm<P> {
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
         // What the fast path is on CPUs without sequences.
         if size <= LARGEST
+            && entered() == self.ordinary.load(Ordering::Relaxed)
             && let Some(core) = self.core_if_open()
             && let Some(object) = core.objects.allocate_at_once(Class::of_size(size))
         {
@@ -220,6 +233,14 @@ impl<P: Platform> Mm<P> {
 
     /// Everything that is not served by the fast path. The second value: whether all bytes are known to be zero.
     fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        if entered() != self.ordinary.load(Ordering::Relaxed) {
+            return self.allocate_any_entered(size, align);
+        }
+        self.allocate_unpaid(size, align)
+    }
+
+    /// The same, which nobody pays for.
+    pub(crate) fn allocate_unpaid(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
         if size > MOST || align > MOST / 2 {
             return (null_mut(), false);
@@ -252,7 +273,7 @@ impl<P: Platform> Mm<P> {
 
     #[cold]
     #[inline(never)]
-    fn free_unplaced(&self, pointer: *mut u8, class: Class) {
+    pub(crate) fn free_unplaced(&self, pointer: *mut u8, class: Class) {
         let Some(core) = self.core_if_open() else { return };
         if core.objects.free_at_once(class, pointer) {
             return;
@@ -268,9 +289,8 @@ impl<P: Platform> Mm<P> {
     #[inline(never)]
     fn free_accounted(&self, pointer: *mut u8, kind: Kind) {
         // SAFETY: the kind was found there.
-        if unsafe { self.hot.take_back(kind, pointer) }.is_none() {
-            return self.free_slow(pointer);
-        }
+        let Some(payer) = (unsafe { self.hot.take_back(kind, pointer) }) else { return self.free_slow(pointer) };
+        self.uncharge_object(payer, kind.class());
         // SAFETY: as above.
         if !unsafe { self.hot.put(kind, pointer) } {
             self.free_unplaced(pointer, kind.class());
@@ -298,10 +318,15 @@ impl<P: Platform> Mm<P> {
         // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed by
         // a second free of the program's.
         core.before_run_is_freed(self, pointer);
-        {
+        let payer = core.run_payer(pointer);
+        let bytes = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             let bytes = core.free_run(pointer);
             core.count_run(0, bytes);
+            bytes
+        };
+        if let Some(payer) = payer {
+            self.uncharge_run(payer, bytes as u64);
         }
         core.after(self, Call::Free);
     }
@@ -337,13 +362,17 @@ impl<P: Platform> Mm<P> {
         let class = core.class_of(pointer, "realloc");
         let usable = core.usable_size(pointer, "realloc");
         if class == Class::NONE {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            if size > LARGEST && core.resize_run(self, pointer, size) {
-                core.count_run(size, usable);
-                return pointer;
-            }
-            if let Some(memory) = core.move_run(self, pointer, size, align) {
-                core.count_run(size, usable);
+            let in_place = || {
+                let _inside = self.gate.enter(core.objects.platform.cpu());
+                let resized = size > LARGEST && core.resize_run(self, pointer, size);
+                let memory = if resized { Some(pointer) } else { core.move_run(self, pointer, size, align) };
+                memory.inspect(|_| core.count_run(size, usable))
+            };
+            let resized = match core.run_payer(pointer) {
+                None => in_place(),
+                Some(payer) => self.resize_paid(payer, usable as u64, core.run_price(size), in_place),
+            };
+            if let Some(memory) = resized {
                 return memory;
             }
         } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {

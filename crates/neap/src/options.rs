@@ -31,8 +31,23 @@ pub struct Options {
     pub nodes: u32,
     /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
+    /// Whether `malloc` in a group at its limit answers null.
+    pub refuse: bool,
+    /// Whether threads are put into groups of their own.
+    pub groups: ThreadGroups,
     /// Where pages that are handed out and come back are recorded ([`trace`](crate::trace)).
     pub trace: Path,
+}
+
+/// Which groups an unmodified program's threads are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadGroups {
+    /// None.
+    Off,
+    /// All threads of a name in one.
+    ByName,
+    /// Each in one of its own.
+    ByThread,
 }
 
 /// The most bytes of a [`Path`].
@@ -73,7 +88,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 10] = [
+pub const DESCRIPTIONS: [Description; 12] = [
     Description {
         key: "rseq",
         values: "on|off",
@@ -124,6 +139,18 @@ pub const DESCRIPTIONS: [Description; 10] = [
         text: "more CPUs that are never interrupted: slower lists there, and no memory goes back by itself while they are in use",
     },
     Description {
+        key: "groups",
+        values: "off|by-thread-name|by-thread",
+        default: "off",
+        text: "memory groups for the program's threads, by their names or one each, for `neap stat --groups` and `neap top`",
+    },
+    Description {
+        key: "refuse",
+        values: "on|off",
+        default: "off",
+        text: "malloc in a memory group at its limit fails; off: it goes beyond the limit, and is counted",
+    },
+    Description {
         key: "trace",
         values: "FILE, from / on",
         default: "none",
@@ -143,6 +170,8 @@ impl Options {
         page_list_high: None,
         nodes: 0,
         isolated: CpuSet::EMPTY,
+        refuse: false,
+        groups: ThreadGroups::Off,
         trace: Path::NONE,
     };
 
@@ -205,6 +234,15 @@ impl Options {
             b"background" => self.background = switch()?,
             b"huge" => self.huge = switch()?,
             b"stat" => self.stat = switch()?,
+            b"refuse" => self.refuse = switch()?,
+            b"groups" => {
+                self.groups = match value {
+                    b"off" => ThreadGroups::Off,
+                    b"by-thread-name" => ThreadGroups::ByName,
+                    b"by-thread" => ThreadGroups::ByThread,
+                    _ => return Err("is none of off, by-thread-name and by-thread"),
+                }
+            }
             b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
             b"limit" => self.limit = bytes(value).ok_or("is not a number of bytes")?,
             b"interval" => {
@@ -267,7 +305,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3,\
-             trace:/a/b",
+             refuse:on,groups:by-thread,trace:/a/b",
         );
         let expected = Options {
             rseq: false,
@@ -279,11 +317,15 @@ mod tests {
             page_list_high: Some(0),
             nodes: 3,
             isolated: CpuSet::parse(b"1,3-5").unwrap(),
+            refuse: true,
+            groups: ThreadGroups::ByThread,
             trace: Path::absolute(b"/a/b").unwrap(),
         };
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
-        let (options, complaints) = parse("page_list_high:99,page_list_high:auto,nodes:2,nodes:auto");
+        assert_eq!(parse("groups:by-thread-name").0.groups, ThreadGroups::ByName);
+        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off";
+        let (options, complaints) = parse(text);
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {
             let (_, complaints) = parse(&std::format!("{}:x", description.key));

@@ -155,6 +155,12 @@ impl<P: Platform> Source<'_, P> {
         self.inside(|| self.data.statistics())
     }
 
+    /// The node that memory for this thread comes from.
+    #[inline]
+    pub(crate) fn node(&self) -> usize {
+        self.core.objects.pages.nearest(&self.core.objects.platform)
+    }
+
     pub(crate) fn after(&self, call: Call, hurry: bool) {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }

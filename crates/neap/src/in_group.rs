@@ -1,0 +1,182 @@
+//! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
+//!
+//! Sits between the entry points of [`Mm`], which come here when the thread's [word](neap_os::entered) is not that of threads in no group,
+//! and the groups, objects and runs. An object is charged for its class's size and its entry in a vector of owners, by one restartable sequence, popped and
+//! marked by another. A charge beyond a limit goes beyond it, counted, unless the option `refuse` says otherwise. Frees, from any thread,
+//! uncharge whoever paid, or its heir. A thread whose group is deleted goes on in its heir. No lock of its own.
+
+use crate::memory_groups::Grouped;
+use crate::mm::{MOST, Mm};
+use crate::options::ThreadGroups;
+use core::ptr::null_mut;
+use neap_base::Platform;
+use neap_groups::{GroupId, How, Kind, Payer, Refusal};
+use neap_objects::owners::Owned;
+use neap_objects::size_class::{Class, LARGEST};
+use neap_os::entered::{entered, set_entered};
+
+/// Bytes of an entry in a vector of owners.
+const OWNER: u64 = size_of::<u64>() as u64;
+/// Bits of a thread's word that say whose groups it is about; above them is the group's id.
+const TAG_BITS: u32 = 28;
+
+/// What is charged for an object.
+fn price(class: Class) -> u64 {
+    class.size() as u64 + OWNER
+}
+
+impl<P: Platform> Mm<P> {
+    /// Of several managers in a process, this one.
+    fn tag(&self) -> usize {
+        (core::ptr::from_ref(self).addr() >> 7) & ((1 << TAG_BITS) - 1)
+    }
+
+    /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
+    pub fn enter(&self, group: Option<GroupId>) -> usize {
+        let before = entered();
+        set_entered(group.map_or(0, |group| (group.to_bits() as usize) << TAG_BITS | self.tag()));
+        before
+    }
+
+    /// Lets this thread be where it was.
+    pub fn leave(&self, before: usize) {
+        set_entered(before);
+    }
+
+    /// The group of this manager that the thread is in.
+    #[inline]
+    pub(crate) fn group_of_thread(&self) -> Option<GroupId> {
+        let word = entered();
+        (word != 0 && word & ((1 << TAG_BITS) - 1) == self.tag()).then(|| GroupId::from_bits((word >> TAG_BITS) as u64))
+    }
+
+    /// [`Mm::allocate_or`] for a thread whose word is not the ordinary one.
+    #[inline]
+    pub(crate) fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        let object = self.allocate_entered(size);
+        if object.is_null() { slow() } else { object }
+    }
+
+    /// An object from this CPU's stacks, out of this CPU's stock; null where either has none.
+    #[inline(never)]
+    fn allocate_entered(&self, size: usize) -> *mut u8 {
+        if size > LARGEST {
+            return null_mut();
+        }
+        let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
+            return self.hot.allocate(size).map_or(null_mut(), |object| object.as_ptr());
+        };
+        let class = Class::of_size(size);
+        let payer = group.payer(Kind::Objects, grouped.node());
+        if !grouped.take(payer, price(class)) {
+            return null_mut();
+        }
+        match self.hot.allocate_owned(size, payer.to_bits()) {
+            Owned::Paid(object) => object.as_ptr(),
+            Owned::Unpaid(object) => self.own(&grouped, class, object.as_ptr(), payer),
+            Owned::Nothing => {
+                grouped.uncharge(payer, price(class));
+                null_mut()
+            }
+        }
+    }
+
+    /// An object that is charged already, and to be booked to its payer. Where there is no memory for that it is nobody's.
+    #[cold]
+    fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
+        let Some(core) = self.core_if_open() else { return object };
+        // SAFETY: the object is this thread's alone.
+        let owned = unsafe { self.hot.own(class, object, payer.to_bits()) } || {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            // SAFETY: as above; `hot` is the instance's.
+            unsafe { core.objects.own_slowly(&self.hot, class, object, payer.to_bits()) }
+        };
+        if !owned {
+            grouped.uncharge(payer, price(class));
+        }
+        object
+    }
+
+    /// Everything that takes more than a CPU's stacks and stock. The second value: whether all bytes are known to be zero.
+    pub(crate) fn allocate_any_entered(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        let Some(core) = self.core() else { return (null_mut(), false) };
+        if core.options.groups != ThreadGroups::Off {
+            self.put_thread_into_group(core.options.groups);
+        }
+        let (Some(mut group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
+            return self.allocate_unpaid(size, align);
+        };
+        if size > MOST || align > MOST / 2 {
+            return (null_mut(), false);
+        }
+        let class = Class::of_layout(size, align, core.objects.pages.page_size());
+        let (kind, bytes) = match class {
+            Some(class) => (Kind::Objects, price(class)),
+            None => (Kind::Pages, core.run_price(size)),
+        };
+        let payer = loop {
+            let payer = group.payer(kind, grouped.node());
+            match grouped.charge(payer, bytes, self.how()) {
+                Ok(()) => break payer,
+                Err(Refusal::Limit(_)) => return (null_mut(), false),
+                Err(Refusal::Gone) => match grouped.heir(group) {
+                    Some(heir) => {
+                        group = heir;
+                        self.enter(Some(heir));
+                    }
+                    None => return self.allocate_unpaid(size, align),
+                },
+            }
+        };
+        let (memory, zero) = self.allocate_unpaid(size, align);
+        if memory.is_null() {
+            grouped.uncharge(payer, bytes);
+        } else if let Some(class) = class {
+            self.own(&grouped, class, memory, payer);
+        } else {
+            core.set_run_payer(memory, payer);
+        }
+        (memory, zero)
+    }
+
+    /// Lets `resize` change a run from `old` to `new` bytes, whose payer pays for the difference; `None` where that cannot be, or the payer
+    /// is refused more, or gone: then its heir cannot be told from others that have something booked under the id.
+    pub(crate) fn resize_paid(
+        &self,
+        payer: Payer,
+        old: u64,
+        new: u64,
+        resize: impl FnOnce() -> Option<*mut u8>,
+    ) -> Option<*mut u8> {
+        let grouped = self.groups_if_made()?;
+        let more = new.saturating_sub(old);
+        if more > 0 {
+            grouped.charge(payer, more, self.how()).ok()?;
+        }
+        let resized = resize();
+        let less = if resized.is_some() { old.saturating_sub(new) } else { more };
+        if less > 0 {
+            grouped.uncharge(payer, less);
+        }
+        resized
+    }
+
+    /// Takes back what was charged for a run.
+    pub(crate) fn uncharge_run(&self, payer: Payer, bytes: u64) {
+        self.groups_if_made().inspect(|grouped| grouped.uncharge(payer, bytes));
+    }
+
+    /// What becomes of an allocation beyond a limit.
+    fn how(&self) -> How {
+        let refuse = self.core_if_open().is_some_and(|core| core.options.refuse);
+        if refuse { How::Refuse } else { How::Overcharge }
+    }
+
+    /// Takes back what was charged for an object.
+    #[inline]
+    pub(crate) fn uncharge_object(&self, payer: u64, class: Class) {
+        if let Some(grouped) = self.groups_if_made() {
+            grouped.uncharge(Payer::from_bits(payer), price(class));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What threads allocate in groups: charged where they are, uncharged where it is freed, whoever frees it.
+
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+use neap::groups::{Bound, Group, Kind};
+use neap::process::PROCESS;
+use std::sync::Mutex;
+
+/// Tests that look at the whole tree take turns.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const SIZES: [usize; 9] = [1, 16, 100, 1024, 4096, 20_000, 32_768, 100_000, 5 << 20];
+
+fn price(size: usize) -> u64 {
+    let usable = PROCESS.usable_size(vec![0_u8; size].as_ptr()) as u64;
+    if size <= 32_768 { usable + 8 } else { usable }
+}
+
+#[test]
+fn everything_is_charged_once_and_comes_back() {
+    let _alone = ALONE.lock().unwrap();
+    let group = Group::create("in/one").unwrap();
+    for size in SIZES {
+        for zeroed in [false, true] {
+            let inside = group.enter().unwrap();
+            let memory = if zeroed { vec![0_u8; size] } else { vec![7_u8; size] };
+            drop(inside);
+            assert_eq!(group.used(), Ok(price(size)), "{size} bytes");
+            let outside = vec![1_u8; size];
+            assert_eq!(group.used(), Ok(price(size)), "{size} bytes outside");
+            drop(outside);
+            // Freed by another thread, outside.
+            std::thread::spawn(move || drop(memory)).join().unwrap();
+            assert_eq!(group.used(), Ok(0), "{size} bytes");
+        }
+    }
+    group.delete().unwrap();
+    PROCESS.verify(0).unwrap();
+}
+
+#[test]
+fn memory_that_grows_and_shrinks_is_charged_for_what_it_is() {
+    let _alone = ALONE.lock().unwrap();
+    let group = Group::create("in/grows").unwrap();
+    let inside = group.enter().unwrap();
+    let mut memory: Vec<u8> = Vec::with_capacity(10);
+    for size in [10, 100, 5000, 40_000, 1 << 20, 9 << 20, 100 << 10, 33_000, 2000, 10] {
+        memory.resize(size, 1);
+        memory.shrink_to_fit();
+        let usable = PROCESS.usable_size(memory.as_ptr()) as u64;
+        let expected = usable + if usable <= 32_768 { 8 } else { 0 };
+        assert_eq!(group.used(), Ok(expected), "{size} bytes");
+    }
+    drop(inside);
+    // Outside it grows at the payer's cost where it stays, and is nobody's where it moves.
+    memory.resize(1 << 20, 1);
+    assert!(group.used().unwrap() == 0 || group.used().unwrap() >= 1 << 20);
+    drop(memory);
+    assert_eq!(group.used(), Ok(0));
+    group.delete().unwrap();
+    PROCESS.verify(0).unwrap();
+}
+
+#[test]
+fn groups_nest_and_threads_have_their_own() {
+    let _alone = ALONE.lock().unwrap();
+    let [one, two] = ["in/outer", "in/inner"].map(|path| Group::create(path).unwrap());
+    let outer = one.enter().unwrap();
+    let first = vec![0_u8; 1000];
+    let inner = two.enter().unwrap();
+    let second = vec![0_u8; 1000];
+    let other = std::thread::scope(|scope| scope.spawn(|| vec![0_u8; 1000]).join().unwrap());
+    drop(inner);
+    let third = vec![0_u8; 1000];
+    drop(outer);
+    let fourth = vec![0_u8; 1000];
+    assert_eq!((one.used(), two.used()), (Ok(2 * price(1000)), Ok(price(1000))));
+    drop((first, second, third, fourth, other));
+    assert_eq!((one.used(), two.used()), (Ok(0), Ok(0)));
+    one.delete().unwrap();
+    two.delete().unwrap();
+}
+
+/// L18: five hundred groups, each with an object that outlives it.
+#[test]
+fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {
+    let _alone = ALONE.lock().unwrap();
+    let parent = Group::create("in/zombies").unwrap();
+    let kept: Vec<Vec<u8>> = (0..500)
+        .map(|number| {
+            let group = Group::create(&format!("in/zombies/{number}")).unwrap();
+            let inside = group.enter().unwrap();
+            let object = vec![0_u8; 100];
+            drop(inside);
+            group.delete().unwrap();
+            object
+        })
+        .collect();
+    assert_eq!((parent.used(), parent.children().count()), (Ok(500 * price(100)), 0));
+    let end = std::time::Instant::now() + core::time::Duration::from_secs(20);
+    while neap::groups::count().unwrap().dying > 0 {
+        assert!(std::time::Instant::now() < end);
+        PROCESS.tick(0);
+    }
+    PROCESS.verify(0).unwrap();
+    drop(kept);
+    assert_eq!(parent.used(), Ok(0));
+    parent.delete().unwrap();
+}
+
+#[test]
+fn a_thread_whose_group_is_deleted_goes_on_in_its_heir() {
+    let _alone = ALONE.lock().unwrap();
+    let child = Group::create("in/heir/child").unwrap();
+    let parent = Group::find("in/heir").unwrap();
+    let inside = child.enter().unwrap();
+    let before = vec![0_u8; 5000];
+    child.delete().unwrap();
+    // What was stocked for the child may still be used.
+    parent.drain().unwrap();
+    let after = vec![0_u8; 5000];
+    drop(inside);
+    assert_eq!(parent.used(), Ok(2 * price(5000)));
+    drop((before, after));
+    assert_eq!(parent.used(), Ok(0));
+    parent.delete().unwrap();
+}
+
+#[test]
+fn beyond_a_limit_memory_is_had_and_counted() {
+    let _alone = ALONE.lock().unwrap();
+    let group = Group::create("in/limit").unwrap();
+    group.set(Bound::Max, 1 << 20).unwrap();
+    let inside = group.enter().unwrap();
+    let memory: Vec<Vec<u8>> = (0..40).map(|_| vec![0_u8; 50_000]).collect();
+    drop(inside);
+    let info = group.info().unwrap();
+    assert!(group.used().unwrap() > 1 << 20 && info.events[4] > 0);
+    assert!(info.kinds[Kind::Pages as usize] >= 40 * 50_000 && info.kinds[Kind::ByHand as usize] == 0);
+    drop(memory);
+    assert_eq!(group.used(), Ok(0));
+    group.delete().unwrap();
+}
+
+/// Threads in groups that come and go, whose memory is freed by others.
+#[test]
+fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
+    let _alone = ALONE.lock().unwrap();
+    let top = Group::create("in/storm").unwrap();
+    let shelf: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::with_capacity(4000));
+    let rounds = if cfg!(debug_assertions) { 20_000 } else { 100_000 };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let shelf = &shelf;
+            scope.spawn(move || {
+                let mut state = thread + 1;
+                for round in 0..rounds {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let random = (state >> 33) as usize;
+                    let path = format!("in/storm/{}", random % 8);
+                    let group = Group::find_or_create(&path);
+                    let Ok(inside) = group.unwrap_or(top).enter() else { continue };
+                    let size = if random % 500 == 0 { 50_000 + random % 100_000 } else { 1 + random % 3000 };
+                    let mut memory = vec![thread as u8; size];
+                    if random % 7 == 0 {
+                        memory.resize(1 + random % 10_000, 1);
+                    }
+                    drop(inside);
+                    if round % 50 == 0 {
+                        let _ = Group::find(&path).map(Group::delete);
+                    }
+                    let other = {
+                        let mut shelf = shelf.lock().unwrap();
+                        shelf.push(memory);
+                        if shelf.len() > 2000 { Some(shelf.swap_remove(random % 2000)) } else { None }
+                    };
+                    drop(other);
+                }
+            });
+        }
+    });
+    let census = PROCESS.verify(0);
+    assert!(census.is_ok(), "{census:?}");
+    assert!(top.used().unwrap() > 100_000);
+    shelf.lock().unwrap().clear();
+    assert_eq!(top.used(), Ok(0));
+    (0..8).for_each(|number| _ = Group::find(&format!("in/storm/{number}")).map(Group::delete));
+    top.delete().unwrap();
+    PROCESS.verify(0).unwrap();
+}
