@@ -200,6 +200,32 @@ fn program() {
             say("closed");
             wait();
         }
+        "threads" => {
+            let (made, go) = (std::sync::Barrier::new(3), std::sync::Barrier::new(3));
+            std::thread::scope(|scope| {
+                for (name, mib) in [("alpha", 8), ("beta", 3)] {
+                    let (made, go) = (&made, &go);
+                    let work = move || {
+                        let small: Vec<Vec<u8>> = (0..mib * 500).map(|_| vec![1; 1000]).collect();
+                        let large = vec![1_u8; mib << 19];
+                        made.wait();
+                        go.wait();
+                        drop((small, large));
+                        made.wait();
+                        go.wait();
+                    };
+                    std::thread::Builder::new().name(name.into()).spawn_scoped(scope, work).unwrap();
+                }
+                for word in ["ready", "freed"] {
+                    made.wait();
+                    say(word);
+                    wait();
+                    go.wait();
+                }
+            });
+            say("ended");
+            wait();
+        }
         "spawn" => {
             let mut child = Command::new("ls");
             let listing = child.args(["-l", "/proc/self/fd"]).env_remove("LD_PRELOAD").output().unwrap();

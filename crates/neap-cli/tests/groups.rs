@@ -1,0 +1,99 @@
+//! `neap stat --groups` and `neap group` on real processes, whose threads are in groups without knowing it.
+//!
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use running::{Program, neap, object, until};
+use serde_json::Value;
+
+fn look(pid: u32) -> Value {
+    object("stat", pid, &["--groups"]).unwrap()["memory_groups"].take()
+}
+
+fn group<'v>(groups: &'v Value, path: &str) -> Option<&'v Value> {
+    groups["groups"].as_array()?.iter().find(|group| group["path"] == path)
+}
+
+fn used(groups: &Value, path: &str) -> u64 {
+    group(groups, path).and_then(|group| group["used"].as_u64()).unwrap_or_else(|| panic!("{path} in {groups}"))
+}
+
+#[test]
+fn threads_of_a_name_are_in_a_group_that_holds_what_they_allocated() {
+    let mut program = Program::start("threads", "groups:by-thread-name,interval:10", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let full = look(pid);
+    for (path, mib) in [("alpha", 8), ("beta", 3)] {
+        let own = &group(&full, path).unwrap_or_else(|| panic!("{full}"))["own"];
+        assert!((mib << 20..(mib + 1) << 20).contains(&used(&full, path)), "{full}");
+        assert!(own["objects"].as_u64() >= Some(mib * 500_000) && own["pages"].as_u64() >= Some(mib << 19), "{own}");
+    }
+    assert!(used(&full, "") >= 11 << 20);
+    // Bounds are changed from outside, and read back.
+    let changed = neap("group", pid, &["alpha", "max=1m", "low=64k"]);
+    let text = String::from_utf8(changed.stdout).unwrap();
+    assert!(changed.status.success() && text.contains("alpha: max 1.0 MiB (was none)"), "{text}");
+    let bounds = group(&look(pid), "alpha").unwrap()["bounds"].clone();
+    assert_eq!((bounds["max"].as_u64(), bounds["low"].as_u64()), (Some(1 << 20), Some(64 << 10)));
+    for (more, complaint) in [(["gamma", "max=1"], "has no group"), (["alpha", "most=1"], "none of max, high")] {
+        let refused = neap("group", pid, &more);
+        let text = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && text.contains(complaint), "{text}");
+    }
+    let report = neap("stat", pid, &["--groups", "--dead"]);
+    let text = String::from_utf8(report.stdout).unwrap();
+    assert!(report.status.success() && text.starts_with(&format!("Process {pid} (")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("alpha ") && line.contains("####################")), "{text}");
+    program.go_on();
+    program.hear("freed");
+    let free = until("memory that went back to its groups", || {
+        let free = look(pid);
+        (used(&free, "alpha") < 1 << 20 && used(&free, "beta") < 1 << 20).then_some(free)
+    });
+    assert!(group(&free, "alpha").unwrap()["peak"].as_u64() >= Some(8 << 20));
+    // What was stocked is not kept.
+    until("stocks that were emptied", || {
+        let groups = look(pid)["groups"].take();
+        groups.as_array().unwrap().iter().all(|group| group["stocked"] == 0).then_some(())
+    });
+}
+
+#[test]
+fn the_group_of_one_thread_goes_with_it() {
+    let mut program = Program::start("threads", "groups:by-thread,interval:10", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let paths = |groups: &Value| -> Vec<String> {
+        let groups = groups["groups"].as_array().unwrap();
+        groups.iter().map(|group| group["path"].as_str().unwrap().to_string()).collect()
+    };
+    let named = |groups: &Value, name: &str| paths(groups).iter().filter(|path| path.starts_with(name)).count();
+    let full = look(pid);
+    assert_eq!((named(&full, "alpha:"), named(&full, "beta:")), (1, 1), "{full}");
+    program.go_on();
+    program.hear("freed");
+    program.go_on();
+    program.hear("ended");
+    until("groups that went", || {
+        let groups = look(pid);
+        (named(&groups, "alpha:") + named(&groups, "beta:") == 0 && groups["dying"] == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_process_without_groups_says_so_in_a_line() {
+    // Without a thread nobody would answer.
+    let mut program = Program::start("burst", "background:off", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    assert_eq!(look(pid), Value::Null);
+    let report = neap("stat", pid, &["--groups"]);
+    let text = String::from_utf8(report.stdout).unwrap();
+    assert!(report.status.success() && text.lines().count() == 1, "{text}");
+    assert!(text.starts_with(&format!("Process {pid} (")) && text.ends_with(" has no memory groups.\n"), "{text}");
+    assert!(!neap("group", pid, &["x", "max=1"]).status.success());
+}
