@@ -207,6 +207,22 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
 }
 
 #[test]
+fn runs_that_somebody_pays_for_are_told_with_the_objects() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(300);
+    let object = o.take(class).unwrap();
+    assert!(own(&o, class, object, 4));
+    let runs = [1, 9, 2000].map(|pages| o.pages.allocate_run(&o.platform, pages, 1).unwrap().pfn);
+    o.pages.frames().set_run_owner(runs[1], 5);
+    let mut seen = Vec::new();
+    o.each_accounted(&mut |class, object, owner| seen.push((class, object.addr(), owner)));
+    seen.sort_unstable();
+    assert_eq!(seen, [(Class::NONE, o.pages.address(runs[1]), 5), (class, object.addr(), 4)]);
+    [1, 9, 2000].into_iter().zip(runs).for_each(|(pages, run)| o.pages.free_run(&o.platform, run, pages));
+    end(&o, Held::from([(object.addr(), (class, 4))]));
+}
+
+#[test]
 fn no_memory_for_a_vector_changes_nothing() {
     let config = Config { budget: Some(64), list_high: Some(0), ..CONFIG };
     let o = Opened::new(machine(1), &config).unwrap();

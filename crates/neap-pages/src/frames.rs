@@ -201,6 +201,18 @@ impl Frames {
         unsafe { &*self.start.add(pfn.index()) }
     }
 
+    /// Who pays for a run that is handed out; 0: nobody, as at first.
+    #[inline]
+    pub fn run_owner(&self, pfn: Pfn) -> u64 {
+        self.frame(pfn).word().load(Relaxed)
+    }
+
+    /// Says who pays for a run as long as it is handed out, however long it becomes; 0: nobody.
+    #[inline]
+    pub fn set_run_owner(&self, pfn: Pfn, owner: u64) {
+        self.frame(pfn).word().store(owner, Relaxed);
+    }
+
     /// Makes every page of an allocated block a slab's page with this owner.
     #[inline]
     pub fn mark_slab(&self, pfn: Pfn, order: Order, owner: u32) {

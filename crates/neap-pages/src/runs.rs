@@ -2,7 +2,8 @@
 //!
 //! Sits on the buddy's blocks, under the same lock. A run of up to a chunk comes from the smallest block that holds it
 //! and its alignment, and gives the rest back at once; a longer one takes whole chunks in a row, lowest address first,
-//! and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of.
+//! and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of. Its
+//! first frame says who pays for it, as long as it is one.
 
 use crate::arena::CHUNK;
 use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, not_handed_out};
@@ -24,6 +25,7 @@ impl Buddy {
         let frame = self.frames.frame(pfn);
         frame.set_owner(pages);
         frame.set_head(State::Run, Order(0));
+        self.frames.set_run_owner(pfn, 0);
         Some(Block { pfn, zero: !self.backed.any(pfn, pages) })
     }
 

@@ -148,7 +148,7 @@ impl<P: Platform> Mm<P> {
         new: u64,
         resize: impl FnOnce() -> Option<*mut u8>,
     ) -> Option<*mut u8> {
-        let grouped = self.groups_if_made()?;
+        let Some(grouped) = self.groups_if_made() else { return resize() };
         let more = new.saturating_sub(old);
         if more > 0 {
             grouped.charge(payer, more, self.how()).ok()?;

@@ -5,7 +5,7 @@
 
 use crate::maintenance::LARGE_FREE;
 use crate::mm::{Core, Mm};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::Payer;
 use neap_objects::size_class::{Class, GRAIN};
@@ -49,23 +49,17 @@ impl<P: Platform> Core<P> {
         size.max(1).next_multiple_of(self.objects.pages.page_size()) as u64
     }
 
-    /// Who pays for the run that starts at `pointer`, 0 for nobody: a word of its first frame.
-    fn run_payer_word(&self, pointer: *const u8) -> &AtomicU64 {
-        let pages = &self.objects.pages;
-        pages.frames().frame(pages.pfn(pointer.addr())).word()
-    }
-
     /// Who pays for the run that starts at `pointer`; `None` where nobody does, or there is none.
     pub(crate) fn run_payer(&self, pointer: *const u8) -> Option<Payer> {
         self.run_at(pointer)?;
-        // Relaxed: whoever has the run has been handed it since.
-        let word = self.run_payer_word(pointer).load(Ordering::Relaxed);
-        (word != 0).then(|| Payer::from_bits(word))
+        let owner = self.objects.pages.frames().run_owner(self.objects.pages.pfn(pointer.addr()));
+        (owner != 0).then(|| Payer::from_bits(owner))
     }
 
     /// Says who pays for a run that nobody else has heard of.
     pub(crate) fn set_run_payer(&self, pointer: *const u8, payer: Payer) {
-        self.run_payer_word(pointer).store(payer.to_bits(), Ordering::Relaxed);
+        let pages = &self.objects.pages;
+        pages.frames().set_run_owner(pages.pfn(pointer.addr()), payer.to_bits());
     }
 
     /// Makes the maintenance thread if what is about to be freed is worth one.
@@ -120,8 +114,8 @@ impl<P: Platform> Core<P> {
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
-        let payer = self.run_payer_word(pointer).load(Ordering::Relaxed);
-        self.run_payer_word(memory).store(payer, Ordering::Relaxed);
+        let owner = pages.frames().run_owner(pages.pfn(pointer.addr()));
+        pages.frames().set_run_owner(pages.pfn(memory.addr()), owner);
         pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
         Some(memory)
     }
@@ -166,5 +160,53 @@ impl<P: Platform> Core<P> {
         }
         let where_to = if self.objects.is_cached(pointer) { "cached" } else { "in its slab" };
         die(format_args!("double free: {call}: {pointer:p} ({size} bytes) is free already, {where_to}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::mm::{Hooks, Mm};
+    use crate::options::Options;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    const MIB: usize = 1 << 20;
+
+    /// In place, with its pages moved, and where the system refuses to move them.
+    #[test]
+    fn who_pays_for_a_run_does_so_however_long_it_becomes() {
+        for moves in [true, false] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let core = mm.core().unwrap();
+            let (pages, platform) = (&core.objects.pages, &core.objects.platform);
+            if !moves {
+                platform.fail(Call::MovePages, 0, usize::MAX);
+            }
+            let page = |run: *mut u8| pages.pfn(run.addr());
+            let runs: Vec<*mut u8> = (0..8).map(|_| mm.allocate(MIB)).collect();
+            for (n, &run) in runs.iter().enumerate() {
+                assert_eq!(pages.frames().run_owner(page(run)), 0, "nobody at first");
+                pages.frames().set_run_owner(page(run), n as u64 + 1);
+            }
+            for (n, &run) in runs.iter().enumerate().step_by(2) {
+                // SAFETY: the runs are this test's.
+                let (shorter, longer) = unsafe { (mm.reallocate(run, MIB / 2), core.move_run(&mm, run, 3 * MIB, 16)) };
+                assert_eq!((shorter, longer.is_some()), (run, moves));
+                assert_eq!(pages.frames().run_owner(page(longer.unwrap_or(run))), n as u64 + 1);
+                // SAFETY: as above; what was moved has gone.
+                unsafe { mm.free(longer.unwrap_or(run)) };
+            }
+            let others = runs.iter().enumerate().skip(1).step_by(2);
+            others.clone().for_each(|(n, &run)| assert_eq!(pages.frames().run_owner(page(run)), n as u64 + 1));
+            let again = mm.allocate(2 * MIB);
+            assert_eq!(pages.frames().run_owner(page(again)), 0, "nobody again");
+            // SAFETY: as above.
+            others.for_each(|(_, &run)| unsafe { mm.free(run) });
+            // SAFETY: nobody uses the manager any more.
+            unsafe { mm.close() };
+        }
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Stamps every page; one that came as zero must be.
+    /// Stamps every page; one that came as zero must be. The owner of a run is its stamp.
     pub(crate) fn stamp<P: Platform>(
         pages: &Pages<P>,
         pfn: Pfn,
@@ -89,11 +89,15 @@ impl Held {
                 word(page + size - 8).write(stamp);
             }
         }
+        if order.is_none() {
+            pages.frames().set_run_owner(pfn, stamp);
+        }
         Held { pfn, pages: count, order, stamp }
     }
 
-    /// Whether every page still has its stamp.
+    /// Whether every page still has its stamp, and a run its owner.
     pub(crate) fn check<P: Platform>(&self, pages: &Pages<P>) {
+        assert!(self.order.is_some() || pages.frames().run_owner(self.pfn) == self.stamp, "{self:?} lost its owner");
         for page in 0..self.pages {
             let address = pages.address(self.pfn.plus(page));
             // SAFETY: the page is handed out to this test.
@@ -117,6 +121,7 @@ pub(crate) fn take_block<P: Platform>(o: &Opened<'_, P>, order: u8, stamp: u64) 
 pub(crate) fn take_run<P: Platform>(o: &Opened<'_, P>, pages: u32, align: u32, stamp: u64) -> Result<Held, Exhausted> {
     let block = o.pages.allocate_run(o.platform, pages, align)?;
     assert_eq!(block.pfn.0 % align, 0);
+    assert_eq!(o.pages.frames().run_owner(block.pfn), 0, "nobody pays yet");
     Ok(Held::stamp(&o.pages, block.pfn, pages, None, block.zero, stamp))
 }
 
