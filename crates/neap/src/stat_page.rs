@@ -288,7 +288,7 @@ impl<P: Platform> Core<P> {
         let (per_cpu, per_cpu_free) = (usage.per_cpu_bytes, usage.per_cpu_free_bytes);
         write!(text, "\"bytes\":{{\"mapped\":{mapped_bytes},\"used\":{used_bytes},\"cached\":{cached_bytes},")?;
         write!(text, "\"free_resident\":{free_bytes},\"tables\":{},", pages.table_bytes)?;
-        write!(text, "\"unaccounted\":{unaccounted_bytes}}},\"per_cpu\":")?;
+        write!(text, "\"owner_vectors\":{},\"unaccounted\":{unaccounted_bytes}}},\"per_cpu\":", usage.owner_vectors)?;
         match self.per_cpu.get() {
             Some(_) => write!(text, "{{\"used\":{per_cpu},\"free\":{per_cpu_free}}},")?,
             None => write!(text, "null,")?,

@@ -24,6 +24,8 @@ pub struct Usage {
     pub per_cpu_bytes: u64,
     /// Pages of per-CPU data in which nothing is: the reserve, and what is on its way back.
     pub per_cpu_free_bytes: u64,
+    /// Of what is in the program's hands: vectors that say who pays for objects.
+    pub owner_vectors: u64,
     /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless some got lost. While
     /// other threads allocate, parts are read at different moments, and it may be a little more or less.
     pub unaccounted_bytes: i64,
@@ -111,6 +113,7 @@ impl<P: Platform> Core<P> {
             free_bytes: u64::from(pages.backed_free + pages.listed) * page,
             per_cpu_bytes,
             per_cpu_free_bytes,
+            owner_vectors: self.objects.vector_bytes(),
             unaccounted_bytes: handed_out.wrapping_sub(owned) as i64,
         }
     }
@@ -160,5 +163,53 @@ impl<P: Platform> Mm<P> {
     /// Bytes of a page.
     pub fn page_size(&self) -> usize {
         self.core().map_or(4096, |core| core.objects.pages.page_size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::mm::{Hooks, Mm};
+    use crate::options::Options;
+    use neap_base::virtual_platform::Virtual;
+    use neap_base::{Linux, Platform};
+    use neap_objects::size_class::Class;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    /// Whatever becomes of an object that somebody pays for, by whichever way it is freed.
+    fn vectors_are_counted<P: Platform + Send>(platform: P) {
+        const SIZE: usize = 1000;
+        let mut mm: Box<Mm<P>> = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(platform, &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let (core, class) = (mm.core().unwrap(), Class::of_size(SIZE));
+        let objects: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(SIZE)).collect();
+        assert_eq!(mm.usage().owner_vectors, 0);
+        // SAFETY: the objects are this test's.
+        objects.iter().for_each(|&object| assert!(unsafe { core.objects.own_slowly(&mm.hot, class, object, 5) }));
+        assert!((8000..9000).contains(&mm.usage().owner_vectors), "{:?}", mm.usage());
+        assert_eq!(mm.verify(0).unwrap().accounted, 1000);
+        for &object in &objects {
+            assert_eq!(mm.usable_size(object), class.size());
+            // SAFETY: as above.
+            unsafe {
+                assert_eq!(mm.reallocate(object, class.size()), object, "who pays goes on");
+                let moved = mm.reallocate(object, 5000);
+                assert_eq!(mm.hot.payer(Class::of_size(5000), moved), None, "nobody has said who pays");
+                mm.free(moved);
+            }
+        }
+        let census = mm.verify(0).unwrap();
+        assert_eq!((census.allocated, census.accounted), (0, 0));
+        mm.release_all();
+        assert_eq!(mm.usage().owner_vectors, 0);
+        // SAFETY: everything was given back.
+        unsafe { mm.close() };
+    }
+
+    #[test]
+    fn vectors_of_owners_are_counted() {
+        vectors_are_counted(Virtual::new(4096, 1));
+        vectors_are_counted(Linux::probe());
     }
 }
