@@ -229,6 +229,16 @@ impl Groups {
         self.stocks.each(|payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
     }
 
+    /// Bytes of a kind that somebody uses, in all groups together: charged, and not stocked. Exact while nobody charges. Inside the gate.
+    pub fn used_of_kind<H: Host>(&self, host: &H, kind: Kind) -> u64 {
+        let slots = 0..self.tree.count().slots;
+        let charged: u64 =
+            slots.filter_map(|slot| self.info_at(host, slot)).map(|info| info.kinds[kind as usize]).sum();
+        let mut stocked = 0;
+        self.stocks.each(|payer, bytes| stocked += if payer.kind() == kind { bytes } else { 0 });
+        charged.saturating_sub(stocked)
+    }
+
     /// The group that an id leads to: its own, or the heir of one that is gone. Inside the gate.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
@@ -261,10 +271,7 @@ impl Groups {
     /// Calls `each` with every id whose group is gone though something still refers to it, with the group that has inherited it, and
     /// with how many bytes are booked under it. Inside the gate.
     pub fn each_gone(&self, mut each: impl FnMut(GroupId, GroupId, u64)) {
-        self.tree.owners.each_gone(|id, references| {
-            let others = self.tree.owners.heirs(id) + self.tree.own_reference(id);
-            self.heir(id).inspect(|&heir| each(id, heir, references.saturating_sub(others)));
-        });
+        self.tree.owners.each_gone(|id, bytes| _ = self.heir(id).inspect(|&heir| each(id, heir, bytes)));
     }
 
     /// In a forked child: those who were on their way in the parent's threads are not here.
@@ -379,7 +386,7 @@ impl Groups {
     }
 
     /// Adds what a group that is gone has counted to what its heir has.
-    fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
+    pub(crate) fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
         let _reading = self.rcu.enter();
         let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
         let Some(heir) = self.tree.group(slot) else { return };

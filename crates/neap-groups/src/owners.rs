@@ -14,7 +14,11 @@ use neap_base::{Mutex, Platform};
 
 /// The bit of a link that says that it leads to an heir's entry, not to a group.
 const HEIR: u32 = 1 << 31;
-/// The end of a list.
+/// With it, the bit that says that the group's own reference is still there.
+const DYING: u32 = 1 << 30;
+/// The bits that say which entry.
+const INDEX: u32 = DYING - 1;
+/// The end of a list; the link of an entry that nobody has.
 const NONE: u32 = u32::MAX;
 
 /// An entry.
@@ -27,6 +31,20 @@ pub(crate) struct Owner {
     references: AtomicU64,
     /// In a list of entries that nobody has.
     next: AtomicU32,
+    /// References that are those of entries whose heir it is.
+    heirs: AtomicU32,
+}
+
+impl Owner {
+    /// Bytes that are booked under it.
+    fn booked(&self) -> u64 {
+        let own = match self.link.load(Ordering::Relaxed) {
+            link if link & HEIR == 0 || link & DYING != 0 => 1,
+            _ => 0,
+        };
+        let others = u64::from(self.heirs.load(Ordering::Relaxed)) + own;
+        self.references.load(Ordering::Relaxed).saturating_sub(others)
+    }
 }
 
 // SAFETY: atomic numbers, of which 0 is one.
@@ -47,6 +65,17 @@ struct Lists {
     /// Never used yet.
     fresh: u32,
     used: u32,
+}
+
+/// What [`Owners::census`] counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Census {
+    pub(crate) used: u64,
+    pub(crate) with_heir: u64,
+    pub(crate) heirs: u64,
+    pub(crate) own: u64,
+    pub(crate) booked: u64,
+    pub(crate) references: u64,
 }
 
 /// Where an id leads.
@@ -100,6 +129,7 @@ impl Owners {
         let generation = entry.generation.load(Ordering::Relaxed) + 1;
         entry.link.store(slot, Ordering::Relaxed);
         entry.references.store(1, Ordering::Relaxed);
+        entry.heirs.store(0, Ordering::Relaxed);
         entry.generation.store(generation, Ordering::Release); // Pairs with the Acquire in `entry`.
         Ok(GroupId::new(index, generation))
     }
@@ -122,8 +152,9 @@ impl Owners {
         let slot = loop {
             // Acquire pairs with the Release in `inherit`: what the heir was given is visible.
             match entry.link.load(Ordering::Acquire) {
+                NONE => return None,
                 link if link & HEIR == 0 => break link,
-                link => entry = self.table.get(link & !HEIR)?,
+                link => entry = self.table.get(link & INDEX)?,
             }
             hops += 1;
         };
@@ -138,17 +169,25 @@ impl Owners {
     fn shorten(&self, first: &Owner) {
         let Some(mut lists) = self.lists.try_lock() else { return };
         let old = first.link.load(Ordering::Relaxed);
-        let mut last = old;
-        while let Some(entry) = self.table.get(last & !HEIR) {
+        let mut last = old & INDEX;
+        while let Some(entry) = self.table.get(last) {
             match entry.link.load(Ordering::Relaxed) {
                 link if link & HEIR == 0 => break,
-                link => last = link,
+                link => last = link & INDEX,
             }
         }
-        if let (Some(heir), true) = (self.table.get(last & !HEIR), last != old) {
+        if old != NONE && last != old & INDEX {
+            self.lead(first, last, old & DYING);
+            self.drop_heir(&mut lists, old & INDEX);
+        }
+    }
+
+    /// Makes the entry at `index` the heir of another. Under the mutex.
+    fn lead(&self, entry: &Owner, index: u32, dying: u32) {
+        if let Some(heir) = self.table.get(index) {
             heir.references.fetch_add(1, Ordering::Relaxed);
-            first.link.store(last, Ordering::Release); // Pairs with the Acquire in `behind`.
-            self.drop_references(&mut lists, old & !HEIR, 1);
+            heir.heirs.fetch_add(1, Ordering::Relaxed);
+            entry.link.store(index | HEIR | dying, Ordering::Release); // Pairs with the Acquire in `behind`.
         }
     }
 
@@ -169,29 +208,29 @@ impl Owners {
         }
     }
 
-    /// Bytes booked under an id, and entries whose heir it is.
-    pub(crate) fn references(&self, id: GroupId) -> u64 {
-        self.entry(id).map_or(0, |entry| entry.references.load(Ordering::Relaxed))
-    }
-
     /// A group is gone: its id leads to that of `heir` from now on. The group's own reference stays until [`Owners::leave`].
     pub(crate) fn inherit(&self, id: GroupId, heir: GroupId) {
         let _lists = self.lists.lock();
-        if let (Some(entry), Some(above)) = (self.entry(id), self.entry(heir)) {
-            above.references.fetch_add(1, Ordering::Relaxed);
-            entry.link.store(heir.index() | HEIR, Ordering::Release); // Pairs with the Acquire in `behind`.
+        if let (Some(entry), Some(_)) = (self.entry(id), self.entry(heir)) {
+            self.lead(entry, heir.index(), DYING);
         }
     }
 
     /// The group that had the id needs it no more.
     pub(crate) fn leave(&self, id: GroupId) {
+        let _lists = self.lists.lock();
+        let Some(entry) = self.entry(id) else { return };
+        entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release); // As in `lead`.
+        drop(_lists);
         self.unbook(id, 1);
     }
 
-    fn drop_references(&self, lists: &mut Lists, index: u32, count: u64) {
+    /// An entry's heir has one entry less to inherit from.
+    fn drop_heir(&self, lists: &mut Lists, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
+        entry.heirs.fetch_sub(1, Ordering::Relaxed);
         // AcqRel: as in `unbook`.
-        if entry.references.fetch_sub(count, Ordering::AcqRel) == count {
+        if entry.references.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.bury(lists, index);
         }
     }
@@ -230,25 +269,29 @@ impl Owners {
             let link = entry.link.swap(NONE, Ordering::Relaxed);
             // A group that was never quite made has no heir.
             if link & HEIR != 0 {
-                self.drop_references(&mut lists, link & !HEIR, 1);
+                self.drop_heir(&mut lists, link & INDEX);
             }
             index = following;
         }
     }
 
-    /// Entries whose way leads through an id's next.
-    pub(crate) fn heirs(&self, id: GroupId) -> u64 {
-        let leads_there = |entry: &&Owner| entry.link.load(Ordering::Relaxed) == id.index() | HEIR;
-        (0..self.table.len()).filter_map(|index| self.table.get(index)).filter(leads_there).count() as u64
-    }
-
-    /// Entries that nothing refers to and that wait.
-    pub(crate) fn waiting(&self) -> u64 {
-        let lists = self.lists.lock();
-        let next = |index: u32| self.table.get(index).map(|entry| entry.next.load(Ordering::Relaxed));
-        let list =
-            |first: u32| core::iter::successors(Some(first), |&index| next(index)).take_while(|&index| index != NONE);
-        lists.waiting.into_iter().flat_map(list).count() as u64
+    /// What all entries refer to, and how many entries there are: in use, and of those the ones that have an heir and the ones whose own group
+    /// is there or on its way out; and bytes booked.
+    pub(crate) fn census(&self) -> Census {
+        let mut census = Census::default();
+        for entry in (0..self.table.len()).filter_map(|index| self.table.get(index)) {
+            let link = entry.link.load(Ordering::Relaxed);
+            if link == NONE || entry.generation.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            census.used += 1;
+            census.with_heir += u64::from(link & HEIR != 0);
+            census.heirs += u64::from(entry.heirs.load(Ordering::Relaxed));
+            census.own += u64::from(link & HEIR == 0 || link & DYING != 0);
+            census.booked += entry.booked();
+            census.references += entry.references.load(Ordering::Relaxed);
+        }
+        census
     }
 
     /// Entries in use, also those that wait; and all that there ever were.
@@ -257,14 +300,14 @@ impl Owners {
         (lists.used, lists.fresh)
     }
 
-    /// Every id that is in use and whose group is gone, with what refers to it.
+    /// Every id whose group is gone though something refers to it, and the bytes that are booked under it.
     pub(crate) fn each_gone(&self, mut each: impl FnMut(GroupId, u64)) {
         for index in 0..self.table.len() {
             let Some(entry) = self.table.get(index) else { return };
             let references = entry.references.load(Ordering::Relaxed);
             let link = entry.link.load(Ordering::Relaxed);
-            if references > 0 && link & HEIR != 0 {
-                each(GroupId::new(index, entry.generation.load(Ordering::Relaxed)), references);
+            if references > 0 && link != NONE && link & HEIR != 0 {
+                each(GroupId::new(index, entry.generation.load(Ordering::Relaxed)), entry.booked());
             }
         }
     }

@@ -350,13 +350,15 @@ impl Tree {
         self.owners.end_grace();
     }
 
-    /// 1 for an id whose group has left the tree, but not its slot; else 0.
-    pub(crate) fn own_reference(&self, gone: GroupId) -> u64 {
-        let lists = self.lists.lock();
-        let next = |slot: u32| self.group(slot).map(|group| group.next.load(Ordering::Relaxed));
-        let list =
-            |first: u32| core::iter::successors(Some(first), |&slot| next(slot)).map_while(|slot| self.group(slot));
-        lists.dying.into_iter().flat_map(list).filter(|group| group.id() == gone).count() as u64
+    /// Calls `each` with every group that is gone and still has its slot. Under no mutex: for whoever is alone.
+    pub(crate) fn each_dying(&self, mut each: impl FnMut(&Group)) {
+        let dying = self.lists.lock().dying;
+        for mut slot in dying {
+            while let Some(group) = self.group(slot) {
+                each(group);
+                slot = group.next.load(Ordering::Relaxed);
+            }
+        }
     }
 
     /// How many there are.

@@ -151,7 +151,7 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
             check(&groups, &host, &model);
         }
     }
-    assert!(granted > steps / 8 && refused > steps / 100, "{granted} charges, {refused} refused");
+    assert!(granted > steps / 8 && refused > steps / 500, "{granted} charges, {refused} refused");
     while let Some(held) = model.held.pop() {
         Virtual::run_on(random.below(CPUS));
         groups.uncharge(&host, held.payer, held.bytes);

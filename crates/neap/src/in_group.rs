@@ -21,7 +21,7 @@ const OWNER: u64 = size_of::<u64>() as u64;
 const TAG_BITS: u32 = 28;
 
 /// What is charged for an object.
-fn price(class: Class) -> u64 {
+pub(crate) fn price(class: Class) -> u64 {
     class.size() as u64 + OWNER
 }
 

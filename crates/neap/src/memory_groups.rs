@@ -2,6 +2,7 @@
 //!
 //! Sits between [`Mm`] and `neap-groups`. What is not asked for costs nothing but one load in a tick. No lock of its own.
 
+use crate::in_group::price;
 use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
@@ -59,13 +60,30 @@ impl<P: Platform> Mm<P> {
         Some(Grouped { source: self.per_cpu_if_made()?, groups })
     }
 
-    /// The proof that they add up. The gate is closed, and nobody inside.
-    pub(crate) fn verify_groups(&self) -> Result<(), Finding> {
-        let Some(Grouped { source, groups }) = self.groups_if_made() else { return Ok(()) };
+    /// The proof that they add up, and, unless somebody may have an allocation in hands, that what is charged is what is allocated. The gate is
+    /// closed, and nobody inside.
+    pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
+        let (Some(Grouped { source, groups }), Some(core)) = (self.groups_if_made(), self.core_if_open()) else {
+            return Ok(());
+        };
         groups.verify(&source).map_err(|finding| {
             let neap_groups::Finding { what, group, expected, found } = finding;
             Finding { what, class: Class::NONE, at: group.to_bits() as usize, expected, found }
-        })
+        })?;
+        if in_hands > 0 {
+            return Ok(());
+        }
+        let (mut objects, mut runs) = (0, 0);
+        core.objects.each_accounted(&mut |class, memory, _| match class {
+            Class::NONE => runs += core.usable_size(memory, "verify") as u64,
+            class => objects += price(class),
+        });
+        for (what, kind, bytes) in
+            [("bytes of objects in groups", Kind::Objects, objects), ("bytes of runs in groups", Kind::Pages, runs)]
+        {
+            Finding::unless_equal(what, Class::NONE, 0, bytes, groups.used_of_kind(&source, kind))?;
+        }
+        Ok(())
     }
 }
 

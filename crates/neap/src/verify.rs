@@ -31,7 +31,7 @@ impl<P: Platform> Mm<P> {
             // Relaxed: whoever changed it has left the gate.
             Finding::unless_equal("bytes in runs", Class::NONE, 0, run_bytes, core.run_bytes.load(Relaxed))?;
             core.per_cpu.verify()?;
-            self.verify_groups()?;
+            self.verify_groups(in_hands)?;
             Ok(census)
         });
         self.reopen_after_fork();

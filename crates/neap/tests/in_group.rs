@@ -3,6 +3,7 @@
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use neap::groups::{Bound, Group, Kind};
 use neap::process::PROCESS;
 use std::sync::Mutex;
@@ -186,6 +187,65 @@ fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
     shelf.lock().unwrap().clear();
     assert_eq!(top.used(), Ok(0));
     (0..8).for_each(|number| _ = Group::find(&format!("in/storm/{number}")).map(Group::delete));
+    top.delete().unwrap();
+    PROCESS.verify(0).unwrap();
+}
+
+/// A child has the parent's groups, whatever its other threads were doing, and goes on with them.
+#[test]
+fn a_child_has_its_parents_groups() {
+    let _alone = ALONE.lock().unwrap();
+    let top = Group::create("in/fork").unwrap();
+    let (stop, mut statuses) = (AtomicBool::new(false), Vec::with_capacity(50));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let stop = &stop;
+            scope.spawn(move || {
+                for round in 0.. {
+                    let group = Group::find_or_create(&format!("in/fork/{}", round % 3)).unwrap_or(top);
+                    let charge = group.charge(1 + round % 100_000);
+                    let inside = group.enter();
+                    let memory = vec![thread as u8; 1 + (round % 5000) as usize];
+                    drop(inside);
+                    if round % 500 == 0 {
+                        let _ = group.delete();
+                    }
+                    drop((memory, charge));
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        for _ in 0..50 {
+            // SAFETY: the child uses nothing but the allocator and groups, which are tested for this, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let mut wrong = i32::from(PROCESS.verify(2).is_err());
+                let before = top.used().unwrap_or(0);
+                let charge = top.charge(5000);
+                let memory = top.enter().map(|_inside| vec![0_u8; 3000]);
+                wrong |= i32::from(top.used() != Ok(before + 5000 + price(3000))) << 1;
+                drop((charge, memory));
+                wrong |= i32::from(top.used() != Ok(before)) << 2;
+                let made = Group::create("in/fork/child").and_then(|group| group.delete());
+                wrong |= i32::from(made.is_err()) << 3;
+                (0..100).for_each(|_| _ = PROCESS.tick(0));
+                wrong |= i32::from(neap::groups::count().map(|count| count.dying) != Ok(0)) << 4;
+                wrong |= i32::from(PROCESS.verify(2).is_err()) << 5;
+                // SAFETY: ends the child without anything of the parent's.
+                unsafe { libc::_exit(wrong) };
+            }
+            let mut status = 0;
+            // SAFETY: the child is this test's own.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            statuses.push(status);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(statuses.iter().all(|&status| status == 0), "{statuses:x?}");
+    (0..3).for_each(|number| _ = Group::find(&format!("in/fork/{number}")).map(Group::delete));
+    assert_eq!(top.used(), Ok(0));
     top.delete().unwrap();
     PROCESS.verify(0).unwrap();
 }
