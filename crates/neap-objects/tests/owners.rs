@@ -16,6 +16,7 @@ use neap_base::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::hot::Freed;
 use neap_objects::objects::Config;
+use neap_objects::owners::Owned;
 use neap_objects::size_class::Class;
 use std::collections::BTreeMap;
 use std::sync::{Barrier, mpsc};
@@ -33,6 +34,21 @@ fn pointer(address: usize) -> *mut u8 {
 fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
     // SAFETY: the objects are the test's, of this instance.
     unsafe { o.hot.own(class, object, owner) || o.own_slowly(&o.hot, class, object, owner) }
+}
+
+/// An object that somebody pays for, by the fast way where there is one.
+fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> *mut u8 {
+    let (object, how) = match o.hot.allocate_owned(class.size(), owner) {
+        Owned::Paid(object) => (object.as_ptr(), Some(owner)),
+        Owned::Unpaid(object) => (object.as_ptr(), None),
+        Owned::Nothing => (o.take(class).expect("there is memory"), None),
+    };
+    assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, how.is_some()), "{object:p}");
+    assert_eq!(payer(o, class, object), how, "{object:p}");
+    assert!(how.is_some() || own(o, class, object, owner));
+    // SAFETY: the object was just handed out; this is what `give` looks for.
+    unsafe { object.cast::<usize>().write(object.addr()) };
+    object
 }
 
 fn payer<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> Option<u64> {
@@ -100,9 +116,8 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
                 0..50 => {
                     let class = Class::of_size(sizes[random.below(sizes.len())]);
                     for _ in 0..=random.below(8) {
-                        let object = o.take(class).expect("there is memory");
                         let owner = if random.below(3) == 0 { 0 } else { random.next() | 1 };
-                        assert!(owner == 0 || own(&o, class, object, owner));
+                        let object = if owner == 0 { o.take(class).unwrap() } else { take_owned(&o, class, owner) };
                         assert!(held.insert(object.addr(), (class, owner)).is_none());
                     }
                 }
@@ -313,6 +328,27 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
     assert_eq!((o.prove().slabs, o.vector_bytes()), (0, 0));
 }
 
+#[test]
+fn an_object_of_a_page_with_a_vector_is_paid_for_at_once() {
+    let Some(o) = rseq() else { return };
+    let class = Class::of_size(2048);
+    // What lies on top of the stack was paid for a moment ago, unless the thread went to another CPU in between.
+    let at_once = (0..100).filter(|_| {
+        let object = take_owned(&o, class, 1);
+        assert_eq!(give(&o, class, object), 1);
+        let again = o.hot.allocate_owned(2048, 2);
+        let (Owned::Paid(object) | Owned::Unpaid(object)) = again else { return false };
+        let (object, paid) = (object.as_ptr(), matches!(again, Owned::Paid(_)));
+        // SAFETY: the object was just handed out; this is what `give` looks for.
+        unsafe { object.cast::<usize>().write(object.addr()) };
+        assert_eq!(payer(&o, class, object), paid.then_some(2));
+        assert_eq!(give(&o, class, object), if paid { 2 } else { 0 });
+        paid
+    });
+    assert!(at_once.count() > 0);
+    o.prove();
+}
+
 /// Threads that all make a vector for the same page agree on one, and nobody's owner is in another.
 #[test]
 fn a_page_has_one_vector_whoever_comes_first() {
@@ -362,10 +398,9 @@ fn threads_that_free_for_each_other_find_who_paid() {
                 for _ in 0..rounds {
                     for _ in 0..random.below(200) {
                         let class = Class::of_size([16, 48, 64, 1024, 2048, 5000][random.below(6)]);
-                        let object = o.take(class).expect("there is memory");
                         // Owner 0 is nobody.
                         let owner = if random.below(4) == 0 { 0 } else { thread as u64 + 1 };
-                        assert!(owner == 0 || own(o, class, object, owner));
+                        let object = if owner == 0 { o.take(class).unwrap() } else { take_owned(o, class, owner) };
                         paid[owner as usize].fetch_add(1, Relaxed);
                         senders[random.below(THREADS)].send((class, object.addr(), owner)).expect("it listens");
                     }
