@@ -99,7 +99,7 @@ struct Front {
     now: AtomicUsize,
     /// Where a thread's rseq area lies; 0 without sequences.
     sequences: AtomicUsize,
-    /// The address of each CPU's record, `usize::MAX` for one that has none; 0 without sequences.
+    /// Where a table of each CPU's record lies, with 0 for one that has none.
     table: AtomicUsize,
     cpus: AtomicUsize,
 }
@@ -177,7 +177,7 @@ impl<C> Rcu<C> {
         let records = platform.map(length(platform, cpus))?;
         let table = records + cpus * size_of::<Record>();
         for cpu in 0..cpus {
-            let record = if platform.is_isolated(cpu) { usize::MAX } else { records + cpu * size_of::<Record>() };
+            let record = if platform.is_isolated(cpu) { 0 } else { records + cpu * size_of::<Record>() };
             // SAFETY: within the mapping, which nobody else knows of yet.
             unsafe { core::ptr::with_exposed_provenance_mut::<usize>(table).add(cpu).write(record) };
         }
@@ -225,11 +225,9 @@ impl<C> Rcu<C> {
     fn count_here(&self, word: usize) -> bool {
         // Acquire pairs with the Release in `open`: the table is there.
         let sequences = self.front.sequences.load(Ordering::Acquire);
-        let table = (&raw const self.front.table).cast();
-        let cpus = self.front.cpus.load(Ordering::Relaxed);
+        let [table, cpus] = [&self.front.table, &self.front.cpus].map(|number| number.load(Ordering::Relaxed));
         // SAFETY: the platform says where the thread's area is; the table leads to records, whose words change by nothing else.
-        let add = || unsafe { neap_os::rseq::add(sequences, table, cpus, word * size_of::<usize>(), 1) };
-        sequences != 0 && add().is_some()
+        sequences != 0 && unsafe { neap_os::rseq::count_one(sequences, table, cpus, word) }
     }
 
     #[cold]

@@ -2,7 +2,7 @@
 //! instruction.
 //!
 //! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects` and the words
-//! of `neap-percpu`. A sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
+//! of `neap-percpu` and RCU. A sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
 //! instruction, one store; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
 //! abort exit and nothing has happened.
 //!
@@ -441,6 +441,35 @@ pub unsafe fn alter(table: &Table, place: usize, tag: u64, low: u64, span: u64, 
     Outcome::Committed
 }
 
+/// Adds one to the word number `word` of this CPU's, for readers of RCU: `table` has for each of `cpus` CPUs where its words
+/// begin, and 0 for one that has none. Answers whether it happened.
+///
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub unsafe fn count_one(offset: usize, table: usize, cpus: usize, word: usize) -> bool {
+    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    unsafe {
+        asm!(
+            critical!(
+                "mov {t:e}, dword ptr fs:[{offset} + 4]",
+                "cmp {t}, {cpus}",
+                "jae {refused}",
+                "mov {t}, qword ptr [{table} + {t} * 8]",
+                "test {t}, {t}",
+                "jz {refused}",
+                "add qword ptr [{t} + {word} * 8], 1",
+                "22:";
+                abort: "jmp {refused}"
+            ),
+            offset = in(reg) offset, table = in(reg) table, cpus = in(reg) cpus, word = in(reg) word, t = out(reg) _,
+            refused = label { return false },
+            options(nostack),
+        );
+    }
+    true
+}
+
 #[inline(always)]
 fn outcome(status: u32) -> Outcome {
     match status {
@@ -591,7 +620,12 @@ mod tests {
             assert_eq!(add(tables[0].as_ptr().addr(), 0, 1), None, "no CPU");
             assert_eq!(add(tables[1].as_ptr().addr(), 1024, 1), None, "no word");
         }
-        assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum, 0]);
+        // The same word as the first one behind an address, for every CPU or for none.
+        let addresses = [vec![words[1].as_ptr().addr(); 1024], vec![0; 1024]];
+        // SAFETY: as above.
+        let one = |table: usize, cpus| unsafe { count_one(offset, addresses[table].as_ptr().addr(), cpus, 0) };
+        assert!((0..100).any(|_| one(0, 1024)) && (0..100).all(|_| !one(1, 1024) && !one(0, 0)));
+        assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum + 1, 0]);
     }
 
     #[test]
@@ -619,17 +653,27 @@ mod tests {
         let words: Vec<core::sync::atomic::AtomicI64> = (0..cpus * 8).map(|_| 0.into()).collect();
         let table: Vec<usize> = (0..cpus).map(|cpu| cpu * 64).collect();
         let (table, base) = (table.as_ptr().addr(), words.as_ptr().addr());
+        let places: Vec<usize> = (0..cpus).map(|cpu| base + cpu * 64).collect();
+        let places = places.as_ptr().addr();
         let work = || {
             // SAFETY: as above; the words are changed by such adds alone.
-            (0..200_000).filter(|_| unsafe { add(offset, &raw const table, cpus, base, 1) }.is_some()).count()
+            let one = |_: &_| unsafe { add(offset, &raw const table, cpus, base, 1) }.is_some();
+            // SAFETY: as above.
+            let another = |_: &_| unsafe { count_one(offset, places, cpus, 1) };
+            (0..5_000_000).filter(one).count() + (0..5_000_000).filter(another).count()
         };
+        let _ = crate::fence::register();
         let answered: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            // Each interrupts whoever runs elsewhere.
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                let _ = crate::fence::all();
+            }
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         let counted: i64 = words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
         assert_eq!(counted, answered as i64);
-        assert!(answered > 1_000_000, "most adds are not interrupted");
+        assert!(answered > 40_000_000, "most adds are not interrupted");
     }
 
     /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken.
