@@ -17,6 +17,7 @@ mod groups;
 mod lab;
 mod library;
 mod machine;
+mod numbers;
 mod process;
 mod published;
 mod report;

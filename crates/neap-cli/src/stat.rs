@@ -6,12 +6,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use serde::Deserialize;
-use serde_json::Value;
 
-use crate::published::{Process, VERSION, monotonic};
+use crate::numbers::{Class, Cpu, Node, Numbers, PerCpu, Watermarks};
+use crate::published::{Process, monotonic};
 use crate::report::{number, table};
 use crate::{chunks, groups};
 
@@ -64,10 +63,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let page = process.page()?;
     let age = monotonic().saturating_sub(page.published) / 1_000_000;
-    let mut object: Value =
-        serde_json::from_slice(&page.text).with_context(|| format!("process {} published no JSON", process.pid))?;
-    let numbers = Numbers::deserialize(&object)
-        .with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))?;
+    let (mut object, numbers) = Numbers::read(&process, &page)?;
     if options.json {
         // Inside a container the process knows itself by another id.
         object["pid"] = process.pid.into();
@@ -80,148 +76,6 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         print!("{}", numbers.report(&process, age));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The numbers that the report is made of. Those that an older or newer library does not have are zero.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Numbers {
-    version: String,
-    mode: Mode,
-    bytes: Bytes,
-    per_cpu: Option<PerCpu>,
-    pages: Pages,
-    lists: Lists,
-    released: Released,
-    holes: Holes,
-    ticks: u64,
-    drains: u64,
-    fences: u64,
-    skipped: u64,
-    busy: u64,
-    nodes: Vec<Node>,
-    unbound_segments: u64,
-    classes: Vec<Class>,
-    cpus: Vec<Cpu>,
-    truncated: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Mode {
-    slots: String,
-    why: String,
-    isolated_cpus: Vec<u32>,
-    background: String,
-    interval_ms: u64,
-    page_size: u64,
-    huge: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Bytes {
-    mapped: u64,
-    used: u64,
-    cached: u64,
-    free_resident: u64,
-    tables: u64,
-    unaccounted: i64,
-}
-
-/// Bytes of pages.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct PerCpu {
-    used: u64,
-    free: u64,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Pages {
-    managed: u64,
-    free: u64,
-    backed_free: u64,
-    used: u64,
-    listed: u64,
-    releasing: u64,
-    draining: u64,
-    budget: Option<u64>,
-    watermarks: Watermarks,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Lists {
-    highs: u64,
-    need_drains: u64,
-    need_pages: u64,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Node {
-    node: u32,
-    managed: u64,
-    free: u64,
-    backed_free: u64,
-    used: u64,
-    listed: u64,
-    misses: u64,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Watermarks {
-    min: u64,
-    low: u64,
-    high: u64,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Released {
-    pages: u64,
-    calls: u64,
-    failures: u64,
-}
-
-/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so far.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Holes {
-    pages: u64,
-    released: u64,
-    refilled: u64,
-}
-
-#[derive(Clone, Default, Deserialize)]
-#[serde(default)]
-struct Class {
-    size: u64,
-    slabs: u64,
-    holes: u64,
-    objects: u64,
-    in_slabs: u64,
-    in_barn: u64,
-    in_slots: u64,
-}
-
-impl Class {
-    fn cached_bytes(&self) -> u64 {
-        self.size.saturating_mul(self.in_slabs.saturating_add(self.in_barn).saturating_add(self.in_slots))
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Cpu {
-    cpu: u32,
-    kind: String,
-    cached_bytes: u64,
-    stacks: u64,
-    page_list: u64,
 }
 
 /// Classes that the report shows.
@@ -365,6 +219,7 @@ fn mib_signed(bytes: i64) -> String {
 mod tests {
     use super::*;
     use crate::published::tests::nobody;
+    use serde::Deserialize;
 
     #[test]
     fn a_report_has_every_part_and_no_control_characters() {

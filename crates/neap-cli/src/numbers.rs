@@ -1,0 +1,163 @@
+//! What a process's page of numbers says, as far as people are shown it.
+//!
+//! Sits between the JSON that [`published`](crate::published) found and the commands that show it: `neap stat` and `neap top`.
+//! Only shapes: nothing is computed here but sums. The library in a process may be older or newer than this command.
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::published::{Page, Process, VERSION};
+
+/// What people are shown of a page. Numbers that an older or newer library does not have are zero.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Numbers {
+    pub(crate) version: String,
+    pub(crate) mode: Mode,
+    pub(crate) bytes: Bytes,
+    pub(crate) per_cpu: Option<PerCpu>,
+    pub(crate) pages: Pages,
+    pub(crate) lists: Lists,
+    pub(crate) released: Released,
+    pub(crate) holes: Holes,
+    pub(crate) ticks: u64,
+    pub(crate) drains: u64,
+    pub(crate) fences: u64,
+    pub(crate) skipped: u64,
+    pub(crate) busy: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) unbound_segments: u64,
+    pub(crate) classes: Vec<Class>,
+    pub(crate) cpus: Vec<Cpu>,
+    pub(crate) truncated: bool,
+}
+
+impl Numbers {
+    /// Reads a page: the object that was published, and what is known of it here.
+    pub(crate) fn read(process: &Process, page: &Page) -> Result<(Value, Numbers)> {
+        let object: Value =
+            serde_json::from_slice(&page.text).with_context(|| format!("process {} published no JSON", process.pid))?;
+        let numbers = Numbers::deserialize(&object)
+            .with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))?;
+        Ok((object, numbers))
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Mode {
+    pub(crate) slots: String,
+    pub(crate) why: String,
+    pub(crate) isolated_cpus: Vec<u32>,
+    pub(crate) background: String,
+    pub(crate) interval_ms: u64,
+    pub(crate) page_size: u64,
+    pub(crate) huge: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Bytes {
+    pub(crate) mapped: u64,
+    pub(crate) used: u64,
+    pub(crate) cached: u64,
+    pub(crate) free_resident: u64,
+    pub(crate) tables: u64,
+    pub(crate) unaccounted: i64,
+}
+
+/// Bytes of pages.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PerCpu {
+    pub(crate) used: u64,
+    pub(crate) free: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pages {
+    pub(crate) managed: u64,
+    pub(crate) free: u64,
+    pub(crate) backed_free: u64,
+    pub(crate) used: u64,
+    pub(crate) listed: u64,
+    pub(crate) releasing: u64,
+    pub(crate) draining: u64,
+    pub(crate) budget: Option<u64>,
+    pub(crate) watermarks: Watermarks,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Lists {
+    pub(crate) highs: u64,
+    pub(crate) need_drains: u64,
+    pub(crate) need_pages: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Node {
+    pub(crate) node: u32,
+    pub(crate) managed: u64,
+    pub(crate) free: u64,
+    pub(crate) backed_free: u64,
+    pub(crate) used: u64,
+    pub(crate) listed: u64,
+    pub(crate) misses: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Watermarks {
+    pub(crate) min: u64,
+    pub(crate) low: u64,
+    pub(crate) high: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Released {
+    pub(crate) pages: u64,
+    pub(crate) calls: u64,
+    pub(crate) failures: u64,
+}
+
+/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so far.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Holes {
+    pub(crate) pages: u64,
+    pub(crate) released: u64,
+    pub(crate) refilled: u64,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Class {
+    pub(crate) size: u64,
+    pub(crate) slabs: u64,
+    pub(crate) holes: u64,
+    pub(crate) objects: u64,
+    pub(crate) in_slabs: u64,
+    pub(crate) in_barn: u64,
+    pub(crate) in_slots: u64,
+}
+
+impl Class {
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.size.saturating_mul(self.in_slabs.saturating_add(self.in_barn).saturating_add(self.in_slots))
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Cpu {
+    pub(crate) cpu: u32,
+    pub(crate) kind: String,
+    pub(crate) cached_bytes: u64,
+    pub(crate) stacks: u64,
+    pub(crate) page_list: u64,
+}
