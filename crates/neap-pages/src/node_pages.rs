@@ -321,6 +321,11 @@ impl<P: Platform> NodePages<P> {
         self.all().map(|pages| pages.listed_on(cpu)).sum()
     }
 
+    /// The most pages that a CPU's lists keep at the moment; `None` while somebody holds one.
+    pub fn list_high_on(&self, cpu: usize) -> Option<u32> {
+        self.all().map(|pages| pages.list_high_on(cpu)).sum()
+    }
+
     /// The numbers of all nodes together; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
         (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))

@@ -298,6 +298,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.lists.count(cpu)
     }
 
+    /// The most pages that a CPU's list keeps at the moment; `None` while somebody holds it.
+    pub fn list_high_on(&self, cpu: usize) -> Option<u32> {
+        self.lists.sizes(cpu).map(|(high, _)| high)
+    }
+
     /// The numbers; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
         let listed = (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum();

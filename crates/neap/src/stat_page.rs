@@ -25,6 +25,7 @@ use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 use neap_os::memfd::Memfd;
 use neap_os::{clock, thread};
+use neap_pages::Watermarks;
 
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
@@ -262,7 +263,8 @@ impl<P: Platform> Core<P> {
         text.list(cpus, |text, (cpu, (bytes, stacks), pages)| {
             let kind = kind_name(self.objects.slots.kind(&self.objects.platform, cpu));
             write!(text, "{{\"cpu\":{cpu},\"kind\":\"{kind}\",\"cached_bytes\":{bytes},")?;
-            write!(text, "\"stacks\":{stacks},\"page_list\":{pages}}}")
+            let high = self.objects.pages.list_high_on(cpu).unwrap_or(0);
+            write!(text, "\"stacks\":{stacks},\"page_list\":{pages},\"list_high\":{high}}}")
         })?;
         let truncated = text.truncated;
         write!(text, ",\"truncated\":{truncated}}}")
@@ -304,9 +306,9 @@ impl<P: Platform> Core<P> {
         let draining = pages.travelling.saturating_sub(pages.releasing);
         write!(text, "\"releasing\":{},\"draining\":{draining},\"budget\":", pages.releasing)?;
         pages.budget.map_or(text.write_str("null"), |budget| write!(text, "{budget}"))?;
-        let marks = pages.watermarks;
-        write!(text, ",\"watermarks\":{{\"min\":{},\"low\":{},\"high\":{}}},", marks.min, marks.low, marks.high)?;
-        write!(text, "\"zone_locks\":{},\"zone_waits\":{},", pages.zone_locks, pages.zone_waits)?;
+        text.write_char(',')?;
+        write_watermarks(text, pages.watermarks)?;
+        write!(text, ",\"zone_locks\":{},\"zone_waits\":{},", pages.zone_locks, pages.zone_waits)?;
         write!(text, "\"populated\":{}}},\"lists\":{{\"highs\":{},", pages.populated, pages.list_highs)?;
         write!(text, "\"high\":{},\"batch\":{},", pages.list_high, pages.list_batch)?;
         write!(text, "\"refills\":{},\"spills\":{},", pages.list_refills, pages.list_spills)?;
@@ -327,7 +329,10 @@ impl<P: Platform> Core<P> {
         text.list((0..pages.nodes()).map(|node| (node, pages.node(node).statistics())), |text, (node, pages)| {
             write!(text, "{{\"node\":{node},\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
             write!(text, "\"backed_free\":{},\"used\":{},", pages.backed_free, pages.used)?;
-            write!(text, "\"listed\":{},\"misses\":{}}}", pages.listed, pages.node_misses)
+            write!(text, "\"listed\":{},\"highs\":{},", pages.listed, pages.list_highs)?;
+            write!(text, "\"zone_waits\":{},\"misses\":{},", pages.zone_waits, pages.node_misses)?;
+            write_watermarks(text, pages.watermarks)?;
+            text.write_char('}')
         })?;
         write!(text, ",\"unbound_segments\":{},", pages.statistics().unbound_segments)
     }
@@ -340,6 +345,10 @@ impl<P: Platform> Core<P> {
             (bytes + here, stacks + u32::from(peek.active))
         })
     }
+}
+
+fn write_watermarks(text: &mut Text<'_>, Watermarks { min, low, high }: Watermarks) -> fmt::Result {
+    write!(text, "\"watermarks\":{{\"min\":{min},\"low\":{low},\"high\":{high}}}")
 }
 
 fn kind_name(kind: Kind) -> &'static str {
@@ -498,6 +507,38 @@ mod tests {
         given.into_iter().for_each(|memory| unsafe { mm.free(memory) });
         let text = described(mm.core().unwrap(), LENGTH / 8);
         assert_eq!((number(&text, "unaccounted"), mm.usage().unaccounted_bytes), (0, 0), "{text}");
+        // SAFETY: everything was given back.
+        unsafe { mm.close() };
+    }
+
+    /// The sum of a number over the elements of a list.
+    fn sum(object: &str, list: &str, key: &str) -> i64 {
+        let (_, rest) = object.split_once(&std::format!("\"{list}\":[")).unwrap();
+        rest[..rest.find(']').unwrap()].split(",{").map(|element| number(element, key)).sum()
+    }
+
+    #[test]
+    fn nodes_and_cpus_have_their_share_of_what_lists_may_keep_and_of_the_watermarks() {
+        let mut mm: Mm<Virtual> = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
+        let options = Options { limit: 256 << 20, ..Options::DEFAULT };
+        // SAFETY: the manager stays where it is until it is closed.
+        unsafe { mm.open(Virtual::new(4096, 2).with_nodes(&[0, 1]), &options) }.unwrap();
+        let blocks = [0, 1].map(|cpu| {
+            Virtual::run_on(cpu);
+            mm.allocate(100)
+        });
+        let text = described(mm.core().unwrap(), LENGTH / 8);
+        let highs = number(&text, "highs");
+        assert!(highs > 0, "{text}");
+        assert_eq!([sum(&text, "nodes", "highs"), sum(&text, "cpus", "list_high")], [highs, highs], "{text}");
+        // The first are those of both together.
+        for mark in ["min", "low", "high"] {
+            assert_eq!(sum(&text, "nodes", mark), number(&text, mark), "{mark} in {text}");
+        }
+        assert!(number(&text, "low") > 0, "{text}");
+        assert_eq!(sum(&text, "nodes", "zone_waits"), 0, "{text}");
+        // SAFETY: allocated above, once each.
+        blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
         // SAFETY: everything was given back.
         unsafe { mm.close() };
     }
