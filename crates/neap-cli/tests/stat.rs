@@ -33,6 +33,18 @@ fn nodes_are_seen_one_by_one_and_in_the_report_where_there_are_several() {
 }
 
 #[test]
+fn a_limit_is_seen_with_its_watermarks() {
+    let mut program = Program::start("burst", "limit:1g", &[]);
+    program.hear("ready");
+    let object = numbers(program.id()).unwrap();
+    assert_eq!(object["pages"]["budget"].as_u64().map(|pages| pages * page_size()), Some(1 << 30), "{object}");
+    let marks = ["min", "low", "high"].map(|mark| object["pages"]["watermarks"][mark].as_u64().unwrap());
+    assert!(0 < marks[0] && marks.is_sorted(), "{object}");
+    let report = String::from_utf8(neap("stat", program.id(), &[]).stdout).unwrap();
+    assert!(report.contains("| budget ") && report.contains("| watermarks min, low, high "), "{report}");
+}
+
+#[test]
 fn a_burst_is_seen_in_use_and_then_given_back() {
     let mut program = Program::start("burst", "interval:10", &[]);
     program.hear("ready");

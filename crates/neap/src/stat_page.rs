@@ -305,7 +305,10 @@ impl<P: Platform> Core<P> {
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;
         let draining = pages.travelling.saturating_sub(pages.releasing);
         write!(text, "\"releasing\":{},\"draining\":{draining},\"budget\":", pages.releasing)?;
-        pages.budget.map_or(text.write_str("null"), |budget| write!(text, "{budget}"))?;
+        match pages.budget {
+            Some(budget) => write!(text, "{budget}")?,
+            None => text.write_str("null")?,
+        }
         text.write_char(',')?;
         write_watermarks(text, pages.watermarks)?;
         write!(text, ",\"zone_locks\":{},\"zone_waits\":{},", pages.zone_locks, pages.zone_waits)?;
@@ -528,6 +531,7 @@ mod tests {
             mm.allocate(100)
         });
         let text = described(mm.core().unwrap(), LENGTH / 8);
+        assert_eq!(number(&text, "budget"), 256 << 8, "{text}");
         let highs = number(&text, "highs");
         assert!(highs > 0, "{text}");
         assert_eq!([sum(&text, "nodes", "highs"), sum(&text, "cpus", "list_high")], [highs, highs], "{text}");
