@@ -4,6 +4,7 @@
 //! by one write and lines of two threads do not mix. Signal-safe. Never returns an error: there is nobody to tell.
 
 use core::fmt::{self, Write};
+use rustix::fd::BorrowedFd;
 
 /// A line of at most 512 bytes; what does not fit is cut off.
 pub struct Line {
@@ -46,8 +47,10 @@ pub fn say(message: fmt::Arguments<'_>) {
     line.length = line.length.min(line.bytes.len() - 1);
     line.bytes[line.length] = b'\n';
     line.length += 1;
+    // Not by rustix's function for it, which is safe or unsafe as a feature says that another crate may switch on.
     // SAFETY: descriptor 2 is only borrowed for this call; where it is closed the write fails and nothing happens.
-    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line.as_bytes());
+    let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
+    let _ = rustix::io::write(error, line.as_bytes());
 }
 
 const SIGABRT: usize = 6;
