@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::desk::{DRAIN, Desk, Request};
-use crate::published::Process;
+use crate::published::{Page, Process};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,23 +64,34 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let process = Process::look(options.pid)?;
     let page = process.page()?;
-    let desk = Desk::of(&process, &page)?;
+    let wanted = Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
     let started = Instant::now();
-    let wanted =
-        Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
-    match desk.ask(&wanted)? {
-        0 => {}
-        1 => bail!("process {} knows no CPU {}", process.pid, options.cpu.unwrap_or_default()),
-        2 => bail!("process {} has no node {}", process.pid, options.node.unwrap_or_default()),
-        other => bail!("process {} refused, for reason {other}", process.pid),
-    }
-    let answer = Answer::read(&desk);
+    let answer = ask(&process, &page, &wanted)?;
     if options.json {
         println!("{}", answer.json(&process, options, started.elapsed()));
     } else {
         print!("{}", answer.report(&process));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a process to drain, and waits for the answer.
+fn ask(process: &Process, page: &Page, wanted: &Request) -> Result<Answer> {
+    let desk = Desk::of(process, page)?;
+    match desk.ask(wanted)? {
+        0 => Ok(Answer::read(&desk)),
+        1 => bail!("process {} knows no CPU {}", process.pid, wanted.cpu.unwrap_or_default()),
+        2 => bail!("process {} has no node {}", process.pid, wanted.node.unwrap_or_default()),
+        other => bail!("process {} refused, for reason {other}", process.pid),
+    }
+}
+
+/// Asks a process to drain one CPU or everything; answers what came of it, in words.
+pub(crate) fn drain(pid: i32, cpu: Option<u32>) -> Result<String> {
+    let process = Process::look(pid)?;
+    let page = process.page()?;
+    let answer = ask(&process, &page, &Request { what: DRAIN, cpu, ..Request::default() })?;
+    Ok(answer.skipped().map_or(answer.went_back(), |skipped| format!("{}. {skipped}", answer.went_back())))
 }
 
 /// What a process answered.
@@ -113,22 +124,24 @@ impl Answer {
     }
 
     fn report(&self, process: &Process) -> String {
-        let kib = |pages: u64| pages.saturating_mul(self.page_size.into()) >> 10;
-        let skipped = match (self.skipped, self.retried) {
-            (0, 0) => String::new(),
-            (skipped, retried) => format!("Skipped: {skipped} lists or stacks, after {retried} more tries.\n"),
-        };
-        format!(
-            "Process {} ({}): {} pages ({} KiB) and {} objects of {} CPUs went back; {} pages ({} KiB) are free.\n{skipped}",
-            process.pid,
-            process.name.escape_debug(),
-            self.pages,
-            kib(self.pages),
-            self.objects,
-            self.cpus,
-            self.free,
-            kib(self.free),
-        )
+        let (name, free) = (process.name.escape_debug(), self.kib(self.free));
+        let skipped = self.skipped().map_or(String::new(), |skipped| format!("{skipped}\n"));
+        let back = self.went_back();
+        format!("Process {} ({name}): {back}; {} pages ({free} KiB) are free.\n{skipped}", process.pid, self.free)
+    }
+
+    fn kib(&self, pages: u64) -> u64 {
+        pages.saturating_mul(self.page_size.into()) >> 10
+    }
+
+    fn went_back(&self) -> String {
+        let (pages, objects, cpus) = (self.pages, self.objects, self.cpus);
+        format!("{pages} pages ({} KiB) and {objects} objects of {cpus} CPUs went back", self.kib(pages))
+    }
+
+    fn skipped(&self) -> Option<String> {
+        let (skipped, retried) = (self.skipped, self.retried);
+        (skipped.max(retried) > 0).then(|| format!("Skipped: {skipped} lists or stacks, after {retried} more tries."))
     }
 }
 

@@ -24,6 +24,7 @@ mod report;
 mod run;
 mod stat;
 mod statistics;
+mod top;
 mod variant;
 mod work;
 
@@ -37,6 +38,7 @@ Examples:
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
   neap group 1234 tenant/acme max=1g   bound one of them
+  neap top 1234                        watch the same live, drain it by a key
   neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
@@ -57,6 +59,7 @@ struct Arguments {
 enum Command {
     Run(run::Options),
     Stat(stat::Options),
+    Top(top::Options),
     Drain(drain::Options),
     Group(groups::BoundOptions),
     Demo(demo::Options),
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
         Command::Stat(options) => stat::main(&options),
+        Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),
         Command::Group(options) => groups::change_bound(&options),
         Command::Demo(options) => demo::main(&options),

@@ -68,7 +68,7 @@ pub(crate) struct Bytes {
 }
 
 /// Bytes of pages.
-#[derive(Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PerCpu {
     pub(crate) used: u64,
@@ -85,6 +85,7 @@ pub(crate) struct Pages {
     pub(crate) listed: u64,
     pub(crate) releasing: u64,
     pub(crate) draining: u64,
+    pub(crate) populated: u64,
     pub(crate) budget: Option<u64>,
     pub(crate) watermarks: Watermarks,
 }
@@ -93,6 +94,7 @@ pub(crate) struct Pages {
 #[serde(default)]
 pub(crate) struct Lists {
     pub(crate) highs: u64,
+    pub(crate) drains: u64,
     pub(crate) need_drains: u64,
     pub(crate) need_pages: u64,
 }
@@ -106,7 +108,10 @@ pub(crate) struct Node {
     pub(crate) backed_free: u64,
     pub(crate) used: u64,
     pub(crate) listed: u64,
+    pub(crate) highs: u64,
+    pub(crate) zone_waits: u64,
     pub(crate) misses: u64,
+    pub(crate) watermarks: Watermarks,
 }
 
 #[derive(Default, Deserialize)]
@@ -160,4 +165,5 @@ pub(crate) struct Cpu {
     pub(crate) cached_bytes: u64,
     pub(crate) stacks: u64,
     pub(crate) page_list: u64,
+    pub(crate) list_high: u64,
 }

@@ -52,9 +52,10 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn every_command_has_help_with_examples_and_workloads_are_hidden() {
     let neap = Installed::new("help");
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 7] = [
         &["--help"],
         &["run", "--help"],
+        &["top", "--help"],
         &["drain", "--help"],
         &["demo", "--help"],
         &["bench", "--help"],
@@ -66,7 +67,7 @@ fn every_command_has_help_with_examples_and_workloads_are_hidden() {
         assert!(text(&output.stdout).contains("Examples:\n  neap "), "{command:?}");
     }
     let top = text(&neap.neap(&["--help"]).stdout);
-    for command in ["run", "drain", "demo", "bench", "lab"] {
+    for command in ["run", "top", "drain", "demo", "bench", "lab"] {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help:\n{top}");
     }
     assert!(!top.contains("\n  work "), "{top}");

@@ -1,0 +1,294 @@
+//! A pane's rows: named columns of cells that can be sorted, written as text and as JSON.
+//!
+//! Sits between the panes, which say what a row is, and the screen. It knows nothing of neap: a pane is a list of things and
+//! what to show of each.
+
+use core::cmp::Ordering;
+
+use serde_json::{Map, Value, json};
+
+use crate::report::{number, rounded};
+
+/// What stands in a cell.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Cell {
+    Text(String),
+    Number(u64),
+    Bytes(u64),
+    /// Bytes more or less than before.
+    Change(i64),
+    /// In a second; nothing where no time has passed.
+    Rate(Option<f64>),
+    /// Bytes in a second.
+    Flow(Option<f64>),
+}
+
+impl Cell {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Cell::Text(text) => text.clone(),
+            Cell::Number(value) => value.to_string(),
+            Cell::Bytes(bytes) => size(*bytes),
+            Cell::Change(0) => "0".to_string(),
+            Cell::Change(change) => format!("{}{}", if *change < 0 { '-' } else { '+' }, size(change.unsigned_abs())),
+            Cell::Rate(Some(rate)) if *rate == 0.0 => "0".to_string(),
+            Cell::Rate(Some(rate)) => number(*rate, 1),
+            Cell::Flow(Some(flow)) => size(*flow as u64),
+            Cell::Rate(None) | Cell::Flow(None) => "-".to_string(),
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        match self {
+            Cell::Text(text) => json!(text),
+            Cell::Number(value) | Cell::Bytes(value) => json!(value),
+            Cell::Change(change) => json!(change),
+            Cell::Rate(rate) | Cell::Flow(rate) => json!(rate.map(rounded)),
+        }
+    }
+
+    /// Text as a dictionary has it, numbers with the largest first.
+    fn order(&self, other: &Cell) -> Ordering {
+        match (self, other) {
+            (Cell::Text(a), Cell::Text(b)) => a.cmp(b),
+            (Cell::Number(a), Cell::Number(b)) | (Cell::Bytes(a), Cell::Bytes(b)) => b.cmp(a),
+            (Cell::Change(a), Cell::Change(b)) => b.cmp(a),
+            (Cell::Rate(a), Cell::Rate(b)) | (Cell::Flow(a), Cell::Flow(b)) => {
+                b.unwrap_or_default().total_cmp(&a.unwrap_or_default())
+            }
+            _ => Ordering::Equal,
+        }
+    }
+}
+
+/// Bytes in few characters: K, M, G and so on are powers of 1024.
+pub(super) fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = None;
+    for next in ["K", "M", "G", "T", "P", "E"] {
+        // What would be written as 1024.0 is one of the next.
+        if value < 1023.95 {
+            break;
+        }
+        value /= 1024.0;
+        unit = Some(next);
+    }
+    unit.map_or_else(|| bytes.to_string(), |unit| format!("{value:.1}{unit}"))
+}
+
+/// How rows are ordered.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Order {
+    /// A column; as the pane has them where there is none.
+    pub(super) column: Option<usize>,
+    pub(super) reversed: bool,
+}
+
+/// Rows, and what they are rows of.
+#[derive(Clone, Debug)]
+pub(super) struct Listing {
+    pub(super) title: &'static str,
+    heads: Vec<&'static str>,
+    names: Vec<&'static str>,
+    /// Each with what it is told from the others by.
+    rows: Vec<(String, Vec<Cell>)>,
+    /// What is said where there are none.
+    empty: &'static str,
+}
+
+/// Characters between two columns.
+const GAP: usize = 2;
+
+/// Rows that get their columns.
+pub(super) struct Filling<'a, T> {
+    pub(super) listing: Listing,
+    items: &'a [T],
+}
+
+impl<T> Filling<'_, T> {
+    /// One more column: its head, its name in JSON, and what stands in it.
+    pub(super) fn column(mut self, head: &'static str, name: &'static str, cell: impl Fn(&T) -> Cell) -> Self {
+        self.listing.heads.push(head);
+        self.listing.names.push(name);
+        self.listing.rows.iter_mut().zip(self.items).for_each(|((_, cells), item)| cells.push(cell(item)));
+        self
+    }
+}
+
+impl Listing {
+    /// A row for each item, without columns yet; `key` tells it from the others, at other moments too.
+    pub(super) fn of<'a, T>(
+        title: &'static str,
+        empty: &'static str,
+        items: &'a [T],
+        key: impl Fn(&T) -> String,
+    ) -> Filling<'a, T> {
+        let rows = items.iter().map(|item| (key(item), Vec::new())).collect();
+        Filling { listing: Listing { title, heads: Vec::new(), names: Vec::new(), rows, empty }, items }
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// What rows are told from each other by, from the first on.
+    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.rows.iter().map(|(key, _)| key.as_str())
+    }
+
+    pub(super) fn sorted(mut self, order: Order) -> Listing {
+        if let Some(column) = order.column {
+            // Equal ones stay as they are.
+            self.rows.sort_by(|(_, a), (_, b)| a[column].order(&b[column]));
+        }
+        if order.reversed {
+            self.rows.reverse();
+        }
+        self
+    }
+
+    /// The title with what rows are ordered by.
+    pub(super) fn heading(&self, order: Order) -> String {
+        let reversed = if order.reversed { ", reversed" } else { "" };
+        match order.column {
+            Some(column) => format!("{}, by {}{reversed}", self.title, self.heads[column]),
+            None => format!("{}{reversed}", self.title),
+        }
+    }
+
+    /// Lines that all of it takes: the title, the heads or what is said instead, and the rows.
+    pub(super) fn height(&self) -> usize {
+        2 + self.rows.len()
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let longest = |column: usize| {
+            let cells = self.rows.iter().map(|(_, cells)| cells[column].text().chars().count());
+            cells.chain([self.heads[column].len()]).max().unwrap_or(0)
+        };
+        (0..self.columns()).map(longest).collect()
+    }
+
+    /// Characters that all columns take.
+    pub(super) fn width(&self) -> usize {
+        self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
+    }
+
+    /// The heads, and a line for each row; where there is none, what is said instead. Columns that do not fit into `width` are left out, from the right; text in the
+    /// last is cut.
+    pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
+        let widths = self.widths();
+        let is_text =
+            |column: usize| self.rows.first().is_some_and(|(_, cells)| matches!(cells[column], Cell::Text(_)));
+        let (mut columns, mut taken) = (0, 0);
+        while columns < self.columns() {
+            let needed = taken + widths[columns];
+            let can_be_cut = columns + 1 == self.columns() && is_text(columns);
+            if needed > width && !can_be_cut {
+                break;
+            }
+            taken = needed + GAP;
+            columns += 1;
+        }
+        let line = |cell: &dyn Fn(usize) -> String| {
+            let padded = (0..columns).map(|column| {
+                let (cell, width) = (cell(column), widths[column]);
+                if is_text(column) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            let line = padded.collect::<Vec<_>>().join(&" ".repeat(GAP));
+            line.trim_end().chars().take(width).collect::<String>()
+        };
+        if self.rows.is_empty() {
+            return (self.empty.to_string(), Vec::new());
+        }
+        let rows = self.rows.iter().map(|(_, cells)| line(&|column| cells[column].text())).collect();
+        (line(&|column| self.heads[column].to_string()), rows)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let row = |(_, cells): &(String, Vec<Cell>)| {
+            let named = self.names.iter().zip(cells).map(|(name, cell)| ((*name).to_string(), cell.json()));
+            Value::Object(named.collect::<Map<_, _>>())
+        };
+        self.rows.iter().map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(items: &[(&'static str, u64)]) -> Listing {
+        let rows = Listing::of("Things", "There are none.", items, |item| item.0.to_string());
+        let rows = rows.column("size", "bytes", |item| Cell::Bytes(item.1));
+        rows.column("half", "half", |item| Cell::Number(item.1 / 2))
+            .column("name", "name", |item| Cell::Text(item.0.to_string()))
+            .listing
+    }
+
+    #[test]
+    fn sizes_take_few_characters_and_are_never_1024_of_a_unit() {
+        let cases = [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1536, "1.5K"),
+            ((1 << 20) - 52, "1023.9K"),
+            ((1 << 20) - 51, "1.0M"),
+            (3 << 30, "3.0G"),
+            (u64::MAX, "16.0E"),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(size(bytes), expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn cells_say_what_they_are_of() {
+        let cells = [
+            (Cell::Change(0), "0", json!(0)),
+            (Cell::Change(-2048), "-2.0K", json!(-2048)),
+            (Cell::Change(i64::MIN), "-8.0E", json!(i64::MIN)),
+            (Cell::Change(5), "+5", json!(5)),
+            (Cell::Rate(None), "-", Value::Null),
+            (Cell::Rate(Some(0.0)), "0", json!(0.0)),
+            (Cell::Rate(Some(12.34)), "12.3", json!(12.34)),
+            (Cell::Flow(Some(2048.4)), "2.0K", json!(2048.4)),
+        ];
+        for (cell, text, value) in cells {
+            assert_eq!((cell.text().as_str(), cell.json()), (text, value));
+        }
+    }
+
+    #[test]
+    fn numbers_are_sorted_downwards_and_text_upwards_and_equal_ones_stay() {
+        let keys = |column, reversed| {
+            let sorted = listing(&[("b", 5), ("c", 9), ("a", 5)]).sorted(Order { column, reversed });
+            sorted.keys().collect::<Vec<_>>().join("")
+        };
+        assert_eq!([keys(None, false), keys(None, true)], ["bca", "acb"]);
+        assert_eq!([keys(Some(0), false), keys(Some(0), true)], ["cba", "abc"]);
+        assert_eq!([keys(Some(2), false), keys(Some(2), true)], ["abc", "cba"]);
+        let heading = listing(&[]).heading(Order { column: Some(1), reversed: true });
+        assert_eq!(heading, "Things, by half, reversed");
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_left_out_and_text_is_cut() {
+        let listing = listing(&[("a longer name", 2048), ("b", 7)]);
+        assert_eq!((listing.width(), listing.height()), (25, 4));
+        let (heads, rows) = listing.lines(25);
+        assert_eq!(heads, "size  half  name");
+        assert_eq!(rows, ["2.0K  1024  a longer name", "   7     3  b"]);
+        assert_eq!(listing.lines(20).1, ["2.0K  1024  a longer", "   7     3  b"]);
+        assert_eq!(listing.lines(9).1, ["2.0K", "   7"]);
+        assert_eq!(listing.json()[1], json!({"bytes": 7, "half": 3, "name": "b"}));
+    }
+
+    #[test]
+    fn where_there_is_nothing_a_sentence_says_so() {
+        let listing = listing(&[]);
+        assert_eq!(listing.lines(40), ("There are none.".to_string(), Vec::new()));
+        assert_eq!((listing.height(), listing.json()), (2, json!([])));
+    }
+}

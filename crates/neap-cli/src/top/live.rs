@@ -1,0 +1,188 @@
+//! `neap top` in a terminal: readings, keys, requests and the end.
+//!
+//! Sits between the terminal and the screen's lines. The terminal gets back what it was on every way out: the end, an error, a
+//! panic (by its hook, which runs where panics abort too) and the signals that end a program, which it is then ended by all the
+//! same. A request to the process is made by a thread of its own, since an answer may take seconds; one at a time.
+
+use core::time::Duration;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::execute;
+use ratatui::{DefaultTerminal, Frame};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use super::reading::{Pair, Reading, time_of_day};
+use super::screen;
+use super::state::{Action, State};
+use crate::drain;
+
+/// The longest that a signal or an answer waits for being looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The terminal while it is ours.
+pub(super) struct Screen(pub(super) DefaultTerminal);
+
+impl Screen {
+    pub(super) fn open() -> Result<Screen> {
+        let terminal = ratatui::try_init().inspect_err(|_| restore()).context("cannot take over the terminal")?;
+        // Ratatui's hook, which runs next, leaves the cursor hidden.
+        let next = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            next(panic);
+        }));
+        Ok(Screen(terminal))
+    }
+
+    fn draw(&mut self, pair: Pair<'_>, state: &State) -> Result<()> {
+        self.0.draw(|frame| draw(frame, pair, state)).context("cannot write to the terminal")?;
+        Ok(())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Gives the terminal back; one that has gone needs nothing.
+fn restore() {
+    let _ = ratatui::try_restore();
+    let _ = execute!(std::io::stdout(), Show);
+}
+
+/// Fills a frame.
+pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &State) {
+    let area = frame.area();
+    let lines = screen::lines(area.width.into(), area.height.into(), pair, state);
+    for (row, line) in area.rows().zip(&lines) {
+        frame.render_widget(line, row);
+    }
+}
+
+/// How a session ended, when nothing went wrong.
+enum End {
+    Quit,
+    /// The process has.
+    Ended,
+    Signal(i32),
+}
+
+/// Shows a process until it ends or the user has seen enough.
+pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
+    let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    ensure!(is_terminal, "neap top needs a terminal; --once prints one screen as text, --json one object");
+    // 0, or the signal that came.
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
+            .with_context(|| format!("cannot handle signal {number}"))?;
+    }
+    let (pid, name) = (first.pid, first.name.clone());
+    let screen = Screen::open()?;
+    let end = watch(screen, first, State::new(interval), &signal);
+    match end? {
+        End::Quit => {}
+        End::Ended => println!("process {pid} ({name}) has ended"),
+        End::Signal(number) => signal_hook::low_level::emulate_default_handler(number)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the process says to a request, once it does.
+type Answer = Receiver<Result<String>>;
+
+/// The terminal is given back at the end of this.
+fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUsize) -> Result<End> {
+    let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
+    let mut due = Instant::now() + state.interval;
+    let mut asked: Option<Answer> = None;
+    let mut stale = true;
+    loop {
+        let pair = Pair { previous: previous.as_ref().unwrap_or(&current), current: &current };
+        if core::mem::take(&mut stale) {
+            screen.draw(pair, &state)?;
+        }
+        // Relaxed: nothing else is handed over by it.
+        match signal.load(Ordering::Relaxed) {
+            0 => {}
+            number => return Ok(End::Signal(number as i32)),
+        }
+        if event::poll(due.saturating_duration_since(Instant::now()).min(LOOK)).context("cannot read keys")? {
+            // The terminal may have another size now.
+            stale = true;
+            if let Event::Key(key) = event::read().context("cannot read keys")?
+                && key.kind != KeyEventKind::Release
+            {
+                let interval = state.interval;
+                match state.press(key, pair) {
+                    Action::None => {}
+                    Action::Quit => return Ok(End::Quit),
+                    Action::Drain(cpu) => drain(current.pid, cpu, &mut asked, &mut state),
+                }
+                if state.interval != interval {
+                    due = Instant::now() + state.interval;
+                }
+            }
+        }
+        stale |= hear(&mut asked, &mut state);
+        if Instant::now() < due {
+            continue;
+        }
+        due = Instant::now() + state.interval;
+        if state.frozen && current.now().is_some() {
+            continue;
+        }
+        // One that failed is taken again: it may have been in the middle of an exec.
+        match Reading::take(current.pid).or_else(|_| Reading::take(current.pid)) {
+            Ok(next) if next.kernel.started == current.kernel.started => {
+                state.log.follow(Pair { previous: &current, current: &next });
+                previous = Some(core::mem::replace(&mut current, next));
+            }
+            Ok(_) => return Ok(End::Ended),
+            Err(error) => match current.now() {
+                None => return Ok(End::Ended),
+                Some(now) if now.headless => state.message = Some("Its main thread has ended.".to_string()),
+                Some(_) => return Err(error),
+            },
+        }
+        stale = true;
+    }
+}
+
+/// Asks the process to drain, unless it was asked already.
+fn drain(pid: i32, cpu: Option<u32>, asked: &mut Option<Answer>, state: &mut State) {
+    if asked.is_some() {
+        state.message = Some("The process has not answered the last request yet.".to_string());
+        return;
+    }
+    let whose = cpu.map_or("everything".to_string(), |cpu| format!("CPU {cpu}"));
+    state.log.add(&time_of_day(), "asked", format!("to drain {whose}"));
+    let (sender, receiver) = channel();
+    // The user may have quit by the time the answer comes.
+    std::thread::spawn(move || sender.send(drain::drain(pid, cpu)));
+    *asked = Some(receiver);
+}
+
+/// Takes an answer, if there is one; says whether.
+fn hear(asked: &mut Option<Answer>, state: &mut State) -> bool {
+    let said = match asked.as_ref().map(Receiver::try_recv) {
+        None | Some(Err(TryRecvError::Empty)) => return false,
+        Some(Ok(Ok(said))) => said,
+        Some(Ok(Err(error))) => format!("{error:#}"),
+        Some(Err(TryRecvError::Disconnected)) => "The request got lost.".to_string(),
+    };
+    *asked = None;
+    state.log.add(&time_of_day(), "answer", said.clone());
+    state.message = Some(said);
+    true
+}

@@ -1,0 +1,93 @@
+//! `neap top`: a process under neap, live: what it has in use and cached, by zone and by CPU, and what happens.
+//!
+//! Sits between the user and a process's page of numbers. A screen is a pure function of two readings (`reading`) and of what the
+//! user has chosen (`state`): what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`, `events`), laid
+//! out as lines (`screen`). Only `live` touches the terminal. The process is neither stopped nor slowed by being looked at.
+
+mod events;
+mod listing;
+mod live;
+#[cfg(test)]
+mod live_tests;
+mod panes;
+mod reading;
+mod screen;
+mod state;
+mod summary;
+
+use core::time::Duration;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use panes::Pane;
+use reading::{Pair, Reading};
+use state::{LONGEST, SHORTEST, State};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap top 1234                   process 1234, live; ? lists the keys
+  neap top 1234 --interval 200    five times a second
+  neap top 1234 --once            one screen as text, of two readings a second apart
+  neap top 1234 --json            the same as one JSON object
+
+For the process's own user and root. The numbers are those that `neap stat` reads: of the process's
+last look for memory to give back. Rates are of the time between two readings.";
+
+/// Watch a running process: memory, zones, CPUs' caches and events.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// From one reading to the next
+    #[arg(long, value_name = "MS", default_value = "1000", value_parser = interval)]
+    interval: Duration,
+    /// Print one screen as text
+    #[arg(long)]
+    once: bool,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = text.parse().map(Duration::from_millis).ok();
+    let (least, most) = (SHORTEST.as_millis(), LONGEST.as_millis());
+    interval.filter(|it| (SHORTEST..=LONGEST).contains(it)).ok_or(format!("not {least} to {most} milliseconds"))
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    let first = Reading::take(options.pid)?;
+    if !options.once && !options.json {
+        return live::run(first, options.interval);
+    }
+    std::thread::sleep(options.interval);
+    let second = Reading::take(options.pid)?;
+    let pair = Pair { previous: &first, current: &second };
+    let mut state = State::new(options.interval);
+    state.log.follow(pair);
+    if options.json {
+        println!("{}", object(pair, &state));
+    } else {
+        print!("{}", screen::text(pair, &state));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything a screen shows, by name.
+fn object(pair: Pair<'_>, state: &State) -> Value {
+    let now = pair.current;
+    let mut object = json!({
+        "pid": now.pid, "name": now.name, "version": now.numbers.version, "time": now.clock,
+        "age_ms": pair.age().as_millis() as u64, "interval_ms": state.interval.as_millis() as u64,
+        "summary": summary::json(pair),
+    });
+    for pane in Pane::ALL {
+        object[pane.name()] = state.listing(pane, pair).json();
+    }
+    object
+}

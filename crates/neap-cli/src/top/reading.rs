@@ -1,0 +1,237 @@
+//! What `neap top` knows of a process at one moment, and what two such moments say together.
+//!
+//! Sits between the process's page of numbers, its lines in `/proc`, and the panes, which are pure functions of what is here.
+//! Nothing is written and nothing is asked of the process.
+
+use core::time::Duration;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use crate::numbers::Numbers;
+use crate::published::{Process, monotonic};
+
+/// One moment.
+#[derive(Default)]
+pub(super) struct Reading {
+    pub(super) pid: i32,
+    pub(super) name: String,
+    pub(super) numbers: Numbers,
+    /// Bytes.
+    pub(super) resident: u64,
+    pub(super) kernel: Kernel,
+    /// Nanoseconds of the clock that pages are dated by: of this reading, and of the numbers in it.
+    pub(super) at: u64,
+    pub(super) published: u64,
+    /// The time of day.
+    pub(super) clock: String,
+}
+
+/// What the kernel counts.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Kernel {
+    /// Faults without and with a read from disk.
+    pub(super) minor: u64,
+    pub(super) major: u64,
+    /// When the process was started, in ticks since boot: another one with its number has another.
+    pub(super) started: u64,
+    /// The main thread has ended and others have not: nothing but this can be read of such a process. For a moment it is so
+    /// where another thread executes a program.
+    pub(super) headless: bool,
+}
+
+impl Kernel {
+    fn read(pid: i32) -> Option<Kernel> {
+        Kernel::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// A line of `/proc/PID/stat`; `None` for a process that is over.
+    fn parse(line: &str) -> Option<Kernel> {
+        // The name before may have spaces and brackets in it.
+        let fields: Vec<&str> = line.rsplit_once(") ")?.1.split_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let (over, threads): (bool, u64) = (matches!(*fields.first()?, "Z" | "X"), number(17)?);
+        let kernel = Kernel { minor: number(7)?, major: number(9)?, started: number(19)?, headless: over };
+        (!over || threads > 1).then_some(kernel)
+    }
+}
+
+impl Reading {
+    /// Looks at a process.
+    pub(super) fn take(pid: i32) -> Result<Reading> {
+        let process = Process::look(pid)?;
+        let page = process.page()?;
+        let (_, numbers) = Numbers::read(&process, &page)?;
+        let kernel = Kernel::read(pid).with_context(|| format!("process {pid} has ended"))?;
+        let resident = process.resident_kib << 10;
+        let name = process.name.escape_debug().to_string();
+        let (at, published) = (monotonic(), page.published);
+        Ok(Reading { pid, name, numbers, resident, kernel, at, published, clock: time_of_day() })
+    }
+
+    /// What the kernel says now of the process of this reading; nothing if that is over.
+    pub(super) fn now(&self) -> Option<Kernel> {
+        Kernel::read(self.pid).filter(|now| now.started == self.kernel.started)
+    }
+
+    /// Bytes of so many pages.
+    pub(super) fn bytes(&self, pages: u64) -> u64 {
+        pages.saturating_mul(self.numbers.mode.page_size)
+    }
+}
+
+/// As people write it.
+pub(super) fn time_of_day() -> String {
+    // SAFETY: a query without side effects; all-zero bytes are a valid time.
+    let (now, mut time) = unsafe { (libc::time(core::ptr::null_mut()), core::mem::zeroed::<libc::tm>()) };
+    // SAFETY: both pointers are to live locals.
+    unsafe { libc::localtime_r(&raw const now, &raw mut time) };
+    format!("{:02}:{:02}:{:02}", time.tm_hour, time.tm_min, time.tm_sec)
+}
+
+/// Two readings of one process, the first perhaps the same as the second.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) previous: &'a Reading,
+    pub(super) current: &'a Reading,
+}
+
+impl Pair<'_> {
+    /// How much a counter has grown.
+    pub(super) fn grown(&self, counter: impl Fn(&Reading) -> u64) -> u64 {
+        counter(self.current).saturating_sub(counter(self.previous))
+    }
+
+    /// The same in a second, of a number that the kernel counts at each moment.
+    pub(super) fn rate_of_kernel(&self, counter: impl Fn(&Reading) -> u64) -> Option<f64> {
+        rate(self.grown(counter), self.between())
+    }
+
+    /// In a second, where a number that the process publishes has grown by so much.
+    pub(super) fn rate(&self, grown: u64) -> Option<f64> {
+        // Numbers are as old as the last tick. Between two readings there is more or less of a tick's time than between their
+        // numbers; but a process that slept had nothing to count, however long ago it published before.
+        let tick = Duration::from_millis(self.current.numbers.mode.interval_ms);
+        let published = Duration::from_nanos(self.current.published.saturating_sub(self.previous.published));
+        let between = self.between();
+        let whole = between.is_zero() || published.is_zero();
+        rate(grown, if whole { between } else { published.min(between.saturating_add(tick)) })
+    }
+
+    fn between(&self) -> Duration {
+        Duration::from_nanos(self.current.at.saturating_sub(self.previous.at))
+    }
+
+    /// How old the numbers are.
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_nanos(self.current.at.saturating_sub(self.current.published))
+    }
+}
+
+/// `None` where no time has passed.
+fn rate(grown: u64, time: Duration) -> Option<f64> {
+    (!time.is_zero()).then(|| grown as f64 / time.as_secs_f64())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use serde_json::{Value, json};
+
+    /// A reading of a process that publishes these numbers, at so many milliseconds.
+    pub(in crate::top) fn reading(at: u64, numbers: &Value) -> Reading {
+        Reading {
+            pid: 1234,
+            name: "redis-server".to_string(),
+            numbers: Numbers::deserialize(numbers).unwrap(),
+            resident: 100 << 20,
+            kernel: Kernel { minor: at * 3, major: 0, started: 7, headless: false },
+            at: at * 1_000_000,
+            published: (at - 120) * 1_000_000,
+            clock: format!("13:42:{:02}", at / 1000),
+        }
+    }
+
+    /// Two readings a second apart, of a process with a limit, two nodes and per-CPU data.
+    pub(in crate::top) fn readings() -> [Reading; 2] {
+        let node = |node: u64, waits: u64| {
+            json!({
+                "node": node, "managed": 20_000, "free": 8000, "backed_free": 1000 + node, "used": 12_000, "listed": 300,
+                "highs": 700, "zone_waits": waits, "misses": node * 3,
+                "watermarks": {"min": 100, "low": 200, "high": 300},
+            })
+        };
+        let cpu = |cpu: u64, bytes: u64, list: u64| json!({"cpu": cpu, "kind": "rseq", "cached_bytes": bytes, "stacks": cpu + 1, "page_list": list, "list_high": 504});
+        let object = |fences: u64, background: &str, released: u64, cpus: Value| {
+            json!({
+                "version": "9.9",
+                "mode": {"slots": "rseq", "background": background, "interval_ms": 250, "page_size": 4096},
+                "bytes": {"used": 60 << 20, "cached": 10 << 20, "unaccounted": 0},
+                "per_cpu": {"used": 4 << 20, "free": 1 << 20},
+                "pages": {
+                    "budget": 65_536, "used": 24_000, "listed": 600, "backed_free": 2001, "populated": fences * 100,
+                    "watermarks": {"min": 200, "low": 400, "high": 600},
+                },
+                "released": {"pages": released, "calls": released / 100, "failures": released / 1000},
+                "ticks": fences / 2, "drains": fences / 5, "fences": fences, "skipped": fences / 20,
+                "lists": {"drains": fences / 10, "need_drains": fences / 10, "need_pages": fences},
+                "holes": {"pages": 77, "refilled": released / 2},
+                "nodes": [node(0, fences), node(1, fences * 3)],
+                "cpus": cpus,
+            })
+        };
+        let before = object(10, "awake", 0, json!([cpu(0, 4096, 10), cpu(2, 9000, 0)]));
+        let after = object(30, "asleep", 1500, json!([cpu(0, 40_960, 10), cpu(1, 300, 252), cpu(2, 1000, 0)]));
+        [reading(10_000, &before), reading(11_000, &after)]
+    }
+
+    #[test]
+    fn a_line_of_the_kernel_is_read_behind_whatever_the_name_is() {
+        let line = |state: &str, threads: u32| {
+            format!("12 (a) R 1 (b) {state} 1 2 3 4 5 6 700 8 900 10 11 12 13 14 15 16 {threads} 18 1900 20 21")
+        };
+        let kernel = Kernel { minor: 700, major: 900, started: 1900, headless: false };
+        assert_eq!(Kernel::parse(&line("S", 1)), Some(kernel));
+        assert_eq!((Kernel::parse(&line("Z", 1)), Kernel::parse(&line("X", 1))), (None, None));
+        assert_eq!(Kernel::parse(&line("Z", 2)), Some(Kernel { headless: true, ..kernel }));
+        assert_eq!(Kernel::parse("12 (a) S 1 2"), None);
+        assert_eq!(Kernel::parse(""), None);
+    }
+
+    #[test]
+    fn this_process_runs_and_an_older_one_of_its_number_does_not() {
+        let pid = std::process::id() as i32;
+        let mut reading = Reading { pid, kernel: Kernel::read(pid).unwrap(), ..Reading::default() };
+        assert!(reading.kernel.minor > 0 && reading.now().is_some());
+        reading.kernel.started -= 1;
+        assert_eq!(reading.now(), None);
+    }
+
+    #[test]
+    fn rates_are_of_the_time_in_which_something_was_counted() {
+        let reading = |at: u64, published: u64, count: u64| Reading {
+            published: published * 1_000_000,
+            kernel: Kernel { minor: count, ..Kernel::default() },
+            ..reading(at, &json!({"fences": count, "mode": {"interval_ms": 250}}))
+        };
+        let rates = |previous: &Reading, current: &Reading| {
+            let pair = Pair { previous, current };
+            (
+                pair.rate(pair.grown(|reading| reading.numbers.fences)),
+                pair.rate_of_kernel(|reading| reading.kernel.minor),
+            )
+        };
+        let first = reading(10_000, 9_900, 100);
+        assert_eq!(rates(&first, &first), (None, None), "one reading has no rate");
+        // Numbers of five ticks in the time of four.
+        assert_eq!(rates(&first, &reading(11_000, 11_150, 150)), (Some(40.0), Some(50.0)));
+        // The same numbers still.
+        assert_eq!(rates(&first, &reading(11_000, 9_900, 100)), (Some(0.0), Some(0.0)));
+        // It had slept since long ago.
+        let asleep = reading(10_000, 1_000, 100);
+        assert_eq!(rates(&asleep, &reading(11_000, 10_900, 150)).0, Some(40.0));
+        // Another program in the same process counts from the start.
+        assert_eq!(rates(&first, &reading(11_000, 10_900, 3)).0, Some(0.0));
+    }
+}

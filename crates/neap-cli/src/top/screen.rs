@@ -1,0 +1,306 @@
+//! The screen of `neap top`, as lines: a pure function of two readings, of what the user has chosen, and of a size.
+//!
+//! Sits between the panes and the terminal, or the text that `--once` prints. Every screen can be tested as text. Styles are
+//! additions: nothing is said by colour alone.
+
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::panes::Pane;
+use super::reading::Pair;
+use super::state::State;
+use super::summary;
+
+/// Less than this shows nothing that helps.
+const LEAST: (usize, usize) = (60, 16);
+
+/// Lines of a pane that the user is not in: its title, its heads and a row.
+const SHUT: usize = 3;
+
+const KEYS: &str = "q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help";
+
+const HELP: &[&str] = &[
+    "Tab, left, right     the next pane, or the one before",
+    "up, down, page, Home choose a row; Esc chooses none",
+    "s                    sort by the next column, last by none",
+    "r                    the other way round",
+    "d                    what CPUs cache goes to the free pages",
+    "D                    the same of the chosen CPU only",
+    "space                freeze: take no new readings, or go on",
+    "+, -                 twice or half the time between readings",
+    "q, Ctrl-C            quit",
+    "",
+    "K, M and G are powers of 1024. Numbers are those of the",
+    "process's last look for memory to give back; a process that",
+    "allocates nothing has old ones. The bar is what is resident,",
+    "in the letters that stand before the names; the rest is not",
+    "neap's.",
+];
+
+/// All lines of a screen of this size.
+pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'static>> {
+    if width < LEAST.0 || height < LEAST.1 {
+        let (least_width, least_height) = LEAST;
+        let text = format!("{width}x{height} is too small: neap top needs {least_width}x{least_height}. q quits.");
+        return wrapped(&text, width.max(1)).into_iter().take(height).map(Line::from).collect();
+    }
+    let mut lines;
+    if state.help {
+        lines = HELP.iter().map(|line| Line::from(*line)).collect();
+    } else {
+        lines = head(pair, state, width);
+        lines.extend(panes(width, height - lines.len() - 1, pair, state));
+    }
+    lines.resize(height - 1, Line::default());
+    lines.push(match &state.message {
+        Some(message) => Line::styled(cut(message, width), Modifier::BOLD),
+        None => Line::styled(cut(KEYS, width), Modifier::DIM),
+    });
+    lines
+}
+
+/// Everything there is to show, without keys, in as many lines and columns as it takes.
+pub(super) fn text(pair: Pair<'_>, state: &State) -> String {
+    let listings = Pane::ALL.map(|pane| state.listing(pane, pair));
+    let width = listings.iter().map(|listing| listing.width()).max().unwrap_or(0).max(WIDTH);
+    let height = listings.iter().map(|listing| listing.height()).sum();
+    let mut lines = head(pair, state, width);
+    lines.extend(panes(width, height, pair, state));
+    let plain = lines.iter().map(|line| line.spans.iter().map(|span| span.content.as_ref()).collect::<String>());
+    plain.map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// The least width of text.
+const WIDTH: usize = 80;
+
+fn cut(text: &str, width: usize) -> String {
+    text.chars().take(width).collect()
+}
+
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let letters: Vec<char> = text.chars().collect();
+    letters.chunks(width).map(|line| line.iter().collect()).collect()
+}
+
+/// Whose numbers these are, and what concerns the whole process.
+fn head(pair: Pair<'_>, state: &State, width: usize) -> Vec<Line<'static>> {
+    let now = pair.current;
+    let (frozen, every) = match state.frozen {
+        true => ("FROZEN at ", String::new()),
+        false => ("", format!(", every {} ms", state.interval.as_millis())),
+    };
+    let (pid, name, clock, age) = (now.pid, &now.name, &now.clock, pair.age().as_millis());
+    let title = format!("neap top {pid} ({name}), {frozen}{clock}, numbers {age} ms old{every}");
+    let mut lines = vec![Line::styled(cut(&title, width), Modifier::BOLD)];
+    lines.extend(summary::lines(pair, width).into_iter().map(Line::from));
+    let mut bar = vec![Span::raw(format!("{:<9}[", "resident"))];
+    for (letter, length) in summary::bar(&summary::parts(pair), width - 11) {
+        let colour = match letter {
+            '#' | 'p' => Color::Blue,
+            'o' | 'l' => Color::Yellow,
+            _ => Color::Reset,
+        };
+        bar.push(Span::styled(String::from(letter).repeat(length), colour));
+    }
+    bar.push(Span::raw("]"));
+    lines.push(Line::from(bar));
+    lines
+}
+
+/// Lines for each pane of so many: the rest for the user's, then for the others from the top down; where there is no room for
+/// all, all for the user's.
+fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
+    let mut shares: Vec<usize> = wanted.iter().map(|wanted| SHUT.min(*wanted)).collect();
+    let Some(mut rest) = room.checked_sub(shares.iter().sum()) else {
+        return (0..wanted.len()).map(|pane| if pane == user { room } else { 0 }).collect();
+    };
+    for pane in core::iter::once(user).chain(0..wanted.len()) {
+        let more = rest.min(wanted[pane] - shares[pane]);
+        shares[pane] += more;
+        rest -= more;
+    }
+    shares
+}
+
+fn panes(width: usize, room: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'static>> {
+    let listings = Pane::ALL.map(|pane| state.listing(pane, pair));
+    let wanted: Vec<usize> = listings.iter().map(|listing| listing.height()).collect();
+    let user = state.pane as usize;
+    let mut lines = Vec::new();
+    for ((pane, listing), share) in Pane::ALL.iter().zip(&listings).zip(shares(room, &wanted, user)) {
+        let is_users = *pane == state.pane;
+        let row = state.row(*pane, listing).filter(|_| is_users);
+        let (heads, rows) = listing.lines(width);
+        let shown = share.saturating_sub(2);
+        // The chosen row is among those shown.
+        let first = row.map_or(0, |row| (row + 1).saturating_sub(shown));
+        let more = match rows.len() - first.min(rows.len()) {
+            left if left > shown && shown > 0 => format!(", {} more below", left - shown),
+            _ => String::new(),
+        };
+        let heading = format!("-- {}{more} ", listing.heading(state.order(*pane)));
+        let heading = cut(&format!("{heading:-<width$}"), width);
+        let style = Style::from(if is_users { Modifier::BOLD | Modifier::REVERSED } else { Modifier::BOLD });
+        let mut all = vec![Line::styled(heading, style), Line::styled(heads, Modifier::BOLD)];
+        for (at, text) in rows.into_iter().enumerate().skip(first) {
+            let chosen = row == Some(at);
+            all.push(if chosen {
+                Line::styled(format!("{text:<width$}"), Modifier::REVERSED)
+            } else {
+                Line::from(text)
+            });
+        }
+        lines.extend(all.into_iter().take(share));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::live::draw;
+    use crate::top::reading::tests::readings;
+    use core::time::Duration;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent};
+
+    fn state() -> State {
+        State::new(Duration::from_secs(1))
+    }
+
+    /// What a terminal of this size shows, without spaces at ends of lines.
+    fn shown(width: u16, height: u16, state: &State) -> String {
+        let [previous, current] = &readings();
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, Pair { previous, current }, state)).unwrap();
+        let cells = terminal.backend().buffer().content().chunks(width.into());
+        let lines = cells.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>());
+        lines.map(|line| format!("{}\n", line.trim_end())).collect()
+    }
+
+    fn press(state: &mut State, code: KeyCode) {
+        let [previous, current] = &readings();
+        state.press(KeyEvent::from(code), Pair { previous, current });
+    }
+
+    #[test]
+    fn a_usual_terminal_shows_the_essentials_of_everything() {
+        let [previous, current] = &readings();
+        let mut state = state();
+        state.log.follow(Pair { previous, current });
+        let expected = "\
+neap top 1234 (redis-server), 13:42:11, numbers 120 ms old, every 1000 ms
+memory   resident 100.0M  # in use 60.0M  limit 256.0M  counted 93.8M
+cached   o objects 10.0M  l page lists 2.3M  . free pages 7.8M
+a second faults 3000  populated 7.8M  released 5.9M  fences 20.0  ticks 10.0
+neap     slots rseq  thread asleep  holes 308.0K  skipped 1  unaccounted 0
+resident [#########################################ppppoooooool......          ]
+-- Zones -----------------------------------------------------------------------
+node  managed   used   free  resident  in lists  may keep  waits/s     low  high
+   0    78.1M  46.9M  31.2M      3.9M      1.2M      2.7M     20.0  800.0K  1.2M
+   1    78.1M  46.9M  31.2M      3.9M      1.2M      2.7M     60.0  800.0K  1.2M
+-- CPU caches ------------------------------------------------------------------
+CPU   cached    change  objects  stacks  page list  may keep  slots
+  0    80.0K    +36.0K    40.0K       1      40.0K      2.0M  rseq
+  1  1008.3K  +1008.3K      300       2    1008.0K      2.0M  rseq
+  2     1000     -7.8K     1000       3          0      2.0M  rseq
+-- Events, 1 more below --------------------------------------------------------
+time      event     what
+13:42:11  skipped   1 CPU's stacks, held or with a failed fence
+13:42:11  need      2 allocations found nothing, until lists gave 80.0K
+13:42:11  refilled  2.9M of holes in slabs
+13:42:11  failed    1 call that should have released pages
+13:42:11  released  5.9M (1500 pages) to the system by 15 calls
+13:42:11  drained   4 CPUs' stacks and 2 page lists
+q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
+";
+        assert_eq!(shown(80, 24, &state), expected);
+    }
+
+    #[test]
+    fn the_user_s_pane_is_the_large_one_and_the_chosen_row_is_always_shown() {
+        let [previous, current] = &readings();
+        let mut state = state();
+        state.log.follow(Pair { previous, current });
+        for key in [KeyCode::Tab, KeyCode::Char('s'), KeyCode::Char('s'), KeyCode::End] {
+            press(&mut state, key);
+        }
+        let expected = "\
+neap top 1234 (redis-server), 13:42:11, numbers 120 ms old, every 1000 ms
+memory   resident 100.0M  # in use 60.0M  limit 256.0M  counted 93.8M
+cached   o objects 10.0M  l page lists 2.3M  . free pages 7.8M
+a second faults 3000  populated 7.8M  released 5.9M  fences 20.0  ticks 10.0
+neap     slots rseq  thread asleep  holes 308.0K  skipped 1  unaccounted 0
+resident [#########################################ppppoooooool......          ]
+-- Zones, 1 more below ---------------------------------------------------------
+node  managed   used   free  resident  in lists  may keep  waits/s     low  high
+   0    78.1M  46.9M  31.2M      3.9M      1.2M      2.7M     20.0  800.0K  1.2M
+-- CPU caches, 2 more below ----------------------------------------------------
+CPU   cached    change  objects  stacks  page list  may keep  slots
+  0    80.0K    +36.0K    40.0K       1      40.0K      2.0M  rseq
+-- Events, by event ------------------------------------------------------------
+time      event     what
+13:42:11  released  5.9M (1500 pages) to the system by 15 calls
+13:42:11  skipped   1 CPU's stacks, held or with a failed fence
+13:42:11  thread    neap's thread, awake before, is asleep
+q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
+";
+        assert_eq!(shown(80, 18, &state), expected);
+    }
+
+    #[test]
+    fn a_small_terminal_says_so_and_help_fits_into_the_smallest() {
+        let mut state = state();
+        let expected = "40x9 is too small: neap top needs 60x16.\n q quits.\n";
+        assert_eq!(shown(40, 9, &state).trim_end_matches('\n'), expected.trim_end_matches('\n'));
+        assert!(shown(59, 16, &state).contains("too small") && shown(60, 15, &state).contains("too small"));
+        assert_eq!(shown(3, 1, &state), "3x1\n");
+        assert!(shown(60, 16, &state).contains("-- Events"));
+        press(&mut state, KeyCode::Char('?'));
+        let help = shown(60, 16, &state);
+        for line in HELP {
+            assert!(help.contains(&format!("{line}\n")), "{line} is not in\n{help}");
+        }
+        assert!(KEYS.len() <= 80 && help.contains("q quit"), "{help}");
+    }
+
+    #[test]
+    fn what_is_frozen_says_so_and_messages_stand_where_keys_do() {
+        let mut state = state();
+        press(&mut state, KeyCode::Char(' '));
+        press(&mut state, KeyCode::Char('+'));
+        state.message = Some("Something was said.".to_string());
+        let screen = shown(80, 24, &state);
+        assert!(
+            screen.starts_with("neap top 1234 (redis-server), FROZEN at 13:42:11, numbers 120 ms old\n"),
+            "{screen}"
+        );
+        assert!(screen.ends_with("\nSomething was said.\n") && !screen.contains(KEYS), "{screen}");
+    }
+
+    #[test]
+    fn text_has_every_row_and_column() {
+        let [previous, current] = &readings();
+        let mut state = state();
+        let pair = Pair { previous, current };
+        (0..10).for_each(|_| state.log.follow(pair));
+        let text = text(pair, &state);
+        assert!(text.contains("  misses\n") && text.contains("  slots\n"), "{text}");
+        assert_eq!(text.lines().count(), 6 + (2 + 2) + (2 + 3) + (2 + 70));
+        assert!(text.lines().all(|line| line == line.trim_end()) && !text.contains("more below"));
+    }
+
+    #[test]
+    fn room_is_shared_out_to_the_last_line_and_nobody_gets_more_than_needed() {
+        assert_eq!(shares(17, &[3, 5, 20], 1), [3, 5, 9]);
+        assert_eq!(shares(17, &[6, 50, 20], 1), [3, 11, 3]);
+        assert_eq!(shares(17, &[6, 50, 20], 2), [3, 3, 11]);
+        assert_eq!(shares(100, &[6, 50, 20], 0), [6, 50, 20]);
+        assert_eq!(shares(8, &[6, 50, 20], 1), [0, 8, 0]);
+        for room in 0..60 {
+            let shares = shares(room, &[6, 12, 20], room % 3);
+            assert_eq!(shares.iter().sum::<usize>(), room.min(38), "{room}: {shares:?}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! `neap top` on real processes: as text, as JSON, and in a terminal, with keys and every way out.
+//!
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+#[path = "running/terminal.rs"]
+mod terminal;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use running::{Program, neap, numbers, numbers_with, object, until};
+use serde_json::Value;
+use terminal::Terminal;
+
+/// `neap top` of a process in a terminal.
+fn top(pid: u32, columns: u16, rows: u16, more: &[&str]) -> Terminal {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["top", &pid.to_string()]).args(more);
+    Terminal::run(command, columns, rows)
+}
+
+fn started(role: &str, options: &str) -> Program {
+    let mut program = Program::start(role, options, &[]);
+    program.hear("ready");
+    program
+}
+
+/// Until everything that a screen begins with is there.
+fn shown(terminal: &mut Terminal, pid: u32) -> String {
+    let title = format!("neap top {pid} (");
+    terminal.wait_for("screen", |screen| screen.starts_with(&title) && screen.contains("? help"))
+}
+
+#[test]
+fn one_screen_as_text_has_every_part() {
+    let program = started("burst", "limit:1g,nodes:2");
+    let output = neap("top", program.id(), &["--once", "--interval", "50"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        lines[0].starts_with(&format!("neap top {} (", program.id())) && lines[0].ends_with(", every 50 ms"),
+        "{text}"
+    );
+    assert!(lines[1].contains("limit 1.0G"), "{text}");
+    for part in ["\n-- Zones --", "\n-- CPU caches --", "\n-- Events --", " low ", "  misses\n"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}') && lines.iter().all(|line| *line == line.trim_end()), "{text}");
+}
+
+#[test]
+fn one_screen_as_json_says_what_stat_says() {
+    let program = started("churn", "interval:1000,limit:1g,nodes:2");
+    let pid = program.id();
+    let (said, top) = until("second without other numbers", || {
+        let said = numbers(pid).unwrap();
+        let top = object("top", pid, &["--interval", "50"]).unwrap();
+        let cached = !said["cpus"].as_array().unwrap().is_empty();
+        (cached && numbers(pid).unwrap()["ticks"] == said["ticks"]).then_some((said, top))
+    });
+    let summary = &top["summary"];
+    assert_eq!((&summary["used_bytes"], &summary["limit_bytes"]), (&said["bytes"]["used"], &(1_u64 << 30).into()));
+    assert_eq!((&summary["ticks_per_s"], &summary["thread"]), (&0.0.into(), &said["mode"]["background"]));
+    assert_eq!((top["pid"].as_u64(), &top["version"]), (Some(pid.into()), &said["version"]));
+    let page = said["mode"]["page_size"].as_u64().unwrap();
+    // What both say of each row: of the same objects, by other names.
+    let compare = |shown: &str, published: &str, names: &[(&str, &str, u64)]| {
+        let (shown, published) = (top[shown].as_array().unwrap(), said[published].as_array().unwrap());
+        assert_eq!(shown.len(), published.len());
+        for (shown, published) in shown.iter().zip(published) {
+            for (name, pointer, unit) in names {
+                let expected = published.pointer(pointer).and_then(Value::as_u64).map(|number| number * unit);
+                assert!(expected.is_some() && shown[name].as_u64() == expected, "{name}: {shown} of {published}");
+            }
+        }
+    };
+    let zones = [
+        ("node", "/node", 1),
+        ("managed_bytes", "/managed", page),
+        ("used_bytes", "/used", page),
+        ("free_bytes", "/free", page),
+        ("free_resident_bytes", "/backed_free", page),
+        ("listed_bytes", "/listed", page),
+        ("highs_bytes", "/highs", page),
+        ("min_bytes", "/watermarks/min", page),
+        ("low_bytes", "/watermarks/low", page),
+        ("high_bytes", "/watermarks/high", page),
+        ("misses", "/misses", 1),
+    ];
+    compare("zones", "nodes", &zones);
+    let cpus = [
+        ("cpu", "/cpu", 1),
+        ("object_bytes", "/cached_bytes", 1),
+        ("stacks", "/stacks", 1),
+        ("listed_bytes", "/page_list", page),
+        ("high_bytes", "/list_high", page),
+    ];
+    compare("cpus", "cpus", &cpus);
+}
+
+#[test]
+fn work_between_two_readings_has_rates_and_events() {
+    let program = started("churn", "interval:10");
+    let object = until("busy interval", || {
+        let object = object("top", program.id(), &["--interval", "200"]).unwrap();
+        let ticks = object["summary"]["ticks_per_s"].as_f64().unwrap();
+        (ticks > 0.0 && object["summary"]["faults_per_s"].as_f64().unwrap() > 0.0).then_some(object)
+    });
+    for event in object["events"].as_array().unwrap() {
+        assert!(event["time"].as_str().unwrap().len() == 8 && !event["what"].as_str().unwrap().is_empty(), "{object}");
+    }
+}
+
+#[test]
+fn a_live_screen_shows_memory_go_back_and_q_gives_the_terminal_back() {
+    let mut program = started("burst", "interval:10");
+    let pid = program.id();
+    numbers_with(pid, "burst in use", |object| object["bytes"]["used"].as_u64().unwrap() > 10 << 20);
+    let mut terminal = top(pid, 80, 24, &["--interval", "50"]);
+    let screen = shown(&mut terminal, pid);
+    assert_eq!(screen.lines().count(), 24);
+    assert!(terminal.alternate && !terminal.cursor && terminal.is_raw());
+    program.go_on();
+    program.hear("freed");
+    terminal.wait_for("release", |screen| {
+        let mut lines = screen.lines();
+        lines.any(|line| line.contains("  released  ") && line.contains(" to the system by "))
+    });
+    terminal.press("q");
+    let (status, _) = terminal.end();
+    assert!(status.success(), "{status}");
+    terminal.assert_restored();
+    assert_eq!(program.child.try_wait().unwrap(), None, "what was looked at goes on");
+}
+
+#[test]
+fn keys_freeze_drain_and_explain() {
+    // The nap is a minute long: only a request ends it.
+    let mut program = started("burst", "interval:60000");
+    program.go_on();
+    program.hear("freed");
+    let pid = program.id();
+    let mut terminal = top(pid, 100, 30, &["--interval", "50"]);
+    shown(&mut terminal, pid);
+    terminal.press(" ");
+    terminal.wait_for("freeze", |screen| screen.contains("FROZEN at "));
+    terminal.press(" +");
+    terminal.wait_for("interval", |screen| screen.contains(", every 100 ms"));
+    terminal.press("?");
+    terminal.wait_for("help", |screen| screen.contains("powers of 1024"));
+    terminal.press("?d");
+    let screen = terminal.wait_for("answer", |screen| screen.contains(" went back"));
+    let objects = |screen: &str| -> u64 {
+        let before = screen.split(" objects of ").next().unwrap();
+        before.rsplit(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{screen}"))
+    };
+    assert!(objects(&screen) > 1000 && screen.contains("to drain everything"), "{screen}");
+    terminal.press("D");
+    terminal.wait_for("hint", |screen| screen.contains("Choose a CPU first"));
+    terminal.press("\x03");
+    assert!(terminal.end().0.success());
+    terminal.assert_restored();
+}
+
+#[test]
+fn the_chosen_cpu_is_drained() {
+    let program = started("churn", "interval:10");
+    let pid = program.id();
+    let mut terminal = top(pid, 100, 30, &["--interval", "50"]);
+    shown(&mut terminal, pid);
+    let (hint, answer) = ("Choose a CPU first", " of 1 CPUs went back");
+    until("answer", || {
+        // There is no row to choose at a moment when no CPU caches anything.
+        terminal.press("\x1b[BD");
+        terminal
+            .wait_for("word", |screen| screen.contains(hint) || screen.contains(answer))
+            .contains(answer)
+            .then_some(())
+    });
+}
+
+#[test]
+fn signals_end_it_as_they_should_and_give_the_terminal_back() {
+    let program = started("burst", "");
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        let mut terminal = top(program.id(), 80, 24, &[]);
+        shown(&mut terminal, program.id());
+        // SAFETY: a signal to a child of this process that was not awaited yet.
+        unsafe { libc::kill(terminal.child.id() as i32, signal) };
+        let (status, _) = terminal.end();
+        assert_eq!(status.signal(), Some(signal), "{status}");
+        terminal.assert_restored();
+    }
+}
+
+#[test]
+fn the_end_of_the_process_ends_it_with_a_sentence() {
+    let program = started("burst", "");
+    let pid = program.id();
+    let mut terminal = top(pid, 80, 24, &["--interval", "50"]);
+    shown(&mut terminal, pid);
+    // Dead, awaited, and so gone.
+    drop(program);
+    let (status, screen) = terminal.end();
+    assert!(status.success(), "{status}");
+    assert!(screen.starts_with(&format!("process {pid} (")) && screen.contains(") has ended\n"), "{screen}");
+    terminal.assert_restored();
+}
+
+#[test]
+fn a_program_that_becomes_one_without_neap_ends_it_with_the_reason() {
+    let mut program = Program::start("spawn", "", &[]);
+    program.hear("inherited");
+    let pid = program.id();
+    let mut terminal = top(pid, 80, 24, &["--interval", "50"]);
+    shown(&mut terminal, pid);
+    program.go_on();
+    let (status, screen) = terminal.end();
+    assert_eq!(status.code(), Some(1), "{screen}");
+    let screen = screen.replace('\n', " ");
+    assert!(screen.starts_with(&format!("neap: process {pid} (")) && screen.contains("under neap"), "{screen}");
+    terminal.assert_restored();
+}
+
+#[test]
+fn a_small_terminal_is_told_so() {
+    let program = started("burst", "");
+    let mut terminal = top(program.id(), 50, 10, &[]);
+    terminal.wait_for("sentence", |screen| screen.starts_with("50x10 is too small: neap top needs 60x16."));
+    terminal.press("q");
+    assert!(terminal.end().0.success());
+    terminal.assert_restored();
+}
+
+#[test]
+fn what_cannot_be_shown_is_said_as_stat_says_it() {
+    let mut sleep = Command::new("sleep");
+    sleep.arg("1000").env_remove("LD_PRELOAD");
+    let other = Program::run(sleep);
+    let expected = until("sleep", || numbers(other.id()).err().filter(|complaint| complaint.contains("(sleep)")));
+    for more in [&["--once"][..], &["--json"], &[]] {
+        let output = neap("top", other.id(), more);
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &b""[..]));
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+    }
+    let program = started("burst", "");
+    let output = neap("top", program.id(), &[]);
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && complaint.contains("needs a terminal; --once"), "{complaint}");
+    for wrong in ["49", "60001", "much", "-1"] {
+        let output = neap("top", program.id(), &["--once", &format!("--interval={wrong}")]);
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && complaint.contains("50 to 60000 milliseconds"), "{complaint}");
+    }
+    let both = neap("top", program.id(), &["--once", "--json"]);
+    assert_eq!(both.status.code(), Some(2), "a usage error");
+    let object: Value = object("top", program.id(), &["--interval", "50"]).unwrap();
+    assert_eq!(object["interval_ms"], 50);
+}
