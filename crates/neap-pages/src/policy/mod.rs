@@ -14,6 +14,10 @@
 pub mod adaptive;
 #[cfg(test)]
 mod adaptive_tests;
+#[cfg(test)]
+mod adaptive_time_tests;
+#[cfg(test)]
+mod bounds_tests;
 #[cfg(any(test, feature = "lab"))]
 pub mod depth;
 pub mod fixed;
@@ -25,6 +29,8 @@ pub mod hocko;
 pub mod huang;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod program_tests;
 #[cfg(any(test, feature = "lab"))]
 pub mod unchanged;
 #[cfg(feature = "lab")]
@@ -213,6 +219,10 @@ pub(crate) mod tests {
 
     pub(crate) fn supply(limits: &Limits, free: u32) -> Supply<'_> {
         Supply { limits, free, reclaiming: false, now: 0 }
+    }
+
+    pub(crate) fn list(count: u32, moved: u32) -> List {
+        List { count, moved }
     }
 
     #[test]
