@@ -294,6 +294,12 @@ impl Owners {
         census
     }
 
+    /// How many entries there are room for, and whether the next one needs more.
+    pub(crate) fn room(&self) -> (u32, bool) {
+        let (lists, room) = (self.lists.lock(), self.table.len());
+        (room, lists.free == NONE && lists.fresh == room)
+    }
+
     /// Entries in use, also those that wait; and all that there ever were.
     pub(crate) fn count(&self) -> (u32, u32) {
         let lists = self.lists.lock();

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
-/// Entries of the first chunk.
-const FIRST: u32 = 64;
+/// Entries of the first chunk: nobody pays for those that were never touched.
+const FIRST: u32 = 256;
 const CHUNKS: usize = 16;
 
 /// What may be in a table.

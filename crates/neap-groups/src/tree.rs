@@ -315,6 +315,15 @@ impl Tree {
         Ok(slot)
     }
 
+    /// Whether the next group would let a table grow of which a quarter is on its way out.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let lists = self.lists.lock();
+        let (slots, (ids, no_id)) = (self.slots.len(), self.owners.room());
+        let no_slot = lists.free == NONE && lists.fresh == slots;
+        let dying = u64::from(lists.dying_count);
+        no_slot && dying >= u64::from(slots / 4) || no_id && dying + self.owners.waiting() >= u64::from(ids / 4)
+    }
+
     /// Whether slots or ids wait for a grace period to begin, and whether for one to end.
     pub(crate) fn is_waiting(&self) -> [bool; 2] {
         let slots = self.lists.lock().dying.map(|list| list != NONE);

@@ -1,31 +1,15 @@
 //! Random histories against a sequential model: who is charged for what, at any moment, to the byte.
 
+mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
 
+use host::Host;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, CAP, Denied, GroupId, Groups, How, Kind, Payer, Reclaimer, Refusal, UNLIMITED};
+use neap_groups::{Bound, CAP, Denied, GroupId, Groups, How, Kind, Payer, Refusal, UNLIMITED};
 use neap_percpu::{Alone, PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
-
-#[derive(Clone, Copy)]
-struct Host<'a>(Alone<'a, Virtual>);
-
-impl neap_percpu::Host for Host<'_> {
-    type Platform = Virtual;
-    type Charge = ();
-
-    fn platform(&self) -> &Virtual {
-        self.0.platform
-    }
-
-    fn data(&self) -> &PerCpuData {
-        self.0.data
-    }
-}
-
-impl Reclaimer for Host<'_> {}
 
 struct Node {
     parent: Option<GroupId>,
