@@ -132,7 +132,7 @@ impl Maintenance {
     }
 
     /// Whether there is a thread to tick, or to be woken.
-    fn has_thread(&self) -> bool {
+    pub(crate) fn has_thread(&self) -> bool {
         !matches!(self.thread.load(Ordering::Relaxed), ABSENT | NEVER)
     }
 
@@ -247,10 +247,8 @@ impl<P: Platform> Core<P> {
         if maintenance.thread.load(Ordering::Relaxed) != ABSENT {
             return false;
         }
-        let Some(spawn) = mm.hooks.spawn else { return false };
         let platform = &self.objects.platform;
-        // A new thread may run where its maker may: there perhaps nowhere else.
-        if platform.is_isolated(platform.cpu()) {
+        if mm.hooks.spawn.is_none() || platform.is_isolated(platform.cpu()) {
             return false;
         }
         let (used, cached) = {
@@ -271,13 +269,22 @@ impl<P: Platform> Core<P> {
             Call::Free => alone && maintenance.had_threads.load(Ordering::Relaxed) == 0 && cached >= WORTH_A_THREAD,
             _ => cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && !alone,
         };
-        // Who makes it says AWAKE at once: it will be.
-        if !worth || maintenance.thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        worth && self.make_thread(mm)
+    }
+
+    /// Makes the thread, if there is none and one may be made; whether it did. Not inside the gate.
+    pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
+        let (thread, platform) = (&self.maintenance.thread, &self.objects.platform);
+        let Some(spawn) = mm.hooks.spawn else { return false };
+        // A new thread may run where its maker may: there perhaps nowhere else. Who makes it says AWAKE at once: it will be.
+        if platform.is_isolated(platform.cpu())
+            || thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return false;
         }
         let made = spawn(mm).is_ok();
         if !made {
-            maintenance.thread.store(NEVER, Ordering::Relaxed);
+            thread.store(NEVER, Ordering::Relaxed);
         }
         made
     }

@@ -126,8 +126,11 @@ impl<P: Platform> Grouped<'_, P> {
     /// As there.
     pub fn delete(&self, id: GroupId) -> Result<(), Denied> {
         self.groups.delete(&self.source, id)?;
-        // What is left of it is ended by ticks.
         self.source.after(Call::LargeFree, false);
+        // What is left of it is ended by ticks, or here where nobody is sure to tick.
+        if !self.source.has_thread() && self.groups.end_deleted(&self.source) {
+            self.source.want_thread();
+        }
         Ok(())
     }
 

@@ -164,6 +164,15 @@ impl<P: Platform> Source<'_, P> {
     pub(crate) fn after(&self, call: Call, hurry: bool) {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }
+
+    pub(crate) fn has_thread(&self) -> bool {
+        self.core.maintenance.has_thread()
+    }
+
+    /// Makes the thread: other threads are known to be there.
+    pub(crate) fn want_thread(&self) {
+        self.core.make_thread(self.mm);
+    }
 }
 
 impl<P: Platform> Host for Source<'_, P> {

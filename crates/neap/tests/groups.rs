@@ -94,6 +94,22 @@ fn a_refusal_says_who_holds_the_memory() {
     }
 }
 
+/// In a process that is left alone nobody ticks, and no thread is made for it.
+#[test]
+fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
+    let _alone = ALONE.lock().unwrap();
+    let [one, two] = ["ends/one", "ends/two"].map(|path| Group::create(path).unwrap());
+    drop(one.charge(1).unwrap());
+    let outliving = two.charge(1).unwrap();
+    [one, two, Group::find("ends").unwrap()].into_iter().for_each(|group| group.delete().unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    while count().unwrap().dying > 0 {
+        assert!(Instant::now() < end, "{:?} do not end", count());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(outliving);
+}
+
 /// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and limits change: no group is ever charged
 /// beyond its limit, and in the end nothing is left of anything.
 #[test]
