@@ -149,7 +149,10 @@ impl Groups {
             }
         };
         self.tree.owners.book(payer.id(), charged);
-        self.tree.group(slot).inspect(|group| self.count_charged(host, group, payer, charged));
+        self.tree.group(slot).inspect(|group| {
+            self.count_charged(host, group, payer, charged);
+            self.count_shared(host, group, 2);
+        });
         if charged > bytes
             && let Some((payer, bytes)) = self.stocks.put(host.platform(), payer, charged - bytes)
         {

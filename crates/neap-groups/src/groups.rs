@@ -367,12 +367,26 @@ impl Groups {
         {
             let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
-            self.tree
-                .group(behind.slot())
-                .inspect(|group| self.count_charged(host, group, payer, bytes.wrapping_neg()));
+            self.tree.group(behind.slot()).inspect(|group| {
+                self.count_charged(host, group, payer, bytes.wrapping_neg());
+                self.count_shared(host, group, 1);
+            });
             self.tree.upwards(behind.slot()).for_each(|(_, group)| group.lower(bytes));
         }
         self.tree.owners.unbook(payer.id(), bytes);
+    }
+
+    /// Counts what a batch costs those who share a group: so many operations on it and on each above it, and one on what is booked.
+    pub(crate) fn count_shared<H: Host>(&self, host: &H, group: &Group, each: u64) {
+        let depth = u64::from(group.depth.load(Ordering::Relaxed));
+        self.stocks.count_shared(host.platform(), each * depth + 1);
+    }
+
+    /// Operations so far, by charges and what came back, on counters that CPUs share, at most: of a batch that is charged the usage and the
+    /// peak of the group and of each above it, and what is booked under its id; of one that comes back the same without the peak. Not
+    /// counted are attempts at a limit that failed.
+    pub fn shared_operations(&self) -> u64 {
+        self.stocks.shared()
     }
 
     /// Adds to the counts of a group, on this CPU.

@@ -23,6 +23,9 @@ pub const BATCH: u64 = 256 << 10;
 
 /// Words of a line.
 const WORDS: usize = 8;
+/// Behind a line: what it looked like to [`Stocks::drain_idle`], and how many operations on shared memory its CPU has asked for.
+const LOOK: usize = 0;
+const SHARED: usize = 1;
 /// From one CPU's line to the next: a line, and the one that the processor may fetch with it.
 const STRIDE: usize = 128;
 /// Bits of the number in a word.
@@ -106,10 +109,20 @@ impl Stocks {
         unsafe { &*self.line_address(cpu).cast::<Line>() }
     }
 
-    /// What a line looked like to [`Stocks::drain_idle`].
-    fn look(&self, cpu: usize) -> &AtomicU64 {
+    /// One of the words behind a CPU's line.
+    fn behind(&self, cpu: usize, word: usize) -> &AtomicU64 {
         // SAFETY: behind each line is as much room again.
-        unsafe { &*self.line_address(cpu).cast::<AtomicU64>().add(WORDS) }
+        unsafe { &*self.line_address(cpu).cast::<AtomicU64>().add(WORDS + word) }
+    }
+
+    /// Counts operations on memory that all CPUs share.
+    pub(crate) fn count_shared<P: Platform>(&self, platform: &P, operations: u64) {
+        self.behind(platform.cpu(), SHARED).fetch_add(operations, Ordering::Relaxed);
+    }
+
+    /// What has been counted so.
+    pub(crate) fn shared(&self) -> u64 {
+        (0..self.cpus).map(|cpu| self.behind(cpu, SHARED).load(Ordering::Relaxed)).sum()
     }
 
     fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
@@ -218,7 +231,7 @@ impl Stocks {
             }
             // Lines that change and add up to the same are rare, and then one is emptied that is in use.
             let looks = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
-            let before = self.look(cpu).swap(looks, Ordering::Relaxed);
+            let before = self.behind(cpu, LOOK).swap(looks, Ordering::Relaxed);
             if before == looks {
                 skipped |= !self.drain_cpu(platform, cpu, &|_| true, &mut out);
             }
