@@ -64,7 +64,8 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let process = Process::look(options.pid)?;
     let page = process.page()?;
-    let wanted = Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
+    let wanted =
+        Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
     let started = Instant::now();
     let answer = ask(&process, &page, &wanted)?;
     if options.json {

@@ -4,7 +4,8 @@
 //! host is asked to reclaim from the group that is at its limit, as long as that brings something; the stocks of all below it are
 //! emptied; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
 //! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
-//! way and waits for nobody.
+//! way and waits for nobody. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
+//! meanwhile, and neither does what comes back, so that they hear of it.
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
@@ -15,7 +16,6 @@ use crate::owners::Behind;
 use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
 use core::fmt;
-use neap_percpu::Host;
 
 /// How often reclaim is asked, for one charge, while it brings something.
 const RETRIES: u32 = 16;
@@ -71,8 +71,8 @@ impl fmt::Display for Refusal {
 
 impl core::error::Error for Refusal {}
 
-/// What stands against one attempt.
-enum Against {
+/// What stands against a charge.
+pub(crate) enum Against {
     Gone,
     /// The group at its limit.
     Full(GroupId),
@@ -81,7 +81,7 @@ enum Against {
 impl Groups {
     /// Charges bytes to a payer from what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
     #[inline(always)]
-    pub fn take<H: Host>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
+    pub fn take<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
         self.stocks.take(host.platform(), payer, bytes)
     }
 
@@ -101,12 +101,23 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
+        match self.look_for_room(host, payer, bytes) {
+            Ok(delay) => Ok(delay),
+            Err(Against::Gone) => Err(Refusal::Gone),
+            Err(Against::Full(_)) if how == How::Overcharge => {
+                host.inside(|| self.attempt(host, payer, bytes, how)).map_err(|_| Refusal::Gone)
+            }
+            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(group, bytes))),
+        }
+    }
+
+    /// Charges the counters, and asks for room where there is none.
+    pub(crate) fn look_for_room<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> Result<u64, Against> {
         let (mut tries, mut drained, mut drains) = (0, None, 0);
         loop {
             let full = match host.inside(|| self.attempt(host, payer, bytes, How::Refuse)) {
-                Ok(delay) => return Ok(delay),
-                Err(Against::Gone) => return Err(Refusal::Gone),
                 Err(Against::Full(group)) => group,
+                answer => return answer,
             };
             if tries < RETRIES && host.reclaim(full, bytes) > 0 {
                 tries += 1;
@@ -115,25 +126,27 @@ impl Groups {
                 drained = Some(full);
                 drains += 1;
                 self.drain(host, full);
-            } else if how == How::Overcharge {
-                return match host.inside(|| self.attempt(host, payer, bytes, how)) {
-                    Ok(delay) => Ok(delay),
-                    Err(_) => Err(Refusal::Gone),
-                };
             } else {
-                return Err(host.inside(|| self.refuse(full, bytes)));
+                return Err(Against::Full(full));
             }
         }
     }
 
     /// Charges the counters, and stocks what is too much. Inside the gate.
-    fn attempt<H: Host>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
+    fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
         let _reading = self.rcu.enter();
         let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
-        let charged = match self.raise(slot, bytes.max(BATCH)) {
-            Ok(()) => bytes.max(BATCH),
+        // While somebody waits nothing is stocked.
+        let is_waited_for = self.tree.upwards(slot).any(|(_, group)| group.has_waiters());
+        let batch = if is_waited_for { bytes } else { bytes.max(BATCH) };
+        let charged = match self.raise(slot, batch) {
+            Ok(()) => batch,
             Err(full) => {
-                let exact = if bytes < BATCH { self.raise(slot, bytes) } else { Err(full) };
+                let exact = if bytes < batch { self.raise(slot, bytes) } else { Err(full) };
+                // What was raised on the way up was missing to others for a moment.
+                if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
+                    _ = self.admit(host, payer.id());
+                }
                 match (exact, how) {
                     (Ok(()), _) => {}
                     (Err(full), How::Refuse) => {
@@ -162,13 +175,13 @@ impl Groups {
     }
 
     /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit.
-    fn raise(&self, slot: u32, bytes: u64) -> Result<(), &Group> {
+    pub(crate) fn raise(&self, slot: u32, bytes: u64) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
             if !group.raise(bytes, group.bound(Bound::Max)) {
                 self.tree
                     .upwards(slot)
                     .take_while(|(below, _)| *below != full)
-                    .for_each(|(_, below)| below.lower(bytes));
+                    .for_each(|(_, below)| _ = below.lower(bytes));
                 return Err(group);
             }
         }
@@ -176,7 +189,7 @@ impl Groups {
     }
 
     /// How long somebody who has charged so much is held up.
-    fn delay(&self, slot: u32, charged: u64) -> u64 {
+    pub(crate) fn delay(&self, slot: u32, charged: u64) -> u64 {
         let mut longest = 0;
         for (_, group) in self.tree.upwards(slot) {
             let (usage, high) = (group.usage(), group.bound(Bound::High));
@@ -190,7 +203,7 @@ impl Groups {
 
     /// A refusal, counted.
     #[cold]
-    fn refuse(&self, full: GroupId, need: u64) -> Refusal {
+    pub(crate) fn refuse(&self, full: GroupId, need: u64) -> Refusal {
         let mut holders = [None; HOLDERS];
         let mut hold = |id: GroupId, bytes: u64| {
             let place = holders
@@ -217,7 +230,7 @@ impl Groups {
 
     /// Takes bytes back that were charged to a payer: to its group, or to the heir if it is gone. Never waits but for a fork under way.
     #[inline]
-    pub fn uncharge<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+    pub fn uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.stocks.give(host.platform(), payer, bytes) {
             self.uncharge_slowly(host, payer, bytes);
         }
@@ -225,7 +238,7 @@ impl Groups {
 
     #[cold]
     #[inline(never)]
-    fn uncharge_slowly<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+    fn uncharge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         // The bytes are booked, so the id is what it was when they were charged.
         let gone = !self.tree.owners.is_there(payer.id());
         if gone && self.stocks.give(host.platform(), payer.of_heir(), bytes) {
@@ -237,7 +250,11 @@ impl Groups {
                 // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
                 let there = self.tree.owners.is_there(payer.id());
                 let payer = if there { payer } else { payer.of_heir() };
-                if bytes > CAP { Some((payer, bytes)) } else { self.stocks.put(host.platform(), payer, bytes) }
+                if bytes > CAP || self.is_waited_for(payer.id()) {
+                    Some((payer, bytes))
+                } else {
+                    self.stocks.put(host.platform(), payer, bytes)
+                }
             };
             out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
         });

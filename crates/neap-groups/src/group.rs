@@ -97,6 +97,8 @@ pub(crate) struct Group {
     /// The next slot with the same bucket.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
+    /// Under the waiters' mutex: the oldest that waits for room here, plus one.
+    pub(crate) first_waiter: AtomicU32,
     name_length: AtomicU32,
     name: [AtomicU64; LONGEST_NAME / 8],
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.
@@ -111,8 +113,8 @@ pub(crate) struct Counters {
     /// Bytes charged, those of the groups below included.
     pub(crate) usage: AtomicU64,
     pub(crate) peak: AtomicU64,
-    /// Who waits for room here.
-    pub(crate) waiting: AtomicU32,
+    /// The fewest bytes that somebody waits for here; 0: nobody waits. Changed under the waiters' mutex.
+    pub(crate) wanted: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Group>() <= 512);
@@ -134,14 +136,14 @@ impl Group {
     }
 
     pub(crate) fn set_bound(&self, bound: Bound, bytes: u64) {
-        self.bounds[bound as usize].store(bytes, Ordering::Relaxed);
+        self.bounds[bound as usize].store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
     }
 
     /// Raises what is charged, up to `most`; answers whether.
     pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
         let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most);
-        // Relaxed: a number. What memory stands behind it is ordered by who hands it on.
-        let Ok(before) = self.counters.usage.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) else {
+        // SeqCst: as in `is_waited_for`. What memory stands behind the number is ordered by who hands it on.
+        let Ok(before) = self.counters.usage.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room) else {
             return false;
         };
         if before + bytes > self.counters.peak.load(Ordering::Relaxed) {
@@ -150,9 +152,36 @@ impl Group {
         true
     }
 
-    /// Takes back what was raised.
-    pub(crate) fn lower(&self, bytes: u64) {
-        self.counters.usage.fetch_sub(bytes, Ordering::Relaxed);
+    /// Takes back what was raised; answers whether somebody waits for that.
+    #[must_use]
+    pub(crate) fn lower(&self, bytes: u64) -> bool {
+        self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+        self.is_waited_for()
+    }
+
+    /// Whether there is room that somebody waits for.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        // SeqCst, here, below, and where the three are changed: either who makes room sees who waits, or who waits sees the room:
+        // 1. A lowers `usage` or raises a bound, B stores `wanted`. 2. A reads `wanted`, B reads `usage` and the bound.
+        let wanted = self.counters.wanted.load(Ordering::SeqCst);
+        wanted != 0 && self.has_room(wanted)
+    }
+
+    /// Whether so much more can be charged at this moment.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst); // As in `is_waited_for`, and so is the next.
+        self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max)
+    }
+
+    /// Says what is waited for from now on, 0 for nothing; answers whether there is room for that already.
+    pub(crate) fn want(&self, bytes: u64) -> bool {
+        self.counters.wanted.store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+        self.is_waited_for()
+    }
+
+    /// Whether anybody waits for room here.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.counters.wanted.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn set_name(&self, name: &str) {

@@ -12,6 +12,7 @@
 use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
+use crate::queue::Waiters;
 use crate::stock::Stocks;
 use crate::tree::{Count, Denied, Tree};
 use core::sync::atomic::{AtomicI64, Ordering};
@@ -32,13 +33,21 @@ pub trait Reclaimer: Host {
     fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
         0
     }
+
+    /// Asks that [`Groups::tick`] and [`Groups::deliver`] be called soon, by somebody who holds nothing. Called inside the gate, perhaps
+    /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
+    fn come_soon(&self) {}
 }
+
+/// How soon [`Groups::tick`] wants to come again, in nanoseconds, where nothing is more urgent.
+pub(crate) const INTERVAL: u64 = 250_000_000;
 
 /// A tree of groups, and what it takes to charge them.
 #[derive(Debug)]
 pub struct Groups {
     pub(crate) tree: Tree,
     pub(crate) stocks: Stocks,
+    pub(crate) waiters: Waiters,
     /// Who is on the way through ids and slots.
     pub(crate) rcu: Rcu,
     /// When the slots and ids that wait for the end of a grace period began to.
@@ -84,7 +93,7 @@ impl Groups {
                 // Without memory for sequences readers do without.
                 let _ = rcu.open(platform);
                 let reaping = Mutex::new(rcu.mark());
-                Ok(Groups { tree, stocks, rcu, reaping, nodes })
+                Ok(Groups { tree, stocks, waiters: Waiters::new(), rcu, reaping, nodes })
             }
             Err(error) => {
                 // SAFETY: nobody has seen them.
@@ -110,6 +119,7 @@ impl Groups {
         unsafe {
             self.tree.close(platform);
             self.stocks.close(platform);
+            self.waiters.close(platform);
             self.rcu.close(platform);
         }
     }
@@ -119,7 +129,7 @@ impl Groups {
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
-    pub fn create<H: Host>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+    pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
         for _ in (0..NAPS).take_while(|_| host.inside(|| self.tree.is_crowded())) {
             if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
                 host.platform().sleep(NAP);
@@ -143,10 +153,11 @@ impl Groups {
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
-    pub fn delete<H: Host>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
+    pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
         host.inside(|| {
             let slot = self.tree.delete(id)?;
             self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
+            self.end_waits(host, id);
             Ok(())
         })
     }
@@ -156,7 +167,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
-    pub fn set_bound<H: Host>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+    pub fn set_bound<H: Reclaimer>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
         let (before, usage) = host.inside(|| {
             self.tree.with(id, |group| {
                 let before = group.bound(bound);
@@ -167,6 +178,10 @@ impl Groups {
         })?;
         if bound == Bound::Max && usage > bytes {
             self.drain(host, id);
+        }
+        if bound == Bound::Max {
+            // Also where it was lowered: what does not fit any more is refused.
+            while host.inside(|| self.admit(host, id)) {}
         }
         Ok(before)
     }
@@ -286,13 +301,14 @@ impl Groups {
         self.tree.owners.each_gone(|id, bytes| _ = self.heir(id).inspect(|&heir| each(id, heir, bytes)));
     }
 
-    /// In a forked child: those who were on their way in the parent's threads are not here.
+    /// In a forked child: those who were on their way in the parent's threads are not here, and nobody waits for room.
     ///
     /// # Safety
     /// As for [`Rcu::forget_others`].
-    pub unsafe fn forget_others(&self) {
+    pub unsafe fn forget_others<H: Reclaimer>(&self, host: &H) {
         // SAFETY: as the caller promises.
         unsafe { self.rcu.forget_others() };
+        host.inside(|| self.forget_waiters(host));
     }
 
     /// Fences that emptying stocks has asked for so far.
@@ -302,28 +318,37 @@ impl Groups {
 
     /// Bytes of memory that groups take, besides their per-CPU data.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.tree.bytes(platform) + self.stocks.bytes()
+        self.tree.bytes(platform) + self.stocks.bytes() + self.waiters.bytes(platform)
     }
 
-    /// Work that waits: empties the stocks of CPUs that have not charged since the last call, and ends what deleted groups have left. Answers
-    /// whether to come again though nobody calls in between. To be called now and then; never waits.
-    pub fn tick<H: Host>(&self, host: &H) -> bool {
+    /// Work that waits: empties the stocks of CPUs that have not charged since the last call, ends what deleted groups have left, and attends to those
+    /// who wait for room. Answers in how many nanoseconds to come again though nobody calls in between, if at all. To be called now and
+    /// then; never waits.
+    pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         host.inside(|| {
             let out = |payer, bytes| self.settle(host, payer, bytes);
             let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
             // A CPU that cannot be fenced is no reason to come again for ever.
-            self.reap(host) || stocked && !skipped
+            let left = self.reap(host) || stocked && !skipped;
+            let next = self.attend(host);
+            next.or(left.then_some(INTERVAL))
         })
     }
 
     /// Ends what deleted groups have left, unless somebody else is on the way through it at the moment; whether anything is left. For
     /// hosts whose ticks may not come soon. Fences.
-    pub fn end_deleted<H: Host>(&self, host: &H) -> bool {
+    pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
         (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
     }
 
+    /// Tells what there is to tell: wakes the tasks of futures that have their answer. Not inside the gate, and by somebody who holds nothing that
+    /// these may want.
+    pub fn deliver<H: Reclaimer>(&self, host: &H) {
+        self.wake(host);
+    }
+
     /// Ends what deleted groups have left, as far as nobody is on the way through it any more; whether anything is left. Inside the gate.
-    fn reap<H: Host>(&self, host: &H) -> bool {
+    fn reap<H: Reclaimer>(&self, host: &H) -> bool {
         if !self.tree.is_waiting().contains(&true) {
             return false;
         }
@@ -355,7 +380,7 @@ impl Groups {
     }
 
     /// Empties the stocks of a group and those below it. Answers how many CPUs had to be skipped.
-    pub fn drain<H: Host>(&self, host: &H, id: GroupId) -> u32 {
+    pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         host.inside(|| {
             let wanted = |payer: Payer| self.is_below(payer.id(), id);
             self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes))
@@ -363,7 +388,7 @@ impl Groups {
     }
 
     /// Takes bytes off the counters of whoever they are booked for. Inside the gate.
-    pub(crate) fn settle<H: Host>(&self, host: &H, payer: Payer, bytes: u64) {
+    pub(crate) fn settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         {
             let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
@@ -371,7 +396,10 @@ impl Groups {
                 self.count_charged(host, group, payer, bytes.wrapping_neg());
                 self.count_shared(host, group, 1);
             });
-            self.tree.upwards(behind.slot()).for_each(|(_, group)| group.lower(bytes));
+            // All of them are lowered before anybody is let in.
+            if self.tree.upwards(behind.slot()).fold(false, |waited_for, (_, group)| group.lower(bytes) | waited_for) {
+                _ = self.admit(host, payer.id());
+            }
         }
         self.tree.owners.unbook(payer.id(), bytes);
     }

@@ -9,16 +9,19 @@
 #[cfg(test)]
 extern crate std;
 
+mod admit;
 mod charge;
 mod group;
 mod groups;
 mod id;
 mod owners;
 pub mod protection;
+mod queue;
 mod stock;
 mod table;
 mod tree;
 mod verify;
+mod wait;
 
 pub use charge::{How, Limit, Refusal};
 pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, UNLIMITED};
@@ -27,3 +30,4 @@ pub use id::{GroupId, Kind, MOST_GROUPS, Payer};
 pub use stock::{BATCH, CAP};
 pub use tree::{Count, Denied};
 pub use verify::Finding;
+pub use wait::{ChargeAsync, FOREVER, Waiting};

@@ -65,6 +65,8 @@ struct Lists {
     /// Never used yet.
     fresh: u32,
     used: u32,
+    /// Of these, the ones that nothing refers to and that wait.
+    buried: u32,
 }
 
 /// What [`Owners::census`] counts.
@@ -96,7 +98,7 @@ impl Behind {
 
 impl Owners {
     pub(crate) const fn new() -> Owners {
-        let lists = Lists { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0 };
+        let lists = Lists { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0, buried: 0 };
         Owners { table: Table::new(), lists: Mutex::new(lists) }
     }
 
@@ -240,6 +242,7 @@ impl Owners {
         let Some(entry) = self.table.get(index) else { return };
         entry.next.store(lists.waiting[0], Ordering::Relaxed);
         lists.waiting[0] = index;
+        lists.buried += 1;
     }
 
     /// Whether entries wait for the next grace period to begin, or for one to end.
@@ -260,6 +263,7 @@ impl Owners {
         while let Some(entry) = self.table.get(index) {
             let following = entry.next.load(Ordering::Relaxed);
             lists.used -= 1;
+            lists.buried -= 1;
             let generation = entry.generation.load(Ordering::Relaxed);
             if generation < LAST_GENERATION {
                 // No id has an index that nobody has.
@@ -298,6 +302,11 @@ impl Owners {
     pub(crate) fn room(&self) -> (u32, bool) {
         let (lists, room) = (self.lists.lock(), self.table.len());
         (room, lists.free == NONE && lists.fresh == room)
+    }
+
+    /// Entries that nothing refers to and that wait.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.lists.lock().buried.into()
     }
 
     /// Entries in use, also those that wait; and all that there ever were.

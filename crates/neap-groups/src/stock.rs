@@ -240,7 +240,8 @@ impl Stocks {
         (left, skipped)
     }
 
-    /// Empties the words of payers that are `wanted` on one CPU; whether that could be done. Under the mutex.
+    /// Empties the words of payers that are `wanted` on one CPU; whether that could be done. They are nobody's then, so that what comes back next
+    /// goes the slow way. Under the mutex.
     fn drain_cpu<P: Platform>(
         &self,
         platform: &P,
@@ -249,11 +250,11 @@ impl Stocks {
         out: &mut impl FnMut(Payer, u64),
     ) -> bool {
         let line = self.line(cpu);
-        let is_wanted = |word: &&AtomicU64| {
-            let (payer, bytes) = parts(word.load(Ordering::Relaxed));
-            bytes > 0 && wanted(payer)
+        let is_wanted = |word: &AtomicU64| {
+            let found = word.load(Ordering::Relaxed);
+            found != 0 && wanted(parts(found).0)
         };
-        if !line.iter().any(|word| is_wanted(&word)) {
+        if !line.iter().any(is_wanted) {
             return true;
         }
         let closed = self.has_sequences(platform, cpu);
@@ -266,16 +267,15 @@ impl Stocks {
                 return false;
             }
         }
-        for word in line.iter().filter(is_wanted) {
+        let mut taken = [0; WORDS];
+        for (word, taken) in line.iter().zip(&mut taken).filter(|(word, _)| is_wanted(word)) {
             // By now nobody else changes it, or does so by an exchange.
-            let (payer, bytes) = parts(word.swap(0, Ordering::Relaxed));
-            if bytes > 0 {
-                out(payer, bytes);
-            }
+            *taken = word.swap(0, Ordering::Relaxed);
         }
         if closed {
             self.reopen(cpu);
         }
+        taken.into_iter().map(parts).filter(|(_, bytes)| *bytes > 0).for_each(|(payer, bytes)| out(payer, bytes));
         true
     }
 

@@ -1,8 +1,8 @@
 //! The proof that groups add up, when nobody charges.
 //!
 //! Sits beside [`Groups`]. Checked are the links of the tree, that every group is charged for what its counts by kind say and what the groups
-//! below it are charged for, that as much is booked under ids as is charged, that stocks hold no more, and that what refers to an id is
-//! there.
+//! below it are charged for, that as much is booked under ids as is charged, that stocks hold no more, that what refers to an id is
+//! there, and that nobody waits who could be let in.
 
 use crate::group::{Group, NONE, ROOT};
 use crate::groups::Groups;
@@ -82,6 +82,7 @@ impl Groups {
             Behind::Group(slot).slot().into(),
             self.tree.owners.behind(id).map_or(NONE, Behind::slot).into(),
         )?;
+        self.verify_queue(slot, group)?;
         let (mut children, mut below) = (0, 0);
         self.tree.each_child(group, |child| {
             children += 1;
@@ -90,5 +91,20 @@ impl Groups {
         same("the number of children", id, children, group.children.load(Ordering::Relaxed).into())?;
         let own: u64 = Kind::ALL.into_iter().map(|kind| self.of_kind(host, group, kind)).sum();
         same("what is charged, by kind and by group", id, own + below, group.usage())
+    }
+
+    /// Who waits at a group: by age, for what it says, and none of them could be let in.
+    fn verify_queue(&self, slot: u32, group: &Group) -> Result<(), Finding> {
+        let (id, queues) = (group.id(), self.waiters.lock(&self.tree));
+        let (mut next, mut ticket) = (queues.first(group), 0);
+        same("whether somebody waits", id, next.is_some().into(), group.has_waiters().into())?;
+        same("whether somebody could be let in", id, 0, group.is_waited_for().into())?;
+        while let Some((index, waiter)) = next.and_then(|index| Some((index, queues.get(index)?))) {
+            same("where somebody waits", id, slot.into(), waiter.place().into())?;
+            same("whether somebody in a queue waits", id, 1, waiter.is_waiting().into())?;
+            same("whether a queue is by age", id, 1, (ticket < waiter.ticket()).into())?;
+            (next, ticket) = (queues.after(index), waiter.ticket());
+        }
+        Ok(())
     }
 }

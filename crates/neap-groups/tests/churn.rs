@@ -2,10 +2,10 @@
 
 mod host;
 
-use host::Host;
+use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups, How, Kind};
-use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_percpu::{PerCpuData, Shape};
 use std::collections::VecDeque;
 
 const ALIVE: usize = 64;
@@ -16,7 +16,8 @@ const CPUS: usize = 2;
 fn tables_do_not_grow_with_the_groups_that_were_deleted() {
     let machine = Virtual::new(4096, CPUS);
     let data = PerCpuData::open(&machine, &Shape { span: 16 << 20, ..Shape::usual(CPUS) }, |_| 0, ()).unwrap();
-    let host = Host(Alone { data: &data, platform: &machine });
+    let asked = Asked::default();
+    let host = Host::new(&machine, &data, &asked);
     let groups = Groups::open(&host).unwrap();
     let (mut alive, mut outliving) = (VecDeque::new(), VecDeque::new());
     let mut before = None;

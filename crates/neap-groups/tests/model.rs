@@ -4,10 +4,10 @@ mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
 
-use host::Host;
+use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, CAP, Denied, GroupId, Groups, How, Kind, Payer, Refusal, UNLIMITED};
-use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ impl Model {
 
 const CPUS: usize = 4;
 
-fn check(groups: &Groups, host: &Host, model: &Model) {
+fn check(groups: &Groups, host: &Host<'_, Virtual>, model: &Model) {
     groups.verify(host).unwrap_or_else(|finding| panic!("{finding:?}"));
     for (&id, node) in &model.nodes {
         let (info, used) = (groups.info(host, id).unwrap(), groups.used(host, id).unwrap());
@@ -60,7 +60,8 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
     let machine = Virtual::new(4096, CPUS);
     let shape = Shape { span: 16 << 20, ..Shape::usual(CPUS) };
     let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
-    let host = Host(Alone { data: &data, platform: &machine });
+    let asked = Asked::default();
+    let host = Host::new(&machine, &data, &asked);
     let groups = Groups::open(&host).unwrap();
     let (mut random, steps) = (Random(seed()), number("NEAP_STEPS", 20_000));
     let root = Node { parent: None, max: UNLIMITED, children: 0 };
@@ -142,7 +143,7 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
     }
     assert_eq!(groups.drain(&host, GroupId::ROOT), 0);
     check(&groups, &host, &model);
-    while groups.tick(&host) {}
+    while groups.tick(&host).is_some() {}
     let count = groups.count(&host);
     assert_eq!((count.dying, count.ids as usize, count.live as usize), (0, model.nodes.len(), model.nodes.len()));
     for &id in model.nodes.keys() {

@@ -94,7 +94,7 @@ impl<P: Platform> Core<P> {
         if self.options.groups == ThreadGroups::ByThread {
             grouped.delete_groups_of_ended_threads();
         }
-        grouped.groups.tick(&grouped.source)
+        grouped.groups.tick(&grouped.source).is_some()
     }
 }
 
@@ -256,6 +256,6 @@ impl<P: Platform> Grouped<'_, P> {
     /// As for [`Groups::forget_others`].
     pub(crate) unsafe fn forget_others(&self) {
         // SAFETY: as the caller promises.
-        unsafe { self.groups.forget_others() };
+        unsafe { self.groups.forget_others(&self.source) };
     }
 }

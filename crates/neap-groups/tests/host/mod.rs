@@ -1,23 +1,59 @@
-//! Per-CPU data by itself as the host of groups, on a virtual machine.
+//! A host for tests: a machine, real or virtual, its per-CPU data, and what is asked of it.
 
-use neap_base::virtual_platform::Virtual;
-use neap_groups::Reclaimer;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use neap_base::Platform;
+use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{Alone, PerCpuData};
 
-#[derive(Clone, Copy)]
-pub(crate) struct Host<'a>(pub(crate) Alone<'a, Virtual>);
+/// What a host was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// How often to come soon.
+    pub(crate) come: AtomicU64,
+    /// How many bytes to reclaim.
+    pub(crate) reclaim: AtomicU64,
+}
 
-impl neap_percpu::Host for Host<'_> {
-    type Platform = Virtual;
-    type Charge = ();
+/// The host.
+pub(crate) struct Host<'a, P: Platform> {
+    pub(crate) alone: Alone<'a, P>,
+    pub(crate) asked: &'a Asked,
+}
 
-    fn platform(&self) -> &Virtual {
-        self.0.platform
-    }
-
-    fn data(&self) -> &PerCpuData {
-        self.0.data
+impl<P: Platform> Clone for Host<'_, P> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-impl Reclaimer for Host<'_> {}
+impl<P: Platform> Copy for Host<'_, P> {}
+
+impl<'a, P: Platform> Host<'a, P> {
+    pub(crate) fn new(platform: &'a P, data: &'a PerCpuData, asked: &'a Asked) -> Host<'a, P> {
+        Host { alone: Alone { data, platform }, asked }
+    }
+}
+
+impl<P: Platform + Sync> neap_percpu::Host for Host<'_, P> {
+    type Platform = P;
+    type Charge = ();
+
+    fn platform(&self) -> &P {
+        self.alone.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.alone.data
+    }
+}
+
+impl<P: Platform> Reclaimer for Host<'_, P> {
+    fn reclaim(&self, _group: GroupId, bytes: u64) -> u64 {
+        self.asked.reclaim.fetch_add(bytes, Relaxed);
+        0
+    }
+
+    fn come_soon(&self) {
+        self.asked.come.fetch_add(1, Relaxed);
+    }
+}

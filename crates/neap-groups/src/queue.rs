@@ -1,0 +1,318 @@
+//! Who waits for room: entries in a table, each queued at the group that has none, the oldest first.
+//!
+//! Sits between the rule of admission (`admit.rs`) and those who wait (`wait.rs`). An entry belongs to one thread or future, which names it by
+//! index and generation; it is in one list at most: of a group's slot, or of those whose waker is to be called. One mutex for all
+//! of it, which is held for links and counters, never while a waker is called or dropped. Bytes are charged to an entry
+//! by whoever lets it in, so what it was granted is its own until it takes or leaves it.
+
+use crate::group::{Group, NONE};
+use crate::id::Payer;
+use crate::table::{Entry, Table};
+use crate::tree::Tree;
+use core::mem::ManuallyDrop;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::task::{RawWakerVTable, Waker};
+use neap_base::mutex::Guard;
+use neap_base::platform::Errno;
+use neap_base::{Mutex, Platform};
+
+/// What became of a waiter: the word that its thread sleeps on.
+pub(crate) mod state {
+    /// Nobody has the entry.
+    pub(crate) const FREE: u32 = 0;
+    /// It waits.
+    pub(crate) const WAITING: u32 = 1;
+    /// It was charged what it asked for; the answer is for how long it is held up.
+    pub(crate) const GRANTED: u32 = 2;
+    /// It is not let in; the answer is the group whose limit it is.
+    pub(crate) const REFUSED: u32 = 3;
+    /// Its group is gone.
+    pub(crate) const GONE: u32 = 4;
+}
+
+/// The place of an entry that waits for its waker to be called.
+const DUE: u32 = NONE - 1;
+
+/// An entry. All but the state is read and written under the mutex.
+#[derive(Debug, Default)]
+pub(crate) struct Waiter {
+    pub(crate) state: AtomicU32,
+    generation: AtomicU32,
+    /// The slot of the group that it is queued at, [`DUE`], or [`NONE`].
+    place: AtomicU32,
+    /// In a ring, or in the list of entries that nobody has.
+    next: AtomicU32,
+    previous: AtomicU32,
+    /// How many that are younger were let in past it.
+    pub(crate) passed: AtomicU32,
+    /// Its age: the higher the younger.
+    ticket: AtomicU64,
+    payer: AtomicU64,
+    bytes: AtomicU64,
+    deadline: AtomicU64,
+    pub(crate) answer: AtomicU64,
+    waker: AtomicPtr<()>,
+    waker_vtable: AtomicPtr<RawWakerVTable>,
+}
+
+// SAFETY: atomic numbers and pointers, of which 0 is one.
+unsafe impl Entry for Waiter {}
+
+impl Waiter {
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn payer(&self) -> Payer {
+        Payer::from_bits(self.payer.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Until when it waits, by the platform's clock.
+    pub(crate) fn deadline(&self) -> u64 {
+        self.deadline.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == state::WAITING
+    }
+
+    /// The slot of the group that it is queued at; [`NONE`] before.
+    pub(crate) fn place(&self) -> u32 {
+        self.place.load(Ordering::Relaxed)
+    }
+
+    /// Leaves it with another waker, or none; the old one is the caller's to drop, without the mutex.
+    pub(crate) fn replace_waker(&self, waker: Option<Waker>) -> Option<Waker> {
+        let waker = waker.map(ManuallyDrop::new);
+        let (data, vtable) = waker.map_or((null_mut(), null_mut()), |waker| {
+            (waker.data().cast_mut(), core::ptr::from_ref(waker.vtable()).cast_mut())
+        });
+        let old = self.waker.swap(data, Ordering::Relaxed);
+        let old_vtable = self.waker_vtable.swap(vtable, Ordering::Relaxed);
+        // SAFETY: null, or the `'static` table that a waker was taken apart into, below.
+        let old_vtable: Option<&'static RawWakerVTable> = unsafe { old_vtable.as_ref() };
+        // SAFETY: the two are of one waker, which was not dropped, and nobody finds them a second time.
+        old_vtable.map(|vtable| unsafe { Waker::new(old, vtable) })
+    }
+
+    fn has_waker(&self) -> bool {
+        !self.waker_vtable.load(Ordering::Relaxed).is_null()
+    }
+}
+
+/// A waiter, for its owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Handle {
+    pub(crate) index: u32,
+    generation: u32,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    table: Table<Waiter>,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    free: u32,
+    /// Never used yet.
+    fresh: u32,
+    used: u32,
+    ticket: u64,
+    /// Those whose waker is to be called: the first, plus one.
+    due: AtomicU32,
+}
+
+/// The queues, for who holds the mutex.
+pub(crate) struct Queues<'w> {
+    table: &'w Table<Waiter>,
+    tree: &'w Tree,
+    lists: Guard<'w, Lists>,
+}
+
+impl Waiters {
+    pub(crate) const fn new() -> Waiters {
+        let lists = Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0) };
+        Waiters { table: Table::new(), lists: Mutex::new(lists) }
+    }
+
+    pub(crate) fn lock<'w>(&'w self, tree: &'w Tree) -> Queues<'w> {
+        Queues { table: &self.table, tree, lists: self.lists.lock() }
+    }
+
+    /// The entry of an index, whoever has it.
+    pub(crate) fn entry(&self, index: u32) -> Option<&Waiter> {
+        self.table.get(index)
+    }
+
+    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.table.bytes(platform)
+    }
+
+    /// # Safety
+    /// As for [`Table::close`].
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        // SAFETY: as the caller promises.
+        unsafe { self.table.close(platform) };
+    }
+}
+
+impl<'w> Queues<'w> {
+    /// A new waiter, the youngest of all, queued nowhere yet.
+    ///
+    /// # Errors
+    /// Where there is no memory.
+    pub(crate) fn add<P: Platform>(
+        &mut self,
+        platform: &P,
+        payer: Payer,
+        bytes: u64,
+        deadline: u64,
+    ) -> Result<Handle, Errno> {
+        let lists = &mut *self.lists;
+        let index = lists.free.min(lists.fresh);
+        if index == self.table.len() {
+            self.table.grow(platform)?;
+        }
+        let waiter = self.table.get(index).ok_or(Errno::NOMEM)?;
+        if lists.free == NONE {
+            lists.fresh += 1;
+        } else {
+            lists.free = waiter.next.load(Ordering::Relaxed);
+        }
+        lists.used += 1;
+        lists.ticket += 1;
+        for (word, value) in [
+            (&waiter.ticket, lists.ticket),
+            (&waiter.payer, payer.to_bits()),
+            (&waiter.bytes, bytes),
+            (&waiter.deadline, deadline),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        waiter.place.store(NONE, Ordering::Relaxed);
+        waiter.passed.store(0, Ordering::Relaxed);
+        waiter.state.store(state::WAITING, Ordering::Relaxed);
+        Ok(Handle { index, generation: waiter.generation.load(Ordering::Relaxed) })
+    }
+
+    /// An owner's waiter; `None` in a forked child, which has none of its parent's.
+    pub(crate) fn of(&self, handle: Handle) -> Option<&'w Waiter> {
+        let is_it = |waiter: &&Waiter| waiter.generation.load(Ordering::Relaxed) == handle.generation;
+        self.table.get(handle.index).filter(is_it)
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Option<&'w Waiter> {
+        self.table.get(index)
+    }
+
+    /// Entries that there ever were.
+    pub(crate) fn len(&self) -> u32 {
+        self.lists.fresh
+    }
+
+    /// Entries in use.
+    pub(crate) fn count(&self) -> u32 {
+        self.lists.used
+    }
+
+    /// Nobody has an entry any more, which is queued nowhere. Answers its waker, for the caller to drop without the mutex.
+    pub(crate) fn free(&mut self, index: u32) -> Option<Waker> {
+        let waiter = self.table.get(index)?;
+        self.withdraw(index);
+        waiter.state.store(state::FREE, Ordering::Relaxed);
+        waiter.generation.fetch_add(1, Ordering::Relaxed);
+        waiter.next.store(self.lists.free, Ordering::Relaxed);
+        self.lists.free = index;
+        self.lists.used -= 1;
+        waiter.replace_waker(None)
+    }
+
+    fn ring(&self, place: u32) -> Option<&AtomicU32> {
+        if place == DUE { Some(&self.lists.due) } else { self.tree.group(place).map(|group| &group.first_waiter) }
+    }
+
+    /// Takes a waiter out of the list that it is in, if any.
+    pub(crate) fn withdraw(&self, index: u32) {
+        let Some(waiter) = self.table.get(index) else { return };
+        let Some(first) = self.ring(waiter.place.swap(NONE, Ordering::Relaxed)) else { return };
+        let [next, previous] = [&waiter.next, &waiter.previous].map(|link| link.load(Ordering::Relaxed));
+        if next == index {
+            first.store(0, Ordering::Relaxed);
+            return;
+        }
+        self.table.get(next).inspect(|entry| entry.previous.store(previous, Ordering::Relaxed));
+        self.table.get(previous).inspect(|entry| entry.next.store(next, Ordering::Relaxed));
+        if first.load(Ordering::Relaxed) == index + 1 {
+            first.store(next + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a waiter that is in no list into the queue of the group in a slot, by its age.
+    pub(crate) fn queue(&self, index: u32, slot: u32) {
+        let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
+        waiter.place.store(slot, Ordering::Relaxed);
+        let Some(oldest) = first.load(Ordering::Relaxed).checked_sub(1) else {
+            [&waiter.next, &waiter.previous].into_iter().for_each(|link| link.store(index, Ordering::Relaxed));
+            return first.store(index + 1, Ordering::Relaxed);
+        };
+        // Most are the youngest; those that come from another group's queue were the oldest there.
+        let is_younger = |other: u32| self.table.get(other).is_some_and(|other| other.ticket() > waiter.ticket());
+        let follow = |link: fn(&Waiter) -> &AtomicU32, of: u32| {
+            self.table.get(of).map_or(oldest, |entry| link(entry).load(Ordering::Relaxed))
+        };
+        let youngest = follow(|entry| &entry.previous, oldest);
+        let mut next = oldest;
+        if is_younger(youngest) {
+            while !is_younger(next) {
+                next = follow(|entry| &entry.next, next);
+            }
+            if next == oldest {
+                first.store(index + 1, Ordering::Relaxed);
+            }
+        }
+        let previous = follow(|entry| &entry.previous, next);
+        for (entry, link, value) in [(index, 0, next), (index, 1, previous), (previous, 0, index), (next, 1, index)] {
+            let entry = self.table.get(entry);
+            entry.inspect(|entry| [&entry.next, &entry.previous][link].store(value, Ordering::Relaxed));
+        }
+    }
+
+    /// The oldest in a group's queue.
+    pub(crate) fn first(&self, group: &Group) -> Option<u32> {
+        group.first_waiter.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// The next younger one in a waiter's queue.
+    pub(crate) fn after(&self, index: u32) -> Option<u32> {
+        let waiter = self.table.get(index)?;
+        let next = waiter.next.load(Ordering::Relaxed);
+        (next + 1 != self.ring(waiter.place())?.load(Ordering::Relaxed)).then_some(next)
+    }
+
+    /// A waiter that is queued nowhere has its answer. Whether somebody's waker is to be called for it.
+    pub(crate) fn conclude(&self, index: u32, state: u32, answer: u64) -> bool {
+        let Some(waiter) = self.table.get(index) else { return false };
+        waiter.answer.store(answer, Ordering::Relaxed);
+        waiter.state.store(state, Ordering::Release); // Pairs with the Acquire of the sleeper in `charge_or_wait`.
+        let due = waiter.has_waker();
+        if due {
+            self.queue(index, DUE);
+        }
+        due
+    }
+
+    /// The next waker to be called, without the mutex.
+    pub(crate) fn next_due(&self) -> Option<Waker> {
+        let index = self.lists.due.load(Ordering::Relaxed).checked_sub(1)?;
+        self.withdraw(index);
+        self.table.get(index)?.replace_waker(None)
+    }
+}
