@@ -217,7 +217,10 @@ impl Groups {
             oldest.passed.fetch_add(1, Ordering::Relaxed);
         }
         self.tree.owners.book(payer.id(), bytes);
-        self.tree.group(slot).inspect(|group| self.count_charged(host, group, payer, bytes));
-        Attempt::Granted(self.delay(slot, bytes))
+        self.tree.group(slot).inspect(|group| {
+            self.count_charged(host, group, payer, bytes);
+            self.count_shared(host, group, 2);
+        });
+        Attempt::Granted(self.delay(host, slot, bytes))
     }
 }

@@ -107,7 +107,7 @@ impl Groups {
             Err(Against::Full(_)) if how == How::Overcharge => {
                 host.inside(|| self.attempt(host, payer, bytes, how)).map_err(|_| Refusal::Gone)
             }
-            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(group, bytes))),
+            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
         }
     }
 
@@ -150,11 +150,11 @@ impl Groups {
                 match (exact, how) {
                     (Ok(()), _) => {}
                     (Err(full), How::Refuse) => {
-                        self.tell(full, Event::Max);
+                        self.tell(host, full, Event::Max);
                         return Err(Against::Full(full.id()));
                     }
                     (Err(full), How::Overcharge) => {
-                        self.tell(full, Event::Overcharged);
+                        self.tell(host, full, Event::Overcharged);
                         self.tree.upwards(slot).for_each(|(_, group)| _ = group.raise(bytes, u64::MAX));
                     }
                 }
@@ -171,7 +171,7 @@ impl Groups {
         {
             self.settle(host, payer, bytes);
         }
-        Ok(self.delay(slot, charged))
+        Ok(self.delay(host, slot, charged))
     }
 
     /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit.
@@ -189,12 +189,12 @@ impl Groups {
     }
 
     /// How long somebody who has charged so much is held up.
-    pub(crate) fn delay(&self, slot: u32, charged: u64) -> u64 {
+    pub(crate) fn delay<H: Reclaimer>(&self, host: &H, slot: u32, charged: u64) -> u64 {
         let mut longest = 0;
         for (_, group) in self.tree.upwards(slot) {
             let (usage, high) = (group.usage(), group.bound(Bound::High));
             if usage > high {
-                self.tell(group, Event::High);
+                self.tell(host, group, Event::High);
                 longest = longest.max(delay(usage, high, charged));
             }
         }
@@ -203,7 +203,7 @@ impl Groups {
 
     /// A refusal, counted.
     #[cold]
-    pub(crate) fn refuse(&self, full: GroupId, need: u64) -> Refusal {
+    pub(crate) fn refuse<H: Reclaimer>(&self, host: &H, full: GroupId, need: u64) -> Refusal {
         let mut holders = [None; HOLDERS];
         let mut hold = |id: GroupId, bytes: u64| {
             let place = holders
@@ -215,7 +215,7 @@ impl Groups {
             }
         };
         let limit = self.tree.with(full, |group| {
-            self.tell(group, Event::Refused);
+            self.tell(host, group, Event::Refused);
             let mut own = group.usage();
             self.tree.each_child(group, |child| {
                 own = own.saturating_sub(child.usage());

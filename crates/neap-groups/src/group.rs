@@ -99,6 +99,10 @@ pub(crate) struct Group {
     pub(crate) children: AtomicU32,
     /// Under the waiters' mutex: the oldest that waits for room here, plus one.
     pub(crate) first_waiter: AtomicU32,
+    /// Under the subscriptions' mutex: the first of those who subscribed, plus one.
+    pub(crate) first_subscriber: AtomicU32,
+    /// The events that they want to hear of.
+    pub(crate) heard: AtomicU32,
     name_length: AtomicU32,
     name: [AtomicU64; LONGEST_NAME / 8],
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.

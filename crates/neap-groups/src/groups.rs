@@ -9,6 +9,7 @@
 //! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
 //! CPU. [`Groups::used`] is without.
 
+use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
@@ -48,6 +49,7 @@ pub struct Groups {
     pub(crate) tree: Tree,
     pub(crate) stocks: Stocks,
     pub(crate) waiters: Waiters,
+    pub(crate) subscribers: Subscribers,
     /// Who is on the way through ids and slots.
     pub(crate) rcu: Rcu,
     /// When the slots and ids that wait for the end of a grace period began to.
@@ -93,7 +95,15 @@ impl Groups {
                 // Without memory for sequences readers do without.
                 let _ = rcu.open(platform);
                 let reaping = Mutex::new(rcu.mark());
-                Ok(Groups { tree, stocks, waiters: Waiters::new(), rcu, reaping, nodes })
+                Ok(Groups {
+                    tree,
+                    stocks,
+                    waiters: Waiters::new(),
+                    subscribers: Subscribers::new(),
+                    rcu,
+                    reaping,
+                    nodes,
+                })
             }
             Err(error) => {
                 // SAFETY: nobody has seen them.
@@ -120,6 +130,7 @@ impl Groups {
             self.tree.close(platform);
             self.stocks.close(platform);
             self.waiters.close(platform);
+            self.subscribers.close(platform);
             self.rcu.close(platform);
         }
     }
@@ -155,8 +166,16 @@ impl Groups {
     /// See [`Denied`]; nothing has changed then.
     pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
         host.inside(|| {
+            let subscribers = self.subscribers.lock();
+            // So that the slot is nobody else's before its subscribers have its counts.
+            let _reading = self.rcu.enter();
             let slot = self.tree.delete(id)?;
+            let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
+            drop(subscribers);
             self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
+            if is_news {
+                host.come_soon();
+            }
             self.end_waits(host, id);
             Ok(())
         })
@@ -172,7 +191,7 @@ impl Groups {
             self.tree.with(id, |group| {
                 let before = group.bound(bound);
                 group.set_bound(bound, bytes);
-                self.tell(group, Event::LimitChanged);
+                self.tell(host, group, Event::LimitChanged);
                 (before, group.usage())
             })
         })?;
@@ -184,14 +203,6 @@ impl Groups {
             while host.inside(|| self.admit(host, id)) {}
         }
         Ok(before)
-    }
-
-    /// Counts an event of a group, and of those above it.
-    pub(crate) fn tell(&self, group: &Group, event: Event) {
-        group.events[event as usize].fetch_add(1, Ordering::Relaxed);
-        for (_, above) in self.tree.upwards(group.parent.load(Ordering::Relaxed)) {
-            above.events[event as usize].fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// What is known of a group.
@@ -308,7 +319,10 @@ impl Groups {
     pub unsafe fn forget_others<H: Reclaimer>(&self, host: &H) {
         // SAFETY: as the caller promises.
         unsafe { self.rcu.forget_others() };
-        host.inside(|| self.forget_waiters(host));
+        host.inside(|| {
+            self.forget_tellers();
+            self.forget_waiters(host);
+        });
     }
 
     /// Fences that emptying stocks has asked for so far.
@@ -318,7 +332,10 @@ impl Groups {
 
     /// Bytes of memory that groups take, besides their per-CPU data.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.tree.bytes(platform) + self.stocks.bytes() + self.waiters.bytes(platform)
+        self.tree.bytes(platform)
+            + self.stocks.bytes()
+            + self.waiters.bytes(platform)
+            + self.subscribers.bytes(platform)
     }
 
     /// Work that waits: empties the stocks of CPUs that have not charged since the last call, ends what deleted groups have left, and attends to those
@@ -339,12 +356,6 @@ impl Groups {
     /// hosts whose ticks may not come soon. Fences.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
         (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
-    }
-
-    /// Tells what there is to tell: wakes the tasks of futures that have their answer. Not inside the gate, and by somebody who holds nothing that
-    /// these may want.
-    pub fn deliver<H: Reclaimer>(&self, host: &H) {
-        self.wake(host);
     }
 
     /// Ends what deleted groups have left, as far as nobody is on the way through it any more; whether anything is left. Inside the gate.

@@ -11,6 +11,7 @@ extern crate std;
 
 mod admit;
 mod charge;
+mod events;
 mod group;
 mod groups;
 mod id;
@@ -24,6 +25,7 @@ mod verify;
 mod wait;
 
 pub use charge::{How, Limit, Refusal};
+pub use events::{Callback, Happened, Listener, NotSubscribed, Subscription};
 pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, UNLIMITED};
 pub use groups::{Groups, Info, Reclaimer};
 pub use id::{GroupId, Kind, MOST_GROUPS, Payer};

@@ -202,7 +202,7 @@ impl Groups {
     fn answer<H: Reclaimer>(&self, host: &H, end: End, bytes: u64) -> Result<u64, Refusal> {
         match end {
             End::Granted(delay) => Ok(delay),
-            End::Refused(group) => Err(host.inside(|| self.refuse(group, bytes))),
+            End::Refused(group) => Err(host.inside(|| self.refuse(host, group, bytes))),
             End::Gone | End::Forgotten => Err(Refusal::Gone),
         }
     }

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod cpuset;
 pub mod entered;
 pub mod environment;
+pub mod event_fd;
 pub mod fence;
 pub mod file;
 pub mod futex;

@@ -1,0 +1,86 @@
+//! Telling whoever waits on an eventfd.
+//!
+//! Sits between the kernel's eventfd and those who tell. The descriptor is its owner's, who keeps it open; a number that is none any more makes
+//! a call fail. Never blocks: a descriptor that would is refused before it is first used. No lock, no state.
+
+use crate::Errno;
+use rustix::fd::BorrowedFd;
+use rustix::fs::{FileType, OFlags};
+
+/// Whether a descriptor is one that can be told by, and that never blocks.
+///
+/// # Errors
+/// `BADF` for none; `INVAL` for one of a file, a pipe or a socket; `WOULDBLOCK` for one without `EFD_NONBLOCK`.
+pub fn check(descriptor: i32) -> Result<(), Errno> {
+    let borrowed = borrow(descriptor)?;
+    // What the kernel makes without a file has no type.
+    if FileType::from_raw_mode(rustix::fs::fstat(borrowed)?.st_mode) != FileType::Unknown {
+        return Err(Errno::INVAL);
+    }
+    if rustix::fs::fcntl_getfl(borrowed)?.contains(OFlags::NONBLOCK) { Ok(()) } else { Err(Errno::WOULDBLOCK) }
+}
+
+/// Adds one to it, which wakes whoever waits. One that is as high as it can be has not been read for long, and stays.
+///
+/// # Errors
+/// Whatever the kernel answered: it is no eventfd any more.
+pub fn tell(descriptor: i32) -> Result<(), Errno> {
+    match rustix::io::write(borrow(descriptor)?, &1_u64.to_ne_bytes()) {
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn borrow(descriptor: i32) -> Result<BorrowedFd<'static>, Errno> {
+    if descriptor < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: it is only given to the kernel, which looks whether it is one.
+    Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ffi::c_void;
+
+    fn eventfd(start: u32, flags: i32) -> i32 {
+        // SAFETY: a call without pointers.
+        unsafe { libc::eventfd(start, flags) }
+    }
+
+    fn close(descriptor: i32) {
+        // SAFETY: the test's own.
+        unsafe { libc::close(descriptor) };
+    }
+
+    #[test]
+    fn what_was_told_is_added_up_and_a_full_one_does_not_block() {
+        let descriptor = eventfd(3, libc::EFD_NONBLOCK);
+        assert_eq!((check(descriptor), tell(descriptor), tell(descriptor)), (Ok(()), Ok(()), Ok(())));
+        let mut count = 0_u64;
+        let place: *mut c_void = (&raw mut count).cast();
+        // SAFETY: eight bytes of the test's.
+        assert_eq!(unsafe { libc::read(descriptor, place, 8) }, 8);
+        assert_eq!(count, 5);
+        let most = u64::MAX - 1;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::write(descriptor, (&raw const most).cast(), 8) }, 8);
+        assert_eq!(tell(descriptor), Ok(()));
+        close(descriptor);
+    }
+
+    #[test]
+    fn what_would_block_or_is_something_else_is_refused() {
+        let blocking = eventfd(0, 0);
+        assert_eq!(check(blocking), Err(Errno::WOULDBLOCK));
+        close(blocking);
+        let mut pipe = [0; 2];
+        // SAFETY: two numbers of the test's.
+        assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_NONBLOCK) }, 0);
+        assert_eq!(check(pipe[1]), Err(Errno::INVAL));
+        pipe.into_iter().for_each(close);
+        assert_eq!((check(-1), tell(-1)), (Err(Errno::BADF), Err(Errno::BADF)));
+        assert_eq!(check(1 << 20), Err(Errno::BADF));
+    }
+}
