@@ -150,6 +150,10 @@ macro_rules! sequence {
     };
 }
 
+mod words;
+
+pub use words::{Counted, add, alter, count, count_one};
+
 /// Takes the topmost pointer of this CPU's stack at `place` (in units of 8 bytes from the start of a region); null if that
 /// was refused or aborted.
 ///
@@ -318,158 +322,6 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
     outcome(status)
 }
 
-/// Adds `value` to this CPU's word of per-CPU data, and answers what it is then; `None` if nothing happened: the thread was
-/// interrupted or has no CPU id, its CPU has no word, or there are none for anybody.
-///
-/// `offsets` points to where the address of a table lies: a word's offset from `base` for each of `cpus` CPUs, and `usize::MAX`
-/// for one that has none. It is read inside the sequence, so who replaces it by 0 and then fences knows that no word changes
-/// any more.
-///
-/// # Safety
-/// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
-#[inline(always)]
-pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> Option<i64> {
-    let (status, new): (u32, i64);
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
-    unsafe {
-        asm!(
-            "mov {status:e}, 1",
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae 23f",
-                "mov {new}, qword ptr [{offsets}]",
-                "test {new}, {new}",
-                "jz 23f",
-                "mov {t}, qword ptr [{new} + {t} * 8]",
-                "cmp {t}, -1",
-                "je 23f",
-                "add {t}, {base}",
-                "mov {new}, {value}",
-                "add {new}, qword ptr [{t}]",
-                "mov qword ptr [{t}], {new}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: ""
-            ),
-            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
-            value = in(reg) value, t = out(reg) _, new = out(reg) new, status = out(reg) status,
-            options(nostack),
-        );
-    }
-    (status == 0).then_some(new)
-}
-
-/// How [`count`] ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
-    /// The word has none of the mask's bits.
-    Within,
-    /// It was added to, and has some.
-    Beyond,
-    /// Nothing happened.
-    Refused,
-}
-
-/// Adds `value` to this CPU's word, like [`add`], for counters, which do nothing else most of the time: the table lies at
-/// `offsets` and has an offset for every CPU, and of what the word is then only its bits in `mask` are looked at.
-///
-/// # Safety
-/// As for [`add`].
-#[inline(always)]
-pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
-    unsafe {
-        asm!(
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae {refused}",
-                "mov {t}, qword ptr [{offsets} + {t} * 8]",
-                "add {t}, {base}",
-                "mov {new}, {value}",
-                "add {new}, qword ptr [{t}]",
-                "mov qword ptr [{t}], {new}",
-                "22:",
-                "test {new}, {mask}",
-                "jnz {beyond}";
-                abort: "jmp {refused}"
-            ),
-            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
-            value = in(reg) value, mask = in(reg) mask, t = out(reg) _, new = out(reg) _,
-            refused = label { return Counted::Refused },
-            beyond = label { return Counted::Beyond },
-            options(nostack),
-        );
-    }
-    Counted::Within
-}
-
-/// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region) if the word, less the bits of
-/// `tag`, is at least `low` and at most `low + span`: a word is a tag and a number below it, and a word with another tag is
-/// larger than any number.
-///
-/// # Safety
-/// As for [`pop`], with words instead of stacks: `place` is that of a word, which where nothing may be written is larger than any
-/// number under every tag.
-#[inline(always)]
-pub unsafe fn alter(table: &Table, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
-    // SAFETY: as the caller promises; the only store is the commit, into a word of this CPU.
-    unsafe {
-        asm!(
-            sequence!(
-                "mov {word}, qword ptr [{t} + {place} * 8]",
-                "mov {number}, {word}",
-                "xor {number}, {tag}",
-                "sub {number}, {low}",
-                "cmp {number}, {span}",
-                "ja {refused}",
-                "add {word}, {delta}",
-                "mov qword ptr [{t} + {place} * 8], {word}",
-                "22:";
-                abort: "jmp {aborted}"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
-            tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
-            t = out(reg) _, word = out(reg) _, number = out(reg) _,
-            refused = label { return Outcome::Refused },
-            aborted = label { return Outcome::Aborted },
-            options(nostack),
-        );
-    }
-    Outcome::Committed
-}
-
-/// Adds one to the word number `word` of this CPU's, for readers of RCU: `table` has for each of `cpus` CPUs where its words
-/// begin, and 0 for one that has none. Answers whether it happened.
-///
-/// # Safety
-/// As for [`add`].
-#[inline(always)]
-pub unsafe fn count_one(offset: usize, table: usize, cpus: usize, word: usize) -> bool {
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
-    unsafe {
-        asm!(
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae {refused}",
-                "mov {t}, qword ptr [{table} + {t} * 8]",
-                "test {t}, {t}",
-                "jz {refused}",
-                "add qword ptr [{t} + {word} * 8], 1",
-                "22:";
-                abort: "jmp {refused}"
-            ),
-            offset = in(reg) offset, table = in(reg) table, cpus = in(reg) cpus, word = in(reg) word, t = out(reg) _,
-            refused = label { return false },
-            options(nostack),
-        );
-    }
-    true
-}
-
 #[inline(always)]
 fn outcome(status: u32) -> Outcome {
     match status {
@@ -599,83 +451,6 @@ mod tests {
         assert_eq!((region.before, region.after), (7, 7));
     }
 
-    #[test]
-    fn a_word_counts_every_add_that_is_answered_and_no_other() {
-        let Some(offset) = registered_offset() else { return };
-        let words: Vec<core::sync::atomic::AtomicI64> = (0..3).map(|_| 0.into()).collect();
-        // Every CPU's word is the second one, or none.
-        let tables = [vec![8_usize; 1024], vec![usize::MAX; 1024]];
-        let add = |table: usize, cpus: usize, value: i64| {
-            // SAFETY: the table has an entry for each CPU, and leads to the words; only this thread uses them.
-            unsafe { add(offset, &raw const table, cpus, words.as_ptr().addr(), value) }
-        };
-        let mut sum = 0;
-        for value in [1, -5, 1 << 40, i64::from(i32::MIN)] {
-            let answer = (0..100).find_map(|_| add(tables[0].as_ptr().addr(), 1024, value));
-            sum += value;
-            assert_eq!(answer, Some(sum));
-        }
-        for _ in 0..100 {
-            assert_eq!(add(0, 1024, 1), None, "no table");
-            assert_eq!(add(tables[0].as_ptr().addr(), 0, 1), None, "no CPU");
-            assert_eq!(add(tables[1].as_ptr().addr(), 1024, 1), None, "no word");
-        }
-        // The same word as the first one behind an address, for every CPU or for none.
-        let addresses = [vec![words[1].as_ptr().addr(); 1024], vec![0; 1024]];
-        // SAFETY: as above.
-        let one = |table: usize, cpus| unsafe { count_one(offset, addresses[table].as_ptr().addr(), cpus, 0) };
-        assert!((0..100).any(|_| one(0, 1024)) && (0..100).all(|_| !one(1, 1024) && !one(0, 0)));
-        assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum + 1, 0]);
-    }
-
-    #[test]
-    fn counting_says_when_a_word_leaves_the_mask() {
-        let Some(offset) = registered_offset() else { return };
-        let word = core::sync::atomic::AtomicI64::new(0);
-        let table = vec![0_usize; 1024];
-        let count = |cpus: usize, value: i64| {
-            // SAFETY: the table has an entry for each CPU, and leads to the word; only this thread uses it.
-            unsafe { super::count(offset, table.as_ptr().addr(), cpus, (&raw const word).addr(), value, !7) }
-        };
-        let settled = |value| (0..100).map(|_| count(1024, value)).find(|counted| *counted != Counted::Refused);
-        let answers = [5, 2, 1, -1, -8, 1].map(|value| (settled(value).unwrap(), word.load(Ordering::Relaxed)));
-        let expected = [(Counted::Within, 5), (Counted::Within, 7), (Counted::Beyond, 8), (Counted::Within, 7)];
-        assert_eq!(answers[..4], expected);
-        assert_eq!(answers[4..], [(Counted::Beyond, -1), (Counted::Within, 0)]);
-        assert_eq!((count(0, 1), word.load(Ordering::Relaxed)), (Counted::Refused, 0));
-    }
-
-    /// Many threads on all CPUs, each add interrupted or not: the words are exactly what was answered.
-    #[test]
-    fn no_add_is_lost_between_threads() {
-        let Some(offset) = registered_offset() else { return };
-        let cpus = crate::topology::nameable();
-        let words: Vec<core::sync::atomic::AtomicI64> = (0..cpus * 8).map(|_| 0.into()).collect();
-        let table: Vec<usize> = (0..cpus).map(|cpu| cpu * 64).collect();
-        let (table, base) = (table.as_ptr().addr(), words.as_ptr().addr());
-        let places: Vec<usize> = (0..cpus).map(|cpu| base + cpu * 64).collect();
-        let places = places.as_ptr().addr();
-        let work = || {
-            // SAFETY: as above; the words are changed by such adds alone.
-            let one = |_: &_| unsafe { add(offset, &raw const table, cpus, base, 1) }.is_some();
-            // SAFETY: as above.
-            let another = |_: &_| unsafe { count_one(offset, places, cpus, 1) };
-            (0..5_000_000).filter(one).count() + (0..5_000_000).filter(another).count()
-        };
-        let _ = crate::fence::register();
-        let answered: usize = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
-            // Each interrupts whoever runs elsewhere.
-            while threads.iter().any(|thread| !thread.is_finished()) {
-                let _ = crate::fence::all();
-            }
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-        });
-        let counted: i64 = words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
-        assert_eq!(counted, answered as i64);
-        assert!(answered > 40_000_000, "most adds are not interrupted");
-    }
-
     /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken.
     #[test]
     fn no_object_is_lost_between_threads() {
@@ -708,41 +483,6 @@ mod tests {
         });
         let there = memory.chunks(length).map(|region| (region[STACK] - region[STACK + 1]) / size_of::<usize>());
         assert_eq!(there.sum::<usize>() as isize, left);
-    }
-
-    /// Many threads take from and give to tagged words, interrupted or not: what is in the words is what was given and not taken.
-    #[test]
-    fn a_word_is_altered_under_its_own_tag_alone_and_within_bounds() {
-        const TAG: u64 = 5 << 20;
-        const MOST: u64 = (1 << 20) - 1;
-        let Some(offset) = registered_offset() else { return };
-        let words: Vec<core::sync::atomic::AtomicU64> =
-            (0..crate::topology::nameable() * 8).map(|_| TAG.into()).collect();
-        let mut regions: Vec<_> = words.chunks(8).map(|line| AtomicPtr::new(line.as_ptr().cast_mut().cast())).collect();
-        let table = Table { offset: AtomicU32::new(offset as u32), regions: AtomicPtr::new(regions.as_mut_ptr()) };
-        // SAFETY: the table has a line for each CPU; the words are changed by such calls alone.
-        let give = |n: u64| unsafe { alter(&table, 3, TAG, 0, MOST - n, n) };
-        // SAFETY: as above.
-        let take = |n: u64| unsafe { alter(&table, 3, TAG, n, MOST - n, n.wrapping_neg()) };
-        let work = || {
-            let mut left = 0_i64;
-            for n in (1..=7).cycle().take(500_000) {
-                left += if give(n) == Outcome::Committed { n as i64 } else { 0 };
-                left -= if take(n + 1) == Outcome::Committed { n as i64 + 1 } else { 0 };
-                // SAFETY: as above.
-                let others =
-                    [TAG + (1 << 20), TAG - (1 << 20), 0].map(|tag| unsafe { alter(&table, 3, tag, 0, MOST, 1) });
-                assert!(!others.contains(&Outcome::Committed));
-            }
-            left
-        };
-        let left: i64 = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-        });
-        let there = words.chunks(8).map(|line| line[3].load(Ordering::Relaxed) - TAG).sum::<u64>();
-        assert_eq!(there as i64, left);
-        assert!(words.chunks(8).flat_map(|line| [&line[2], &line[4]]).all(|word| word.load(Ordering::Relaxed) == TAG));
     }
 
     #[test]
