@@ -173,6 +173,16 @@ impl Group {
     #[inline]
     pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, node);
+        // What is stocked is had without a word of memory being passed on: the processor waits long for what was written and is read wider.
+        if PROCESS.groups_if_made().is_some_and(|grouped| grouped.take(payer, bytes)) {
+            return Ok(Charge { payer, bytes });
+        }
+        self.charge_slowly(payer, bytes, how)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_slowly(self, payer: Payer, bytes: u64, how: How) -> Result<Charge, Refused> {
         let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
         grouped.charge(payer, bytes, how).map_err(Refused)?;
         Ok(Charge { payer, bytes })
