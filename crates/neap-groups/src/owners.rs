@@ -137,8 +137,10 @@ impl Owners {
     }
 
     fn entry(&self, id: GroupId) -> Option<&Owner> {
+        // An entry that nobody had yet has generation 0, and would lead to the root.
         // Acquire pairs with the Release in `open`.
-        self.table.get(id.index()).filter(|entry| entry.generation.load(Ordering::Acquire) == id.generation())
+        let is_of = |entry: &&Owner| entry.generation.load(Ordering::Acquire) == id.generation() && id.generation() > 0;
+        self.table.get(id.index()).filter(is_of)
     }
 
     /// Whether the group of an id is there.
