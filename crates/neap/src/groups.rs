@@ -151,9 +151,22 @@ impl Group {
 
     /// The groups right below it, as long as none of them is deleted meanwhile.
     pub fn children(self) -> impl Iterator<Item = Group> {
-        let grouped = made_or_here(self).ok();
-        let next = move |after: Option<GroupId>| grouped.as_ref()?.next_child(self.0, after);
-        core::iter::successors(next(None), move |&id| next(Some(id))).map(Group)
+        let next = move |after: Option<Group>| self.next_child(after).ok().flatten();
+        core::iter::successors(next(None), move |&child| next(Some(child)))
+    }
+
+    /// The group right below it that is behind `after`, or the first; `None` at the end.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`] if it is gone, or `after` is not right below it any more.
+    pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, Denied> {
+        let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
+        // Asked afterwards: what was there then was there before.
+        match after {
+            Some(after) if after.info()?.parent != Some(self.0) => Err(Denied::NoSuchGroup),
+            Some(_) => Ok(next),
+            None => self.info().map(|_| next),
+        }
     }
 
     /// Charges bytes to the group and all above it. Beyond a `max` this asks for memory back, then empties stocks, then refuses; above a `high` it

@@ -42,6 +42,10 @@ fn paths_are_made_found_and_end() {
     let second = Group::create("paths/a/b").unwrap();
     assert_ne!(second, leaf);
     assert_eq!(leaf.used(), Err(Denied::NoSuchGroup));
+    assert_eq!((above.next_child(None), above.next_child(Some(second))), (Ok(Some(second)), Ok(None)));
+    for (parent, after) in [(above, Some(leaf)), (Group::ROOT, Some(second)), (leaf, None)] {
+        assert_eq!(parent.next_child(after), Err(Denied::NoSuchGroup), "{parent}");
+    }
     for path in ["paths/a/b", "paths/a", "paths"] {
         Group::find(path).unwrap().delete().unwrap();
     }
