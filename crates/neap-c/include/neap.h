@@ -1,13 +1,16 @@
 /*
- * neap.h: per-CPU data that gives its pages back. C11 and C++17; link with `pkg-config --cflags --libs neap`.
+ * neap.h: per-CPU data that gives its pages back, and memory groups. C11 and C++17; `pkg-config --cflags --libs neap` to link.
  *
  * Per-CPU data has one copy for each CPU that the machine may ever have, on cache lines of its own. What belongs together has an
  * owner, whose data shares pages with no other owner's as far as it can: so when an owner goes, pages go with it. What is freed is back
  * with the system within a second, but for a reserve of some pages.
  *
+ * Memory groups say who holds what, in a tree, with limits that can change at any moment: for memory of any origin, charged by
+ * hand, and for what threads allocate with neap's malloc.
+ *
  * Conventions, where a function says nothing else:
  *   - Functions that can fail answer a negative number of enum neap_error, and then nothing has changed. None writes errno.
- *   - Null pointers, handles and owners that are none, and objects that are all zeroes or were destroyed are found and refused;
+ *   - Null pointers, handles, owners and groups that are none, and objects that are all zeroes or were destroyed are found and refused;
  *     functions that cannot fail answer 0, false or NULL for them, or do nothing.
  *   - Context: any thread, no signal handler. Functions marked "signal-safe" may be called in both, and never wait.
  *   - A child of fork() has its own copies of everything and may use all of it. A child of vfork() may use nothing.
@@ -43,18 +46,28 @@ enum neap_error {
     NEAP_E_ARGUMENT = -1,
     /* There is no such owner: closed, or made up. */
     NEAP_E_OWNER = -2,
-    /* The owner may not have more. */
+    /* The owner, or the group, may not have more. */
     NEAP_E_CHARGE = -3,
     /* It would take longer than the caller can wait. */
     NEAP_E_WAIT = -4,
-    /* The address space for per-CPU data, or the table of owners, is full. */
+    /* The address space for per-CPU data, or the table of owners or of groups, is full. */
     NEAP_E_FULL = -5,
     /* The system gave no memory. */
     NEAP_E_MEMORY = -6,
     /* Nothing is allocated there: freed, or made up. */
     NEAP_E_HANDLE = -7,
     /* The system forbids what killing a reference takes (membarrier). */
-    NEAP_E_FENCE = -8
+    NEAP_E_FENCE = -8,
+    /* There is no such group: deleted, or made up. */
+    NEAP_E_GROUP = -9,
+    /* A group of that name is there already. */
+    NEAP_E_EXISTS = -10,
+    /* A name has 1 to 56 bytes of UTF-8 that print, no '/', and is neither "." nor "..". */
+    NEAP_E_NAME = -11,
+    /* No group can be deeper: 31 names are the longest path. */
+    NEAP_E_DEEP = -12,
+    /* Groups below it have to go first. */
+    NEAP_E_CHILDREN = -13
 };
 
 /* What an answer means, in a few words; never NULL. Signal-safe. */
@@ -225,6 +238,192 @@ bool neap_histogram_quantile(const neap_histogram *histogram, uint32_t millionth
  */
 int neap_histogram_each(const neap_histogram *histogram, int (*each)(uint64_t lowest, uint64_t count, void *argument),
                         void *argument);
+
+/* ---- Memory groups ---- */
+
+/*
+ * A group, by its number, which keeps nothing alive. Once the group is deleted every function answers NEAP_E_GROUP for it, also if
+ * another one has the same path later. 0 is none.
+ */
+typedef uint64_t neap_group;
+
+/* What all groups are below: it is charged for all of them together. Its path is "". */
+#define NEAP_ROOT UINT64_C(0x200000)
+
+/*
+ * Makes the group at a path such as "tenant/acme": names with a '/' between them; and those above it that are not there yet, which
+ * stay also when the answer is an error. May wait. NEAP_E_EXISTS, NEAP_E_NAME, NEAP_E_DEEP, NEAP_E_FULL with two million of them,
+ * NEAP_E_MEMORY.
+ */
+int neap_group_create(const char *path, neap_group *group);
+
+/* The group at a path. NEAP_E_GROUP; the first use of groups makes the root, and may wait and answer NEAP_E_MEMORY. */
+int neap_group_find(const char *path, neap_group *group);
+
+/* The same, but makes it where it is not there: errors of neap_group_create, but NEAP_E_EXISTS. */
+int neap_group_find_or_create(const char *path, neap_group *group);
+
+/*
+ * Deletes a group, which has no groups below it. At once what it is charged for is its parent's, where what is given back later
+ * goes as well, and its path is free. NEAP_E_CHILDREN, NEAP_E_GROUP; NEAP_E_ARGUMENT for the root, which stays.
+ */
+int neap_group_delete(neap_group group);
+
+/*
+ * Steps through the groups right below one: puts the one behind `*child` into `*child`, or the first if that is 0. Answers 1, and
+ * at the end 0, with `*child` 0. NEAP_E_GROUP if the parent is gone, or `*child` is not right below it any more: then begin again.
+ */
+int neap_group_next(neap_group parent, neap_group *child);
+
+/* What bounds a group's memory, with that of all below it, in bytes. */
+enum neap_bound {
+    /* Never more than this: what is charged beyond it is refused, unless it must not be. NEAP_UNLIMITED at first. */
+    NEAP_MAX = 0,
+    /* Above this who charges is slowed down. NEAP_UNLIMITED at first. */
+    NEAP_HIGH = 1,
+    /* Below `low` memory is taken away only if there is none elsewhere, below `min` never. 0 at first. */
+    NEAP_LOW = 2,
+    NEAP_MIN = 3
+};
+#define NEAP_UNLIMITED UINT64_MAX
+
+/*
+ * Changes one of enum neap_bound, and puts what it was into `before`, which may be NULL. Takes effect at once, and does not wait: a
+ * group that is charged for more than its new `max` keeps that, and may use again what it gives back, but gets no more until there
+ * is room. NEAP_E_GROUP; NEAP_E_ARGUMENT for other bounds.
+ */
+int neap_group_set(neap_group group, int bound, uint64_t bytes, uint64_t *before);
+
+/*
+ * Bytes that a group and those below it use. Exact while nobody charges: what is charged, less what CPUs have in stock, which is up
+ * to 256 KiB for each group and 2 MiB for all groups together on each CPU. NEAP_E_GROUP.
+ */
+int neap_group_used(neap_group group, uint64_t *bytes);
+
+/* What is known of a group. Later versions may have more at the end. */
+typedef struct neap_group_info {
+    neap_group group;
+    /* The one above it; 0 for the root. */
+    neap_group parent;
+    /* Its name below that, and a 0; empty for the root. */
+    char name[64];
+    /* What bounds it. */
+    uint64_t max_bytes;
+    uint64_t high_bytes;
+    uint64_t low_bytes;
+    uint64_t min_bytes;
+    /* What it and all below it are charged for, stocks included, and the most that ever was. */
+    uint64_t charged_bytes;
+    uint64_t peak_bytes;
+    /* What it alone is charged for, stocks included: allocations above 32 KiB, smaller ones, per-CPU data, and by hand. */
+    uint64_t pages_bytes;
+    uint64_t objects_bytes;
+    uint64_t percpu_bytes;
+    uint64_t by_hand_bytes;
+    /*
+     * How often, for it or one below it: memory was taken below `low`; somebody was slowed down above `high`; memory was looked for
+     * at `max`; a charge was refused; one went beyond `max`; a bound was changed.
+     */
+    uint64_t low_events;
+    uint64_t high_events;
+    uint64_t max_events;
+    uint64_t refused_events;
+    uint64_t overcharged_events;
+    uint64_t changed_events;
+    /* Groups right below it. */
+    uint64_t children;
+} neap_group_info;
+
+/*
+ * The numbers of this moment. `size`: of `info` as the caller knows it, sizeof(neap_group_info); what the library does not know of
+ * is 0. NEAP_E_GROUP; NEAP_E_ARGUMENT for a size of 0.
+ */
+int neap_group_info_get(neap_group group, neap_group_info *info, size_t size);
+
+/* Room for any group's path. */
+#define NEAP_PATH_SIZE 2048
+
+/*
+ * Writes a group's path, as much of it as fits into `size` bytes with a 0 at its end. Answers how many bytes it has, without the 0.
+ * `text` may be NULL if `size` is 0. NEAP_E_GROUP.
+ */
+int neap_group_path(neap_group group, char *text, size_t size);
+
+/* Being in a group, as one thread is from neap_group_enter to neap_group_leave. */
+typedef struct neap_entered {
+    uint64_t reserved[4];
+} neap_entered;
+
+/*
+ * Lets this thread be in a group: all that it allocates from now on by malloc, C++'s new or the like is charged to the group, and
+ * goes back to it when it is freed, by whichever thread. That goes beyond a limit, counted, unless NEAP=refuse:on is set; then
+ * malloc answers NULL. Of use where malloc is neap's, preloaded; others' malloc charges nobody. NEAP_E_GROUP.
+ */
+int neap_group_enter(neap_entered *entered, neap_group group);
+
+/*
+ * Lets the thread that entered be where it was before, in another group or in none; last in, first out. All zeroes then.
+ * NEAP_E_ARGUMENT: it left already.
+ */
+int neap_group_leave(neap_entered *entered);
+
+/* ---- Charges by hand ---- */
+
+/*
+ * Bytes that a group, and all above it, are charged for, whatever they are: a cache, a mapping, memory of a GPU. One thread at a
+ * time may use it. It may be moved in memory; of two copies only one may be used.
+ */
+typedef struct neap_charge {
+    uint64_t reserved[4];
+} neap_charge;
+
+/* Somebody who holds memory, and how much of it. */
+typedef struct neap_holder {
+    neap_group group;
+    uint64_t bytes;
+} neap_holder;
+
+/* The limit that a charge was refused at. */
+typedef struct neap_refusal {
+    /* Whose limit it is: the group that was to be charged, or one above it. */
+    neap_group group;
+    /* Its `max`, what it is charged for, and what was asked for. */
+    uint64_t max_bytes;
+    uint64_t charged_bytes;
+    uint64_t need_bytes;
+    /* Who holds most of it: groups right below it, or itself; largest first, the rest 0. */
+    neap_holder holders[3];
+    uint64_t reserved[6];
+} neap_refusal;
+
+/* What becomes of a charge beyond a limit: it is refused, or granted and counted, for somebody who must not fail. */
+#define NEAP_REFUSE 0u
+#define NEAP_OVERCHARGE 1u
+
+/*
+ * Charges a group and all above it, and puts the charge into `charge`, over whatever is there. While the CPU has some in stock this
+ * takes no lock, and no locked instruction where the machine permits; above a `high` it waits, up to two seconds. NEAP_E_CHARGE, and
+ * then `refusal`, which may be NULL, says whose limit it was; NEAP_E_GROUP; NEAP_E_ARGUMENT for other flags.
+ */
+int neap_group_charge(neap_charge *charge, neap_group group, uint64_t bytes, unsigned flags, neap_refusal *refusal);
+
+/* Gives a charge back to who paid, or to its heir; all zeroes then. NEAP_E_ARGUMENT: it was given back already. */
+int neap_group_uncharge(neap_charge *charge);
+
+/* How many bytes it is; 0 if it is none. Signal-safe. */
+uint64_t neap_charge_bytes(const neap_charge *charge);
+
+/* Who was charged, and may be gone; 0 if it is none. Signal-safe. */
+neap_group neap_charge_group(const neap_charge *charge);
+
+/* Takes some of its bytes off into a charge of their own, over whatever is in `part`. NEAP_E_ARGUMENT if it has fewer. */
+int neap_charge_split(neap_charge *charge, neap_charge *part, uint64_t bytes);
+
+/* Adds what another has, which is all zeroes then. NEAP_E_ARGUMENT if that is of another group. */
+int neap_charge_merge(neap_charge *charge, neap_charge *other);
+
+/* Moves it to another group. Errors of neap_group_charge; then it is where it was. */
+int neap_charge_move(neap_charge *charge, neap_group to, neap_refusal *refusal);
 
 /* ---- The instance ---- */
 

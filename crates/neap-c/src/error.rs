@@ -1,8 +1,9 @@
 //! What went wrong, as C hears of it.
 //!
-//! Sits between the errors of [`neap::percpu`] and the numbers of `enum neap_error`.
+//! Sits between the errors of [`neap::percpu`] and [`neap::groups`] and the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
+use neap::groups::Denied;
 use neap::percpu::{Invalid, Refused, Wait};
 
 /// `enum neap_error`.
@@ -17,10 +18,15 @@ pub(crate) enum Error {
     Memory = -6,
     Handle = -7,
     Fence = -8,
+    Group = -9,
+    Exists = -10,
+    Name = -11,
+    Deep = -12,
+    Children = -13,
 }
 
 impl Error {
-    pub(crate) const ALL: [Error; 8] = [
+    pub(crate) const ALL: [Error; 13] = [
         Error::Argument,
         Error::Owner,
         Error::Charge,
@@ -29,18 +35,28 @@ impl Error {
         Error::Memory,
         Error::Handle,
         Error::Fence,
+        Error::Group,
+        Error::Exists,
+        Error::Name,
+        Error::Deep,
+        Error::Children,
     ];
 
     fn text(self) -> &'static CStr {
         match self {
             Error::Argument => c"an argument is not what it has to be",
             Error::Owner => c"there is no such owner",
-            Error::Charge => c"the owner may not have more",
+            Error::Charge => c"the owner or group may not have more",
             Error::Wait => c"it would take waiting",
-            Error::Full => c"the address space for it is in use",
+            Error::Full => c"there is no room for one more",
             Error::Memory => c"the system gave no memory",
             Error::Handle => c"nothing is allocated there",
             Error::Fence => c"the system forbids fences",
+            Error::Group => c"there is no such group",
+            Error::Exists => c"a group of that name is there already",
+            Error::Name => c"a name has 1 to 56 bytes of printable UTF-8, no '/', and is neither '.' nor '..'",
+            Error::Deep => c"no group can be deeper",
+            Error::Children => c"groups below it have to go first",
         }
     }
 }
@@ -64,9 +80,36 @@ impl From<Invalid> for Error {
     }
 }
 
+impl From<Denied> for Error {
+    fn from(denied: Denied) -> Error {
+        match denied {
+            Denied::NoSuchGroup => Error::Group,
+            Denied::Exists => Error::Exists,
+            Denied::BadName => Error::Name,
+            Denied::TooDeep => Error::Deep,
+            Denied::HasChildren => Error::Children,
+            Denied::Root => Error::Argument,
+            Denied::Full => Error::Full,
+            Denied::NoMemory => Error::Memory,
+        }
+    }
+}
+
 /// The number that a function answers: an error's, or the success's, which is not negative.
 pub(crate) fn answer(outcome: Result<c_int, Error>) -> c_int {
     outcome.unwrap_or_else(|error| error as c_int)
+}
+
+/// Puts an answer where C wants it; `make` is not called where it wants it nowhere.
+///
+/// # Safety
+/// `place` is null, misaligned or writable.
+pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Error>) -> c_int {
+    if place.is_null() || !place.is_aligned() {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: as the caller promises.
+    answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
 }
 
 /// How long a caller that says so many nanoseconds can wait.

@@ -1,13 +1,16 @@
 //! That the header says what the library is: it compiles alone as C and as C++, and its constants, structures and sizes are those
 //! of this crate. (That each function it declares is there, and no other, `cargo xtask symbols` asks the finished libraries.)
 
+use crate::charge::{Charged, Holder, Refusal};
 use crate::counter::Counter;
 use crate::error::Error;
+use crate::group::{Info, Inside};
 use crate::histogram::Histogram;
 use crate::instance::Usage;
 use crate::reference::Ref;
 use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
+use neap::groups::{Bound, Group, UNLIMITED};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -55,14 +58,21 @@ fn constants_and_layouts_are_those_of_the_library() {
     let mut same = |what: &str, value: i128| {
         writeln!(text, "static_assert({what} == {value}, \"{what}\");").unwrap();
     };
-    let names = ["ARGUMENT", "OWNER", "CHARGE", "WAIT", "FULL", "MEMORY", "HANDLE", "FENCE"];
-    for (name, error) in names.iter().zip(Error::ALL) {
-        assert_eq!(format!("{error:?}").to_uppercase(), *name);
+    let names = "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN".split(' ');
+    assert_eq!(names.clone().count(), Error::ALL.len());
+    for (name, error) in names.zip(Error::ALL) {
+        assert_eq!(format!("{error:?}").to_uppercase(), name);
         same(&format!("NEAP_E_{name}"), error as i128);
     }
     same("NEAP_OK", 0);
     same("NEAP_NOBODY", neap::percpu::Owner::NOBODY.to_bits().into());
     same("NEAP_LARGEST", neap::percpu::LARGEST as i128);
+    same("NEAP_ROOT", Group::ROOT.id().to_bits().into());
+    assert_eq!(UNLIMITED, u64::MAX);
+    same("(NEAP_UNLIMITED == UINT64_MAX)", 1);
+    for bound in Bound::ALL {
+        same(&format!("NEAP_{}", bound.name().to_uppercase()), bound as i128);
+    }
     // What is shorter than the header's is room for later versions.
     let mut object = |name: &str, size: usize, align: usize, room: usize| {
         assert!(size <= room && align <= 8, "{name}: {size} bytes aligned to {align}, and {room} in the header");
@@ -72,18 +82,26 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_counter", size_of::<Counter>(), align_of::<Counter>(), 128);
     object("neap_ref", size_of::<Ref>(), align_of::<Ref>(), 128);
     object("neap_histogram", size_of::<Histogram>(), align_of::<Histogram>(), 4096);
+    object("neap_entered", size_of::<Inside>(), align_of::<Inside>(), 32);
+    object("neap_charge", size_of::<Charged>(), align_of::<Charged>(), 32);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
-    for (field, offset) in [
-        ("allocated_bytes", offset_of!(Usage, allocated_bytes)),
-        ("populated_bytes", offset_of!(Usage, populated_bytes)),
-        ("empty_bytes", offset_of!(Usage, empty_bytes)),
-        ("reserve_bytes", offset_of!(Usage, reserve_bytes)),
-        ("allocations", offset_of!(Usage, allocations)),
-        ("owners", offset_of!(Usage, owners)),
-    ] {
-        same(&format!("offsetof(neap_usage, {field})"), offset as i128);
+    same("sizeof(neap_group_info)", size_of::<Info>() as i128);
+    same("sizeof(neap_holder)", size_of::<Holder>() as i128);
+    same("sizeof(neap_refusal)", size_of::<Refusal>() as i128);
+    macro_rules! fields {
+        ($name:literal, $layout:ty: $($field:ident)*) => {
+            $(same(concat!("offsetof(", $name, ", ", stringify!($field), ")"), offset_of!($layout, $field) as i128);)*
+        };
     }
-    for (name, bytes) in [("neap_owner", 8), ("neap_percpu", 8), ("bool", 1), ("size_t", size_of::<usize>())] {
+    fields!("neap_usage", Usage: allocated_bytes populated_bytes empty_bytes reserve_bytes allocations owners);
+    fields!("neap_group_info", Info: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
+    fields!("neap_group_info", Info: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
+    fields!("neap_group_info", Info: max_events refused_events overcharged_events changed_events children);
+    fields!("neap_holder", Holder: group bytes);
+    fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reserved);
+    for (name, bytes) in
+        [("neap_owner", 8), ("neap_percpu", 8), ("neap_group", 8), ("bool", 1), ("size_t", size_of::<usize>())]
+    {
         same(&format!("sizeof({name})"), bytes as i128);
     }
     text.push_str("int main(void) { return 0; }\n");

@@ -2,7 +2,7 @@
 //!
 //! Sits between C and [`PROCESS`].
 
-use crate::error::Error;
+use crate::error::into;
 use core::ffi::{CStr, c_char, c_int};
 use neap::percpu;
 use neap::process::PROCESS;
@@ -34,20 +34,18 @@ pub(crate) extern "C" fn neap_version() -> *const c_char {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_usage_get(usage: *mut Usage) -> c_int {
-    if usage.is_null() || !usage.is_aligned() {
-        return Error::Argument as c_int;
-    }
-    let now = percpu::statistics().map_or(Usage::default(), |now| Usage {
-        allocated_bytes: now.allocated_bytes as u64,
-        populated_bytes: (now.populated * now.page) as u64,
-        empty_bytes: ((now.empty + now.isolated_empty) * now.page) as u64,
-        reserve_bytes: (now.reserve * now.page) as u64,
-        allocations: now.allocations as u64,
-        owners: now.owners as u64,
-    });
+    let now = || {
+        percpu::statistics().map_or(Usage::default(), |now| Usage {
+            allocated_bytes: now.allocated_bytes as u64,
+            populated_bytes: (now.populated * now.page) as u64,
+            empty_bytes: ((now.empty + now.isolated_empty) * now.page) as u64,
+            reserve_bytes: (now.reserve * now.page) as u64,
+            allocations: now.allocations as u64,
+            owners: now.owners as u64,
+        })
+    };
     // SAFETY: as the caller promises.
-    unsafe { usage.write(now) };
-    0
+    unsafe { into(usage, || Ok(now())) }
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! neap for C: what `include/neap.h` declares, and no more.
 //!
-//! Sits between C and [`neap::percpu`], the process's instance. Each function checks what it was given, calls the one that does the
+//! Sits between C and the process's instance: [`neap::percpu`] and [`neap::groups`]. Each function checks what it was given, calls the one that does the
 //! work, and answers in numbers. No state of its own: objects lie in the caller's memory ([`object`]). Nothing unwinds, writes errno
 //! or allocates memory but what was asked for. The contract of every function stands in the header, once.
 //!
@@ -8,8 +8,12 @@
 //! both has one instance: the loader finds the preloaded functions first.
 #![cfg_attr(not(test), no_std)]
 
+mod charge;
 mod counter;
 mod error;
+mod group;
+#[cfg(test)]
+mod group_tests;
 #[cfg(test)]
 mod header_tests;
 mod histogram;

@@ -58,20 +58,38 @@ impl<T: Kind> Object<T> {
         }))
     }
 
-    /// Drops the value at an address, and answers as C functions do.
+    /// The value at an address, to be changed.
+    ///
+    /// # Safety
+    /// As for [`Object::at`]; nobody else uses the object while the answer lives.
+    pub(crate) unsafe fn value_mut<'o>(object: *mut Object<T>) -> Option<&'o mut T> {
+        // SAFETY: as the caller promises.
+        unsafe { Object::value(object) }?;
+        // SAFETY: there is a value, and it is the caller's alone.
+        Some(unsafe { (*object).value.assume_init_mut() })
+    }
+
+    /// Takes the value from an address, where there is none from then on.
     ///
     /// # Safety
     /// As for [`Object::at`]; nobody else uses the object meanwhile, or its value afterwards.
+    pub(crate) unsafe fn take(object: *mut Object<T>) -> Option<T> {
+        // SAFETY: as the caller promises.
+        unsafe { Object::value(object) }?;
+        // SAFETY: there is a value, which nobody finds here any more.
+        unsafe {
+            let value = (*object).value.assume_init_read();
+            object.cast::<u8>().write_bytes(0, size_of::<Object<T>>());
+            Some(value)
+        }
+    }
+
+    /// Drops the value at an address, and answers as C functions do.
+    ///
+    /// # Safety
+    /// As for [`Object::take`].
     pub(crate) unsafe fn destroy(object: *mut Object<T>) -> c_int {
         // SAFETY: as the caller promises.
-        if unsafe { Object::value(object) }.is_none() {
-            return Error::Argument as c_int;
-        }
-        // SAFETY: there is a value, which nobody uses any more.
-        unsafe {
-            (*object).value.assume_init_drop();
-            object.cast::<u8>().write_bytes(0, size_of::<Object<T>>());
-        }
-        0
+        answer(unsafe { Object::take(object) }.map(|_| 0).ok_or(Error::Argument))
     }
 }

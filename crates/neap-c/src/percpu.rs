@@ -2,7 +2,7 @@
 //!
 //! Sits between C and [`neap::percpu`]. What C has in hands are numbers; all of them are checked where they are used.
 
-use crate::error::{Error, answer, wait};
+use crate::error::{Error, answer, into, wait};
 use core::ffi::{c_int, c_uint, c_void};
 use core::num::NonZeroU64;
 use core::ptr::null_mut;
@@ -10,18 +10,6 @@ use neap::percpu::{self, Handle, Owner};
 
 fn handle(data: u64) -> Option<Handle> {
     NonZeroU64::new(data).map(Handle::from_bits)
-}
-
-/// Puts an answer where C wants it; `make` is not called where it wants it nowhere.
-///
-/// # Safety
-/// `place` is null, misaligned or writable.
-unsafe fn into(place: *mut u64, make: impl FnOnce() -> Result<u64, Error>) -> c_int {
-    if place.is_null() || !place.is_aligned() {
-        return Error::Argument as c_int;
-    }
-    // SAFETY: as the caller promises.
-    answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
 }
 
 /// # Safety

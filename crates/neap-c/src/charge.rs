@@ -1,0 +1,158 @@
+//! Charges by hand: bytes that a group is charged with until they are given back.
+//!
+//! Sits between C and [`Charge`]. A charge lies in the caller's memory; one that was given back, or became part of another, is none, so
+//! that giving it back twice is found.
+
+use crate::error::{Error, answer};
+use crate::group::group;
+use crate::object::{Kind, Object};
+use core::ffi::{c_int, c_uint};
+use core::ptr::eq;
+use neap::groups::{Charge, Group, GroupId, How, Refused};
+
+/// `neap_charge`.
+pub(crate) type Charged = Object<Charge>;
+
+impl Kind for Charge {
+    const MARK: u64 = u64::from_ne_bytes(*b"neapChrg");
+}
+
+/// `neap_holder`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Holder {
+    pub(crate) group: u64,
+    pub(crate) bytes: u64,
+}
+
+/// `neap_refusal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Refusal {
+    pub(crate) group: u64,
+    pub(crate) max_bytes: u64,
+    pub(crate) charged_bytes: u64,
+    pub(crate) need_bytes: u64,
+    pub(crate) holders: [Holder; 3],
+    pub(crate) reserved: [u64; 6],
+}
+
+/// What C hears of a refusal: a number, and at a limit whose it is.
+///
+/// # Safety
+/// `place` is null, misaligned or writable.
+unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
+    let Some(limit) = refused.limit() else { return Error::Group };
+    if !place.is_null() && place.is_aligned() {
+        let holder = |(id, bytes): (GroupId, u64)| Holder { group: id.to_bits(), bytes };
+        let refusal = Refusal {
+            group: limit.group.to_bits(),
+            max_bytes: limit.max,
+            charged_bytes: limit.charged,
+            need_bytes: limit.need,
+            holders: limit.holders.map(|held| held.map_or(Holder::default(), holder)),
+            reserved: [0; 6],
+        };
+        // SAFETY: as the caller promises.
+        unsafe { place.write(refusal) };
+    }
+    Error::Charge
+}
+
+/// What becomes of a charge beyond a limit.
+fn how(flags: c_uint) -> Result<How, Error> {
+    match flags {
+        0 => Ok(How::Refuse),
+        1 => Ok(How::Overcharge),
+        _ => Err(Error::Argument),
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_charge(
+    charge: *mut Charged,
+    number: u64,
+    bytes: u64,
+    flags: c_uint,
+    refusal: *mut Refusal,
+) -> c_int {
+    let make = || {
+        let (group, how) = (group(number)?, how(flags)?);
+        // SAFETY: as the caller promises.
+        group.charge_on(0, bytes, how).map_err(|refused| unsafe { told(refused, refusal) })
+    };
+    // SAFETY: as the caller promises.
+    unsafe { Object::make(charge, make) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_uncharge(charge: *mut Charged) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { Object::destroy(charge) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_charge_bytes(charge: *const Charged) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe { Object::value(charge) }.map_or(0, Charge::bytes)
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_charge_group(charge: *const Charged) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe { Object::value(charge) }.map_or(0, |charge: &Charge| Group::id(charge.group()).to_bits())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_charge_split(charge: *mut Charged, part: *mut Charged, bytes: u64) -> c_int {
+    // SAFETY: as the caller promises.
+    match unsafe { Object::value_mut(charge) } {
+        // SAFETY: as the caller promises; it is not the object that is split.
+        Some(whole) if !eq(charge, part) => unsafe { Object::make(part, || whole.split(bytes).ok_or(Error::Argument)) },
+        _ => Error::Argument as c_int,
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_charge_merge(charge: *mut Charged, other: *mut Charged) -> c_int {
+    if eq(charge, other) {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: as the caller promises.
+    let Some(charge): Option<&mut Charge> = (unsafe { Object::value_mut(charge) }) else {
+        return Error::Argument as c_int;
+    };
+    // SAFETY: as the caller promises; it is another object.
+    let Some(more) = (unsafe { Object::take(other) }) else { return Error::Argument as c_int };
+    let merged = charge.merge(more).map_err(|more| {
+        // SAFETY: as above; back where it was.
+        unsafe { Object::make(other, || Ok(more)) };
+        Error::Argument
+    });
+    answer(merged.map(|()| 0))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_charge_move(charge: *mut Charged, to: u64, refusal: *mut Refusal) -> c_int {
+    let moved = || {
+        // SAFETY: as the caller promises.
+        let charge: &mut Charge = unsafe { Object::value_mut(charge) }.ok_or(Error::Argument)?;
+        // SAFETY: as the caller promises.
+        charge.move_to(group(to)?).map_err(|refused| unsafe { told(refused, refusal) })
+    };
+    answer(moved().map(|()| 0))
+}

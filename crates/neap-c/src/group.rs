@@ -1,0 +1,252 @@
+//! Memory groups: which there are, what bounds them, what is known of them, and being in one.
+//!
+//! Sits between C and [`neap::groups`]. What C has in hands are numbers, checked where they are used: one of a group that is gone is
+//! none. What is known of a group comes in a structure that later versions make longer, so whoever asks says how long theirs is.
+
+use crate::error::{Error, answer, into};
+use crate::object::{Kind, Object};
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr::copy_nonoverlapping;
+use neap::groups::{Bound, Denied, Entered, Group, GroupId, Name};
+
+/// `neap_group_info`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Info {
+    pub(crate) group: u64,
+    pub(crate) parent: u64,
+    pub(crate) name: [u8; 64],
+    pub(crate) max_bytes: u64,
+    pub(crate) high_bytes: u64,
+    pub(crate) low_bytes: u64,
+    pub(crate) min_bytes: u64,
+    pub(crate) charged_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    pub(crate) pages_bytes: u64,
+    pub(crate) objects_bytes: u64,
+    pub(crate) percpu_bytes: u64,
+    pub(crate) by_hand_bytes: u64,
+    pub(crate) low_events: u64,
+    pub(crate) high_events: u64,
+    pub(crate) max_events: u64,
+    pub(crate) refused_events: u64,
+    pub(crate) overcharged_events: u64,
+    pub(crate) changed_events: u64,
+    pub(crate) children: u64,
+}
+
+impl From<neap::groups::Info> for Info {
+    fn from(known: neap::groups::Info) -> Info {
+        let mut name = [0; 64];
+        name.iter_mut().zip(known.name.as_str().bytes()).for_each(|(to, from)| *to = from);
+        let [max_bytes, high_bytes, low_bytes, min_bytes] = known.bounds;
+        let [pages_bytes, objects_bytes, percpu_bytes, by_hand_bytes] = known.kinds;
+        let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events] = known.events;
+        Info {
+            group: known.id.to_bits(),
+            parent: known.parent.map_or(0, GroupId::to_bits),
+            name,
+            max_bytes,
+            high_bytes,
+            low_bytes,
+            min_bytes,
+            charged_bytes: known.charged,
+            peak_bytes: known.peak,
+            pages_bytes,
+            objects_bytes,
+            percpu_bytes,
+            by_hand_bytes,
+            low_events,
+            high_events,
+            max_events,
+            refused_events,
+            overcharged_events,
+            changed_events,
+            children: known.children.into(),
+        }
+    }
+}
+
+/// The group of a number, which may be gone.
+pub(crate) fn group(number: u64) -> Result<Group, Error> {
+    let id = GroupId::from_bits(number);
+    if id.to_bits() == number { Ok(Group::from_id(id)) } else { Err(Error::Group) }
+}
+
+/// Puts the group that `get` makes of a path where C wants it.
+///
+/// # Safety
+/// `path` is null or a text, `place` null, misaligned or writable.
+unsafe fn at(path: *const c_char, place: *mut u64, get: fn(&str) -> Result<Group, Denied>) -> c_int {
+    let get = || {
+        if path.is_null() {
+            return Err(Error::Argument);
+        }
+        // SAFETY: as the caller promises.
+        let path = unsafe { CStr::from_ptr(path) }.to_str().map_err(|_| Error::Name)?;
+        Ok(get(path)?.id().to_bits())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { into(place, get) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_create(path: *const c_char, group: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { at(path, group, Group::create) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_find(path: *const c_char, group: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { at(path, group, Group::find) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_find_or_create(path: *const c_char, group: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { at(path, group, Group::find_or_create) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_delete(number: u64) -> c_int {
+    answer(group(number).and_then(|group| Ok(group.delete()?)).map(|()| 0))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_next(parent: u64, child: *mut u64) -> c_int {
+    let mut next = None;
+    let step = || {
+        // SAFETY: as the caller promises; it is not null, and aligned.
+        let after = match unsafe { child.read() } {
+            0 => None,
+            after => Some(group(after)?),
+        };
+        next = group(parent)?.next_child(after)?;
+        Ok(next.map_or(0, |next| next.id().to_bits()))
+    };
+    // SAFETY: as the caller promises.
+    match unsafe { into(child, step) } {
+        0 => next.is_some().into(),
+        error => error,
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_set(number: u64, bound: c_int, bytes: u64, before: *mut u64) -> c_int {
+    let bound = usize::try_from(bound).ok().and_then(|bound| Bound::ALL.get(bound).copied());
+    let set = || Ok(group(number)?.set(bound.ok_or(Error::Argument)?, bytes)?);
+    if before.is_null() {
+        return answer(set().map(|_| 0));
+    }
+    // SAFETY: as the caller promises.
+    unsafe { into(before, set) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_used(number: u64, bytes: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { into(bytes, || Ok(group(number)?.used()?)) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Info, size: usize) -> c_int {
+    if info.is_null() || !info.is_aligned() || size == 0 {
+        return Error::Argument as c_int;
+    }
+    let get = || {
+        let known = Info::from(group(number)?.info()?);
+        // SAFETY: as the caller promises: there are so many bytes. What this version does not know of is zero.
+        unsafe {
+            info.cast::<u8>().write_bytes(0, size);
+            copy_nonoverlapping((&raw const known).cast::<u8>(), info.cast(), size.min(size_of::<Info>()));
+        }
+        Ok(0)
+    };
+    answer(get())
+}
+
+/// The names on a path, from its end to its beginning, without the root's.
+fn names(group: Group) -> impl Iterator<Item = Result<Name, Denied>> {
+    let mut next = Some(group);
+    core::iter::from_fn(move || match next.take()?.info() {
+        Ok(info) => {
+            next = Some(Group::from_id(info.parent?));
+            Some(Ok(info.name))
+        }
+        Err(denied) => Some(Err(denied)),
+    })
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, size: usize) -> c_int {
+    if text.is_null() && size > 0 {
+        return Error::Argument as c_int;
+    }
+    let write = || {
+        let group = group(number)?;
+        let slashed = names(group).try_fold(0, |length, name| Ok::<_, Denied>(length + name?.as_str().len() + 1))?;
+        let length = slashed.saturating_sub(1);
+        let put = |at: usize, byte: u8| {
+            if at < size.saturating_sub(1) {
+                // SAFETY: as the caller promises: there are so many bytes.
+                unsafe { text.add(at).write(byte as c_char) };
+            }
+        };
+        let mut end = length;
+        for name in names(group) {
+            let name = name?;
+            let start = end - name.as_str().len();
+            name.as_str().bytes().enumerate().for_each(|(at, byte)| put(start + at, byte));
+            end = start.saturating_sub(1);
+            if start > 0 {
+                put(end, b'/');
+            }
+        }
+        if size > 0 {
+            // SAFETY: as above.
+            unsafe { text.add(length.min(size - 1)).write(0) };
+        }
+        Ok(length as c_int)
+    };
+    answer(write())
+}
+
+/// `neap_entered`.
+pub(crate) type Inside = Object<Entered>;
+
+impl Kind for Entered {
+    const MARK: u64 = u64::from_ne_bytes(*b"neapEntr");
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_enter(entered: *mut Inside, number: u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { Object::make(entered, || Ok(group(number)?.enter()?)) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_leave(entered: *mut Inside) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { Object::destroy(entered) }
+}

@@ -1,0 +1,329 @@
+//! Groups and charges as C has them: what each function does, and what it answers for what is none.
+
+use crate::charge::*;
+use crate::error::*;
+use crate::group::*;
+use crate::tests::{code, misaligned, zeroed};
+use core::ffi::{CStr, c_char, c_int};
+use core::mem::MaybeUninit;
+use core::ptr::{null, null_mut};
+use neap::groups::{Group, UNLIMITED};
+use std::ffi::CString;
+use std::string::String;
+use std::sync::Mutex;
+use std::vec::Vec;
+
+/// Tests that look at the root, and who charges while they do, take turns.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const ROOT: u64 = Group::ROOT.id().to_bits();
+/// Numbers of no group: of another generation than any, and with bits that no id has.
+const NONE: [u64; 3] = [5 << 21, ROOT | 1 << 36, u64::MAX];
+
+type Get = unsafe extern "C" fn(*const c_char, *mut u64) -> c_int;
+
+/// What the function answers, and the group, if it wrote one.
+fn at(get: Get, path: &str) -> (c_int, u64) {
+    let (path, mut group) = (CString::new(path).unwrap(), 0);
+    // SAFETY: a text, and a place of this function's.
+    (unsafe { get(path.as_ptr(), &raw mut group) }, group)
+}
+
+fn made(path: &str) -> u64 {
+    let (answer, group) = at(neap_group_create, path);
+    assert_eq!(answer, 0, "{path}");
+    group
+}
+
+fn used(group: u64) -> u64 {
+    let mut bytes = u64::MAX;
+    // SAFETY: the place is this function's.
+    assert_eq!(unsafe { neap_group_used(group, &raw mut bytes) }, 0);
+    bytes
+}
+
+fn info(group: u64) -> Info {
+    let mut info = zeroed::<Info>();
+    // SAFETY: the place is this function's, zeroes are a value, and it is written.
+    unsafe {
+        assert_eq!(neap_group_info_get(group, info.as_mut_ptr(), size_of::<Info>()), 0);
+        info.assume_init_read()
+    }
+}
+
+fn path(group: u64, size: usize) -> (c_int, String) {
+    let mut text = [b'#'; 4096];
+    // SAFETY: there are so many bytes, of which the function ends those it wrote.
+    unsafe {
+        let answer = neap_group_path(group, text.as_mut_ptr().cast(), size);
+        assert!(text[size..].iter().all(|&byte| byte == b'#'));
+        (answer, CStr::from_ptr(text.as_ptr().cast()).to_str().unwrap().into())
+    }
+}
+
+fn children(group: u64) -> Vec<u64> {
+    let mut child = 0;
+    let mut all = Vec::new();
+    // SAFETY: the place is this function's.
+    while unsafe { neap_group_next(group, &raw mut child) } == 1 {
+        all.push(child);
+    }
+    assert_eq!(child, 0);
+    all
+}
+
+#[test]
+fn groups_are_made_found_stepped_through_and_deleted() {
+    let _alone = ALONE.lock().unwrap();
+    let leaf = made("c/tree/leaf");
+    let (_, tree) = at(neap_group_find, "c/tree");
+    assert_eq!(at(neap_group_create, "c/tree/leaf"), (code(Error::Exists), 0));
+    assert_eq!(at(neap_group_find, "c/tree/leaf"), (0, leaf));
+    assert_eq!(at(neap_group_find_or_create, "c/tree/leaf"), (0, leaf));
+    assert_eq!(at(neap_group_find, ""), (0, ROOT));
+    assert_eq!(at(neap_group_find, "c/tree/none"), (code(Error::Group), 0));
+    for bad in ["", "c//d", "/c", "c/", "..", "a\nb", &"x".repeat(57)] {
+        assert_eq!(at(neap_group_create, bad), (code(Error::Name), 0), "{bad:?}");
+    }
+    let (_, other) = at(neap_group_find_or_create, "c/tree/other");
+    let mut both = children(tree);
+    both.sort();
+    let mut expected = [leaf, other];
+    expected.sort();
+    assert_eq!((both.as_slice(), children(leaf).len()), (expected.as_slice(), 0));
+    assert!(!children(ROOT).is_empty());
+
+    assert_eq!((path(leaf, 4096), path(ROOT, 1)), ((11, "c/tree/leaf".into()), (0, String::new())));
+    assert_eq!((path(leaf, 12), path(leaf, 11)), ((11, "c/tree/leaf".into()), (11, "c/tree/lea".into())));
+    // SAFETY: nothing is written.
+    assert_eq!(unsafe { neap_group_path(leaf, null_mut(), 0) }, 11);
+    let about = info(leaf);
+    assert_eq!((about.group, about.parent, &about.name[..5]), (leaf, tree, b"leaf\0".as_slice()));
+    assert_eq!((info(tree).children, info(ROOT).parent, info(ROOT).name[0]), (2, 0, 0));
+
+    assert_eq!((neap_group_delete(tree), neap_group_delete(ROOT)), (code(Error::Children), code(Error::Argument)));
+    assert_eq!((neap_group_delete(leaf), neap_group_delete(leaf)), (0, code(Error::Group)));
+    let second = made("c/tree/leaf");
+    assert!(second != leaf && at(neap_group_find, "c/tree/leaf") == (0, second));
+    let mut after = leaf;
+    // SAFETY: the place is this function's.
+    unsafe {
+        assert_eq!(neap_group_next(tree, &raw mut after), code(Error::Group), "after one that is gone");
+        assert_eq!((neap_group_next(leaf, &raw mut after), after), (code(Error::Group), leaf));
+        after = second;
+        assert_eq!((neap_group_next(ROOT, &raw mut after), after), (code(Error::Group), second), "another's child");
+    }
+    for group in [second, other, tree, at(neap_group_find, "c").1] {
+        assert_eq!(neap_group_delete(group), 0);
+    }
+}
+
+#[test]
+fn the_longest_path_fits() {
+    let name = "n".repeat(56);
+    let mut long = [name.as_str(); 31].join("/");
+    let deepest = made(&long);
+    assert_eq!(path(deepest, 2048), (long.len() as c_int, long.clone()));
+    assert_eq!(at(neap_group_create, &std::format!("{long}/x")), (code(Error::Deep), 0));
+    while !long.is_empty() {
+        assert_eq!(neap_group_delete(at(neap_group_find, &long).1), 0);
+        long.truncate(long.rfind('/').unwrap_or(0));
+    }
+}
+
+#[test]
+fn bounds_are_changed_and_events_counted() {
+    let _alone = ALONE.lock().unwrap();
+    let group = made("c-bounds");
+    for (bound, first) in [(0, UNLIMITED), (1, UNLIMITED), (2, 0), (3, 0)] {
+        let mut before = 7;
+        // SAFETY: the place is this function's.
+        unsafe {
+            assert_eq!((neap_group_set(group, bound, 1000, &raw mut before), before), (0, first));
+            assert_eq!(neap_group_set(group, bound, 4096 + bound as u64, null_mut()), 0);
+            assert_eq!(
+                (neap_group_set(group, bound, 8192 + bound as u64, &raw mut before), before),
+                (0, 4096 + bound as u64)
+            );
+        }
+    }
+    let about = info(group);
+    assert_eq!([about.max_bytes, about.high_bytes, about.low_bytes, about.min_bytes], [8192, 8193, 8194, 8195]);
+    assert_eq!((about.changed_events, about.refused_events, about.overcharged_events), (12, 0, 0));
+    let (mut over, mut refused) = (zeroed::<Charged>(), zeroed::<Charged>());
+    let mut refusal = Refusal::default();
+    // SAFETY: the objects are this function's.
+    unsafe {
+        assert_eq!(neap_group_charge(over.as_mut_ptr(), group, 10_000, 1, null_mut()), 0);
+        assert_eq!(
+            neap_group_charge(refused.as_mut_ptr(), group, 5, 0, &raw mut refusal),
+            code(Error::Charge),
+            "above its max"
+        );
+        let holders = [Holder { group, bytes: 10_000 }, Holder::default(), Holder::default()];
+        let expected =
+            Refusal { group, max_bytes: 8192, charged_bytes: 10_000, need_bytes: 5, holders, reserved: [0; 6] };
+        assert_eq!(refusal, expected);
+        assert_eq!(neap_group_charge(refused.as_mut_ptr(), group, 5, 0, null_mut()), code(Error::Charge));
+        assert_eq!(neap_group_uncharge(refused.as_mut_ptr()), code(Error::Argument), "nothing was made");
+        let about = info(group);
+        assert_eq!((about.charged_bytes, about.by_hand_bytes, about.peak_bytes), (10_000, 10_000, 10_000));
+        assert_eq!((about.refused_events, about.overcharged_events), (2, 1));
+        assert_eq!(neap_group_uncharge(over.as_mut_ptr()), 0);
+        let mut before = 7;
+        for bound in [-1, 4, c_int::MIN] {
+            assert_eq!((neap_group_set(group, bound, 0, &raw mut before), before), (code(Error::Argument), 7));
+        }
+    }
+    assert_eq!((used(group), neap_group_delete(group)), (0, 0));
+}
+
+#[test]
+fn what_is_known_fits_into_older_and_newer_structures() {
+    let group = made("c-sizes");
+    let known = info(group);
+    // SAFETY: plain numbers.
+    let expected: [u64; size_of::<Info>() / 8] = unsafe { core::mem::transmute(known) };
+    for words in [1, 2, expected.len() - 1, expected.len(), expected.len() + 5] {
+        let mut place = [u64::MAX; 64];
+        // SAFETY: so many bytes are there.
+        assert_eq!(unsafe { neap_group_info_get(group, place.as_mut_ptr().cast(), words * 8) }, 0);
+        let same = words.min(expected.len());
+        assert_eq!(place[..same], expected[..same]);
+        assert!(
+            place[same..words].iter().all(|&word| word == 0) && place[words..].iter().all(|&word| word == u64::MAX)
+        );
+    }
+    let mut place = MaybeUninit::<Info>::zeroed();
+    // SAFETY: the place is this function's.
+    unsafe {
+        assert_eq!(neap_group_info_get(group, place.as_mut_ptr(), 0), code(Error::Argument));
+        for nowhere in [null_mut(), misaligned()] {
+            assert_eq!(neap_group_info_get(group, nowhere, size_of::<Info>()), code(Error::Argument));
+        }
+    }
+    assert_eq!(neap_group_delete(group), 0);
+}
+
+#[test]
+fn charges_split_merge_move_and_go_back_once() {
+    let _alone = ALONE.lock().unwrap();
+    let [one, two] = ["c-one", "c-two"].map(made);
+    let (mut whole, mut part, mut none) = (zeroed::<Charged>(), zeroed::<Charged>(), zeroed::<Charged>());
+    let (whole, part, none) = (whole.as_mut_ptr(), part.as_mut_ptr(), none.as_mut_ptr());
+    let mut refusal = Refusal::default();
+    // SAFETY: the objects are this function's.
+    unsafe {
+        assert_eq!(neap_group_charge(whole, one, 1000, 0, null_mut()), 0);
+        assert_eq!(neap_charge_split(whole, part, 1001), code(Error::Argument));
+        assert_eq!(neap_charge_split(whole, whole, 1), code(Error::Argument));
+        assert_eq!((neap_charge_bytes(whole), neap_charge_bytes(part)), (1000, 0));
+        assert_eq!(neap_charge_split(whole, part, 400), 0);
+        assert_eq!((neap_charge_bytes(whole), neap_charge_bytes(part), used(one)), (600, 400, 1000));
+        assert_eq!(neap_charge_move(part, two, null_mut()), 0);
+        assert_eq!((used(one), used(two), neap_charge_group(part)), (600, 400, two));
+        // What cannot be merged stays as it is, both of it.
+        for (a, b) in
+            [(whole, part), (whole, whole), (none, part), (part, none), (null_mut(), part), (part, misaligned())]
+        {
+            assert_eq!(neap_charge_merge(a, b), code(Error::Argument));
+        }
+        assert_eq!((neap_charge_bytes(whole), neap_charge_bytes(part), used(one), used(two)), (600, 400, 600, 400));
+        // A move that is refused leaves it where it is.
+        assert_eq!(neap_group_set(one, 0, 900, null_mut()), 0);
+        assert_eq!(neap_charge_move(part, one, &raw mut refusal), code(Error::Charge));
+        assert_eq!((refusal.group, refusal.need_bytes, neap_charge_group(part)), (one, 400, two));
+        assert_eq!(neap_group_set(one, 0, 1000, null_mut()), 0);
+        assert_eq!(neap_charge_move(part, one, null_mut()), 0);
+        assert_eq!(neap_charge_merge(whole, part), 0);
+        assert_eq!((neap_charge_bytes(whole), neap_charge_group(part)), (1000, 0));
+        // The heir has what a deleted group was charged for.
+        let root = used(ROOT);
+        assert_eq!((neap_group_delete(one), used(ROOT), neap_charge_group(whole)), (0, root, one));
+        assert_eq!(neap_charge_move(whole, one, null_mut()), code(Error::Group));
+        assert_eq!((neap_group_uncharge(whole), neap_group_uncharge(whole)), (0, code(Error::Argument)));
+        assert_eq!((used(ROOT), neap_group_uncharge(part)), (root - 1000, code(Error::Argument)));
+    }
+    assert_eq!(neap_group_delete(two), 0);
+}
+
+#[test]
+fn what_is_none_is_refused() {
+    let made = made("c-some");
+    let (mut object, mut inside) = (zeroed::<Charged>(), zeroed::<Inside>());
+    let (charge, entered) = (object.as_mut_ptr(), inside.as_mut_ptr());
+    let (mut number, mut refusal) = (7, Refusal::default());
+    // SAFETY: the places are this function's, or none.
+    unsafe {
+        // Small numbers are an index, which somebody may have, without a generation.
+        for none in (0..300).chain(NONE) {
+            assert_eq!(neap_group_delete(none), code(Error::Group), "{none:#x}");
+            assert_eq!(neap_group_set(none, 0, 0, null_mut()), code(Error::Group));
+            assert_eq!((neap_group_used(none, &raw mut number), number), (code(Error::Group), 7));
+            assert_eq!(neap_group_path(none, null_mut(), 0), code(Error::Group));
+            let mut about = zeroed::<Info>();
+            assert_eq!(neap_group_info_get(none, about.as_mut_ptr(), 8), code(Error::Group));
+            assert_eq!(neap_group_charge(charge, none, 1, 1, &raw mut refusal), code(Error::Group));
+            assert_eq!(
+                (neap_group_enter(entered, none), neap_group_leave(entered)),
+                (code(Error::Group), code(Error::Argument))
+            );
+            let mut child = 0;
+            assert_eq!(neap_group_next(none, &raw mut child), code(Error::Group));
+        }
+        assert_eq!(refusal, Refusal::default(), "only a limit is told of");
+        for flags in [2, 3, u32::MAX] {
+            assert_eq!(neap_group_charge(charge, ROOT, 1, flags, null_mut()), code(Error::Argument));
+        }
+        for get in [neap_group_create as Get, neap_group_find, neap_group_find_or_create] {
+            assert_eq!(get(null(), &raw mut number), code(Error::Argument));
+            assert_eq!(get(c"c-nowhere".as_ptr(), null_mut()), code(Error::Argument));
+            assert_eq!(get(c"c-nowhere".as_ptr(), misaligned()), code(Error::Argument));
+            assert_eq!((get(c"c-\xff".as_ptr(), &raw mut number), number), (code(Error::Name), 7));
+        }
+        assert_eq!(at(neap_group_find, "c-nowhere"), (code(Error::Group), 0), "not made for nobody");
+        for nothing in [null_mut(), misaligned(), charge] {
+            assert_eq!(neap_group_uncharge(nothing), code(Error::Argument));
+            assert_eq!((neap_charge_bytes(nothing), neap_charge_group(nothing)), (0, 0));
+            assert_eq!(neap_charge_split(nothing, charge, 0), code(Error::Argument));
+            assert_eq!(neap_charge_move(nothing, ROOT, null_mut()), code(Error::Argument));
+        }
+        for nothing in [null_mut(), misaligned()] {
+            assert_eq!(neap_group_charge(nothing, ROOT, 1, 0, null_mut()), code(Error::Argument));
+            assert_eq!(neap_group_enter(nothing.cast(), ROOT), code(Error::Argument));
+            assert_eq!(neap_group_next(ROOT, nothing.cast()), code(Error::Argument));
+            assert_eq!(neap_group_used(ROOT, nothing.cast()), code(Error::Argument));
+        }
+        assert_eq!(neap_group_set(ROOT, 0, 5, misaligned()), code(Error::Argument));
+        assert_eq!((info(ROOT).max_bytes, neap_group_path(ROOT, null_mut(), 1)), (UNLIMITED, code(Error::Argument)));
+    }
+    assert_eq!(neap_group_delete(made), 0);
+}
+
+#[test]
+fn a_thread_is_in_a_group_until_it_leaves() {
+    #[global_allocator]
+    static ALLOCATOR: neap::Neap = neap::Neap;
+    let _alone = ALONE.lock().unwrap();
+    let [outer, inner] = ["c-outer", "c-inner"].map(made);
+    let (mut first, mut second) = (zeroed::<Inside>(), zeroed::<Inside>());
+    let (first, second) = (first.as_mut_ptr(), second.as_mut_ptr());
+    // SAFETY: the objects are this function's.
+    unsafe {
+        assert_eq!(neap_group_enter(first, outer), 0);
+        let a = Vec::<u8>::with_capacity(100_000);
+        assert_eq!(neap_group_enter(second, inner), 0);
+        let b = Vec::<u8>::with_capacity(1000);
+        assert_eq!(neap_group_leave(second), 0);
+        assert_eq!(neap_group_leave(second), code(Error::Argument), "it left");
+        let c = Vec::<u8>::with_capacity(100_000);
+        assert_eq!(neap_group_leave(first), 0);
+        let d = Vec::<u8>::with_capacity(100_000);
+        assert!((200_000..300_000).contains(&used(outer)), "{}", used(outer));
+        assert!((1000..2000).contains(&used(inner)), "{}", used(inner));
+        assert!(info(outer).pages_bytes >= 200_000 && info(inner).objects_bytes >= 1000);
+        drop((a, b, c, d));
+    }
+    assert_eq!((used(outer), used(inner)), (0, 0));
+    assert_eq!((neap_group_delete(outer), neap_group_delete(inner)), (0, 0));
+}
