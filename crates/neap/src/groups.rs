@@ -114,7 +114,7 @@ impl Group {
     /// # Errors
     /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed then.
     pub fn delete(self) -> Result<(), Denied> {
-        made()?.delete(self.0)
+        made_or_here(self)?.delete(self.0)
     }
 
     /// Changes what bounds the group, in bytes, and answers what it was. Takes effect at once and does not wait.
