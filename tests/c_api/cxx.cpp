@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-static_assert(NEAP_NOBODY == 0 && NEAP_LARGEST == 32 * 1024, "constants");
+static_assert(NEAP_NOBODY == 0 && NEAP_LARGEST == 32 * 1024 && NEAP_ROOT != 0 && NEAP_MAX == 0, "constants");
 
 class Counter {
 public:
@@ -20,6 +20,58 @@ public:
 private:
     neap_counter counter{};
 };
+
+/* Being in a group, and a charge, as C++ would have them. */
+class Inside {
+public:
+    explicit Inside(neap_group group) { CHECK(neap_group_enter(&entered, group) == NEAP_OK, "in"); }
+    ~Inside() { neap_group_leave(&entered); }
+    Inside(const Inside &) = delete;
+    Inside &operator=(const Inside &) = delete;
+
+private:
+    neap_entered entered{};
+};
+
+class Charge {
+public:
+    Charge(neap_group group, std::uint64_t bytes) {
+        CHECK(neap_group_charge(&charge, group, bytes, NEAP_REFUSE, nullptr) == NEAP_OK, "room");
+    }
+    Charge(Charge &&other) noexcept : charge(other.charge) { other.charge = {}; }
+    ~Charge() { neap_group_uncharge(&charge); }
+    std::uint64_t bytes() const { return neap_charge_bytes(&charge); }
+
+private:
+    neap_charge charge{};
+};
+
+static std::uint64_t used(neap_group group) {
+    std::uint64_t bytes = 0;
+    CHECK(neap_group_used(group, &bytes) == NEAP_OK, "a group");
+    return bytes;
+}
+
+static void groups() {
+    neap_group group = 0;
+    CHECK(neap_group_create("cxx/group", &group) == NEAP_OK && neap_group_set(group, NEAP_MAX, 5000, nullptr) == NEAP_OK, "a group");
+    {
+        std::vector<Charge> charges;
+        for (int i = 0; i < 5; i++) charges.emplace_back(group, 1000);
+        neap_charge more;
+        CHECK(neap_group_charge(&more, group, 1, NEAP_REFUSE, nullptr) == NEAP_E_CHARGE, "the vector has moved them, and no more fit");
+        CHECK(used(group) == 5000 && charges[4].bytes() == 1000, "%llu", static_cast<unsigned long long>(used(group)));
+    }
+    std::vector<int> *numbers = nullptr;
+    {
+        Inside inside(group);
+        numbers = new std::vector<int>(1000);
+    }
+    std::uint64_t inside = used(group);
+    CHECK(inside == 0 || (inside > 1000 * sizeof(int) && inside < 10000), "%llu", static_cast<unsigned long long>(inside));
+    delete numbers;
+    CHECK(used(group) == 0 && neap_group_delete(group) == NEAP_OK, "its end");
+}
 
 int main() {
     Counter counter(NEAP_NOBODY);
@@ -40,5 +92,6 @@ int main() {
     };
     CHECK(neap_percpu_each(data, each, &cpus) == 0 && cpus.size() == neap_cpus(), "%zu", cpus.size());
     CHECK(neap_percpu_free(data) == NEAP_OK, "its end");
+    groups();
     return finish();
 }

@@ -1,7 +1,7 @@
 //! The C API as programs see it: installed, found by pkg-config, linked in every way, run in every mode.
 //!
-//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and print `ok`, the example of
-//! `examples` prints what it likes and ends with status 0. Each is linked with the shared library, with the static one, and with
+//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and print `ok`, the examples of
+//! `examples` print what they like and end with status 0. Each is linked with the shared library, with the static one, and with
 //! nothing but static ones; all but the last also run under the preload library, which then serves neap's functions to the first.
 
 use core::time::Duration;
@@ -18,8 +18,13 @@ use crate::report::Report;
 use crate::smoke::{MODES, complaints, plain, preload};
 
 /// A program: its file, and whether it prints `ok` and nothing else.
-const PROGRAMS: &[(&str, bool)] =
-    &[("tests/c_api/everything.c", true), ("tests/c_api/cxx.cpp", true), ("examples/tenants.c", false)];
+const PROGRAMS: &[(&str, bool)] = &[
+    ("tests/c_api/everything.c", true),
+    ("tests/c_api/groups.c", true),
+    ("tests/c_api/cxx.cpp", true),
+    ("examples/tenants.c", false),
+    ("examples/caches.c", false),
+];
 
 /// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.
 const LINKS: &[(&str, &str, &[&str])] =
@@ -93,8 +98,8 @@ fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str])
     Ok(program)
 }
 
-/// Runs a program in every mode, and what is not all static under the preload library as well. The example, which takes its time,
-/// runs as its reader would run it.
+/// Runs a program in every mode, and what is not all static under the preload library as well. The examples, one of which takes its
+/// time, run as their readers would run them.
 fn run_everywhere(report: &mut Report, prefix: &Path, program: &Path, (file, way, says_ok): (&str, &str, bool)) {
     let malloc = prefix.join("lib/libneap_malloc.so");
     for (mode, variables) in MODES.iter().filter(|(mode, _)| says_ok || *mode == "default") {
