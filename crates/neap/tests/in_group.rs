@@ -162,9 +162,9 @@ fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
                     let path = format!("in/storm/{}", random % 8);
                     let group = Group::find_or_create(&path);
                     let Ok(inside) = group.unwrap_or(top).enter() else { continue };
-                    let size = if random % 500 == 0 { 50_000 + random % 100_000 } else { 1 + random % 3000 };
+                    let size = if random.is_multiple_of(500) { 50_000 + random % 100_000 } else { 1 + random % 3000 };
                     let mut memory = vec![thread as u8; size];
-                    if random % 7 == 0 {
+                    if random.is_multiple_of(7) {
                         memory.resize(1 + random % 10_000, 1);
                     }
                     drop(inside);
