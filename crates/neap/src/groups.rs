@@ -27,11 +27,19 @@
 //! Source: the memory cgroups of Linux, by idea.
 
 use crate::memory_groups::Grouped;
+use crate::per_cpu_data::Source;
 use crate::process::PROCESS;
 use core::fmt;
 use core::marker::PhantomData;
-use neap_base::Linux;
-pub use neap_groups::{Bound, Count, Denied, Event, GroupId, How, Info, Kind, Limit, Name, Payer, UNLIMITED};
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use core::time::Duration;
+use neap_base::{Linux, Platform};
+pub use neap_groups::{
+    Bound, Count, Denied, Event, GroupId, Happened, How, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    UNLIMITED,
+};
+use neap_groups::{FOREVER, Subscription};
 
 /// The process's groups.
 fn here() -> Result<Grouped<'static, Linux>, Denied> {
@@ -201,6 +209,73 @@ impl Group {
         Ok(Charge { payer, bytes })
     }
 
+    /// The same, but where a limit is reached it waits for room, so long at most; the oldest first, with small ones passing now and then. The caller holds nothing
+    /// that others need to make room.
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use neap::groups::{Bound, Group};
+    ///
+    /// let pool = Group::create("pool")?;
+    /// pool.set(Bound::Max, 1 << 20)?;
+    /// let first = pool.charge(1 << 20)?;
+    /// assert!(pool.charge_or_wait(4096, Duration::from_millis(1)).is_err());
+    /// let second = std::thread::spawn(move || pool.charge_or_wait(4096, Duration::from_secs(60)));
+    /// drop(first);
+    /// assert_eq!(second.join().unwrap()?.bytes(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::charge`], when the time is over, or at once for more than a limit.
+    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, Refused> {
+        let payer = self.0.payer(Kind::ByHand, 0);
+        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
+        let deadline = deadline(grouped.platform(), time);
+        grouped.charge_or_wait(payer, bytes, deadline).map_err(Refused)?;
+        Ok(Charge { payer, bytes })
+    }
+
+    /// The same as a future, which asks when it is first polled; dropping it gives up. It is woken by neap's thread, or by whoever
+    /// [ticks](crate::mm::Mm::tick) where there can be none.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`]; the future answers as [`Group::charge_or_wait`] does.
+    pub fn charge_async(self, bytes: u64, time: Duration) -> Result<ChargeAsync, Denied> {
+        let payer = self.0.payer(Kind::ByHand, 0);
+        let grouped = made_or_here(self)?;
+        let deadline = deadline(grouped.platform(), time);
+        Ok(ChargeAsync { payer, bytes, waiting: grouped.charge_async(payer, bytes, deadline) })
+    }
+
+    /// Has a listener told what happens to the group and those below it, until the answer is dropped or the group is gone, which it is told as well. Callbacks run on
+    /// neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be none, and may do anything.
+    ///
+    /// ```
+    /// use core::sync::atomic::{AtomicU64, Ordering};
+    /// use neap::groups::{Bound, Event, Group, Listener};
+    ///
+    /// static REFUSED: AtomicU64 = AtomicU64::new(0);
+    /// let tenant = Group::create("watched")?;
+    /// tenant.set(Bound::Max, 4096)?;
+    /// let heard = tenant.subscribe(&[Event::Refused], Listener::Callback(
+    ///     |_context, happened| _ = happened.event.map(|(_, times)| REFUSED.fetch_add(times, Ordering::Relaxed)),
+    ///     0,
+    /// ))?;
+    /// assert!(tenant.charge(8192).is_err());
+    /// while REFUSED.load(Ordering::Relaxed) == 0 {
+    ///     neap::process::PROCESS.tick(0);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`NotSubscribed`].
+    pub fn subscribe(self, events: &[Event], listener: Listener) -> Result<Heard, NotSubscribed> {
+        let grouped = made_or_here(self).map_err(|_| NotSubscribed::NoSuchGroup)?;
+        grouped.subscribe(self.0, events, listener).map(Heard)
+    }
+
     /// Lets this thread be in the group until the answer is dropped: all that it allocates meanwhile, through `malloc`, Rust's collections or C++, where
     /// neap is their allocator, is charged to the group, and goes back to it when it is freed, by whichever thread. It goes beyond a limit, counted, unless
     /// `NEAP=refuse:on` is set. Guards are dropped in the order opposite to that of entering.
@@ -248,6 +323,41 @@ pub struct Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         PROCESS.leave(self.before);
+    }
+}
+
+fn deadline(platform: &Linux, time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).map_or(FOREVER, |time| platform.now().saturating_add(time))
+}
+
+/// A charge that waits for room: [`Group::charge_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is polled"]
+pub struct ChargeAsync {
+    payer: Payer,
+    bytes: u64,
+    waiting: neap_groups::ChargeAsync<'static, Source<'static, Linux>>,
+}
+
+impl Future for ChargeAsync {
+    type Output = Result<Charge, Refused>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = Pin::new(&mut self.waiting).poll(context);
+        answer.map(|answer| answer.map(|_| Charge { payer: self.payer, bytes: self.bytes }).map_err(Refused))
+    }
+}
+
+/// A listener that is told; no more when this is dropped. Where it is being told at the moment, dropping waits for that, but in the listener itself.
+#[derive(Debug)]
+#[must_use = "the listener is told nothing more when this is dropped"]
+pub struct Heard(Subscription);
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        if let Ok(grouped) = made() {
+            grouped.unsubscribe(self.0);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //! ([`requests`](crate::requests)).
 
 use crate::mm::{Core, Mm};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
 use neap_objects::size_class::{CLASSES, Class};
@@ -62,6 +62,8 @@ pub(crate) struct Maintenance {
     calls: AtomicU32,
     /// Whether the process was seen with another thread.
     had_threads: AtomicU32,
+    /// Somebody wants the thread to come soon.
+    soon: AtomicBool,
     /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
     seen: Mutex<Seen>,
 }
@@ -89,6 +91,8 @@ pub struct Tick {
     pub per_cpu: neap_percpu::Tick,
     /// Whether nothing was released because an isolated CPU runs the process and would be interrupted by it.
     pub held: bool,
+    /// In how many nanoseconds groups want the next one, if they do.
+    pub groups: Option<u64>,
     /// Whether a later tick may find something to do though nobody calls in between.
     pub left: bool,
 }
@@ -104,6 +108,7 @@ impl Maintenance {
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
             had_threads: AtomicU32::new(0),
+            soon: AtomicBool::new(false),
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
     }
@@ -216,6 +221,26 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    /// Lets the thread come soon, from within anything: it is woken if it sleeps, and its nap ends. Where it is just about to nap it
+    /// comes an interval later; where there is none it is whoever ticks.
+    pub(crate) fn come_soon(&self) {
+        let thread = &self.maintenance.thread;
+        self.maintenance.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
+        // As in `after_without_thread`.
+        if thread.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) == Err(ASLEEP)
+            && thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok()
+        {
+            futex::wake(thread, 1, Scope::Process);
+        }
+        self.end_nap();
+    }
+
+    /// Whether somebody has called [`Core::come_soon`] since this was last asked.
+    pub(crate) fn is_wanted_soon(&self) -> bool {
+        // Acquire pairs with the Release in `come_soon`.
+        self.maintenance.soon.swap(false, Ordering::Acquire)
+    }
+
     /// Makes the thread, if there is none, before so many bytes are freed.
     pub(crate) fn before_large_free(&self, mm: &Mm<P>, bytes: u64) {
         // Relaxed: the state only tells what to do next.
@@ -312,10 +337,10 @@ impl<P: Platform> Core<P> {
 
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
-        let grouped = self.tick_groups(mm);
+        let groups = self.tick_groups(mm);
         let mut tick = self.give_back(mm, now);
-        tick.left |= grouped;
-        tick
+        tick.left |= groups.is_some();
+        Tick { groups, ..tick }
     }
 
     fn give_back(&self, mm: &Mm<P>, now: u64) -> Tick {
@@ -370,8 +395,12 @@ impl<P: Platform> Core<P> {
 impl<P: Platform> Mm<P> {
     /// Gives back what was not needed since the last tick; for programs that want no thread, and for tests. `now` is in
     /// nanoseconds and only ever grows.
+    ///
+    /// Those who want to hear of groups are called from here: the caller holds nothing that they may want.
     pub fn tick(&self, now: u64) -> Tick {
-        self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now))
+        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now));
+        self.deliver();
+        tick
     }
 
     /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
@@ -399,14 +428,17 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return };
         let state = &core.maintenance.thread;
         let interval = u64::from(core.options.interval) * 1_000_000;
+        let mut nap = interval;
         loop {
-            core.sleep(self, interval);
+            core.sleep(self, nap);
             // What somebody caches from here on turns DROWSY back into AWAKE, so it is not slept over:
             // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says AWAKE. 4. This thread
             // finds the rest empty, but not DROWSY any more, and ticks again.
             // SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
-            let left = core.tick(self, core.objects.platform.now()).left;
+            let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now());
+            self.deliver();
+            nap = groups.map_or(interval, |next| next.min(interval));
             // Acquire pairs with the Release in `after_without_thread`.
             if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 state.store(AWAKE, Ordering::Relaxed);

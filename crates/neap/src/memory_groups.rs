@@ -8,7 +8,10 @@ use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
 use neap_base::Platform;
-use neap_groups::{Bound, Count, Denied, GroupId, Groups, How, Info, Kind, Payer, Reclaimer, Refusal};
+use neap_groups::{
+    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, Info, Kind, Listener, NotSubscribed, Payer,
+    Reclaimer, Refusal, Subscription,
+};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_percpu::{Host, Wait};
@@ -28,7 +31,11 @@ impl<P: Platform> Clone for Grouped<'_, P> {
 
 impl<P: Platform> Copy for Grouped<'_, P> {}
 
-impl<P: Platform> Reclaimer for Source<'_, P> {}
+impl<P: Platform> Reclaimer for Source<'_, P> {
+    fn come_soon(&self) {
+        self.core().come_soon();
+    }
+}
 
 impl<P: Platform> Mm<P> {
     /// The manager's groups, which are made where there are none yet.
@@ -60,6 +67,11 @@ impl<P: Platform> Mm<P> {
         Some(Grouped { source: self.per_cpu_if_made()?, groups })
     }
 
+    /// [`Groups::deliver`], by whoever ticks and holds nothing.
+    pub(crate) fn deliver(&self) {
+        self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
+    }
+
     /// The proof that they add up, and, unless somebody may have an allocation in hands, that what is charged is what is allocated. The gate is
     /// closed, and nobody inside.
     pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
@@ -89,16 +101,16 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// What groups have to do in a tick. Not inside the gate.
-    pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> bool {
-        let Some(grouped) = mm.groups_if_made() else { return false };
+    pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
+        let grouped = mm.groups_if_made()?;
         if self.options.groups == ThreadGroups::ByThread {
             grouped.delete_groups_of_ended_threads();
         }
-        grouped.groups.tick(&grouped.source).is_some()
+        grouped.groups.tick(&grouped.source)
     }
 }
 
-impl<P: Platform> Grouped<'_, P> {
+impl<'m, P: Platform> Grouped<'m, P> {
     /// The machine.
     pub fn platform(&self) -> &P {
         self.source.platform()
@@ -235,6 +247,43 @@ impl<P: Platform> Grouped<'_, P> {
     #[inline]
     pub(crate) fn node(&self) -> usize {
         self.source.node()
+    }
+
+    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
+        let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
+        if delay > 0 {
+            self.platform().sleep(delay);
+        }
+        Ok(())
+    }
+
+    /// [`Groups::charge_async`]. Somebody has to tick: the thread is made where there is none.
+    pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
+        self.source.want_thread();
+        self.groups.charge_async(self.source, payer, bytes, deadline)
+    }
+
+    /// [`Groups::subscribe`]. Somebody has to tick: the thread is made where there is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn subscribe(
+        &self,
+        group: GroupId,
+        events: &[Event],
+        listener: Listener,
+    ) -> Result<Subscription, NotSubscribed> {
+        self.source.want_thread();
+        self.groups.subscribe(&self.source, group, events, listener)
+    }
+
+    /// [`Groups::unsubscribe`].
+    pub fn unsubscribe(&self, subscription: Subscription) -> bool {
+        self.groups.unsubscribe(&self.source, subscription)
     }
 
     /// [`Groups::uncharge`].

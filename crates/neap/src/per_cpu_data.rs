@@ -165,6 +165,10 @@ impl<P: Platform> Source<'_, P> {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }
 
+    pub(crate) fn core(&self) -> &Core<P> {
+        self.core
+    }
+
     pub(crate) fn has_thread(&self) -> bool {
         self.core.maintenance.has_thread()
     }

@@ -158,11 +158,21 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps so many nanoseconds, and answers requests meanwhile.
+    /// Lets whoever sleeps in [`Core::sleep`] look up.
+    pub(crate) fn end_nap(&self) {
+        if let Some(desk) = self.page.desk() {
+            futex::wake(&desk.ticket, 1, Reach::Shared);
+        }
+    }
+
+    /// Sleeps so many nanoseconds, and answers requests meanwhile; less if somebody wants this thread to come soon.
     pub(crate) fn sleep(&self, mm: &Mm<P>, nanoseconds: u64) {
         let end = clock::precise() + nanoseconds;
         loop {
             self.answer(mm, RETRIES);
+            if self.is_wanted_soon() {
+                return;
+            }
             let left = end.saturating_sub(clock::precise());
             let Some(desk) = self.page.desk().filter(|_| left > PAUSE) else { return thread::sleep(left) };
             futex::wait(&desk.ticket, self.page.taken.load(Ordering::Relaxed), Some(left - PAUSE), Reach::Shared);

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use neap::groups::{Bound, Charge, Denied, Group, How, Kind, UNLIMITED, count};
+use neap::groups::{Bound, Charge, Denied, Event, Group, How, Kind, Listener, UNLIMITED, count};
 use neap::process::PROCESS;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -186,4 +186,67 @@ fn l21_a_storm_leaves_nothing_behind() {
         count.dying == 0 && count.ids == count.live
     });
     PROCESS.verify(0).unwrap();
+}
+
+/// A future of a waiting charge, polled by hand: its task is woken by neap's thread, without a tick of the program's.
+#[test]
+fn a_charge_that_waits_is_woken_by_neaps_thread() {
+    let _alone = ALONE.lock().unwrap();
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let group = Group::create("waits").unwrap();
+    group.set(Bound::Max, 1 << 20).unwrap();
+    let mut held = Some(group.charge(1 << 20).unwrap());
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = core::task::Context::from_waker(&waker);
+    let mut wait = group.charge_async(4096, Duration::from_secs(600)).unwrap();
+    let mut polls = 0;
+    let charge = loop {
+        match core::pin::Pin::new(&mut wait).poll(&mut context) {
+            core::task::Poll::Ready(answer) => break answer.unwrap(),
+            core::task::Poll::Pending if polls == 0 => drop(held.take()),
+            core::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(60)),
+        }
+        polls += 1;
+        assert!(polls < 1000, "nobody wakes the task");
+    };
+    assert_eq!((charge.bytes(), group.used()), (4096, Ok(4096)));
+    drop(charge);
+    group.delete().unwrap();
+}
+
+/// Listeners hear what happens from neap's thread, and that the group is gone.
+#[test]
+fn l13_events_are_delivered_before_the_group_is_gone_and_not_after() {
+    let _alone = ALONE.lock().unwrap();
+    static HEARD: Mutex<Vec<(u64, Option<Event>)>> = Mutex::new(Vec::new());
+    let note = |context: usize, happened: neap::groups::Happened| {
+        let (event, times) = happened.event.map_or((None, 1), |(event, times)| (Some(event), times));
+        HEARD.lock().unwrap().push((context as u64 + times, event));
+    };
+    let top = Group::create("heard").unwrap();
+    let child = Group::create("heard/child").unwrap();
+    let heard = top.subscribe(&[Event::Refused, Event::LimitChanged], Listener::Callback(note, 100)).unwrap();
+    child.set(Bound::Max, 1000).unwrap();
+    let has = |event: Option<Event>| HEARD.lock().unwrap().iter().any(|(_, heard)| *heard == event);
+    let wait = |event: Option<Event>| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !has(event) {
+            assert!(Instant::now() < end, "{event:?} is not heard");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait(Some(Event::LimitChanged));
+    assert!(!has(Some(Event::Refused)) && !has(None));
+    assert!(child.charge(2000).is_err() && child.charge(3000).is_err());
+    child.delete().unwrap();
+    top.delete().unwrap();
+    wait(None);
+    assert!(has(Some(Event::Refused)), "what happened is heard before the end");
+    assert_eq!(HEARD.lock().unwrap().last().unwrap(), &(101, None));
+    drop(heard);
 }
