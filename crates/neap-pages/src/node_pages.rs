@@ -129,7 +129,7 @@ impl<P: Platform> NodePages<P> {
     /// The node nearest to this thread.
     #[inline]
     pub fn nearest(&self, platform: &P) -> usize {
-        self.nearest_to(platform, platform.cpu())
+        if self.count == 1 { 0 } else { self.nearest_of_many(platform, platform.cpu()) }
     }
 
     /// The node nearest to a CPU.
