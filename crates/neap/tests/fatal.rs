@@ -1,8 +1,8 @@
 //! Frees that must not go unnoticed, at once or later: each ends the process by SIGABRT after one line that says what is
 //! wrong.
 //!
-//! Goal: every kind of wrong pointer, in every place its memory may be by then, in both kinds of slots, is named for what
-//! it is; and what two threads free at the same moment is never handed out twice. Method: each case is a process of its
+//! Goal: every kind of wrong pointer, in every place its memory may be by then, in both kinds of slots, and whether or not
+//! somebody pays for the memory, is named for what it is; and what two threads free at the same moment is never handed out twice. Method: each case is a process of its
 //! own, this program again.
 
 mod again;
@@ -14,12 +14,27 @@ use again::dies;
 use core::ptr::{with_exposed_provenance_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use machine::{Shared, number};
+use neap::groups::GroupId;
 use neap::mm::{Hooks, Mm};
 use neap_base::Linux;
 use program::{Opened, linux};
 use std::collections::BTreeSet;
 
 type Manager = Opened<Shared<Linux>>;
+
+/// Kinds of slots, with memory that nobody pays for and memory of a group.
+const KINDS: [&str; 4] = ["rseq", "atomic", "rseq, in a group", "atomic, in a group"];
+
+/// A manager for a kind; the thread is in a group if that is what the kind says.
+fn manager(kind: &str) -> Manager {
+    let (machine, options) = linux(kind.starts_with("rseq"));
+    let mm = Opened::new(machine, &options).unwrap();
+    if kind.ends_with("in a group") {
+        let group = mm.groups().unwrap().create(GroupId::ROOT, "wrong").unwrap();
+        mm.enter(Some(group));
+    }
+    mm
+}
 
 fn free(mm: &Manager, pointer: *mut u8) {
     // SAFETY: not at all, that is the point; the process ends where it is wrong.
@@ -154,18 +169,29 @@ fn case(name: &str, mm: &Manager) {
     }
 }
 
+#[test]
+fn the_memory_of_cases_in_a_group_is_paid_for() {
+    for kind in KINDS {
+        let mm = manager(kind);
+        let memory = [64, 32 << 10, 1 << 20].map(|size| mm.allocate(size));
+        assert_eq!(mm.verify(0).unwrap().accounted, if kind.ends_with("in a group") { 2 } else { 0 }, "{kind}");
+        memory.into_iter().for_each(|memory| free(&mm, memory));
+        mm.leave(0);
+    }
+}
+
 /// Runs a case where it is told to, and does nothing otherwise.
 #[test]
 fn a_case() {
     if let Some(name) = again::case() {
-        let (name, rseq) = name.split_once('/').unwrap();
-        let (machine, options) = linux(rseq == "rseq");
-        case(name, &Opened::new(machine, &options).unwrap());
+        let (name, kind) = name.split_once('/').unwrap();
+        let mm = manager(kind);
+        case(name, &mm);
     }
 }
 
 fn dies_with(name: &str, start: &str, end: &str) {
-    for kind in ["rseq", "atomic"] {
+    for kind in KINDS {
         let lines = dies("a_case", &format!("{name}/{kind}"), "");
         assert_eq!(lines.len(), 1, "{name}: {lines:?}");
         assert!(lines[0].starts_with(start) && lines[0].ends_with(end), "{name}: {lines:?}");
@@ -241,9 +267,8 @@ fn other_calls_than_free() {
 
 /// One try: two threads free one object at the same moment, then everything is taken and given back. Ends the process
 /// before the object is handed out twice, whatever the threads saw.
-fn free_at_once(rseq: bool) -> ! {
-    let (machine, options) = linux(rseq);
-    let mm = Opened::new(machine, &options).unwrap();
+fn free_at_once(kind: &str) -> ! {
+    let mm = manager(kind);
     let (object, arrived) = (mm.allocate(64).expose_provenance(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -286,7 +311,7 @@ fn a_try() {
         for _ in 0..tries {
             // SAFETY: the child uses a manager of its own, and what the C library makes whole in it.
             match unsafe { libc::fork() } {
-                0 => free_at_once(kind == "rseq"),
+                0 => free_at_once(&kind),
                 child => {
                     let mut status = 0;
                     // SAFETY: the status is this function's.
@@ -301,7 +326,7 @@ fn a_try() {
 /// Best effort: how often the two really meet is up to the machine.
 #[test]
 fn an_object_that_two_threads_free_at_once_is_never_handed_out_twice() {
-    for kind in ["rseq", "atomic"] {
+    for kind in KINDS {
         let answer = again::again("a_try", kind, "");
         let error = String::from_utf8_lossy(&answer.stderr);
         assert!(answer.status.success(), "{}\n{}{error}", answer.status, String::from_utf8_lossy(&answer.stdout));
