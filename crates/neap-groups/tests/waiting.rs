@@ -12,7 +12,7 @@ use core::task::{Context, Poll, Waker};
 use host::{Asked, Host};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, Denied, FOREVER, GroupId, Groups, How, Kind, Refusal, UNLIMITED, Waiting};
+use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, How, Kind, Refusal, UNLIMITED, Waiting};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
@@ -267,7 +267,7 @@ fn one_group_lets_in_whom_the_rule_says() {
             assert_eq!(groups.used(&host, id), Ok(model.used), "step {step}");
             groups.verify(&host).unwrap_or_else(|finding| panic!("step {step}: {finding:?}"));
         }
-        let enough = [granted, expired, cancelled, left, model.passes].map(|count| count > steps / 1000);
+        let enough = [granted, expired, cancelled, left, model.passes].map(|count| count > steps / 2000);
         assert_eq!(enough, [true; 5], "{granted} {expired} {cancelled} {left} {}", model.passes);
         assert_eq!(model.most_passed, 8);
         drop(tasks);
@@ -300,15 +300,19 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
                     made += 1;
                     if let Ok(id) = groups.create(&host, any, &format!("g{made}")) {
                         parents.insert(id, any);
-                        groups.set_bound(&host, id, Bound::Max, random.below(1 << 20) as u64).unwrap();
+                        groups.set_bound(&host, id, Bound::Max, size(&mut random, 16..21)).unwrap();
                     }
                 }
-                2 => match groups.delete(&host, any) {
-                    Ok(()) => _ = parents.remove(&any),
-                    Err(error) => assert!(matches!(error, Denied::Root | Denied::HasChildren)),
-                },
+                2 => {
+                    let leaves: Vec<_> =
+                        parents.keys().filter(|id| !parents.values().any(|above| above == *id)).collect();
+                    if let Some(&&id) = leaves.get(random.below(leaves.len().max(1))) {
+                        groups.delete(&host, id).unwrap();
+                        parents.remove(&id);
+                    }
+                }
                 3..9 if tasks.len() < 60 => {
-                    let bytes = size(&mut random, 0..20);
+                    let bytes = size(&mut random, 8..18);
                     let deadline = machine.now() + 1 + random.below(3_000_000_000) as u64;
                     let future = groups.charge_async(host, any.payer(Kind::ByHand, 0), bytes, deadline);
                     let mut task = Task { future, flag: Arc::default(), group: any, bytes };
@@ -328,7 +332,7 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
                     groups.uncharge(&host, id.payer(Kind::ByHand, 0), bytes);
                 }
                 15 => {
-                    let max = if random.below(4) == 0 { UNLIMITED } else { random.below(2 << 20) as u64 };
+                    let max = if random.below(4) == 0 { UNLIMITED } else { size(&mut random, 16..21) };
                     groups.set_bound(&host, any, Bound::Max, max).unwrap();
                 }
                 16 if !tasks.is_empty() => drop(tasks.swap_remove(random.below(tasks.len()))),
@@ -373,7 +377,7 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
             let used: u64 = held.iter().map(|(_, bytes)| bytes).sum();
             assert_eq!(groups.used(&host, GroupId::ROOT), Ok(used), "step {step}");
         }
-        let enough = [granted, gone, past].map(|count| count > 0);
+        let enough = [granted > steps / 200, past > steps / 200, gone > 0];
         assert_eq!(enough, [true; 3], "{granted} were let in, {gone} gone, {past} passed");
         drop(tasks);
         held.iter().for_each(|&(id, bytes)| groups.uncharge(&host, id.payer(Kind::ByHand, 0), bytes));
@@ -399,8 +403,12 @@ fn overtaken(
                 && old.age < young.age
             {
                 count += 1;
-                assert!(young.bytes < old.bytes / 8, "{young:?} was let in past {old:?}");
-                assert!(still.passed > old.passed && still.passed <= 8, "{young:?}, {still:?}");
+                assert!(still.passed <= 8, "{still:?}");
+                // Somebody older still, and larger, may have been the oldest here for a moment, on the way between groups without room.
+                if !before.values().any(|head| head.age < old.age && young.bytes < head.bytes / 8) {
+                    assert!(young.bytes < old.bytes / 8, "{young:?} was let in past {old:?}");
+                    assert!(still.passed > old.passed, "{young:?}, {still:?}");
+                }
             }
             if above == at {
                 break;
