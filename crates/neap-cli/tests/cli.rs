@@ -167,6 +167,11 @@ fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
         ("page-fault", &["zone_lock_ratio", "throughput_ratio"][..]),
         ("pft", &["lock_cost_ratio", "bypasses_per_million"]),
         ("drain", &["throughput_ratio", "p999_ratio", "fences", "added_interrupts", "added_switches"]),
+        (
+            "charge",
+            &["charge_ratio", "charge_ratio_sharded_64", "level_ratio_hit", "level_ratio_miss", "shared_ops_ratio_16"],
+        ),
+        ("churn", &["metadata_growth_bytes", "dying_after_1s", "delete_p99_us", "bytes_per_group", "walk_ratio"]),
         ("counter", &["add_ns", "add_ratio_thread_local", "add_ratio_atomic_crowd", "read_ns"]),
         (
             "percpu",

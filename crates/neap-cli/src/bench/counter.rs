@@ -51,7 +51,7 @@ thread_local! {
 const PARTS: u64 = 25;
 
 /// `add` so often on each of some CPUs at once; the slowest thread's time counts.
-fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send) -> Result<Outcome> {
+pub(super) fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send) -> Result<Outcome> {
     let barrier = &Barrier::new(on.len());
     let run = move |thread: usize, cpu: usize| -> Result<u64> {
         pin_to(cpu)?;

@@ -4,6 +4,8 @@
 //! figures come of it. Every run is a process of its own. In a round all variants take their turn, and the order changes
 //! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
 
+mod charge;
+mod churn;
 mod counter;
 mod cross;
 mod drain;
@@ -43,6 +45,7 @@ Examples:
   neap bench programs --json                 one JSON object on standard output
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
+  neap bench charge                          memory groups: what a charge costs
 
 Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
 them). One that is missing is named and its figures are left out. Progress goes to standard error.
@@ -50,8 +53,8 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain`, `percpu` and `counter` use neap's parts inside this executable, and no
-peers. Before each run of `idle`, `page` and `holes` as much memory as a run needs is touched and given back: none pays
+`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge` and `churn` use neap's parts inside this
+executable, and no peers. Before each run of `idle`, `page` and `holes` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
@@ -114,6 +117,10 @@ enum Which {
     Percpu,
     /// Per-CPU counters against an atomic, one for each CPU, and a word of the thread's own
     Counter,
+    /// Charging a memory group a page and taking it back: against atomics, by depth, by threads, and on CPUs that are not there
+    Charge,
+    /// Memory groups that come and go by the thousand while others are charged: times, and what they leave
+    Churn,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -131,6 +138,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Drain => drain::main(options),
         Which::Percpu => percpu::main(options),
         Which::Counter => counter::main(options),
+        Which::Charge => charge::main(options),
+        Which::Churn => churn::main(options),
         Which::Programs => programs::main(options),
     }
 }

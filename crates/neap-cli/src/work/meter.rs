@@ -90,6 +90,14 @@ fn own_usage() -> libc::rusage {
     usage
 }
 
+/// Processor time of the calling thread.
+pub(super) fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live local; every thread has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// Resident memory of this process in KiB.
 pub(super) fn own_rss_kib() -> Result<u64> {
     let mut text = [0u8; 2048];
@@ -224,15 +232,15 @@ pub(super) unsafe fn give(block: *mut u8) {
 }
 
 /// A xorshift generator: the same sequence of sizes and places for every allocator.
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// A number below `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

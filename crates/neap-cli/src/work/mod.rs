@@ -4,6 +4,7 @@
 //! `free`, which are called as any C program would call them. A measured loop allocates nothing but what it measures:
 //! its tables come from mmap and its readings go to the stack. The answer is one line of JSON on standard output.
 
+mod churn;
 mod cross;
 mod holes;
 pub(crate) mod idle;
@@ -52,6 +53,8 @@ enum Workload {
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
     FirstTouch(page_lists::TouchOptions),
+    /// Memory groups that come and go
+    Churn(churn::Options),
     /// librseq's memory pool
     Pool(pool::Options),
 }
@@ -126,6 +129,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
         Workload::PageFault(options) => page_lists::page_fault(options)?,
         Workload::FirstTouch(options) => page_lists::first_touch(options)?,
+        Workload::Churn(options) => churn::run(options)?,
         Workload::Pool(options) => pool::run(options)?,
     };
     outcome.malloc_from = malloc_origin();

@@ -1,0 +1,256 @@
+//! `neap bench charge`: what it costs to charge a page to a memory group and to take it back.
+//!
+//! A pair is `Group::charge` of 4096 bytes, whose answer is kept in a variable and dropped. Beside it, in the same rounds: one
+//! addition to an atomic that nobody else uses (`add`); an atomic for each level, added to and subtracted from; and the same with an
+//! atomic for each thread. The group is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock; one that
+//! *misses* is of one page more than a stock can hold, so it goes to the counters of all levels both times. The same with 1 to 64
+//! threads, on the CPUs in turn. Each thread's median part counts, so who waits for a CPU is not measured.
+//!
+//! Figures: `charge_ns`; `charge_ratio` (a pair that hits over one addition), `charge_ratio_atomic` and `charge_ratio_sharded` (over
+//! theirs, with `_64` behind them with 64 threads); `level_ratio_hit` and `level_ratio_miss` (a pair over one a level higher, the
+//! largest of the seven medians); `miss_ns`. On 16 virtual CPUs, where a plain atomic does one operation on memory that CPUs share
+//! for each call: `shared_ops_ratio_16` (operations on shared counters for each call, each CPU going up and down at random), and
+//! `shared_ops_ratio_16_flow` (what one half of the CPUs charges the other half gives back: all goes through the counters). What is counted:
+//! `Groups::shared_operations`.
+
+mod shared;
+
+use core::hint::black_box;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use neap::groups::{Charge, Group, Refused};
+use neap_groups::CAP;
+
+use super::counter::timed;
+use super::{Options, Session, Workload};
+use crate::report::{cell, number, table};
+use crate::statistics::{Measured, paired_ratios, summary};
+use crate::work::Outcome;
+use crate::work::meter::cpus;
+use shared::Pattern;
+
+const PAGE: u64 = 4096;
+const DEEPEST: usize = 8;
+const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const MOST_THREADS: usize = 64;
+
+const ADD: &str = "add";
+const ATOMIC: &str = "atomic";
+const SHARDED: &str = "sharded";
+const VARIANTS: [&str; 4] = ["neap", ADD, ATOMIC, SHARDED];
+
+/// What a workload is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Hit { depth: usize },
+    Miss { depth: usize },
+    Threads(usize),
+    Shared { pattern: Pattern, cpus: usize, depth: usize },
+}
+
+impl What {
+    fn name(self) -> String {
+        match self {
+            What::Hit { depth } => format!("hit-{depth}"),
+            What::Miss { depth } => format!("miss-{depth}"),
+            What::Threads(threads) => format!("threads-{threads}"),
+            What::Shared { pattern, cpus, depth } => format!("{}-{cpus}-{depth}", pattern.name()),
+        }
+    }
+
+    fn all() -> Vec<What> {
+        let depths = 1..=DEEPEST;
+        let shared = |pattern| {
+            let machine = move |cpus| [1, DEEPEST].map(|depth| What::Shared { pattern, cpus, depth });
+            // Of one CPU there is no half.
+            THREADS.into_iter().filter(move |&cpus| pattern == Pattern::Walk || cpus > 1).flat_map(machine)
+        };
+        let timed = depths.clone().map(|depth| What::Hit { depth }).chain(depths.map(|depth| What::Miss { depth }));
+        timed.chain(THREADS.map(What::Threads)).chain(Pattern::ALL.into_iter().flat_map(shared)).collect()
+    }
+
+    fn workload(self, rounds: usize) -> Workload {
+        let timed = Workload::timed(&self.name(), rounds, &[]);
+        match self {
+            // It comes out the same each time.
+            What::Shared { .. } => Workload {
+                rounds: 1,
+                unit: "operations on shared counters",
+                metric: |outcome| outcome.count("shared") / outcome.operations.max(1) as f64,
+                ..timed
+            },
+            _ => timed,
+        }
+    }
+}
+
+/// An atomic on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Level(AtomicU64);
+
+impl Level {
+    fn pair(levels: &[Level]) {
+        levels.iter().for_each(|level| _ = level.0.fetch_add(PAGE, Ordering::Relaxed));
+        levels.iter().for_each(|level| _ = level.0.fetch_sub(PAGE, Ordering::Relaxed));
+    }
+}
+
+/// Charges and takes back. The charge stays where it is, as it would in a program: to move it costs as much as both.
+#[inline(always)]
+fn pair(group: Group, bytes: u64) {
+    let charge: Result<Charge, Refused> = group.charge(bytes);
+    black_box(&charge);
+}
+
+/// What there is to charge.
+struct Stage {
+    /// By depth, beginning with the one right below the root.
+    groups: Vec<Group>,
+    levels: Vec<Level>,
+    /// By thread.
+    shards: Vec<Level>,
+    cpus: Vec<usize>,
+    /// Pairs of a run.
+    times: u64,
+}
+
+impl Stage {
+    fn open(times: u64) -> Result<Stage> {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut path = String::new();
+        for depth in 1..=DEEPEST {
+            path += &format!("{}depth-{depth}", if depth == 1 { "" } else { "/" });
+            groups.push(Group::find_or_create(&path)?);
+        }
+        let levels = |count| (0..count).map(|_| Level::default()).collect();
+        Ok(Stage { groups, levels: levels(DEEPEST), shards: levels(MOST_THREADS), cpus: cpus()?, times })
+    }
+
+    /// One run; `None` where a variant has nothing to do with it.
+    fn run(&self, variant: &str, what: What) -> Option<Result<Outcome>> {
+        let (here, times) = (&self.cpus[..1], self.times);
+        let group = |depth: usize| self.groups[depth - 1];
+        let outcome = match (what, variant) {
+            (What::Hit { depth }, "neap") => self.neap(here, times, group(depth), PAGE),
+            (What::Hit { depth }, ATOMIC) => self.atomic(here, times, depth),
+            (What::Hit { depth: 1 }, SHARDED) => self.sharded(here, times),
+            (What::Hit { depth: 1 }, ADD) => {
+                let level = &self.levels[0].0;
+                timed(here, times, move |_| _ = level.fetch_add(PAGE, Ordering::Relaxed))
+            }
+            (What::Miss { depth }, "neap") => self.neap(here, times / 20, group(depth), CAP + PAGE),
+            (What::Threads(threads), _) => {
+                let on: Vec<usize> = self.cpus.iter().copied().cycle().take(threads).collect();
+                match variant {
+                    "neap" => self.neap(&on, times / 10, group(1), PAGE),
+                    ATOMIC => self.atomic(&on, times / 10, 1),
+                    SHARDED => self.sharded(&on, times / 10),
+                    _ => return None,
+                }
+            }
+            (What::Shared { pattern, cpus, depth }, "neap") => shared::run(pattern, cpus, depth, times),
+            _ => return None,
+        };
+        Some(outcome)
+    }
+
+    fn neap(&self, on: &[usize], times: u64, group: Group, bytes: u64) -> Result<Outcome> {
+        timed(on, times, move |_| pair(group, bytes))
+    }
+
+    fn atomic(&self, on: &[usize], times: u64, depth: usize) -> Result<Outcome> {
+        let levels = &self.levels[..depth];
+        timed(on, times, move |_| Level::pair(levels))
+    }
+
+    fn sharded(&self, on: &[usize], times: u64) -> Result<Outcome> {
+        let shards = &self.shards[..];
+        timed(on, times, move |thread| Level::pair(&shards[thread..=thread]))
+    }
+
+    fn close(self) -> Result<()> {
+        Ok(self.groups.into_iter().rev().try_for_each(Group::delete)?)
+    }
+}
+
+pub(super) fn main(options: &Options) -> Result<ExitCode> {
+    let mut session = Session::of_parts("charge", &VARIANTS)?;
+    let (rounds, stage) = (options.rounds(30), Stage::open(options.amount(1_000_000))?);
+    let all = What::all();
+    let workloads: Vec<Workload> = all.iter().map(|what| what.workload(rounds)).collect();
+    session.measure(&workloads, |variant, workload, _| {
+        let what = all.iter().find(|what| what.name() == workload.name)?;
+        stage.run(variant.name, *what)
+    });
+    stage.close()?;
+    figures(&mut session);
+    let tables = tables(&session);
+    session.finish(options.json, &tables)
+}
+
+fn figures(session: &mut Session) {
+    let median = |session: &Session, name: &str| session.summary("neap", name).map(|summary| summary.median);
+    session.figure("charge_ns", median(session, "hit-1"));
+    session.figure("miss_ns", median(session, "miss-1"));
+    for (name, against, workload) in [
+        ("charge_ratio", ADD, "hit-1"),
+        ("charge_ratio_atomic", ATOMIC, "hit-1"),
+        ("charge_ratio_sharded", SHARDED, "hit-1"),
+        ("charge_ratio_atomic_64", ATOMIC, "threads-64"),
+        ("charge_ratio_sharded_64", SHARDED, "threads-64"),
+    ] {
+        let ratio = session.ratio("neap", against, workload);
+        session.figure_of_ratio(name, ratio);
+    }
+    for (name, kind) in [("level_ratio_hit", "hit"), ("level_ratio_miss", "miss")] {
+        session.figure(name, (2..=DEEPEST).filter_map(|depth| level_ratio(session, kind, depth)).reduce(f64::max));
+    }
+    session.figure("shared_ops_ratio_16", median(session, "walk-16-1"));
+    session.figure("shared_ops_ratio_16_flow", median(session, "flow-16-1"));
+}
+
+/// What a pair costs over what one costs a level higher: the median of the rounds.
+fn level_ratio(session: &Session, kind: &str, depth: usize) -> Option<f64> {
+    let measured = |depth: usize| -> Vec<Measured> {
+        let outcomes = session.outcomes("neap", &format!("{kind}-{depth}"));
+        outcomes.iter().map(|outcome| (outcome.round, outcome.ns_each())).collect()
+    };
+    summary(paired_ratios(&measured(depth), &measured(depth - 1))).map(|summary| summary.median)
+}
+
+fn tables(session: &Session) -> String {
+    let of = |variant: &str, name: String| cell(session.summary(variant, &name), 2);
+    let ratio =
+        |kind: &str, depth: usize| level_ratio(session, kind, depth).map_or("-".into(), |ratio| number(ratio, 2));
+    let depths = (1..=DEEPEST).map(|depth| {
+        let [hit, miss] = ["hit", "miss"].map(|kind| format!("{kind}-{depth}"));
+        let cells =
+            [of("neap", hit.clone()), ratio("hit", depth), of("neap", miss), ratio("miss", depth), of(ATOMIC, hit)];
+        [depth.to_string()].into_iter().chain(cells).collect()
+    });
+    let header = ["depth", "ns, hit", "over one higher", "ns, miss", "over one higher", "ns, atomics"];
+    let depths = table(&header, &depths.collect::<Vec<_>>());
+    let threads = THREADS.map(|threads| {
+        let cells = ["neap", ATOMIC, SHARDED].map(|variant| of(variant, What::Threads(threads).name()));
+        [threads.to_string()].into_iter().chain(cells).collect()
+    });
+    let threads = table(&["threads", "ns, neap", "ns, atomic", "ns, sharded"], &threads);
+    let machines = THREADS.map(|cpus| {
+        let cells = Pattern::ALL
+            .into_iter()
+            .flat_map(|pattern| [1, DEEPEST].map(|depth| What::Shared { pattern, cpus, depth }));
+        let cells = cells.map(|what| cell(session.summary("neap", &what.name()), 4));
+        [cpus.to_string()].into_iter().chain(cells).collect()
+    });
+    let header = ["virtual CPUs", "up and down", "8 deep", "from half to half", "8 deep"];
+    let machines = table(&header, &machines);
+    format!(
+        "A pair of charge and return of one page; an addition alone is {} ns, a pair on an atomic of the thread's own {} ns.\n{depths}\n\
+         {threads}\nOperations on shared counters for each call; a plain atomic's is 1 for each level.\n{machines}",
+        of(ADD, "hit-1".into()),
+        of(SHARDED, "hit-1".into()),
+    )
+}

@@ -1,0 +1,160 @@
+//! How often charges reach for counters that CPUs share, on a machine that is not there.
+//!
+//! Sits between `bench charge` and the charging code itself, which runs on a virtual machine with any number of CPUs and counts what it
+//! does ([`Groups::shared_operations`]). One thread plays all CPUs in turn, by a seed, so the answer is the same each time. A
+//! plain atomic does one such operation for each call.
+
+use std::collections::VecDeque;
+
+use anyhow::{Result, anyhow};
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{GroupId, Groups, How, Kind, Payer, Reclaimer};
+use neap_percpu::{Alone, Host, PerCpuData, Shape};
+
+use super::PAGE;
+use crate::work::Outcome;
+use crate::work::meter::Random;
+
+/// What each CPU does, page by page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pattern {
+    /// Charges, or gives back a page that it has, whichever by chance: so it goes up and down, and how far nobody knows.
+    Walk,
+    /// What one half of the CPUs charges the other half gives back, a little later: no page can stay in a stock.
+    Flow,
+}
+
+impl Pattern {
+    pub(super) const ALL: [Pattern; 2] = [Pattern::Walk, Pattern::Flow];
+
+    pub(super) fn name(self) -> &'static str {
+        ["walk", "flow"][self as usize]
+    }
+}
+
+/// Pages between a charge and its return where that is by another CPU.
+const ON_THE_WAY: usize = 1000;
+
+#[derive(Clone, Copy)]
+struct Machine<'a>(Alone<'a, Virtual>);
+
+impl Host for Machine<'_> {
+    type Platform = Virtual;
+    type Charge = ();
+
+    fn platform(&self) -> &Virtual {
+        self.0.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.0.data
+    }
+}
+
+impl Reclaimer for Machine<'_> {}
+
+/// Calls of a pattern to a group so deep on so many CPUs, after a tenth as many to warm up; `shared` of its counts is the operations.
+pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Result<Outcome> {
+    let machine = Virtual::new(neap_os::memory::page_size(), cpus);
+    let shape = Shape { span: 16 << 20, ..Shape::usual(cpus) };
+    let data = PerCpuData::open(&machine, &shape, |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
+    let host = Machine(Alone { data: &data, platform: &machine });
+    let groups = Groups::open(&host)?;
+    let mut group = GroupId::ROOT;
+    for _ in 0..depth {
+        group = groups.create(&host, group, "below")?;
+    }
+    let mut stage = Stage {
+        groups: &groups,
+        host,
+        payer: group.payer(Kind::ByHand, 0),
+        random: Random::new(1),
+        held: vec![0; cpus],
+        on_the_way: VecDeque::new(),
+    };
+    for _ in 0..calls / 10 {
+        stage.step(pattern)?;
+    }
+    let before = groups.shared_operations();
+    for _ in 0..calls {
+        stage.step(pattern)?;
+    }
+    let shared = groups.shared_operations() - before;
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        groups.close(&host);
+        data.close(&machine);
+    }
+    let counts = [("shared".to_string(), shared as f64)].into();
+    Ok(Outcome { operations: calls, counts, ..Outcome::default() })
+}
+
+struct Stage<'a> {
+    groups: &'a Groups,
+    host: Machine<'a>,
+    payer: Payer,
+    random: Random,
+    /// Pages that each CPU has.
+    held: Vec<u32>,
+    /// CPUs that have charged a page which one of the other half is to give back.
+    on_the_way: VecDeque<usize>,
+}
+
+impl Stage<'_> {
+    /// One call.
+    fn step(&mut self, pattern: Pattern) -> Result<()> {
+        let (cpu, half) = (self.random.below(self.held.len()), self.held.len() / 2);
+        match pattern {
+            Pattern::Walk if self.held[cpu] == 0 || self.random.below(2) == 0 => {
+                self.held[cpu] += 1;
+                self.charge(cpu)?;
+            }
+            Pattern::Walk => {
+                self.held[cpu] -= 1;
+                self.uncharge(cpu);
+            }
+            Pattern::Flow if self.on_the_way.len() < ON_THE_WAY => {
+                self.on_the_way.push_back(cpu % half);
+                self.charge(cpu % half)?;
+            }
+            Pattern::Flow => {
+                let from = self.on_the_way.pop_front().unwrap_or(0);
+                self.uncharge(from + half);
+            }
+        }
+        Ok(())
+    }
+
+    fn charge(&self, cpu: usize) -> Result<()> {
+        Virtual::run_on(cpu);
+        self.groups.charge(&self.host, self.payer, PAGE, How::Refuse)?;
+        Ok(())
+    }
+
+    fn uncharge(&self, cpu: usize) {
+        Virtual::run_on(cpu);
+        self.groups.uncharge(&self.host, self.payer, PAGE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_counted_level_by_level() {
+        let per_call = |pattern, cpus, depth| run(pattern, cpus, depth, 64_000).unwrap().count("shared") / 64_000.0;
+        for (cpus, depth) in [(2, 1), (16, 1), (16, 8)] {
+            let levels = 1.0 + depth as f64;
+            // Of two calls one charges, with others 64 pages at a time, and one gives back, by 33.
+            let flow = per_call(Pattern::Flow, cpus, depth);
+            let expected = ((2.0 * levels + 1.0) / 64.0 + (levels + 1.0) / 33.0) / 2.0;
+            assert!(
+                (0.98..1.02).contains(&(flow / expected)),
+                "{flow} and not {expected} of {cpus} CPUs, {depth} deep"
+            );
+            let walk = per_call(Pattern::Walk, cpus, depth);
+            assert!(0.0 < walk && walk < flow, "{walk} of {cpus} CPUs, {depth} deep");
+        }
+    }
+}
