@@ -17,6 +17,7 @@ const MIRI: &[(&str, &[&str], &[&str])] = &[
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
     ("neap-objects", &["--lib"], &["sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
+    ("neap-groups", &["--lib"], &["id::", "table::"]),
 ];
 
 /// Runs every crate's loom tests.

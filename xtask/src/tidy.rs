@@ -12,8 +12,17 @@ use anyhow::{Result, bail};
 use crate::layout;
 
 /// Crates that are linked into the preload library.
-pub(crate) const RING_0: &[&str] =
-    &["neap-os", "neap-base", "neap-pages", "neap-percpu", "neap-objects", "neap", "neap-c", "neap-malloc"];
+pub(crate) const RING_0: &[&str] = &[
+    "neap-os",
+    "neap-base",
+    "neap-pages",
+    "neap-percpu",
+    "neap-groups",
+    "neap-objects",
+    "neap",
+    "neap-c",
+    "neap-malloc",
+];
 
 /// The crate that holds the workspace's one mutable static, and the one file that may name loom.
 const STATIC_CRATE: &str = "crates/neap-malloc/src/";
