@@ -10,6 +10,7 @@
 //! queues is held for [`STEPS`] attempts at most; what is left to do then is done when somebody comes again, and that is asked for.
 //! A charge that does not wait takes what there is, and does not ask who waits.
 
+use crate::charge::How;
 use crate::group::{Bound, DEEPEST, Group, NONE};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::GroupId;
@@ -208,7 +209,7 @@ impl Groups {
         if let Some((full, _)) = self.tree.upwards(slot).find(|(_, group)| !group.has_room(bytes)) {
             return Attempt::Waits(full);
         }
-        if self.raise(slot, bytes).is_err() {
+        if self.raise(slot, bytes, How::Refuse).is_err() {
             // Somebody who does not wait was faster, and who came for what was raised for a moment went in vain.
             round.unfinished = true;
             return Attempt::Waits(if waiter.place() == NONE { slot } else { waiter.place() });

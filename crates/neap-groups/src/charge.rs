@@ -27,7 +27,7 @@ const HOLDERS: usize = 3;
 pub enum How {
     /// It is refused.
     Refuse,
-    /// It is granted and counted: by somebody who must not fail.
+    /// It is granted and counted, as far as can be counted: by somebody who must not fail.
     Overcharge,
 }
 
@@ -101,14 +101,14 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        match self.look_for_room(host, payer, bytes) {
-            Ok(delay) => Ok(delay),
-            Err(Against::Gone) => Err(Refusal::Gone),
-            Err(Against::Full(_)) if how == How::Overcharge => {
-                host.inside(|| self.attempt(host, payer, bytes, how)).map_err(|_| Refusal::Gone)
-            }
-            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
-        }
+        let charged = match self.look_for_room(host, payer, bytes) {
+            Err(Against::Full(_)) if how == How::Overcharge => host.inside(|| self.attempt(host, payer, bytes, how)),
+            answer => answer,
+        };
+        charged.map_err(|against| match against {
+            Against::Gone => Refusal::Gone,
+            Against::Full(group) => host.inside(|| self.refuse(host, group, bytes)),
+        })
     }
 
     /// Charges the counters, and asks for room where there is none.
@@ -139,10 +139,10 @@ impl Groups {
         // While somebody waits nothing is stocked.
         let is_waited_for = self.tree.upwards(slot).any(|(_, group)| group.has_waiters());
         let batch = if is_waited_for { bytes } else { bytes.max(BATCH) };
-        let charged = match self.raise(slot, batch) {
+        let charged = match self.raise(slot, batch, How::Refuse) {
             Ok(()) => batch,
             Err(full) => {
-                let exact = if bytes < batch { self.raise(slot, bytes) } else { Err(full) };
+                let exact = if bytes < batch { self.raise(slot, bytes, How::Refuse) } else { Err(full) };
                 // What was raised on the way up was missing to others for a moment.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     _ = self.admit(host, payer.id());
@@ -154,8 +154,8 @@ impl Groups {
                         return Err(Against::Full(full.id()));
                     }
                     (Err(full), How::Overcharge) => {
+                        self.raise(slot, bytes, how).map_err(|full| Against::Full(full.id()))?;
                         self.tell(host, full, Event::Overcharged);
-                        self.tree.upwards(slot).for_each(|(_, group)| _ = group.raise(bytes, u64::MAX));
                     }
                 }
                 bytes
@@ -174,10 +174,12 @@ impl Groups {
         Ok(self.delay(host, slot, charged))
     }
 
-    /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit.
-    pub(crate) fn raise(&self, slot: u32, bytes: u64) -> Result<(), &Group> {
+    /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit, or at the end of what can
+    /// be counted.
+    pub(crate) fn raise(&self, slot: u32, bytes: u64, how: How) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
-            if !group.raise(bytes, group.bound(Bound::Max)) {
+            let most = if how == How::Refuse { group.bound(Bound::Max) } else { u64::MAX };
+            if !group.raise(bytes, most) {
                 self.tree
                     .upwards(slot)
                     .take_while(|(below, _)| *below != full)

@@ -20,6 +20,8 @@ pub const LONGEST_NAME: usize = 56;
 pub const DEEPEST: u32 = 32;
 /// A limit that is none.
 pub const UNLIMITED: u64 = u64::MAX;
+/// More than this nobody can be charged for: counts by kind are signed, and an id's entry counts who refers to it besides.
+const COUNTABLE: u64 = i64::MAX as u64;
 
 /// What bounds a group's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -145,7 +147,7 @@ impl Group {
 
     /// Raises what is charged, up to `most`; answers whether.
     pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
-        let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most);
+        let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most.min(COUNTABLE));
         // SeqCst: as in `is_waited_for`. What memory stands behind the number is ordered by who hands it on.
         let Ok(before) = self.counters.usage.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room) else {
             return false;
@@ -174,7 +176,7 @@ impl Group {
     /// Whether so much more can be charged at this moment.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst); // As in `is_waited_for`, and so is the next.
-        self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max)
+        self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max.min(COUNTABLE))
     }
 
     /// Says what is waited for from now on, 0 for nothing; answers whether there is room for that already.

@@ -190,7 +190,7 @@ impl Group {
     /// The same for memory of a node; `how` says what becomes of it beyond a limit.
     ///
     /// # Errors
-    /// [`Refused`]: with [`How::Overcharge`] only if the group is gone.
+    /// [`Refused`]: with [`How::Overcharge`] only if the group is gone, or all its bytes would be more than `i64::MAX`.
     #[inline]
     pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, node);

@@ -117,6 +117,26 @@ fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
 /// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and limits change: no group is ever charged
 /// beyond its limit, and in the end nothing is left of anything.
 #[test]
+fn more_than_can_be_counted_is_refused_to_everybody() {
+    let _alone = ALONE.lock().unwrap();
+    let group = Group::create("uncountable/below").unwrap();
+    for how in [How::Refuse, How::Overcharge] {
+        assert!(group.charge_on(0, u64::MAX, how).unwrap_err().limit().is_some());
+        let most = group.charge_on(0, i64::MAX as u64, how).unwrap();
+        let refused = group.charge_on(0, i64::MAX as u64, how).unwrap_err();
+        assert_eq!(refused.limit().map(|limit| (limit.group, limit.max)), Some((group.id(), UNLIMITED)));
+        assert_eq!(group.info().unwrap().kinds[Kind::ByHand as usize], i64::MAX as u64);
+        drop(most);
+        assert_eq!(
+            (group.used(), Group::ROOT.used(), group.info().unwrap().events[3]),
+            (Ok(0), Ok(0), 2 + 2 * u64::from(how == How::Overcharge))
+        );
+    }
+    group.delete().unwrap();
+    Group::find("uncountable").unwrap().delete().unwrap();
+}
+
+#[test]
 fn l21_a_storm_leaves_nothing_behind() {
     let _alone = ALONE.lock().unwrap();
     const MAX: u64 = 8 << 20;
