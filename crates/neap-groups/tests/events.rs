@@ -3,6 +3,7 @@
 mod host;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use core::time::Duration;
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{
@@ -11,6 +12,7 @@ use neap_groups::{
 use neap_percpu::{PerCpuData, Shape};
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
 
 const REFUSED: &[Event] = &[Event::Refused];
 
@@ -347,6 +349,14 @@ fn in_child(body: impl FnOnce()) -> bool {
     }
 }
 
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// A subscription of the storm: what it heard, and whether it may hear anything.
 #[derive(Default)]
 struct Ear {
@@ -382,6 +392,9 @@ fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
         let (of_root, listener) = open();
         let of_all = groups.subscribe(&host, GroupId::ROOT, REFUSED, listener).unwrap();
         thread::scope(|scope| {
+            let end = Instant::now() + Duration::from_secs(60);
+            // Also where this fails.
+            let ending = SetWhenDropped(&done);
             let delivering: Vec<_> = (0..2)
                 .map(|_| {
                     scope.spawn(|| {
@@ -414,6 +427,7 @@ fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
                             if turn % 2 == 0 {
                                 // Let somebody deliver the end.
                                 while !ears[1].0.is_gone.load(SeqCst) {
+                                    assert!(Instant::now() < end, "the end is never delivered");
                                     thread::yield_now();
                                 }
                                 let all = (1 + turn % 3) * 3;
@@ -428,7 +442,7 @@ fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
                 })
                 .collect();
             storm.into_iter().for_each(|thread| thread.join().unwrap());
-            done.store(true, SeqCst);
+            drop(ending);
             delivering.into_iter().for_each(|thread| thread.join().unwrap());
         });
         groups.deliver(&host);

@@ -41,6 +41,14 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Runs `test` with groups on this machine, and a thread that comes when it is asked to, and every 20 ms.
 fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
     let linux = Linux::probe();
@@ -63,8 +71,11 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        test(&groups, host);
-        done.store(true, Relaxed);
+        {
+            // Also where the test fails.
+            let _done = SetWhenDropped(&done);
+            test(&groups, host);
+        }
         ticking.join().unwrap();
     });
     groups.drain(&host, GroupId::ROOT);
@@ -85,10 +96,13 @@ fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
         groups.set_bound(&host, top, Bound::Max, MAX).unwrap();
         let leaves = [0, 1].map(|leaf| groups.create(&host, top, &format!("leaf{leaf}")).unwrap());
         groups.set_bound(&host, leaves[1], Bound::Max, MAX / 2).unwrap();
-        let (used, waits) = (AtomicU64::new(0), AtomicU64::new(0));
+        let used = AtomicU64::new(0);
+        // All of them wait at first.
+        let everything = top.payer(Kind::ByHand, 0);
+        groups.charge(&host, everything, MAX, How::Refuse).unwrap();
         thread::scope(|scope| {
             for number in 0..8 {
-                let (used, waits) = (&used, &waits);
+                let used = &used;
                 scope.spawn(move || {
                     let mut random = Random(seed + number);
                     for turn in 0..turns {
@@ -107,14 +121,21 @@ fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
                         if random.below(8) == 0 {
                             thread::yield_now();
                         }
-                        groups.each_waiting(&host, |_| _ = waits.fetch_add(1, Relaxed));
                         used.fetch_sub(bytes, SeqCst);
                         groups.uncharge(&host, payer, bytes);
                     }
                 });
             }
+            let count = || {
+                let mut count = 0;
+                groups.each_waiting(&host, |_| count += 1);
+                count
+            };
+            while count() < 8 {
+                thread::yield_now();
+            }
+            groups.uncharge(&host, everything, MAX);
         });
-        assert!(waits.load(Relaxed) > 0, "nobody has waited");
     });
 }
 
@@ -173,7 +194,8 @@ fn a_storm_of_limits_deletes_and_cancels_leaves_nothing() {
             }
         });
         let counts = [granted, refused, gone].map(AtomicU64::into_inner);
-        assert!(!counts.contains(&0), "granted, refused, gone: {counts:?}");
+        // How many find their group gone is a matter of who runs when.
+        assert!(!counts[..2].contains(&0), "granted, refused, gone: {counts:?}");
         for name in ["g0", "g1", "g2"] {
             let _ = groups.find(&host, GroupId::ROOT, name).map(|id| groups.delete(&host, id));
         }
