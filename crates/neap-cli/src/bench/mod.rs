@@ -4,6 +4,7 @@
 //! figures come of it. Every run is a process of its own. In a round all variants take their turn, and the order changes
 //! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
 
+mod accounting;
 mod charge;
 mod churn;
 mod counter;
@@ -91,6 +92,9 @@ pub(crate) struct Options {
     /// Only this layout of `percpu`
     #[arg(long, value_enum)]
     layout: Option<percpu::Chosen>,
+    /// An older libneap_malloc.so that `accounting` compares with
+    #[arg(long, value_name = "FILE")]
+    old: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -121,6 +125,8 @@ enum Which {
     Charge,
     /// Memory groups that come and go by the thousand while others are charged: times, and what they leave
     Churn,
+    /// malloc and free of a thread in a memory group, of one in none, and of an older library
+    Accounting,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -138,6 +144,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Drain => drain::main(options),
         Which::Percpu => percpu::main(options),
         Which::Counter => counter::main(options),
+        Which::Accounting => accounting::main(options),
         Which::Charge => charge::main(options),
         Which::Churn => churn::main(options),
         Which::Programs => programs::main(options),

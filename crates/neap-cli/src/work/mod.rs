@@ -6,6 +6,7 @@
 
 mod churn;
 mod cross;
+mod grouped;
 mod holes;
 pub(crate) mod idle;
 pub(crate) mod meter;
@@ -53,6 +54,8 @@ enum Workload {
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
     FirstTouch(page_lists::TouchOptions),
+    /// Blocks kept in a memory group, or in none
+    Grouped(grouped::Options),
     /// Memory groups that come and go
     Churn(churn::Options),
     /// librseq's memory pool
@@ -129,6 +132,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
         Workload::PageFault(options) => page_lists::page_fault(options)?,
         Workload::FirstTouch(options) => page_lists::first_touch(options)?,
+        Workload::Grouped(options) => grouped::run(options)?,
         Workload::Churn(options) => churn::run(options)?,
         Workload::Pool(options) => pool::run(options)?,
     };

@@ -10,8 +10,8 @@ use std::thread;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::Outcome;
 use super::meter::{Meter, Random, Table, pin};
+use super::{Outcome, grouped};
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -25,6 +25,9 @@ pub(super) struct Options {
     /// Pairs per thread
     #[arg(long)]
     count: u64,
+    /// Be in this memory group, of the neap that is preloaded; one thread
+    #[arg(long, conflicts_with = "threads")]
+    group: Option<String>,
 }
 
 #[derive(Args)]
@@ -39,6 +42,9 @@ pub(super) struct BatchOptions {
     /// Pairs in all
     #[arg(long)]
     count: u64,
+    /// Be in this memory group, of the neap that is preloaded
+    #[arg(long)]
+    group: Option<String>,
 }
 
 /// Which block of a batch is freed first.
@@ -83,6 +89,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     };
     if options.threads == 1 {
         pin()?;
+        options.group.as_deref().map_or(Ok(()), grouped::enter)?;
         pairs(options.count / 50, |_| options.size);
         let meter = Meter::start();
         work();
@@ -112,6 +119,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
 
 pub(super) fn run_batch(options: &BatchOptions) -> Result<Outcome> {
     pin()?;
+    options.group.as_deref().map_or(Ok(()), grouped::enter)?;
     let mut table = Table::new(options.blocks)?;
     batch(&mut table, options);
     let rounds = (options.count / options.blocks.max(1) as u64).max(1);

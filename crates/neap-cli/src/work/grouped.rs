@@ -1,0 +1,60 @@
+//! malloc in a memory group: being in one, and what blocks take that are charged to it.
+//!
+//! Sits between `neap bench accounting` and the neap that is preloaded, whose functions for C programs are looked up by name: the groups
+//! in this executable are not that library's. No locks.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::Outcome;
+use super::meter::{Meter, Table, own_rss_kib, take};
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    #[arg(long, default_value_t = 500_000)]
+    blocks: usize,
+    /// Be in this group
+    #[arg(long)]
+    group: Option<String>,
+}
+
+/// A function of the preloaded library.
+fn find(name: &CStr) -> Result<*mut c_void> {
+    // SAFETY: the name is a string; the answer is only tested here.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    ensure!(!address.is_null(), "this malloc has no {}", name.to_string_lossy());
+    Ok(address)
+}
+
+/// Lets this thread be in the group of that path for good.
+pub(super) fn enter(path: &str) -> Result<()> {
+    let (create, enter) = (find(c"neap_group_find_or_create")?, find(c"neap_group_enter")?);
+    // SAFETY: neap.h declares it so.
+    let create: extern "C" fn(*const c_char, *mut u64) -> c_int = unsafe { std::mem::transmute(create) };
+    // SAFETY: likewise; the first is room for four words.
+    let enter: extern "C" fn(*mut [u64; 4], u64) -> c_int = unsafe { std::mem::transmute(enter) };
+    let text = CString::new(path).with_context(|| format!("`{path}` is no path of a group"))?;
+    let (mut group, mut entered) = (0, [0; 4]);
+    let answers = [create(text.as_ptr(), &mut group), enter(&mut entered, group)];
+    if answers != [0, 0] {
+        bail!("group `{path}` cannot be made and entered: {answers:?}");
+    }
+    Ok(())
+}
+
+/// Resident memory without blocks, and with them.
+pub(super) fn run(options: &Options) -> Result<Outcome> {
+    let mut table = Table::new(options.blocks)?;
+    options.group.as_deref().map_or(Ok(()), enter)?;
+    // What the first block and the first page bring with them is not a block's.
+    table[0] = take(options.size);
+    let meter = Meter::start();
+    let before = own_rss_kib()?;
+    table[1..].iter_mut().for_each(|block| *block = take(options.size));
+    let rss_kib = vec![before, own_rss_kib()?];
+    Ok(Outcome { rss_kib, ..meter.stop().outcome(options.blocks as u64) })
+}
