@@ -296,12 +296,12 @@ pub(crate) mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 4;
+        newer[8] = 5;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "is no page"),
-            (newer, "format 4"),
+            (newer, "format 5"),
             (long, "damaged"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),
