@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::published::{Page, Process, VERSION};
@@ -17,6 +18,8 @@ pub(crate) struct Numbers {
     pub(crate) mode: Mode,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpu>,
+    /// Whether there have been memory groups.
+    pub(crate) groups: Option<IgnoredAny>,
     pub(crate) pages: Pages,
     pub(crate) lists: Lists,
     pub(crate) released: Released,

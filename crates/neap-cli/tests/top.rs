@@ -46,6 +46,7 @@ fn one_screen_as_text_has_every_part() {
         "{text}"
     );
     assert!(lines[1].contains("limit 1.0G"), "{text}");
+    assert!(!text.contains("-- Groups"), "{text}");
     for part in ["\n-- Zones --", "\n-- CPU caches --", "\n-- Events --", " low ", "  misses\n"] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -181,6 +182,71 @@ fn the_chosen_cpu_is_drained() {
             .contains(answer)
             .then_some(())
     });
+}
+
+/// The row of a group in what `neap top --json` says.
+fn row<'v>(object: &'v Value, path: &str) -> Option<&'v Value> {
+    object["groups"].as_array()?.iter().find(|row| row["path"] == path)
+}
+
+#[test]
+fn groups_are_shown_folded_and_bounded() {
+    let mut program = started("threads", "groups:by-thread-name,interval:10");
+    let pid = program.id();
+    let top_json = || object("top", pid, &["--interval", "50"]).unwrap();
+    let full = until("groups in numbers", || Some(top_json()).filter(|object| !object["groups"].is_null()));
+    assert!(full["groups_age_ms"].is_u64() && full["groups_failed"].is_null(), "{full}");
+    for (path, mib) in [("", 11), ("alpha", 8), ("beta", 3)] {
+        let row = row(&full, path).unwrap_or_else(|| panic!("{full}"));
+        assert!(row["used_bytes"].as_u64() >= Some(mib << 20) && row["max_bytes"].is_null(), "{full}");
+        assert!(row["charged_bytes"].as_u64() >= row["used_bytes"].as_u64(), "{full}");
+    }
+    let text = String::from_utf8(neap("top", pid, &["--once", "--interval", "50"]).stdout).unwrap();
+    assert!(text.contains("\n-- Groups --") && text.contains("\n(all) ") && text.contains("\nalpha "), "{text}");
+
+    let mut terminal = top(pid, 100, 40, &["--interval", "50"]);
+    terminal.wait_for("groups", |screen| screen.contains("\nalpha "));
+    // From the CPUs' caches by the zones to the groups, and there to the first: all of them.
+    terminal.press("\x1b[Z\x1b[Z\x1b[B\r");
+    terminal.wait_for("fold", |screen| screen.contains("\n(all) +") && !screen.contains("\nalpha "));
+    terminal.press("\r");
+    let screen = terminal.wait_for("groups again", |screen| screen.contains("\nalpha "));
+    let rows: Vec<&str> = screen.lines().skip_while(|line| !line.starts_with("(all)")).collect();
+    let down = rows.iter().position(|row| row.starts_with("alpha ")).unwrap();
+    terminal.press(&"\x1b[B".repeat(down));
+    terminal.press("m1x\r");
+    terminal.wait_for("complaint", |screen| screen.contains("max: 1x_  of alpha: not a number of bytes"));
+    terminal.press("\x7fm\r");
+    terminal.wait_for("answer", |screen| screen.contains("alpha: max 1.0 MiB (was none)"));
+    terminal.wait_for("change", |screen| {
+        screen.lines().any(|line| line.starts_with("alpha ") && line.split_whitespace().any(|word| word == "1.0M"))
+    });
+    assert_eq!(row(&top_json(), "alpha").unwrap()["max_bytes"], 1 << 20);
+    program.go_on();
+    program.hear("freed");
+    terminal.wait_for("memory that is free", |screen| {
+        let beta = screen.lines().find(|line| line.starts_with("beta "));
+        beta.is_some_and(|line| line.split_whitespace().nth(1).is_some_and(|used| !used.ends_with('M')))
+    });
+    terminal.press("q");
+    assert!(terminal.end().0.success());
+    terminal.assert_restored();
+}
+
+#[test]
+fn a_process_that_is_stopped_keeps_its_last_groups_with_their_age() {
+    let program = started("threads", "groups:by-thread-name,interval:10");
+    let pid = program.id();
+    let mut terminal = top(pid, 100, 40, &["--interval", "50"]);
+    terminal.wait_for("groups", |screen| screen.contains("\nalpha "));
+    // SAFETY: a signal to a child of this process that was not awaited yet.
+    unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
+    let screen = terminal.wait_for("age", |screen| screen.contains("-- Groups, ") && screen.contains(" s old"));
+    assert!(screen.contains("\nalpha "), "{screen}");
+    terminal.wait_for("reason", |screen| screen.lines().last().unwrap().contains("has not answered"));
+    // SAFETY: as above.
+    unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    terminal.wait_for("new groups", |screen| screen.contains("-- Groups --"));
 }
 
 #[test]

@@ -44,8 +44,12 @@ fn bound(text: &str) -> Result<(Bound, u64), String> {
     let (name, bytes) = text.split_once('=').ok_or("it has no \"=\", as in max=64m")?;
     let known = || Bound::ALL.into_iter().find(|bound| bound.name() == name);
     let bound = known().ok_or_else(|| format!("\"{name}\" is none of max, high, low and min"))?;
-    let bytes = if bytes == "none" { bound.default() } else { size(bytes)? };
-    Ok((bound, bytes))
+    Ok((bound, bytes_of(bound, bytes)?))
+}
+
+/// What is written for a bound, in bytes.
+pub(crate) fn bytes_of(bound: Bound, text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(bound.default()) } else { size(text) }
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
@@ -54,22 +58,22 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         let Some(seen) = Seen::ask(&process, &page)? else { continue };
         let Some(group) = seen.find(&options.path) else { continue };
         for &(bound, bytes) in &options.bounds {
-            change(&Desk::of(&process, &page)?, group, bound, bytes)?;
-            let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };
-            let before = group.bounds[bound as usize];
-            println!("{}: {} {} (was {})", options.path.escape_debug(), bound.name(), shown(bytes), shown(before));
+            let done = change(&Desk::of(&process, &page)?, group, bound, bytes)?;
+            println!("{}: {done}", options.path.escape_debug());
         }
         return Ok(ExitCode::SUCCESS);
     }
     bail!("process {} has no group \"{}\"", process.pid, options.path.escape_debug())
 }
 
-/// Asks for one bound to be changed.
-pub(crate) fn change(desk: &Desk<'_>, group: &Group, bound: Bound, bytes: u64) -> Result<()> {
+/// Asks for one bound to be changed; answers what it is now and was before.
+pub(crate) fn change(desk: &Desk<'_>, group: &Group, bound: Bound, bytes: u64) -> Result<String> {
     let request =
         Request { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..Request::default() };
+    let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };
+    let before = group.bounds[bound as usize];
     match desk.ask(&request)? {
-        0 => Ok(()),
+        0 => Ok(format!("{} {} (was {})", bound.name(), shown(bytes), shown(before))),
         NO_SUCH_GROUP => bail!("group \"{}\" is gone", group.name),
         other => bail!("the process refused, for reason {other}"),
     }

@@ -1,4 +1,4 @@
-//! Memory groups of a running process: `neap stat PID --groups`, and `neap group`, which changes a bound.
+//! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which changes a bound, and what `neap top` asks.
 //!
 //! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader: as a tree (`tree`), as one
 //! JSON object. What a report says may be anything: it is checked for sizes that make sense, and is text and numbers. The format
@@ -18,8 +18,8 @@ use serde_json::{Map, Value, json};
 use crate::desk::{Desk, GROUPS, Request};
 use crate::published::{Page, Process};
 
-pub(crate) use bound::Options as BoundOptions;
 pub(crate) use bound::main as change_bound;
+pub(crate) use bound::{Options as BoundOptions, bytes_of, change};
 
 /// More groups than a process has ids for.
 const MOST_GROUPS: usize = 1 << 21;

@@ -13,10 +13,14 @@ use crate::report::{number, rounded};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
     Text(String),
+    /// What stands in a tree: its name in its place, and its path.
+    Path(String, String),
     Number(u64),
     Bytes(u64),
     /// Bytes more or less than before.
     Change(i64),
+    /// Bytes that there may be; nothing where there may be any.
+    Limit(Option<u64>),
     /// In a second; nothing where no time has passed.
     Rate(Option<f64>),
     /// Bytes in a second.
@@ -26,9 +30,10 @@ pub(super) enum Cell {
 impl Cell {
     pub(super) fn text(&self) -> String {
         match self {
-            Cell::Text(text) => text.clone(),
+            Cell::Text(text) | Cell::Path(text, _) => text.clone(),
             Cell::Number(value) => value.to_string(),
-            Cell::Bytes(bytes) => size(*bytes),
+            Cell::Bytes(bytes) | Cell::Limit(Some(bytes)) => size(*bytes),
+            Cell::Limit(None) => "none".to_string(),
             Cell::Change(0) => "0".to_string(),
             Cell::Change(change) => format!("{}{}", if *change < 0 { '-' } else { '+' }, size(change.unsigned_abs())),
             Cell::Rate(Some(rate)) if *rate == 0.0 => "0".to_string(),
@@ -40,8 +45,9 @@ impl Cell {
 
     pub(super) fn json(&self) -> Value {
         match self {
-            Cell::Text(text) => json!(text),
+            Cell::Text(text) | Cell::Path(_, text) => json!(text),
             Cell::Number(value) | Cell::Bytes(value) => json!(value),
+            Cell::Limit(limit) => json!(limit),
             Cell::Change(change) => json!(change),
             Cell::Rate(rate) | Cell::Flow(rate) => json!(rate.map(rounded)),
         }
@@ -50,8 +56,9 @@ impl Cell {
     /// Text as a dictionary has it, numbers with the largest first.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
-            (Cell::Text(a), Cell::Text(b)) => a.cmp(b),
+            (Cell::Text(a), Cell::Text(b)) | (Cell::Path(_, a), Cell::Path(_, b)) => a.cmp(b),
             (Cell::Number(a), Cell::Number(b)) | (Cell::Bytes(a), Cell::Bytes(b)) => b.cmp(a),
+            (Cell::Limit(a), Cell::Limit(b)) => b.cmp(a),
             (Cell::Change(a), Cell::Change(b)) => b.cmp(a),
             (Cell::Rate(a), Cell::Rate(b)) | (Cell::Flow(a), Cell::Flow(b)) => {
                 b.unwrap_or_default().total_cmp(&a.unwrap_or_default())
@@ -87,13 +94,13 @@ pub(super) struct Order {
 /// Rows, and what they are rows of.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
-    pub(super) title: &'static str,
+    pub(super) title: String,
     heads: Vec<&'static str>,
     names: Vec<&'static str>,
     /// Each with what it is told from the others by.
     rows: Vec<(String, Vec<Cell>)>,
     /// What is said where there are none.
-    empty: &'static str,
+    empty: String,
 }
 
 /// Characters between two columns.
@@ -118,12 +125,13 @@ impl<T> Filling<'_, T> {
 impl Listing {
     /// A row for each item, without columns yet; `key` tells it from the others, at other moments too.
     pub(super) fn of<'a, T>(
-        title: &'static str,
-        empty: &'static str,
+        title: impl Into<String>,
+        empty: impl Into<String>,
         items: &'a [T],
         key: impl Fn(&T) -> String,
     ) -> Filling<'a, T> {
         let rows = items.iter().map(|item| (key(item), Vec::new())).collect();
+        let (title, empty) = (title.into(), empty.into());
         Filling { listing: Listing { title, heads: Vec::new(), names: Vec::new(), rows, empty }, items }
     }
 
@@ -178,8 +186,9 @@ impl Listing {
     /// last is cut.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
-        let is_text =
-            |column: usize| self.rows.first().is_some_and(|(_, cells)| matches!(cells[column], Cell::Text(_)));
+        let is_text = |column: usize| {
+            self.rows.first().is_some_and(|(_, cells)| matches!(cells[column], Cell::Text(_) | Cell::Path(..)))
+        };
         let (mut columns, mut taken) = (0, 0);
         while columns < self.columns() {
             let needed = taken + widths[columns];
@@ -199,7 +208,7 @@ impl Listing {
             line.trim_end().chars().take(width).collect::<String>()
         };
         if self.rows.is_empty() {
-            return (self.empty.to_string(), Vec::new());
+            return (self.empty.clone(), Vec::new());
         }
         let rows = self.rows.iter().map(|(_, cells)| line(&|column| cells[column].text())).collect();
         (line(&|column| self.heads[column].to_string()), rows)
@@ -250,6 +259,9 @@ mod tests {
             (Cell::Change(-2048), "-2.0K", json!(-2048)),
             (Cell::Change(i64::MIN), "-8.0E", json!(i64::MIN)),
             (Cell::Change(5), "+5", json!(5)),
+            (Cell::Path("  b".into(), "a/b".into()), "  b", json!("a/b")),
+            (Cell::Limit(Some(2048)), "2.0K", json!(2048)),
+            (Cell::Limit(None), "none", Value::Null),
             (Cell::Rate(None), "-", Value::Null),
             (Cell::Rate(Some(0.0)), "0", json!(0.0)),
             (Cell::Rate(Some(12.34)), "12.3", json!(12.34)),

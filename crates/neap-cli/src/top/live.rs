@@ -2,14 +2,13 @@
 //!
 //! Sits between the terminal and the screen's lines. The terminal gets back what it was on every way out: the end, an error, a
 //! panic (by its hook, which runs where panics abort too) and the signals that end a program, which it is then ended by all the
-//! same. A request to the process is made by a thread of its own, since an answer may take seconds; one at a time.
+//! same. What is asked of the process is asked by a thread of its own (`asking`), since an answer may take seconds.
 
 use core::time::Duration;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -19,10 +18,10 @@ use ratatui::crossterm::execute;
 use ratatui::{DefaultTerminal, Frame};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::reading::{Pair, Reading, time_of_day};
+use super::asking::{Asking, Wanted};
+use super::reading::{Pair, Reading};
 use super::screen;
 use super::state::{Action, State};
-use crate::drain;
 
 /// The longest that a signal or an answer waits for being looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -98,14 +97,12 @@ pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the process says to a request, once it does.
-type Answer = Receiver<Result<String>>;
-
 /// The terminal is given back at the end of this.
 fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUsize) -> Result<End> {
     let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
     let mut due = Instant::now() + state.interval;
-    let mut asked: Option<Answer> = None;
+    let mut asking = Asking::start(current.pid);
+    asking.follow(&current);
     let mut stale = true;
     loop {
         let pair = Pair { previous: previous.as_ref().unwrap_or(&current), current: &current };
@@ -127,14 +124,15 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
                 match state.press(key, pair) {
                     Action::None => {}
                     Action::Quit => return Ok(End::Quit),
-                    Action::Drain(cpu) => drain(current.pid, cpu, &mut asked, &mut state),
+                    Action::Drain(cpu) => asking.ask(Wanted::Drain(cpu), &mut state),
+                    Action::Change(change) => asking.ask(Wanted::Change(change), &mut state),
                 }
                 if state.interval != interval {
                     due = Instant::now() + state.interval;
                 }
             }
         }
-        stale |= hear(&mut asked, &mut state);
+        stale |= asking.hear(&mut state);
         if Instant::now() < due {
             continue;
         }
@@ -146,6 +144,7 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
         match Reading::take(current.pid).or_else(|_| Reading::take(current.pid)) {
             Ok(next) if next.kernel.started == current.kernel.started => {
                 state.log.follow(Pair { previous: &current, current: &next });
+                asking.follow(&next);
                 previous = Some(core::mem::replace(&mut current, next));
             }
             Ok(_) => return Ok(End::Ended),
@@ -157,32 +156,4 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
         }
         stale = true;
     }
-}
-
-/// Asks the process to drain, unless it was asked already.
-fn drain(pid: i32, cpu: Option<u32>, asked: &mut Option<Answer>, state: &mut State) {
-    if asked.is_some() {
-        state.message = Some("The process has not answered the last request yet.".to_string());
-        return;
-    }
-    let whose = cpu.map_or("everything".to_string(), |cpu| format!("CPU {cpu}"));
-    state.log.add(&time_of_day(), "asked", format!("to drain {whose}"));
-    let (sender, receiver) = channel();
-    // The user may have quit by the time the answer comes.
-    std::thread::spawn(move || sender.send(drain::drain(pid, cpu)));
-    *asked = Some(receiver);
-}
-
-/// Takes an answer, if there is one; says whether.
-fn hear(asked: &mut Option<Answer>, state: &mut State) -> bool {
-    let said = match asked.as_ref().map(Receiver::try_recv) {
-        None | Some(Err(TryRecvError::Empty)) => return false,
-        Some(Ok(Ok(said))) => said,
-        Some(Ok(Err(error))) => format!("{error:#}"),
-        Some(Err(TryRecvError::Disconnected)) => "The request got lost.".to_string(),
-    };
-    *asked = None;
-    state.log.add(&time_of_day(), "answer", said.clone());
-    state.message = Some(said);
-    true
 }

@@ -1,10 +1,13 @@
-//! `neap top`: a process under neap, live: what it has in use and cached, by zone and by CPU, and what happens.
+//! `neap top`: a process under neap, live: what it has in use and cached, by group, by zone and by CPU, and what happens.
 //!
 //! Sits between the user and a process's page of numbers. A screen is a pure function of two readings (`reading`) and of what the
-//! user has chosen (`state`): what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`, `events`), laid
-//! out as lines (`screen`). Only `live` touches the terminal. The process is neither stopped nor slowed by being looked at.
+//! user has chosen and the process has answered (`state`): what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`,
+//! `groups`, `events`), laid out as lines (`screen`). Only `live` touches the terminal, and only `asking` has the process do something: its
+//! thread of neap's writes a report of memory groups, where there are any. Otherwise it is neither stopped nor slowed by being looked at.
 
+mod asking;
 mod events;
+mod groups;
 mod listing;
 mod live;
 #[cfg(test)]
@@ -26,6 +29,8 @@ use panes::Pane;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, State};
 
+use crate::published::monotonic;
+
 const EXAMPLES: &str = "\
 Examples:
   neap top 1234                   process 1234, live; ? lists the keys
@@ -34,9 +39,10 @@ Examples:
   neap top 1234 --json            the same as one JSON object
 
 For the process's own user and root. The numbers are those that `neap stat` reads: of the process's
-last look for memory to give back. Rates are of the time between two readings.";
+last look for memory to give back; those of memory groups are asked for. Rates are of the time between
+two readings.";
 
-/// Watch a running process: memory, zones, CPUs' caches and events.
+/// Watch a running process: memory, groups, zones, CPUs' caches and events.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -65,10 +71,17 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if !options.once && !options.json {
         return live::run(first, options.interval);
     }
+    let mut state = State::new(options.interval);
+    let mut ask = |reading: &Reading| {
+        if reading.numbers.groups.is_some() {
+            state.groups.follow(asking::groups(reading.pid), monotonic());
+        }
+    };
+    ask(&first);
     std::thread::sleep(options.interval);
     let second = Reading::take(options.pid)?;
+    ask(&second);
     let pair = Pair { previous: &first, current: &second };
-    let mut state = State::new(options.interval);
     state.log.follow(pair);
     if options.json {
         println!("{}", object(pair, &state));
@@ -84,9 +97,10 @@ fn object(pair: Pair<'_>, state: &State) -> Value {
     let mut object = json!({
         "pid": now.pid, "name": now.name, "version": now.numbers.version, "time": now.clock,
         "age_ms": pair.age().as_millis() as u64, "interval_ms": state.interval.as_millis() as u64,
-        "summary": summary::json(pair),
+        "summary": summary::json(pair), "groups": null, "groups_failed": state.groups.failed,
+        "groups_age_ms": state.groups.age(now.at).map(|age| age.as_millis() as u64),
     });
-    for pane in Pane::ALL {
+    for pane in Pane::shown(pair) {
         object[pane.name()] = state.listing(pane, pair).json();
     }
     object

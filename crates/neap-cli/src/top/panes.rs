@@ -1,16 +1,18 @@
 //! The panes of `neap top`: which there are, and what a row of each is.
 //!
 //! Sits between two readings of a process and the listings that are shown of them. Pure functions; a pane more is a variant more,
-//! with its columns.
+//! with its columns, and with a word on when it is shown if it is not always.
 
 use super::events::Event;
-use super::listing::{Cell, Listing};
+use super::listing::{Cell, Listing, Order};
 use super::reading::Pair;
+use super::state::State;
 use crate::numbers::{Cpu, Node};
 
 /// A part of the screen with rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pane {
+    Groups,
     Zones,
     Cpus,
     Events,
@@ -18,11 +20,18 @@ pub(super) enum Pane {
 
 impl Pane {
     /// From the top down.
-    pub(super) const ALL: [Pane; 3] = [Pane::Zones, Pane::Cpus, Pane::Events];
+    pub(super) const ALL: [Pane; 4] = [Pane::Groups, Pane::Zones, Pane::Cpus, Pane::Events];
+
+    /// Those that there is something to show in, from the top down.
+    pub(super) fn shown(pair: Pair<'_>) -> Vec<Pane> {
+        let has_groups = pair.current.numbers.groups.is_some();
+        Pane::ALL.into_iter().filter(|pane| *pane != Pane::Groups || has_groups).collect()
+    }
 
     /// Its name in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Pane::Groups => "groups",
             Pane::Zones => "zones",
             Pane::Cpus => "cpus",
             Pane::Events => "events",
@@ -30,11 +39,14 @@ impl Pane {
     }
 
     /// What it shows.
-    pub(super) fn listing(self, pair: Pair<'_>, events: &[Event]) -> Listing {
+    pub(super) fn listing(self, pair: Pair<'_>, state: &State) -> Listing {
         match self {
+            Pane::Groups => {
+                state.groups.listing(pair.current.at, state.interval, state.order(self) == Order::default())
+            }
             Pane::Zones => zones(pair),
             Pane::Cpus => cpus(pair),
-            Pane::Events => log(events),
+            Pane::Events => log(state.log.events()),
         }
     }
 }

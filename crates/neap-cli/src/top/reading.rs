@@ -186,6 +186,21 @@ pub(super) mod tests {
         [reading(10_000, &before), reading(11_000, &after)]
     }
 
+    /// The same of a process that has memory groups.
+    pub(in crate::top) fn readings_with_groups() -> [Reading; 2] {
+        readings().map(|mut reading| {
+            reading.numbers.groups = Some(serde::de::IgnoredAny);
+            reading
+        })
+    }
+
+    #[test]
+    fn a_process_has_groups_if_it_says_so() {
+        let has = |numbers: Value| reading(1000, &numbers).numbers.groups.is_some();
+        assert!(has(json!({"groups": {"live": 2, "dying": 0, "ids": 3}})));
+        assert!(!has(json!({"groups": null})) && !has(json!({})));
+    }
+
     #[test]
     fn a_line_of_the_kernel_is_read_behind_whatever_the_name_is() {
         let line = |state: &str, threads: u32| {

@@ -18,14 +18,15 @@ const LEAST: (usize, usize) = (60, 16);
 const SHUT: usize = 3;
 
 const KEYS: &str = "q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help";
+const GROUP_KEYS: &str = "q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help";
 
 const HELP: &[&str] = &[
     "Tab, left, right     the next pane, or the one before",
     "up, down, page, Home choose a row; Esc chooses none",
-    "s                    sort by the next column, last by none",
-    "r                    the other way round",
-    "d                    what CPUs cache goes to the free pages",
-    "D                    the same of the chosen CPU only",
+    "s, r                 sort by the next column; turn it round",
+    "d, D                 empty all CPUs' caches, or the chosen's",
+    "Enter                fold the groups below one, or unfold",
+    "m, h, l, n           type a group's max, high, low or min",
     "space                freeze: take no new readings, or go on",
     "+, -                 twice or half the time between readings",
     "q, Ctrl-C            quit",
@@ -52,16 +53,17 @@ pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &State) 
         lines.extend(panes(width, height - lines.len() - 1, pair, state));
     }
     lines.resize(height - 1, Line::default());
-    lines.push(match &state.message {
-        Some(message) => Line::styled(cut(message, width), Modifier::BOLD),
-        None => Line::styled(cut(KEYS, width), Modifier::DIM),
+    let keys = if state.pane(pair) == Pane::Groups { GROUP_KEYS } else { KEYS };
+    lines.push(match state.typed().as_ref().or(state.message.as_ref()) {
+        Some(said) => Line::styled(cut(said, width), Modifier::BOLD),
+        None => Line::styled(cut(keys, width), Modifier::DIM),
     });
     lines
 }
 
 /// Everything there is to show, without keys, in as many lines and columns as it takes.
 pub(super) fn text(pair: Pair<'_>, state: &State) -> String {
-    let listings = Pane::ALL.map(|pane| state.listing(pane, pair));
+    let listings: Vec<_> = Pane::shown(pair).iter().map(|pane| state.listing(*pane, pair)).collect();
     let width = listings.iter().map(|listing| listing.width()).max().unwrap_or(0).max(WIDTH);
     let height = listings.iter().map(|listing| listing.height()).sum();
     let mut lines = head(pair, state, width);
@@ -123,12 +125,13 @@ fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
 }
 
 fn panes(width: usize, room: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'static>> {
-    let listings = Pane::ALL.map(|pane| state.listing(pane, pair));
+    let shown = Pane::shown(pair);
+    let listings: Vec<_> = shown.iter().map(|pane| state.listing(*pane, pair)).collect();
     let wanted: Vec<usize> = listings.iter().map(|listing| listing.height()).collect();
-    let user = state.pane as usize;
+    let user = shown.iter().position(|pane| *pane == state.pane(pair)).unwrap_or(0);
     let mut lines = Vec::new();
-    for ((pane, listing), share) in Pane::ALL.iter().zip(&listings).zip(shares(room, &wanted, user)) {
-        let is_users = *pane == state.pane;
+    for ((pane, listing), share) in shown.iter().zip(&listings).zip(shares(room, &wanted, user)) {
+        let is_users = *pane == state.pane(pair);
         let row = state.row(*pane, listing).filter(|_| is_users);
         let (heads, rows) = listing.lines(width);
         let shown = share.saturating_sub(2);
@@ -158,8 +161,10 @@ fn panes(width: usize, room: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::groups::tests::known;
     use crate::top::live::draw;
-    use crate::top::reading::tests::readings;
+    use crate::top::reading::Reading;
+    use crate::top::reading::tests::{readings, readings_with_groups};
     use core::time::Duration;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -171,7 +176,10 @@ mod tests {
 
     /// What a terminal of this size shows, without spaces at ends of lines.
     fn shown(width: u16, height: u16, state: &State) -> String {
-        let [previous, current] = &readings();
+        shown_of(&readings(), width, height, state)
+    }
+
+    fn shown_of([previous, current]: &[Reading; 2], width: u16, height: u16, state: &State) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, Pair { previous, current }, state)).unwrap();
         let cells = terminal.backend().buffer().content().chunks(width.into());
@@ -250,6 +258,57 @@ q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
     }
 
     #[test]
+    fn groups_are_a_pane_with_keys_of_its_own_and_a_line_to_type_in() {
+        let readings = &readings_with_groups();
+        let [previous, current] = readings;
+        let mut state = state();
+        state.groups = known();
+        let press = |state: &mut State, code| _ = state.press(KeyEvent::from(code), Pair { previous, current });
+        [KeyCode::BackTab, KeyCode::BackTab, KeyCode::End].into_iter().for_each(|key| press(&mut state, key));
+        let expected = "\
+neap top 1234 (redis-server), 13:42:11, numbers 120 ms old, every 1000 ms
+memory   resident 100.0M  # in use 60.0M  limit 256.0M  counted 93.8M
+cached   o objects 10.0M  l page lists 2.3M  . free pages 7.8M
+a second faults 3000  populated 7.8M  released 5.9M  fences 20.0  ticks 10.0
+neap     slots rseq  thread asleep  holes 308.0K  skipped 1  unaccounted 0
+resident [#########################################ppppoooooool......          ]
+-- Groups ----------------------------------------------------------------------
+group    used  change  charged   peak   max  high  refused  at max  at high
+(all)   10.0M   +1.0M    10.0M  20.0M  none  none        0       0        0
+cache    2.0M   +2.0M     2.0M   4.0M  none  none        0       0        0
+tenant   8.0M       0     8.0M  16.0M  none  none        0       0        0
+  acme   5.0M   -1.0M     5.0M  10.0M  none  none        0       0        0
+  beta   3.0M   +3.0M     3.0M   6.0M  4.0M  3.0M        5      34       12
+-- Zones -----------------------------------------------------------------------
+node  managed   used   free  resident  in lists  may keep  waits/s     low  high
+   0    78.1M  46.9M  31.2M      3.9M      1.2M      2.7M     20.0  800.0K  1.2M
+   1    78.1M  46.9M  31.2M      3.9M      1.2M      2.7M     60.0  800.0K  1.2M
+-- CPU caches, 1 more below ----------------------------------------------------
+CPU   cached    change  objects  stacks  page list  may keep  slots
+  0    80.0K    +36.0K    40.0K       1      40.0K      2.0M  rseq
+  1  1008.3K  +1008.3K      300       2    1008.0K      2.0M  rseq
+-- Events ----------------------------------------------------------------------
+Nothing has happened yet.
+q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
+";
+        let screen = shown_of(readings, 80, 24, &state);
+        assert_eq!(screen, expected);
+        press(&mut state, KeyCode::Char('m'));
+        "64q".chars().for_each(|letter| press(&mut state, KeyCode::Char(letter)));
+        let last = |state: &State| shown_of(readings, 80, 24, state).lines().last().unwrap().to_string();
+        assert_eq!(last(&state), "max: 64q_  of tenant/beta: as 64m, or none; Enter sends it, Esc does not");
+        press(&mut state, KeyCode::Enter);
+        assert_eq!(last(&state), "max: 64q_  of tenant/beta: not a number of bytes");
+        // Where there is not room for four panes, the user's has all of it.
+        press(&mut state, KeyCode::Esc);
+        let small = shown_of(readings, 60, 16, &state);
+        assert!(small.contains("-- Groups") && !small.contains("-- Zones"), "{small}");
+        assert_eq!(small.lines().filter(|line| line.contains("5.0M")).count(), 1, "{small}");
+        let text = text(Pair { previous, current }, &state);
+        assert!(text.contains("\n-- Groups --") && text.contains("  over   low\n"), "{text}");
+    }
+
+    #[test]
     fn a_small_terminal_says_so_and_help_fits_into_the_smallest() {
         let mut state = state();
         let expected = "40x9 is too small: neap top needs 60x16.\n q quits.\n";
@@ -262,7 +321,7 @@ q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
         for line in HELP {
             assert!(help.contains(&format!("{line}\n")), "{line} is not in\n{help}");
         }
-        assert!(KEYS.len() <= 80 && help.contains("q quit"), "{help}");
+        assert!(KEYS.len().max(GROUP_KEYS.len()) <= 80 && help.contains("q quit"), "{help}");
     }
 
     #[test]

@@ -3,14 +3,18 @@
 //! Sits between the keys and the screen, which is a pure function of this and of two readings. It does nothing itself: what a
 //! key asks of the process or of the terminal comes back as an [`Action`].
 
+use core::str::FromStr;
 use core::time::Duration;
 
+use neap::groups::Bound;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::events::Log;
+use super::groups::Known;
 use super::listing::{Listing, Order};
 use super::panes::Pane;
 use super::reading::Pair;
+use crate::groups::bytes_of;
 
 /// Times between two readings that keys lead to.
 pub(super) const SHORTEST: Duration = Duration::from_millis(50);
@@ -19,13 +23,34 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Rows that a page key moves by.
 const PAGE: usize = 10;
 
+/// Letters that a bound may take.
+const LETTERS: usize = 24;
+
 /// What a key asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     None,
     Quit,
     /// That a CPU's caches go to the free pages, or all.
     Drain(Option<u32>),
+    Change(Change),
+}
+
+/// That a bound of a group changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Change {
+    /// Its id.
+    pub(super) group: u64,
+    /// For people.
+    pub(super) path: String,
+    pub(super) bound: Bound,
+    pub(super) bytes: u64,
+}
+
+/// A change while it is typed.
+struct Input {
+    wanted: Change,
+    text: String,
 }
 
 /// What is chosen in a pane.
@@ -38,7 +63,7 @@ struct Choice {
 
 /// All that a screen depends on besides readings.
 pub(super) struct State {
-    pub(super) pane: Pane,
+    pane: Pane,
     choices: [Choice; Pane::ALL.len()],
     /// No new readings are taken.
     pub(super) frozen: bool,
@@ -47,7 +72,9 @@ pub(super) struct State {
     pub(super) interval: Duration,
     /// Said in the last line until the next key.
     pub(super) message: Option<String>,
+    input: Option<Input>,
     pub(super) log: Log,
+    pub(super) groups: Known,
 }
 
 impl State {
@@ -59,8 +86,22 @@ impl State {
             help: false,
             interval,
             message: None,
+            input: None,
             log: Log::default(),
+            groups: Known::default(),
         }
+    }
+
+    /// The user's pane.
+    pub(super) fn pane(&self, pair: Pair<'_>) -> Pane {
+        if Pane::shown(pair).contains(&self.pane) { self.pane } else { Pane::Cpus }
+    }
+
+    /// What is being typed, with what is to be known of it.
+    pub(super) fn typed(&self) -> Option<String> {
+        let Input { wanted, text } = self.input.as_ref()?;
+        let hint = self.message.as_deref().unwrap_or("as 64m, or none; Enter sends it, Esc does not");
+        Some(format!("{}: {text}_  of {}: {hint}", wanted.bound.name(), wanted.path))
     }
 
     pub(super) fn order(&self, pane: Pane) -> Order {
@@ -69,7 +110,7 @@ impl State {
 
     /// What a pane shows now, in the user's order.
     pub(super) fn listing(&self, pane: Pane, pair: Pair<'_>) -> Listing {
-        pane.listing(pair, self.log.events()).sorted(self.order(pane))
+        pane.listing(pair, self).sorted(self.order(pane))
     }
 
     /// Where the chosen row of a pane is now.
@@ -84,14 +125,25 @@ impl State {
         self.message = None;
         let was_help = core::mem::take(&mut self.help);
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        self.pane = self.pane(pair);
         match key.code {
             KeyCode::Char('c') if control => return Action::Quit,
             _ if control => {}
+            code if self.input.is_some() => return self.write(code),
             KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc if !was_help => self.choices[self.pane as usize].row = None,
+            KeyCode::Char('m') if self.pane == Pane::Groups => self.begin(Bound::Max, pair),
+            KeyCode::Char('h') if self.pane == Pane::Groups => self.begin(Bound::High, pair),
+            KeyCode::Char('l') if self.pane == Pane::Groups => self.begin(Bound::Low, pair),
+            KeyCode::Char('n') if self.pane == Pane::Groups => self.begin(Bound::Min, pair),
+            KeyCode::Enter if self.pane == Pane::Groups => {
+                if let Some(group) = self.chosen_group(pair) {
+                    self.groups.fold(group);
+                }
+            }
             KeyCode::Char('?' | 'h') => self.help = !was_help,
-            KeyCode::Tab | KeyCode::Right => self.turn(1),
-            KeyCode::BackTab | KeyCode::Left => self.turn(Pane::ALL.len() - 1),
+            KeyCode::Tab | KeyCode::Right => self.turn(true, pair),
+            KeyCode::BackTab | KeyCode::Left => self.turn(false, pair),
             KeyCode::Char('s') => self.sort(pair),
             KeyCode::Char('r') => {
                 let order = &mut self.choices[self.pane as usize].order;
@@ -101,7 +153,7 @@ impl State {
             KeyCode::Char('+') => self.interval = self.interval.saturating_mul(2).min(LONGEST),
             KeyCode::Char('-') => self.interval = (self.interval / 2).max(SHORTEST),
             KeyCode::Char('d') => return Action::Drain(None),
-            KeyCode::Char('D') => match self.chosen_cpu(pair) {
+            KeyCode::Char('D') => match self.chosen(Pane::Cpus, pair) {
                 Some(cpu) => return Action::Drain(Some(cpu)),
                 None => self.message = Some("Choose a CPU first: Tab to the CPU caches, then Down.".to_string()),
             },
@@ -110,8 +162,10 @@ impl State {
         Action::None
     }
 
-    fn turn(&mut self, by: usize) {
-        self.pane = Pane::ALL[(self.pane as usize + by) % Pane::ALL.len()];
+    fn turn(&mut self, forth: bool, pair: Pair<'_>) {
+        let shown = Pane::shown(pair);
+        let at = shown.iter().position(|pane| *pane == self.pane).unwrap_or(0);
+        self.pane = shown[(at + if forth { 1 } else { shown.len() - 1 }) % shown.len()];
     }
 
     fn sort(&mut self, pair: Pair<'_>) {
@@ -121,13 +175,51 @@ impl State {
         *order = Order { column: (next < columns).then_some(next), reversed: false };
     }
 
-    fn chosen_cpu(&self, pair: Pair<'_>) -> Option<u32> {
-        if self.pane != Pane::Cpus {
+    /// What the chosen row is of, if that is one of this pane.
+    fn chosen<T: FromStr>(&self, pane: Pane, pair: Pair<'_>) -> Option<T> {
+        if self.pane != pane {
             return None;
         }
-        let listing = self.listing(Pane::Cpus, pair);
-        let row = self.row(Pane::Cpus, &listing)?;
+        let listing = self.listing(pane, pair);
+        let row = self.row(pane, &listing)?;
         listing.keys().nth(row)?.parse().ok()
+    }
+
+    /// The chosen group; says how to choose one if there is none.
+    fn chosen_group(&mut self, pair: Pair<'_>) -> Option<u64> {
+        let group = self.chosen(Pane::Groups, pair);
+        if group.is_none() {
+            self.message = Some("Choose a group first: Down.".to_string());
+        }
+        group
+    }
+
+    /// Lets the user type a bound of the chosen group.
+    fn begin(&mut self, bound: Bound, pair: Pair<'_>) {
+        if let Some(group) = self.chosen_group(pair) {
+            let path = self.groups.path(group).unwrap_or_default();
+            self.input = Some(Input { wanted: Change { group, path, bound, bytes: 0 }, text: String::new() });
+        }
+    }
+
+    /// A key while something is typed.
+    fn write(&mut self, code: KeyCode) -> Action {
+        let Some(Input { wanted, text }) = &mut self.input else { return Action::None };
+        match code {
+            KeyCode::Char(letter) if text.chars().count() < LETTERS => text.push(letter),
+            KeyCode::Backspace => _ = text.pop(),
+            KeyCode::Esc => self.input = None,
+            KeyCode::Enter => match bytes_of(wanted.bound, text) {
+                Ok(bytes) => {
+                    let change = Change { bytes, ..wanted.clone() };
+                    self.input = None;
+                    return Action::Change(change);
+                }
+                Err(error) => self.message = Some(error),
+            },
+            _ => {}
+        }
+        Action::None
     }
 
     /// Keys that choose a row.
@@ -153,7 +245,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::reading::tests::readings;
+    use crate::top::groups::tests::known;
+    use crate::top::reading::tests::{readings, readings_with_groups};
 
     /// Presses keys that each are a letter, or a name; answers what the last asked for.
     fn press(state: &mut State, pair: Pair<'_>, keys: &str) -> Action {
@@ -168,6 +261,8 @@ mod tests {
                 "Home" => KeyCode::Home,
                 "End" => KeyCode::End,
                 "Esc" => KeyCode::Esc,
+                "Enter" => KeyCode::Enter,
+                "Rub" => KeyCode::Backspace,
                 "space" => KeyCode::Char(' '),
                 letter => KeyCode::Char(letter.chars().next().unwrap()),
             };
@@ -260,5 +355,79 @@ mod tests {
         let control = |letter| KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
         assert_eq!(state.press(control('c'), pair), Action::Quit);
         assert_eq!(state.press(control('d'), pair), Action::None, "no request by mistake");
+    }
+
+    #[test]
+    fn a_group_s_bounds_are_typed_and_sent_once_they_are_numbers() {
+        let [previous, current] = &readings_with_groups();
+        let pair = Pair { previous, current };
+        let mut state = State { groups: known(), pane: Pane::Groups, ..State::new(Duration::from_secs(1)) };
+        assert_eq!(press(&mut state, pair, "m"), Action::None);
+        assert!(state.typed().is_none() && state.message.as_ref().unwrap().contains("Choose a group"));
+        let change =
+            |group, path: &str, bound, bytes| Action::Change(Change { group, path: path.into(), bound, bytes });
+        let acme = |bound, bytes| change(3, "tenant/acme", bound, bytes);
+        assert_eq!(
+            press(&mut state, pair, "Down Down Down Down m 6 4 m Enter"),
+            acme(Bound::Max, 64 << 20),
+            "the fourth row, and an m that is typed"
+        );
+        assert_eq!((state.typed(), &state.message), (None, &None));
+        assert_eq!(press(&mut state, pair, "h n o n e Enter"), acme(Bound::High, u64::MAX));
+        assert_eq!(press(&mut state, pair, "n n o n e Enter"), acme(Bound::Min, 0));
+        assert_eq!(press(&mut state, pair, "l 4 k q"), Action::None, "a letter and no key");
+        assert_eq!(press(&mut state, pair, "Enter"), Action::None);
+        assert_eq!(state.typed().unwrap(), "low: 4kq_  of tenant/acme: not a number of bytes");
+        assert_eq!(press(&mut state, pair, "Rub Enter"), acme(Bound::Low, 4096));
+        // The root too, and nothing once it was given up.
+        press(&mut state, pair, "Home m 1 Tab");
+        assert!(state.typed().unwrap().starts_with("max: 1_  of (all): as 64m"), "{:?}", state.typed());
+        assert_eq!(press(&mut state, pair, "Enter"), change(1, "(all)", Bound::Max, 1));
+        assert_eq!(press(&mut state, pair, "m 1 Esc Enter"), Action::None);
+        assert_eq!((state.typed(), chosen(&state, pair).as_deref()), (None, Some("1")));
+        press(&mut state, pair, "m");
+        (0..100).for_each(|_| _ = press(&mut state, pair, "9"));
+        assert_eq!(state.typed().unwrap().matches('9').count(), LETTERS);
+        press(&mut state, pair, "Enter");
+        assert!(state.typed().unwrap().contains("not a number"), "{:?}", state.typed());
+        let control = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(state.press(control, pair), Action::Quit);
+    }
+
+    #[test]
+    fn groups_fold_and_are_chosen_wherever_they_stand() {
+        let [previous, current] = &readings_with_groups();
+        let pair = Pair { previous, current };
+        let mut state = State { groups: known(), pane: Pane::Groups, ..State::new(Duration::from_secs(1)) };
+        let rows = |state: &State| state.listing(Pane::Groups, pair).keys().collect::<Vec<_>>().join(" ");
+        assert_eq!(rows(&state), "1 5 2 3 4");
+        press(&mut state, pair, "Down Down Down Enter");
+        assert_eq!((rows(&state).as_str(), chosen(&state, pair).as_deref()), ("1 5 2", Some("2")));
+        press(&mut state, pair, "Enter s s");
+        assert_eq!((rows(&state).as_str(), chosen(&state, pair).as_deref()), ("1 2 3 4 5", Some("2")), "by use");
+        let listing = state.listing(Pane::Groups, pair);
+        assert!(listing.lines(200).1[3].starts_with("tenant/beta "), "no tree, so paths");
+    }
+
+    #[test]
+    fn groups_have_a_pane_only_where_there_are_groups() {
+        let [previous, current] = &readings_with_groups();
+        let with = Pair { previous, current };
+        let [previous, current] = &readings();
+        let without = Pair { previous, current };
+        let mut state = State { groups: known(), ..State::new(Duration::from_secs(1)) };
+        press(&mut state, with, "Back Back");
+        assert_eq!((state.pane(with), state.pane(without)), (Pane::Groups, Pane::Cpus));
+        press(&mut state, with, "Back");
+        assert_eq!(state.pane(with), Pane::Events);
+        press(&mut state, with, "Tab");
+        assert_eq!(state.pane(with), Pane::Groups);
+        // It has become another program.
+        press(&mut state, without, "h");
+        assert!(state.help && state.pane == Pane::Cpus, "a key of this pane");
+        press(&mut state, without, "Back Back");
+        assert_eq!(state.pane(with), Pane::Events);
+        assert_eq!(press(&mut state, with, "m"), Action::None);
+        assert!(state.typed().is_none() && state.message.is_none());
     }
 }

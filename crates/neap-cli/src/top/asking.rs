@@ -1,0 +1,135 @@
+//! What `neap top` asks of a process: a report of its groups for each reading, and what the user wants done.
+//!
+//! Sits between the screen and the process's desk. An answer may take seconds, so a thread waits for it, and asks for one thing after the
+//! other; the screen goes on. Of each kind, reports and the user's requests, one at most is under way.
+
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+use anyhow::{Context, Result};
+
+use super::listing::size;
+use super::reading::{Reading, time_of_day};
+use super::state::{Change, State};
+use crate::desk::Desk;
+use crate::drain;
+use crate::groups::{self, Seen};
+use crate::published::{Process, monotonic};
+use neap::groups::UNLIMITED;
+
+/// What is asked for.
+pub(super) enum Wanted {
+    Groups,
+    /// That a CPU's caches go to the free pages, or all.
+    Drain(Option<u32>),
+    Change(Change),
+}
+
+enum Answer {
+    Groups(Result<Option<Seen>>),
+    /// What came of a request, in words.
+    Done(Result<String>),
+}
+
+/// The thread that asks, as the screen sees it.
+pub(super) struct Asking {
+    wanted: Sender<Wanted>,
+    answers: Receiver<Answer>,
+    /// Under way: a report, and a request.
+    report: bool,
+    request: bool,
+}
+
+/// Asks for the groups of the process of a reading; `None` if there are none.
+pub(super) fn groups(pid: i32) -> Result<Option<Seen>> {
+    let process = Process::look(pid)?;
+    Seen::ask(&process, &process.page()?)
+}
+
+fn change(pid: i32, wanted: &Change) -> Result<String> {
+    let process = Process::look(pid)?;
+    let page = process.page()?;
+    let seen = Seen::ask(&process, &page)?.unwrap_or_default();
+    let group = seen.groups.iter().find(|group| group.id == wanted.group);
+    let group = group.with_context(|| format!("group \"{}\" is gone", wanted.path))?;
+    let done = groups::change(&Desk::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
+    Ok(format!("{}: {done}", wanted.path))
+}
+
+impl Wanted {
+    fn words(&self) -> String {
+        match self {
+            Wanted::Groups => "for groups".to_string(),
+            Wanted::Drain(None) => "to drain everything".to_string(),
+            Wanted::Drain(Some(cpu)) => format!("to drain CPU {cpu}"),
+            Wanted::Change(Change { path, bound, bytes, .. }) => {
+                let bytes = if *bytes == UNLIMITED { "none".to_string() } else { size(*bytes) };
+                format!("for {} {bytes} of {path}", bound.name())
+            }
+        }
+    }
+}
+
+impl Asking {
+    /// Starts the thread; it ends with this, or after the answer that it waits for.
+    pub(super) fn start(pid: i32) -> Asking {
+        let (wanted, requests) = channel();
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for wanted in requests {
+                let answer = match wanted {
+                    Wanted::Groups => Answer::Groups(groups(pid)),
+                    Wanted::Drain(cpu) => Answer::Done(drain::drain(pid, cpu)),
+                    Wanted::Change(wanted) => Answer::Done(change(pid, &wanted)),
+                };
+                if sender.send(answer).is_err() {
+                    // The user has quit.
+                    break;
+                }
+            }
+        });
+        Asking { wanted, answers, report: false, request: false }
+    }
+
+    /// Asks for the groups of a new reading, if it has any and the last report is there.
+    pub(super) fn follow(&mut self, reading: &Reading) {
+        if reading.numbers.groups.is_some() && !self.report {
+            self.report = self.wanted.send(Wanted::Groups).is_ok();
+        }
+    }
+
+    /// Asks for what the user wants, unless something was asked for already.
+    pub(super) fn ask(&mut self, wanted: Wanted, state: &mut State) {
+        if self.request {
+            state.message = Some("The process has not answered the last request yet.".to_string());
+            return;
+        }
+        state.log.add(&time_of_day(), "asked", wanted.words());
+        // Where the thread has gone, so has its end of the answers.
+        let _ = self.wanted.send(wanted);
+        self.request = true;
+    }
+
+    /// Takes an answer, if there is one; says whether.
+    pub(super) fn hear(&mut self, state: &mut State) -> bool {
+        let answer = match self.answers.try_recv() {
+            Ok(answer) => answer,
+            Err(TryRecvError::Disconnected) if self.request => Answer::Done(Ok("The request got lost.".to_string())),
+            Err(_) => return false,
+        };
+        match answer {
+            Answer::Groups(asked) => {
+                self.report = false;
+                if let Some(failed) = state.groups.follow(asked, monotonic()) {
+                    state.message = Some(failed.to_string());
+                }
+            }
+            Answer::Done(done) => {
+                self.request = false;
+                let said = done.unwrap_or_else(|error| format!("{error:#}"));
+                state.log.add(&time_of_day(), "answer", said.clone());
+                state.message = Some(said);
+            }
+        }
+        true
+    }
+}

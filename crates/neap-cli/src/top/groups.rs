@@ -1,0 +1,261 @@
+//! The pane of memory groups: a tree that can be folded, or a list by whatever the user sorts it by.
+//!
+//! Sits between the reports of groups that the process was asked for ([`asking`](super::asking)) and the pane's rows. A report that did
+//! not come leaves the last one, with its age. Nothing is asked here, and names were escaped where they were read.
+
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use neap::groups::{Bound, Event, UNLIMITED};
+
+use super::listing::{Cell, Listing};
+use crate::groups::{Group, Seen};
+
+/// Reports older than this and the time between two readings say so.
+const OLD: Duration = Duration::from_secs(1);
+
+/// What is known of a process's groups.
+#[derive(Default)]
+pub(super) struct Known {
+    previous: Option<Seen>,
+    current: Option<Seen>,
+    /// When the last report came, by the clock of readings.
+    at: u64,
+    /// Why none came after it.
+    pub(super) failed: Option<String>,
+    /// Ids of groups whose children are not shown.
+    folded: BTreeSet<u64>,
+}
+
+/// A group where it is shown.
+struct Row<'a> {
+    path: String,
+    depth: usize,
+    group: &'a Group,
+    /// Groups below it that are folded.
+    hidden: usize,
+}
+
+impl Known {
+    /// Takes what came of asking, at a moment; answers what went wrong where nothing had before.
+    pub(super) fn follow(&mut self, asked: Result<Option<Seen>>, at: u64) -> Option<&str> {
+        match asked {
+            Ok(Some(seen)) => {
+                self.previous = self.current.replace(seen);
+                (self.at, self.failed) = (at, None);
+            }
+            Ok(None) => *self = Known::default(),
+            Err(error) => {
+                let is_new = self.failed.is_none();
+                let failed = self.failed.insert(format!("{error:#}"));
+                return is_new.then_some(failed);
+            }
+        }
+        None
+    }
+
+    /// How old the last report is at a moment; `None` if none came yet.
+    pub(super) fn age(&self, now: u64) -> Option<Duration> {
+        self.current.as_ref().map(|_| Duration::from_nanos(now.saturating_sub(self.at)))
+    }
+
+    /// The path of a group as people read it.
+    pub(super) fn path(&self, id: u64) -> Option<String> {
+        let sorted = self.current.as_ref()?.sorted();
+        sorted.into_iter().find(|(.., group)| group.id == id).map(|(path, ..)| readable(&path))
+    }
+
+    /// Shows the children of a group, or no longer.
+    pub(super) fn fold(&mut self, id: u64) {
+        let has_children = self.current.as_ref().is_some_and(|seen| seen.groups.iter().any(|it| it.parent == id));
+        if !self.folded.remove(&id) && has_children {
+            self.folded.insert(id);
+        }
+    }
+
+    /// In the order of the tree, without what is folded.
+    fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows: Vec<Row<'_>> = Vec::new();
+        for (path, depth, group) in self.current.iter().flat_map(Seen::sorted) {
+            match rows.last_mut() {
+                Some(last) if depth > last.depth && self.folded.contains(&last.group.id) => last.hidden += 1,
+                _ => rows.push(Row { path, depth, group, hidden: 0 }),
+            }
+        }
+        rows
+    }
+
+    /// The pane at a moment, where readings are so far apart. Paths are written out where the rows are not in the order of the tree.
+    pub(super) fn listing(&self, now: u64, interval: Duration, is_tree: bool) -> Listing {
+        let title = match self.age(now) {
+            Some(age) if age > interval + OLD => format!("Groups, {} s old", age.as_secs()),
+            _ => "Groups".to_string(),
+        };
+        let empty = self.failed.as_deref().unwrap_or("No report of its groups has come yet.");
+        let before: BTreeMap<u64, u64> =
+            self.previous.iter().flat_map(|seen| &seen.groups).map(|group| (group.id, group.used)).collect();
+        let change = |row: &Row<'_>| {
+            let missing = if self.previous.is_some() { 0 } else { row.group.used };
+            row.group.used.wrapping_sub(before.get(&row.group.id).copied().unwrap_or(missing)) as i64
+        };
+        let name = |row: &Row<'_>| {
+            let mut shown = match row.path.rsplit('/').next() {
+                Some(name) if is_tree && row.depth > 0 => format!("{}{name}", "  ".repeat(row.depth - 1)),
+                _ => readable(&row.path),
+            };
+            if row.hidden > 0 {
+                shown += &format!(" +{}", row.hidden);
+            }
+            Cell::Path(shown, row.path.clone())
+        };
+        let rows = self.rows();
+        let limit = |bound: Bound| move |row: &Row<'_>| Cell::Limit(some(row.group.bounds[bound as usize]));
+        let bytes = |bound: Bound| move |row: &Row<'_>| Cell::Bytes(row.group.bounds[bound as usize]);
+        let count = |event: Event| move |row: &Row<'_>| Cell::Number(row.group.events[event as usize]);
+        let mut listing = Listing::of(title, empty, &rows, |row| row.group.id.to_string())
+            .column("group", "path", name)
+            .column("used", "used_bytes", |row| Cell::Bytes(row.group.used))
+            .column("change", "change_bytes", |row| Cell::Change(change(row)))
+            .column("charged", "charged_bytes", |row| Cell::Bytes(row.group.charged))
+            .column("peak", "peak_bytes", |row| Cell::Bytes(row.group.peak))
+            .column("max", "max_bytes", limit(Bound::Max))
+            .column("high", "high_bytes", limit(Bound::High))
+            .column("refused", "refused", count(Event::Refused))
+            .column("at max", "at_max", count(Event::Max))
+            .column("at high", "at_high", count(Event::High))
+            .column("over", "overcharged", count(Event::Overcharged));
+        for bound in [Bound::Low, Bound::Min] {
+            let (head, json) = if bound == Bound::Low { ("low", "low_bytes") } else { ("min", "min_bytes") };
+            if rows.iter().any(|row| row.group.bounds[bound as usize] > 0) {
+                listing = listing.column(head, json, bytes(bound));
+            }
+        }
+        listing.listing
+    }
+}
+
+/// A limit, if it is one.
+fn some(bytes: u64) -> Option<u64> {
+    (bytes != UNLIMITED).then_some(bytes)
+}
+
+/// A path; the root has none.
+fn readable(path: &str) -> String {
+    if path.is_empty() { "(all)".to_string() } else { path.to_string() }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use anyhow::anyhow;
+    use serde_json::{Value, json};
+
+    /// Groups with an id, a parent, a name and bytes in use.
+    fn seen(groups: &[(u64, u64, &str, u64)]) -> Seen {
+        let group = |&(id, parent, name, used): &(u64, u64, &str, u64)| Group {
+            id,
+            parent,
+            name: name.to_string(),
+            used,
+            charged: used + 4096,
+            peak: used * 2,
+            bounds: [UNLIMITED, UNLIMITED, 0, 0],
+            ..Group::default()
+        };
+        Seen { groups: groups.iter().map(group).collect(), ..Seen::default() }
+    }
+
+    /// Of two reports a second apart; the last came at 10.5 s.
+    pub(in crate::top) fn known() -> Known {
+        let mut known = Known::default();
+        let before = seen(&[(1, 0, "", 9 << 20), (2, 1, "tenant", 8 << 20), (3, 2, "acme", 6 << 20), (9, 1, "old", 7)]);
+        let mut after = seen(&[
+            (1, 0, "", 10 << 20),
+            (2, 1, "tenant", 8 << 20),
+            (3, 2, "acme", 5 << 20),
+            (4, 2, "beta", 3 << 20),
+            (5, 1, "cache", 2 << 20),
+        ]);
+        after.groups[3].bounds = [4 << 20, 3 << 20, 1 << 20, 0];
+        after.groups[3].events = [0, 12, 34, 5, 1, 2];
+        assert_eq!(known.follow(Ok(Some(before)), 9_500_000_000), None);
+        assert_eq!(known.follow(Ok(Some(after)), 10_500_000_000), None);
+        known
+    }
+
+    const NOW: u64 = 11_000_000_000;
+
+    fn lines(known: &Known, is_tree: bool) -> Vec<String> {
+        let (heads, rows) = known.listing(NOW, Duration::from_secs(1), is_tree).lines(200);
+        [vec![heads], rows].concat()
+    }
+
+    #[test]
+    fn a_tree_has_names_in_their_places_and_a_list_has_paths() {
+        let known = known();
+        let expected = [
+            "group    used  change  charged   peak   max  high  refused  at max  at high  over   low",
+            "(all)   10.0M   +1.0M    10.0M  20.0M  none  none        0       0        0     0     0",
+            "cache    2.0M   +2.0M     2.0M   4.0M  none  none        0       0        0     0     0",
+            "tenant   8.0M       0     8.0M  16.0M  none  none        0       0        0     0     0",
+            "  acme   5.0M   -1.0M     5.0M  10.0M  none  none        0       0        0     0     0",
+            "  beta   3.0M   +3.0M     3.0M   6.0M  4.0M  3.0M        5      34       12     1  1.0M",
+        ];
+        assert_eq!(lines(&known, true), expected);
+        assert!(lines(&known, false)[5].starts_with("tenant/beta   3.0M"));
+        let object = known.listing(NOW, Duration::ZERO, true).json();
+        let expected = json!({
+            "path": "tenant/beta", "used_bytes": 3 << 20, "change_bytes": 3 << 20, "charged_bytes": (3 << 20) + 4096,
+            "peak_bytes": 6 << 20, "max_bytes": 4 << 20, "high_bytes": 3 << 20, "refused": 5, "at_max": 34, "at_high": 12,
+            "overcharged": 1, "low_bytes": 1 << 20,
+        });
+        assert_eq!((&object[4], &object[0]["path"], &object[0]["max_bytes"]), (&expected, &json!(""), &Value::Null));
+    }
+
+    #[test]
+    fn the_first_report_has_no_changes() {
+        let mut known = Known::default();
+        known.follow(Ok(Some(seen(&[(1, 0, "", 500)]))), 1);
+        assert_eq!(known.listing(NOW, Duration::ZERO, true).json()[0]["change_bytes"], 0);
+    }
+
+    #[test]
+    fn what_is_folded_is_counted_and_opens_again() {
+        let mut known = known();
+        known.fold(3);
+        assert_eq!(lines(&known, true).len(), 6, "it has no children");
+        known.fold(2);
+        let rows = lines(&known, true);
+        assert!(rows.len() == 4 && rows[3].starts_with("tenant +2   8.0M"), "{rows:?}");
+        known.fold(1);
+        let rows = lines(&known, false);
+        assert!(rows.len() == 2 && rows[1].starts_with("(all) +4  10.0M"), "{rows:?}");
+        known.fold(1);
+        assert_eq!(lines(&known, true).len(), 4, "what is below is folded still");
+        known.fold(2);
+        assert_eq!(lines(&known, true).len(), 6);
+        assert_eq!((known.path(1).as_deref(), known.path(4).as_deref()), (Some("(all)"), Some("tenant/beta")));
+        assert_eq!(known.path(9), None);
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_has_old_groups_or_a_reason() {
+        let mut known = known();
+        let old = lines(&known, true);
+        assert_eq!(known.follow(Err(anyhow!("stopped")), 20_000_000_000), Some("stopped"));
+        assert_eq!(known.follow(Err(anyhow!("stopped")), 25_000_000_000), None, "it was said before");
+        assert_eq!(lines(&known, true), old);
+        let title = |known: &Known, now| known.listing(now, Duration::from_secs(2), true).title;
+        assert_eq!((title(&known, NOW), title(&known, 13_500_000_000)), ("Groups".into(), "Groups".into()));
+        assert_eq!(title(&known, 26_700_000_000), "Groups, 16 s old");
+        assert_eq!(known.age(NOW), Some(Duration::from_millis(500)));
+        let mut never = Known::default();
+        assert!(lines(&never, true)[0].contains("No report"));
+        never.follow(Err(anyhow!("stopped")), 1);
+        assert_eq!((lines(&never, true), never.age(NOW)), (vec!["stopped".to_string()], None));
+        never.follow(Ok(Some(seen(&[(1, 0, "", 500)]))), 2);
+        assert_eq!((never.failed, known.follow(Ok(None), 3)), (None, None));
+        assert!(known.rows().is_empty(), "another program");
+    }
+}
