@@ -286,7 +286,7 @@ impl Group {
     ///
     /// let query = neap::groups::Group::create("queries/17")?;
     /// let inside = query.enter()?;
-    /// let rows = vec![0_u8; 1 << 20];
+    /// let rows = std::hint::black_box(vec![0_u8; 1 << 20]);
     /// drop(inside);
     /// assert!(query.used()? >= 1 << 20);
     /// drop(rows);

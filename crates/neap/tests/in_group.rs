@@ -3,6 +3,7 @@
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
 
+use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap::groups::{Bound, Group, Kind};
 use neap::process::PROCESS;
@@ -14,7 +15,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 const SIZES: [usize; 9] = [1, 16, 100, 1024, 4096, 20_000, 32_768, 100_000, 5 << 20];
 
 fn price(size: usize) -> u64 {
-    let usable = PROCESS.usable_size(vec![0_u8; size].as_ptr()) as u64;
+    let usable = PROCESS.usable_size(black_box(vec![0_u8; size]).as_ptr()) as u64;
     if size <= 32_768 { usable + 8 } else { usable }
 }
 
@@ -25,10 +26,10 @@ fn everything_is_charged_once_and_comes_back() {
     for size in SIZES {
         for zeroed in [false, true] {
             let inside = group.enter().unwrap();
-            let memory = if zeroed { vec![0_u8; size] } else { vec![7_u8; size] };
+            let memory = if zeroed { black_box(vec![0_u8; size]) } else { black_box(vec![7_u8; size]) };
             drop(inside);
             assert_eq!(group.used(), Ok(price(size)), "{size} bytes");
-            let outside = vec![1_u8; size];
+            let outside = black_box(vec![1_u8; size]);
             assert_eq!(group.used(), Ok(price(size)), "{size} bytes outside");
             drop(outside);
             // Freed by another thread, outside.
@@ -68,14 +69,14 @@ fn groups_nest_and_threads_have_their_own() {
     let _alone = ALONE.lock().unwrap();
     let [one, two] = ["in/outer", "in/inner"].map(|path| Group::create(path).unwrap());
     let outer = one.enter().unwrap();
-    let first = vec![0_u8; 1000];
+    let first = black_box(vec![0_u8; 1000]);
     let inner = two.enter().unwrap();
-    let second = vec![0_u8; 1000];
-    let other = std::thread::scope(|scope| scope.spawn(|| vec![0_u8; 1000]).join().unwrap());
+    let second = black_box(vec![0_u8; 1000]);
+    let other = std::thread::scope(|scope| scope.spawn(|| black_box(vec![0_u8; 1000])).join().unwrap());
     drop(inner);
-    let third = vec![0_u8; 1000];
+    let third = black_box(vec![0_u8; 1000]);
     drop(outer);
-    let fourth = vec![0_u8; 1000];
+    let fourth = black_box(vec![0_u8; 1000]);
     assert_eq!((one.used(), two.used()), (Ok(2 * price(1000)), Ok(price(1000))));
     drop((first, second, third, fourth, other));
     assert_eq!((one.used(), two.used()), (Ok(0), Ok(0)));
@@ -92,7 +93,7 @@ fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {
         .map(|number| {
             let group = Group::create(&format!("in/zombies/{number}")).unwrap();
             let inside = group.enter().unwrap();
-            let object = vec![0_u8; 100];
+            let object = black_box(vec![0_u8; 100]);
             drop(inside);
             group.delete().unwrap();
             object
@@ -116,11 +117,11 @@ fn a_thread_whose_group_is_deleted_goes_on_in_its_heir() {
     let child = Group::create("in/heir/child").unwrap();
     let parent = Group::find("in/heir").unwrap();
     let inside = child.enter().unwrap();
-    let before = vec![0_u8; 5000];
+    let before = black_box(vec![0_u8; 5000]);
     child.delete().unwrap();
     // What was stocked for the child may still be used.
     parent.drain().unwrap();
-    let after = vec![0_u8; 5000];
+    let after = black_box(vec![0_u8; 5000]);
     drop(inside);
     assert_eq!(parent.used(), Ok(2 * price(5000)));
     drop((before, after));
@@ -134,7 +135,7 @@ fn beyond_a_limit_memory_is_had_and_counted() {
     let group = Group::create("in/limit").unwrap();
     group.set(Bound::Max, 1 << 20).unwrap();
     let inside = group.enter().unwrap();
-    let memory: Vec<Vec<u8>> = (0..40).map(|_| vec![0_u8; 50_000]).collect();
+    let memory: Vec<Vec<u8>> = (0..40).map(|_| black_box(vec![0_u8; 50_000])).collect();
     drop(inside);
     let info = group.info().unwrap();
     assert!(group.used().unwrap() > 1 << 20 && info.events[4] > 0);
@@ -163,7 +164,7 @@ fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
                     let group = Group::find_or_create(&path);
                     let Ok(inside) = group.unwrap_or(top).enter() else { continue };
                     let size = if random.is_multiple_of(500) { 50_000 + random % 100_000 } else { 1 + random % 3000 };
-                    let mut memory = vec![thread as u8; size];
+                    let mut memory = black_box(vec![thread as u8; size]);
                     if random.is_multiple_of(7) {
                         memory.resize(1 + random % 10_000, 1);
                     }
@@ -205,7 +206,7 @@ fn a_child_has_its_parents_groups() {
                     let group = Group::find_or_create(&format!("in/fork/{}", round % 3)).unwrap_or(top);
                     let charge = group.charge(1 + round % 100_000);
                     let inside = group.enter();
-                    let memory = vec![thread as u8; 1 + (round % 5000) as usize];
+                    let memory = black_box(vec![thread as u8; 1 + (round % 5000) as usize]);
                     drop(inside);
                     if round % 500 == 0 {
                         let _ = group.delete();
@@ -224,7 +225,7 @@ fn a_child_has_its_parents_groups() {
                 let mut wrong = i32::from(PROCESS.verify(2).is_err());
                 let before = top.used().unwrap_or(0);
                 let charge = top.charge(5000);
-                let memory = top.enter().map(|_inside| vec![0_u8; 3000]);
+                let memory = top.enter().map(|_inside| black_box(vec![0_u8; 3000]));
                 wrong |= i32::from(top.used() != Ok(before + 5000 + price(3000))) << 1;
                 drop((charge, memory));
                 wrong |= i32::from(top.used() != Ok(before)) << 2;
