@@ -5,6 +5,7 @@ use crate::error::*;
 use crate::group::*;
 use crate::tests::{code, misaligned, zeroed};
 use core::ffi::{CStr, c_char, c_int};
+use core::hint::black_box;
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
 use neap::groups::{Group, UNLIMITED};
@@ -311,14 +312,14 @@ fn a_thread_is_in_a_group_until_it_leaves() {
     // SAFETY: the objects are this function's.
     unsafe {
         assert_eq!(neap_group_enter(first, outer), 0);
-        let a = Vec::<u8>::with_capacity(100_000);
+        let a = black_box(Vec::<u8>::with_capacity(100_000));
         assert_eq!(neap_group_enter(second, inner), 0);
-        let b = Vec::<u8>::with_capacity(1000);
+        let b = black_box(Vec::<u8>::with_capacity(1000));
         assert_eq!(neap_group_leave(second), 0);
         assert_eq!(neap_group_leave(second), code(Error::Argument), "it left");
-        let c = Vec::<u8>::with_capacity(100_000);
+        let c = black_box(Vec::<u8>::with_capacity(100_000));
         assert_eq!(neap_group_leave(first), 0);
-        let d = Vec::<u8>::with_capacity(100_000);
+        let d = black_box(Vec::<u8>::with_capacity(100_000));
         assert!((200_000..300_000).contains(&used(outer)), "{}", used(outer));
         assert!((1000..2000).contains(&used(inner)), "{}", used(inner));
         assert!(info(outer).pages_bytes >= 200_000 && info(inner).objects_bytes >= 1000);

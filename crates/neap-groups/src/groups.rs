@@ -72,7 +72,8 @@ pub struct Info {
     pub charged: u64,
     /// The most that ever was.
     pub peak: u64,
-    /// Bytes charged to it alone, by [`Kind`], stocks included.
+    /// Bytes charged to it alone, by [`Kind`], stocks included. What was on its way through a group below while that was deleted is counted
+    /// a few ticks later.
     pub kinds: [u64; Kind::ALL.len()],
     /// How often what happened to it or to one below it, by [`Event`].
     pub events: [u64; Event::ALL.len()],
