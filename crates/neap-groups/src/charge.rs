@@ -15,7 +15,6 @@ use crate::id::{GroupId, Payer};
 use crate::owners::Behind;
 use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
-use core::fmt;
 
 /// How often reclaim is asked, for one charge, while it brings something.
 const RETRIES: u32 = 16;
@@ -54,22 +53,6 @@ pub struct Limit {
     /// Who holds most of it: groups right below it, or itself, with what is charged to them, largest first.
     pub holders: [Option<(GroupId, u64)>; HOLDERS],
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal::Limit(limit) = self else { return f.write_str("the group is gone") };
-        let Limit { group, max, charged, need, holders } = limit;
-        write!(f, "group {group:?} has {charged} of {max} bytes and is asked for {need} more; most is held by")?;
-        for (separator, (holder, bytes)) in
-            core::iter::once(" ").chain(core::iter::repeat(", ")).zip(holders.iter().flatten())
-        {
-            write!(f, "{separator}{holder:?} ({bytes})")?;
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for Refusal {}
 
 /// What stands against a charge.
 pub(crate) enum Against {
@@ -260,22 +243,5 @@ impl Groups {
             };
             out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
         });
-    }
-
-    /// Moves what is charged to one payer to another, which may be refused.
-    ///
-    /// # Errors
-    /// See [`Refusal`]; nothing has changed then.
-    pub fn move_charge<H: Reclaimer>(
-        &self,
-        host: &H,
-        from: Payer,
-        to: Payer,
-        bytes: u64,
-        how: How,
-    ) -> Result<u64, Refusal> {
-        let delay = self.charge(host, to, bytes, how)?;
-        self.uncharge(host, from, bytes);
-        Ok(delay)
     }
 }

@@ -206,6 +206,23 @@ impl Groups {
         Ok(before)
     }
 
+    /// Whether a group is there, at this moment. Takes no lock.
+    pub fn is_there(&self, id: GroupId) -> bool {
+        self.tree.owners.is_there(id)
+    }
+
+    /// The group above one, `None` for the root, and its name below that.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn place<H: Host>(&self, host: &H, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
+        host.inside(|| self.tree.with(id, |group| (self.above(group), group.name())))
+    }
+
+    fn above(&self, group: &Group) -> Option<GroupId> {
+        self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id)
+    }
+
     /// What is known of a group.
     ///
     /// # Errors
@@ -222,7 +239,7 @@ impl Groups {
     fn info_of<H: Host>(&self, host: &H, group: &Group) -> Info {
         Info {
             id: group.id(),
-            parent: self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id),
+            parent: self.above(group),
             name: group.name(),
             bounds: Bound::ALL.map(|bound| group.bound(bound)),
             charged: group.usage(),
@@ -238,7 +255,8 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
-        host.inside(|| self.tree.with(id, |group| self.counted(host, group, kind, node)))
+        let counted = |group: &Group| if node < self.nodes { self.counted(host, group, kind, node) } else { 0 };
+        host.inside(|| self.tree.with(id, counted))
     }
 
     /// Bytes that a group and those below it use: charged, and not stocked. Exact while nobody charges; otherwise off by what is charged

@@ -222,10 +222,11 @@ impl Owners {
 
     /// The group that had the id needs it no more.
     pub(crate) fn leave(&self, id: GroupId) {
-        let _lists = self.lists.lock();
-        let Some(entry) = self.entry(id) else { return };
-        entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release); // As in `lead`.
-        drop(_lists);
+        {
+            let _lists = self.lists.lock();
+            let Some(entry) = self.entry(id) else { return };
+            entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release); // As in `lead`.
+        }
         self.unbook(id, 1);
     }
 
@@ -311,10 +312,9 @@ impl Owners {
         self.lists.lock().buried.into()
     }
 
-    /// Entries in use, also those that wait; and all that there ever were.
-    pub(crate) fn count(&self) -> (u32, u32) {
-        let lists = self.lists.lock();
-        (lists.used, lists.fresh)
+    /// Entries in use, also those that wait.
+    pub(crate) fn count(&self) -> u32 {
+        self.lists.lock().used
     }
 
     /// Every id whose group is gone though something refers to it, and the bytes that are booked under it.

@@ -372,7 +372,7 @@ impl Tree {
 
     /// How many there are.
     pub(crate) fn count(&self) -> Count {
-        let (ids, _) = self.owners.count();
+        let ids = self.owners.count();
         let lists = self.lists.lock();
         Count { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }

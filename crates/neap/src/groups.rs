@@ -73,14 +73,7 @@ impl Group {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut parent = GroupId::ROOT;
         for name in above.split('/').filter(|_| !above.is_empty()) {
-            parent = match grouped.find(parent, name) {
-                Err(Denied::NoSuchGroup) => match grouped.create(parent, name) {
-                    // By somebody else, a moment ago.
-                    Err(Denied::Exists) => grouped.find(parent, name)?,
-                    answer => answer?,
-                },
-                answer => answer?,
-            };
+            parent = grouped.find_or_create(parent, name)?;
         }
         grouped.create(parent, name).map(Group)
     }
@@ -141,6 +134,14 @@ impl Group {
         made_or_here(self)?.info(self.0)
     }
 
+    /// Bytes charged to the group alone, of one kind on one node, with what is stocked.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn charged(self, kind: Kind, node: usize) -> Result<u64, Denied> {
+        made_or_here(self)?.charged(self.0, kind, node)
+    }
+
     /// Bytes that the group and those below it use: what is charged, less what is stocked on CPUs. Exact while nobody charges.
     ///
     /// # Errors
@@ -171,7 +172,7 @@ impl Group {
         let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
         // Asked afterwards: what was there then was there before.
         match after {
-            Some(after) if after.info()?.parent != Some(self.0) => Err(Denied::NoSuchGroup),
+            Some(after) if made()?.place(after.0)?.0 != Some(self.0) => Err(Denied::NoSuchGroup),
             Some(_) => Ok(next),
             None => self.info().map(|_| next),
         }
@@ -297,7 +298,9 @@ impl Group {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn enter(self) -> Result<Entered, Denied> {
-        self.info()?;
+        if !made_or_here(self)?.is_there(self.0) {
+            return Err(Denied::NoSuchGroup);
+        }
         Ok(Entered { before: PROCESS.enter(Some(self.0)), stays: PhantomData })
     }
 
@@ -378,11 +381,12 @@ pub fn count() -> Result<Count, Denied> {
 /// The path of the group, or its number where it is gone.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ok(info) = self.info() else { return write!(f, "group {:?}, which is gone", self.0) };
-        match info.parent {
+        let place = made_or_here(*self).and_then(|grouped| grouped.place(self.0));
+        let Ok((above, name)) = place else { return write!(f, "group {:?}, which is gone", self.0) };
+        match above {
             None => f.write_str("the root group"),
-            Some(parent) if parent == GroupId::ROOT => f.write_str(info.name.as_str()),
-            Some(parent) => write!(f, "{}/{}", Group(parent), info.name.as_str()),
+            Some(GroupId::ROOT) => f.write_str(name.as_str()),
+            Some(above) => write!(f, "{}/{}", Group(above), name.as_str()),
         }
     }
 }

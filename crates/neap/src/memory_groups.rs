@@ -9,7 +9,7 @@ use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, Info, Kind, Listener, NotSubscribed, Payer,
+    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, Info, Kind, Listener, Name, NotSubscribed, Payer,
     Reclaimer, Refusal, Subscription,
 };
 use neap_objects::size_class::Class;
@@ -132,6 +132,21 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.find(&self.source, from, path)
     }
 
+    /// The group of a name right below another, which is made where it is not there.
+    ///
+    /// # Errors
+    /// As for [`Groups::create`].
+    pub fn find_or_create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+        match self.find(parent, name) {
+            Err(Denied::NoSuchGroup) => match self.create(parent, name) {
+                // By somebody else, a moment ago.
+                Err(Denied::Exists) => self.find(parent, name),
+                answer => answer,
+            },
+            answer => answer,
+        }
+    }
+
     /// [`Groups::delete`].
     ///
     /// # Errors
@@ -152,6 +167,19 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// As there.
     pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
         self.groups.set_bound(&self.source, id, bound, bytes)
+    }
+
+    /// [`Groups::is_there`].
+    pub fn is_there(&self, id: GroupId) -> bool {
+        self.groups.is_there(id)
+    }
+
+    /// [`Groups::place`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn place(&self, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
+        self.groups.place(&self.source, id)
     }
 
     /// [`Groups::info`].

@@ -59,6 +59,8 @@ fn charges_split_merge_and_move() {
     assert!(charge.split(1001).is_none() && charge.bytes() == 1000);
     let mut part = charge.split(400).unwrap();
     assert_eq!((charge.bytes(), part.bytes(), one.used()), (600, 400, Ok(1000)));
+    let by_hand = |node: usize| one.charged(Kind::ByHand, node).unwrap();
+    assert!(by_hand(0) >= 1000 && by_hand(31) == 0 && one.charged(Kind::Pages, 0) == Ok(0));
     part.move_to(two).unwrap();
     assert_eq!((one.used(), two.used(), part.group()), (Ok(600), Ok(400), two));
     let part = charge.merge(part).unwrap_err();

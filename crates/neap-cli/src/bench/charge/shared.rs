@@ -127,7 +127,7 @@ impl Stage<'_> {
 
     fn charge(&self, cpu: usize) -> Result<()> {
         Virtual::run_on(cpu);
-        self.groups.charge(&self.host, self.payer, PAGE, How::Refuse)?;
+        self.groups.charge(&self.host, self.payer, PAGE, How::Refuse).map_err(|refusal| anyhow!("{refusal:?}"))?;
         Ok(())
     }
 
