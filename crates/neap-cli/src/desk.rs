@@ -147,8 +147,33 @@ impl<'a> Desk<'a> {
         Ok(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     }
 
+    /// Asks for reports until all has been told: `read` is told the words of each, and answers where the next one is to begin, if there is one; `None`
+    /// where there is nothing to report. Answers whether there was something.
+    pub(crate) fn reports(
+        &self,
+        what: u32,
+        mut read: impl FnMut(&[u64]) -> Result<Option<Option<u32>>>,
+    ) -> Result<bool> {
+        let (pid, mut from) = (self.process.pid, 0);
+        let is_there = loop {
+            match self.ask(&Request { what, from, ..Request::default() })? {
+                0 => {}
+                other => bail!("process {pid} refused, for reason {other}"),
+            }
+            let next = read(&self.report()?).with_context(|| format!("the report of process {pid} is damaged"))?;
+            match next {
+                None => break false,
+                Some(None) => break true,
+                Some(Some(next)) if next > from => from = next,
+                Some(Some(_)) => bail!("process {pid} has more than a report can hold"),
+            }
+        };
+        self.forget_reports();
+        Ok(is_there)
+    }
+
     /// Gives the memory of reports back to the system.
-    pub(crate) fn forget_reports(&self) {
+    fn forget_reports(&self) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes a file; in it, what nobody reads any more. Where it is refused some pages stay.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };

@@ -12,7 +12,8 @@
 //! depopulate); 1 if it is isolated; bytes for each CPU in rows and in the longest free run; populated and empty pages;
 //! allocations; the map of populated pages; the map of grains in rows.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::pen::{self, Pen};
+use core::sync::atomic::AtomicU64;
 use neap_percpu::{Charge, Chunk, Layout, List, PerCpuData};
 
 /// Words before the chunks.
@@ -20,54 +21,39 @@ pub const HEAD: usize = 22;
 /// Words of a chunk before its maps.
 pub const CHUNK: usize = 8;
 
-/// Writes words one after the other; those beyond the end are lost.
-struct Pen<'a> {
-    words: &'a [AtomicU64],
-    at: usize,
-}
-
-impl Pen<'_> {
-    fn write(&mut self, word: u64) {
-        if let Some(place) = self.words.get(self.at) {
-            place.store(word, Ordering::Relaxed);
-        }
-        self.at += 1;
-    }
-
-    fn write_all(&mut self, words: &[usize]) {
-        words.iter().for_each(|&word| self.write(word as u64));
-    }
-}
-
 /// Writes a report on the chunks from `from` on into `words`, of which there are at least [`HEAD`]. Takes the instance's locks, one
 /// after the other.
 pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[AtomicU64]) {
-    // Each page of the file is there before a lock is taken.
-    words.iter().step_by(512).for_each(|word| word.store(0, Ordering::Relaxed));
-    let Some(data) = data else { return words[0].store(0, Ordering::Relaxed) };
+    pen::touch(words);
+    let Some(data) = data else { return };
     let (all, of) = (data.statistics_at_once(), data.dimensions());
     let size = CHUNK + of.pages.div_ceil(64) + of.grains.div_ceil(64);
     let (mut at, mut count, mut next, numbers) = (HEAD, 0_u64, from, data.chunk_numbers());
     while next < numbers && at + size <= words.len() {
         let (head, maps) = words[at..at + size].split_at(CHUNK);
         let (populated, taken) = maps.split_at(of.pages.div_ceil(64));
-        let [mut populated, mut taken] = [populated, taken].map(|words| Pen { words, at: 0 });
+        let [mut populated, mut taken] = [populated, taken].map(|words| Pen::new(words, 0));
         if let Some(chunk) = data.chunk(next, |word| populated.write(word), |word| taken.write(word)) {
-            write_chunk(&chunk, &mut Pen { words: head, at: 0 });
+            write_chunk(&chunk, &mut Pen::new(head, 0));
             at += size;
             count += 1;
         }
         next += 1;
     }
-    let mut pen = Pen { words, at: 0 };
+    let mut pen = Pen::new(words, 0);
     pen.write(1);
     pen.write(count);
     pen.write(if next < numbers { u64::from(next) } else { u64::MAX });
     pen.write(u64::from(of.layout == Layout::CpuMajor));
-    pen.write_all(&[of.cpus, of.groups, of.columns, of.page, of.pages, of.grains, of.grain, of.stripe]);
-    pen.write_all(&[all.populated, all.empty, all.isolated_empty, all.reserve, all.allocated_bytes, all.row_bytes]);
-    pen.write_all(&[all.allocations, all.rows, all.owners, all.chunks]);
-    debug_assert!(pen.at == HEAD);
+    pen.write_all(
+        [of.cpus, of.groups, of.columns, of.page, of.pages, of.grains, of.grain, of.stripe].map(|number| number as u64),
+    );
+    pen.write_all(
+        [all.populated, all.empty, all.isolated_empty, all.reserve, all.allocated_bytes, all.row_bytes]
+            .map(|number| number as u64),
+    );
+    pen.write_all([all.allocations, all.rows, all.owners, all.chunks].map(|number| number as u64));
+    debug_assert!(pen.at() == HEAD);
 }
 
 fn write_chunk(chunk: &Chunk, pen: &mut Pen<'_>) {
@@ -77,9 +63,12 @@ fn write_chunk(chunk: &Chunk, pen: &mut Pen<'_>) {
         List::Free => 65,
         List::ToDepopulate => 66,
     };
-    pen.write_all(&[chunk.number as usize, list, usize::from(chunk.isolated), chunk.taken_bytes, chunk.longest_bytes]);
-    pen.write_all(&[chunk.populated, chunk.empty, chunk.allocations]);
-    debug_assert!(pen.at == CHUNK);
+    pen.write_all(
+        [chunk.number as usize, list, usize::from(chunk.isolated), chunk.taken_bytes, chunk.longest_bytes]
+            .map(|number| number as u64),
+    );
+    pen.write_all([chunk.populated, chunk.empty, chunk.allocations].map(|number| number as u64));
+    debug_assert!(pen.at() == CHUNK);
 }
 
 #[cfg(test)]

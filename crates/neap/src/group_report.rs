@@ -11,7 +11,8 @@
 //! group that has it; bytes; and the id that they are booked under if its group is gone, 0 for bytes that are stocked.
 
 use crate::memory_groups::Grouped;
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::pen::{self, Pen};
+use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
 use neap_groups::{Bound, Event, Info, Kind, LONGEST_NAME};
 
@@ -24,34 +25,12 @@ pub const LEFT: usize = 3;
 /// The slot to ask for to be told what is left.
 pub const ASK_LEFT: u32 = 1 << 30;
 
-/// Words, one after the other; those beyond the end are lost.
-struct Pen<'a> {
-    words: &'a [AtomicU64],
-    at: usize,
-}
-
-impl Pen<'_> {
-    fn write(&mut self, words: &[u64]) {
-        for &word in words {
-            if let Some(place) = self.words.get(self.at) {
-                place.store(word, Ordering::Relaxed);
-            }
-            self.at += 1;
-        }
-    }
-
-    fn has_room(&self, words: usize) -> bool {
-        self.at + words <= self.words.len()
-    }
-}
-
 /// Writes a report on the groups from slot `from` on, or on what is left, into `words`, of which there are at least [`HEAD`]. Takes the tree's locks,
 /// one group after the other. Inside the gate.
 pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[AtomicU64]) {
-    // Each page of the file is there before a lock is taken.
-    words.iter().step_by(512).for_each(|word| word.store(0, Ordering::Relaxed));
-    let Some(grouped) = grouped else { return words[0].store(0, Ordering::Relaxed) };
-    let mut pen = Pen { words, at: HEAD };
+    pen::touch(words);
+    let Some(grouped) = grouped else { return };
+    let mut pen = Pen::new(words, HEAD);
     let (groups, source) = grouped.parts();
     let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside());
     if from < ASK_LEFT {
@@ -67,7 +46,7 @@ pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[A
     } else {
         let mut left = |group: u64, bytes: u64, id: u64| {
             if pen.has_room(LEFT) {
-                pen.write(&[group, bytes, id]);
+                pen.write_all([group, bytes, id]);
                 entries += 1;
             }
         };
@@ -75,24 +54,22 @@ pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[A
         groups.each_gone(|id, heir, bytes| left(heir.to_bits(), bytes, id.to_bits()));
     }
     let numbers = [count.live, count.dying, count.slots, count.ids].map(u64::from);
-    let mut pen = Pen { words, at: 0 };
-    pen.write(&[1, entries, next, u64::from(from >= ASK_LEFT)]);
-    pen.write(&numbers);
-    pen.write(&[grouped.bytes() as u64, grouped.fences().into()]);
-    debug_assert!(pen.at == HEAD);
+    let mut pen = Pen::new(words, 0);
+    pen.write_all([1, entries, next, u64::from(from >= ASK_LEFT)]);
+    pen.write_all(numbers);
+    pen.write_all([grouped.bytes() as u64, grouped.fences().into()]);
+    debug_assert!(pen.at() == HEAD);
 }
 
 fn write_group(info: &Info, pen: &mut Pen<'_>) {
     let parent = info.parent.map_or(0, |parent| parent.to_bits());
-    pen.write(&[info.id.to_bits(), parent, info.charged, info.peak]);
-    pen.write(&info.bounds);
-    pen.write(&info.kinds);
-    pen.write(&info.events);
+    pen.write_all([info.id.to_bits(), parent, info.charged, info.peak]);
+    pen.write_all(info.bounds);
+    pen.write_all(info.kinds);
+    pen.write_all(info.events);
     let name = info.name.as_str().as_bytes();
-    pen.write(&[name.len() as u64]);
+    pen.write(name.len() as u64);
     let mut padded = [0; LONGEST_NAME];
     padded[..name.len()].copy_from_slice(name);
-    for word in padded.chunks_exact(8) {
-        pen.write(&[u64::from_ne_bytes(word.try_into().unwrap_or_default())]);
-    }
+    pen.write_all(padded.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())));
 }

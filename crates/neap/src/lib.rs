@@ -22,6 +22,7 @@ pub mod maintenance;
 mod memory_groups;
 pub mod mm;
 pub mod options;
+mod pen;
 mod per_cpu_data;
 pub mod percpu;
 pub mod process;

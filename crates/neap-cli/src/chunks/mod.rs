@@ -11,11 +11,11 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use neap::chunk_report::{CHUNK, HEAD};
 use serde_json::{Value, json};
 
-use crate::desk::{CHUNKS, Desk, Request};
+use crate::desk::{CHUNKS, Desk};
 use crate::published::{Page as Published, Process};
 use crate::report::rounded;
 
@@ -130,24 +130,14 @@ impl Seen {
         if numbers["per_cpu"].is_null() {
             return Ok(None);
         }
-        let desk = Desk::of(process, page)?;
-        let (mut chunks, mut from) = (Vec::new(), 0);
-        let seen = loop {
-            match desk.ask(&Request { what: CHUNKS, from, ..Request::default() })? {
-                0 => {}
-                other => bail!("process {} refused, for reason {other}", process.pid),
-            }
-            let words = desk.report()?;
-            let damaged = || format!("the report of process {} is damaged", process.pid);
-            let Some((instance, next)) = Seen::read(&words, &mut chunks).with_context(damaged)? else { break None };
-            match next {
-                None => break Some(Seen { instance, chunks }),
-                Some(next) if next > from && chunks.len() < MOST_CHUNKS => from = next,
-                Some(_) => bail!("process {} has chunks that no report can hold", process.pid),
-            }
-        };
-        desk.forget_reports();
-        Ok(seen)
+        let (mut chunks, mut last) = (Vec::new(), None);
+        Desk::of(process, page)?.reports(CHUNKS, |words| {
+            let Some((instance, next)) = Seen::read(words, &mut chunks)? else { return Ok(None) };
+            ensure!(chunks.len() < MOST_CHUNKS, "it has {} chunks", chunks.len());
+            last = Some(instance);
+            Ok(Some(next))
+        })?;
+        Ok(last.map(|instance| Seen { instance, chunks }))
     }
 
     /// Reads a report: what it says of the instance, and the chunk to ask for next. Its chunks come behind those there are.

@@ -10,12 +10,12 @@ mod tree;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use neap::group_report::{GROUP, HEAD, LEFT};
 use neap::groups::{Bound, Event, Kind, UNLIMITED};
 use serde_json::{Map, Value, json};
 
-use crate::desk::{Desk, GROUPS, Request};
+use crate::desk::{Desk, GROUPS};
 use crate::published::{Page, Process};
 
 pub(crate) use bound::main as change_bound;
@@ -125,26 +125,14 @@ impl Seen {
         if numbers["groups"].is_null() {
             return Ok(None);
         }
-        let desk = Desk::of(process, page)?;
-        let (mut seen, mut from) = (Seen::default(), 0);
-        let answer = loop {
-            match desk.ask(&Request { what: GROUPS, from, ..Request::default() })? {
-                0 => {}
-                other => bail!("process {} refused, for reason {other}", process.pid),
-            }
-            let damaged = || format!("the report of process {} is damaged", process.pid);
-            match read(&desk.report()?, &mut seen).with_context(damaged)? {
-                None => break None,
-                Some(None) => {
-                    seen.settle();
-                    break Some(seen);
-                }
-                Some(Some(next)) if next > from && seen.groups.len() < MOST_GROUPS => from = next,
-                Some(Some(_)) => bail!("process {} has groups that no report can hold", process.pid),
-            }
-        };
-        desk.forget_reports();
-        Ok(answer)
+        let mut seen = Seen::default();
+        let is_there = Desk::of(process, page)?.reports(GROUPS, |words| {
+            let next = read(words, &mut seen)?;
+            ensure!(seen.groups.len() < MOST_GROUPS, "it has {} groups", seen.groups.len());
+            Ok(next)
+        })?;
+        seen.settle();
+        Ok(is_there.then_some(seen))
     }
 
     /// Of all pages that a process has published, the first that says something of groups.
