@@ -1,0 +1,71 @@
+//! What a group's bounds do, one by one: protection down the tree, and delays above `high`.
+
+mod host;
+
+use host::{Asked, Host};
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{Bound, Event, GroupId, Groups, How, Kind};
+use neap_percpu::{PerCpuData, Shape};
+
+const MIB: u64 = 1 << 20;
+
+fn with_groups(test: impl FnOnce(&Groups, &Host<'_, Virtual>)) {
+    let machine = Virtual::new(4096, 2);
+    let data = PerCpuData::open(&machine, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+    let asked = Asked::default();
+    let host = Host::new(&machine, &data, &asked);
+    let groups = Groups::open(&host).unwrap();
+    test(&groups, &host);
+    groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
+    // SAFETY: nobody uses them any more.
+    unsafe { groups.close(&host) };
+}
+
+/// The tree of the kernel's selftest of `memory.low`: a parent with 50 MiB protected below one that has as much, and children that use 50
+/// each, or nothing, and claim 75, 25, 0 and 500.
+#[test]
+fn protection_goes_down_the_tree_and_is_shared() {
+    with_groups(|groups, host| {
+        let top = groups.create(host, GroupId::ROOT, "top").unwrap();
+        let parent = groups.create(host, top, "parent").unwrap();
+        let children = ["c", "d", "e", "f"].map(|name| groups.create(host, parent, name).unwrap());
+        for (child, used) in children.into_iter().zip([50, 50, 50, 0]) {
+            let charged = groups.charge(host, child.payer(Kind::ByHand, 0), used * MIB, How::Refuse);
+            assert_eq!(charged, Ok(0));
+        }
+        for (child, low) in children.into_iter().zip([75, 25, 0, 500]) {
+            groups.set_bound(host, child, Bound::Low, low * MIB).unwrap();
+        }
+        groups.set_bound(host, parent, Bound::Low, 50 * MIB).unwrap();
+        let low = |id: GroupId| groups.protection(host, id).unwrap().1 / MIB;
+        assert_eq!((low(top), low(parent), low(GroupId::ROOT)), (0, 0, 0), "nothing is claimed at the top");
+        groups.set_bound(host, top, Bound::Low, 50 * MIB).unwrap();
+        assert_eq!((low(top), low(parent)), (50, 50));
+        assert_eq!(children.map(low), [33, 16, 0, 0]);
+        assert_eq!(groups.protection(host, parent).unwrap().0, 0, "low is not min");
+        groups.set_bound(host, parent, Bound::Min, 20 * MIB).unwrap();
+        groups.set_bound(host, top, Bound::Min, 10 * MIB).unwrap();
+        assert_eq!(groups.protection(host, parent).unwrap().0, 10 * MIB);
+        for (child, used) in children.into_iter().zip([50, 50, 50, 0]) {
+            groups.uncharge(host, child.payer(Kind::ByHand, 0), used * MIB);
+        }
+    });
+}
+
+#[test]
+fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
+    with_groups(|groups, host| {
+        let [above, beside] = ["above", "beside"].map(|name| groups.create(host, GroupId::ROOT, name).unwrap());
+        let below = groups.create(host, above, "below").unwrap();
+        groups.set_bound(host, above, Bound::High, 10 * MIB).unwrap();
+        let charge = |id: GroupId, bytes| groups.charge(host, id.payer(Kind::Pages, 0), bytes, How::Refuse).unwrap();
+        let high = |id| groups.info(host, id).unwrap().events[Event::High as usize];
+        assert_eq!((charge(below, 10 * MIB), high(above)), (0, 0));
+        let first = charge(below, MIB);
+        let second = charge(below, MIB);
+        assert!(0 < first && first < second, "{first} {second}");
+        assert_eq!((charge(beside, 20 * MIB), high(above), high(below), high(GroupId::ROOT)), (0, 2, 0, 2));
+        groups.uncharge(host, below.payer(Kind::Pages, 0), 12 * MIB);
+        groups.uncharge(host, beside.payer(Kind::Pages, 0), 20 * MIB);
+    });
+}
