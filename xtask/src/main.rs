@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod build;
 mod c_api;
 mod ci;
+mod fast_path;
 mod install;
 mod installed;
 mod kernel_percpu;

@@ -229,19 +229,29 @@ impl Groups {
         if gone && self.stocks.give(host.platform(), payer.of_heir(), bytes) {
             return;
         }
-        host.inside(|| {
-            let out = {
-                let _reading = self.rcu.enter();
-                // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
-                let there = self.tree.owners.is_there(payer.id());
-                let payer = if there { payer } else { payer.of_heir() };
-                if bytes > CAP || self.is_waited_for(payer.id()) {
-                    Some((payer, bytes))
-                } else {
-                    self.stocks.put(host.platform(), payer, bytes)
-                }
-            };
-            out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
-        });
+        host.inside(|| self.put_or_settle(host, payer, bytes));
+    }
+
+    /// [`Groups::uncharge`] for somebody who is inside the gate.
+    pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+        if !self.stocks.give(host.platform(), payer, bytes) {
+            self.put_or_settle(host, payer, bytes);
+        }
+    }
+
+    /// Stocks bytes that came back, or takes them off the counters. Inside the gate.
+    fn put_or_settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+        let out = {
+            let _reading = self.rcu.enter();
+            // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
+            let there = self.tree.owners.is_there(payer.id());
+            let payer = if there { payer } else { payer.of_heir() };
+            if bytes > CAP || self.is_waited_for(payer.id()) {
+                Some((payer, bytes))
+            } else {
+                self.stocks.put(host.platform(), payer, bytes)
+            }
+        };
+        out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
     }
 }

@@ -7,7 +7,7 @@
 //! mutex held.
 //!
 //! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
-//! CPU. [`Groups::used`] is without.
+//! CPU; and for what the host's caches keep of what it had. [`Groups::used`] is without.
 
 use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
@@ -34,6 +34,14 @@ pub trait Reclaimer: Host {
     fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
         0
     }
+
+    /// Calls `each` with everything that caches keep though somebody pays for it still: exactly while nobody allocates or frees. Called inside
+    /// the gate and without a lock.
+    fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
+
+    /// Lets caches give up what they keep for payers that are wanted, as soon as that is worth its price again. Called outside the gate
+    /// and without a lock.
+    fn flush(&self, _wanted: &dyn Fn(Payer) -> bool) {}
 
     /// Asks that [`Groups::tick`] and [`Groups::deliver`] be called soon, by somebody who holds nothing. Called inside the gate, perhaps
     /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
@@ -259,17 +267,19 @@ impl Groups {
         host.inside(|| self.tree.with(id, counted))
     }
 
-    /// Bytes that a group and those below it use: charged, and not stocked. Exact while nobody charges; otherwise off by what is charged
-    /// meanwhile.
+    /// Bytes that a group and those below it use: charged, neither stocked nor kept by caches. Exact while nobody charges, allocates or
+    /// frees; otherwise off by what is charged meanwhile. Looks at everything that caches have.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
-    pub fn used<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+    pub fn used<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
         host.inside(|| {
             let charged = self.tree.with(id, Group::usage)?;
-            let mut stocked = 0;
-            self.stocks.each(|payer, bytes| stocked += if self.is_below(payer.id(), id) { bytes } else { 0 });
-            Ok(charged.saturating_sub(stocked))
+            let mut unused = 0;
+            let mut see = |payer: Payer, bytes: u64| unused += if self.is_below(payer.id(), id) { bytes } else { 0 };
+            self.stocks.each(&mut see);
+            host.each_kept(&mut see);
+            Ok(charged.saturating_sub(unused))
         })
     }
 
@@ -409,12 +419,11 @@ impl Groups {
         beginning
     }
 
-    /// Empties the stocks of a group and those below it. Answers how many CPUs had to be skipped.
+    /// Takes back what caches keep for a group and those below it, and empties their stocks. Answers how many CPUs' stocks had to be skipped.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
-        host.inside(|| {
-            let wanted = |payer: Payer| self.is_below(payer.id(), id);
-            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes))
-        })
+        let wanted = |payer: Payer| self.is_below(payer.id(), id);
+        host.flush(&wanted);
+        host.inside(|| self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes)))
     }
 
     /// Takes bytes off the counters of whoever they are booked for. Inside the gate.

@@ -61,11 +61,11 @@ fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
         let charge = |id: GroupId, bytes| groups.charge(host, id.payer(Kind::Pages, 0), bytes, How::Refuse).unwrap();
         let high = |id| groups.info(host, id).unwrap().events[Event::High as usize];
         assert_eq!((charge(below, 10 * MIB), high(above)), (0, 0));
-        let first = charge(below, MIB);
-        let second = charge(below, MIB);
+        let first = charge(below, MIB / 4);
+        let second = charge(below, MIB / 4);
         assert!(0 < first && first < second, "{first} {second}");
         assert_eq!((charge(beside, 20 * MIB), high(above), high(below), high(GroupId::ROOT)), (0, 2, 0, 2));
-        groups.uncharge(host, below.payer(Kind::Pages, 0), 12 * MIB);
+        groups.uncharge(host, below.payer(Kind::Pages, 0), 10 * MIB + MIB / 2);
         groups.uncharge(host, beside.payer(Kind::Pages, 0), 20 * MIB);
     });
 }

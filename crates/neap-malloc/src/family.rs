@@ -34,7 +34,12 @@ fn page_size() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn malloc(size: usize) -> *mut c_void {
     // A call at the very end: the fast path needs no frame on the stack.
-    PROCESS.allocate_or(size, || malloc_slow(size).cast()).cast()
+    PROCESS.allocate_or(size, move || malloc_otherwise(size).cast()).cast()
+}
+
+#[inline(never)]
+extern "C" fn malloc_otherwise(size: usize) -> *mut c_void {
+    PROCESS.allocate_entered_or(size, move || malloc_slow(size).cast()).cast()
 }
 
 #[cold]

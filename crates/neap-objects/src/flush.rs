@@ -26,6 +26,7 @@ pub(crate) struct Loose {
 impl<P: Platform> Objects<P> {
     /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
     pub(crate) fn flush(&self, class: Class, objects: &[*mut u8]) {
+        self.repay(class, objects);
         let mut rest = objects;
         while let Some(&first) = rest.first() {
             // As many as are of one node.

@@ -5,8 +5,9 @@
 //! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
 
+use crate::paid::Payback;
 use crate::size_class::{Class, GRAIN, LARGEST};
-use crate::state::{ALLOCATED, CACHED, States};
+use crate::state::States;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use neap_base::Platform;
@@ -86,8 +87,10 @@ impl Kind {
 pub struct Hot {
     /// What the sequences start from.
     pub table: Table,
-    /// Sizes below this are served here; 0: none.
+    /// Sizes below this are served here for threads that have entered nothing; 0: none.
     limit: AtomicUsize,
+    /// The same for others, and whether anything is.
+    pub(crate) served: AtomicUsize,
     /// The arena's base in grains of 16 bytes.
     base: AtomicUsize,
     /// Grains of the arena that may hold objects.
@@ -98,12 +101,14 @@ pub struct Hot {
     states: [AtomicPtr<AtomicU8>; 2],
     /// For every size in grains, rounded up: the place of its class's stack.
     places: [u16; LARGEST / GRAIN + 1],
-    /// The frame of address 0. This and the next two are for objects that somebody pays for: see [`owners`](crate::owners).
+    /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
     pub(crate) page_shift: AtomicU32,
     /// The bits of an address that say where on a page it is.
     pub(crate) page_mask: AtomicUsize,
+    /// Where who paid for an object is paid back.
+    pub(crate) payback: AtomicPtr<Payback>,
 }
 
 /// What became of a `free`.
@@ -113,9 +118,7 @@ pub enum Freed {
     Done,
     /// The object is marked as cached and belongs to the caller, who has to put it somewhere.
     Unplaced(Class),
-    /// Somebody pays for the object, or it is none that the program has: nothing has changed. [`Hot::take_back`] says which.
-    Accounted(Kind),
-    /// Not a small object, or not one that this part knows: nothing has changed.
+    /// Not a small object, or not one that this part knows, or not one that the program has: nothing has changed.
     Unknown,
 }
 
@@ -125,6 +128,7 @@ impl Hot {
         Hot {
             table: Table::unopened(),
             limit: AtomicUsize::new(0),
+            served: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
@@ -133,14 +137,21 @@ impl Hot {
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
+            payback: AtomicPtr::new(core::ptr::null_mut()),
         }
     }
 
     /// Says where the tables of an arena are. Called once; alone, it is enough for objects that somebody pays for.
     ///
     /// # Safety
-    /// The tables belong to the arena of `pages`, and no other thread has used this value before.
-    pub unsafe fn open<P: Platform>(&self, pages: &NodePages<P>, kinds: usize, states: &States) {
+    /// The tables belong to the arena of `pages`, which `payback` is of, and no other thread has used this value before.
+    pub(crate) unsafe fn open<P: Platform>(
+        &self,
+        pages: &NodePages<P>,
+        kinds: usize,
+        states: &States,
+        payback: &Payback,
+    ) {
         let base = pages.base();
         self.base.store(base / GRAIN, Ordering::Relaxed);
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
@@ -152,47 +163,87 @@ impl Hot {
         self.frames.store(frames.cast_mut(), Ordering::Relaxed);
         self.page_shift.store(pages.page_shift(), Ordering::Relaxed);
         self.page_mask.store(pages.page_size() - 1, Ordering::Relaxed);
+        self.payback.store(core::ptr::from_ref(payback).cast_mut(), Ordering::Relaxed);
     }
 
     /// Lets the fast paths work, after [`Hot::open`] and [`Slots::publish`](crate::slots::Slots::publish).
     pub fn serve(&self) {
-        // Release: who sees the limit sees the rest; pairs with the Acquire in `pop` and `put`.
+        // Release: who sees them sees the rest; pairs with the Acquire in `allocate`, `allocate_owned` and `put`.
+        self.served.store(LARGEST + 1, Ordering::Release);
         self.limit.store(LARGEST + 1, Ordering::Release);
+    }
+
+    /// Lets [`Hot::allocate`] answer "no" from now on, so that threads that have entered nothing are seen by the slow way.
+    pub fn serve_entered_alone(&self) {
+        self.limit.store(0, Ordering::Relaxed);
     }
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
     pub fn cover(&self, bytes: usize) {
-        if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.limit.load(Ordering::Relaxed) > 0 {
+        if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.served.load(Ordering::Relaxed) > 0 {
             self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the Acquire in `free`.
         }
     }
 
-    /// An object of at least `size` bytes; `None`: ask [`Objects`](crate::objects::Objects).
+    /// An object of at least `size` bytes for a thread that has not [`entered`](neap_os::entered) anything, which is what its word says;
+    /// `None`: it has, or ask [`Objects`](crate::objects::Objects).
     #[inline(always)]
-    pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
-        let (place, object) = self.pop(size)?;
-        // SAFETY: objects in stacks lie in the arena.
-        if unsafe { self.states().change(place, object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
-            Some(object)
-        } else {
-            corrupt(object)
+    pub fn allocate(&self, size: usize, entered: usize) -> Option<NonNull<u8>> {
+        // One comparison: a word other than 0 is beyond any size. Acquire pairs with the Release in `serve`; a plain load on x86-64.
+        if size | entered >= self.limit.load(Ordering::Acquire) {
+            return None;
         }
+        // SAFETY: the limit is at most the largest size and one, and not 0.
+        let (place, object) = unsafe { self.pop(size)? };
+        // SAFETY: objects in stacks are cached ones, and this one is this thread's now.
+        unsafe { self.hand_out(place, object, false) }
     }
 
     /// The topmost object of this CPU's stack for `size` bytes, and the place of that. It is marked as cached, and in the
     /// caller's hands.
+    ///
+    /// # Safety
+    /// The size is no larger than the largest, and [`Hot::serve`] was called.
     #[inline(always)]
-    pub(crate) fn pop(&self, size: usize) -> Option<(u16, NonNull<u8>)> {
-        // Acquire pairs with the Release in `serve`; a plain load on x86-64.
-        if size >= self.limit.load(Ordering::Acquire) {
-            return None;
-        }
+    pub(crate) unsafe fn pop(&self, size: usize) -> Option<(u16, NonNull<u8>)> {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
-        // SAFETY: the limit is at most the largest size and one.
+        // SAFETY: as the caller promises.
         let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
-        // SAFETY: the limit is not 0, so the slots have been published.
+        // SAFETY: the slots have been published.
         let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
         Some((place, object))
+    }
+
+    /// [`States::change`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn change(&self, place: u16, grain: usize, from: u8, to: u8) -> bool {
+        // SAFETY: as the caller promises. Of the two tables only the one that is needed is looked for.
+        unsafe {
+            if States::is_large(place) {
+                core::hint::cold_path();
+                return self.states().change(place, grain, from, to);
+            }
+            States::change_small(self.states[0].load(Ordering::Relaxed), grain, from, to)
+        }
+    }
+
+    /// [`States::release`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn release(&self, place: u16, grain: usize) -> bool {
+        // SAFETY: as for `change`.
+        unsafe {
+            if States::is_large(place) {
+                core::hint::cold_path();
+                return self.states().release(place, grain);
+            }
+            States::release_small(self.states[0].load(Ordering::Relaxed), grain)
+        }
     }
 
     #[inline(always)]
@@ -221,9 +272,9 @@ impl Hot {
             if kind.place() == 0 {
                 return Freed::Unknown;
             }
-            if !self.states().change(kind.place(), grain, ALLOCATED, CACHED) {
+            if !self.release(kind.place(), grain) {
                 core::hint::cold_path();
-                return Freed::Accounted(kind);
+                return Freed::Unknown;
             }
             if self.push(kind, pointer) == Outcome::Committed { Freed::Done } else { Freed::Unplaced(kind.class()) }
         }
@@ -248,8 +299,8 @@ impl Hot {
     #[inline(always)]
     pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Where that was not called there is nothing to put the object on.
-        // SAFETY: the limit is not 0, so the slots have been published.
-        self.limit.load(Ordering::Acquire) > 0 && unsafe { self.push(kind, object) } == Outcome::Committed
+        // SAFETY: that is not 0, so the slots have been published.
+        self.served.load(Ordering::Acquire) > 0 && unsafe { self.push(kind, object) } == Outcome::Committed
     }
 
     /// # Safety

@@ -25,6 +25,7 @@ mod known_bug_tests;
 mod machine;
 pub mod objects;
 pub mod owners;
+pub mod paid;
 mod punch;
 pub mod region;
 pub mod sheaf;

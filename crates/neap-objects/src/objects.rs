@@ -8,13 +8,14 @@
 
 use crate::barns::{Others, Surplus};
 use crate::class_cache::{ClassCache, Place, SharedCache, Way};
-use crate::hot::{Hot, KindEntry, corrupt};
+use crate::hot::{Hot, KindEntry};
+use crate::paid::Payback;
 use crate::region::StackId;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
-use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, States};
+use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
@@ -77,6 +78,8 @@ pub struct Objects<P: Platform> {
     pub(crate) surplus: Surplus,
     /// Bytes of all vectors of [`owners`](crate::owners).
     pub(crate) vector_bytes: AtomicU64,
+    /// How owners are paid back.
+    pub payback: Payback,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -122,6 +125,7 @@ impl<P: Platform> Objects<P> {
             surplus: Surplus::default(),
             others,
             vector_bytes: AtomicU64::new(0),
+            payback: Payback::closed(),
             busy: AtomicU64::new(0),
             platform,
             pages,
@@ -149,7 +153,7 @@ impl<P: Platform> Objects<P> {
     pub unsafe fn open_hot(&self, hot: &Hot) {
         self.slots.publish(&hot.table);
         // SAFETY: as the caller promises; the tables are those of the arena.
-        unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states) };
+        unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.payback) };
         if self.slots.has_rseq() {
             hot.serve();
             hot.cover(self.pages.limit());
@@ -181,16 +185,16 @@ impl<P: Platform> Objects<P> {
         aligned && unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, state) }
     }
 
-    /// Marks an object of the program's that nobody pays for as cached; `false` if the program has no such object there.
+    /// Marks an object of the program's as cached; `false` if the program has no such object there.
     pub fn disown(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.change(self.place_at(pointer), pointer.addr() / GRAIN, ALLOCATED, CACHED) }
+        aligned && unsafe { self.states.release(self.place_at(pointer), pointer.addr() / GRAIN) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
     pub fn is_cached(&self, pointer: *const u8) -> bool {
-        self.is(pointer, CACHED)
+        self.is(pointer, CACHED) || self.is(pointer, PAID)
     }
 
     /// How far into an object of `class` an address of one of its slabs points.
@@ -203,13 +207,10 @@ impl<P: Platform> Objects<P> {
     /// An object of `class` from the stack of a CPU with Atomic slots. The fast path of those, as short as can be: no gate,
     /// no refill; `None` sends the caller the slow way.
     #[inline]
-    pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
-        let object = self.slots.pop_at_once(&self.platform, class)?;
-        // SAFETY: objects lie in the arena.
-        if !unsafe { self.states.change(class.place(), object.addr() / GRAIN, CACHED, ALLOCATED) } {
-            corrupt(NonNull::new(object)?);
-        }
-        Some(object)
+    pub fn allocate_at_once(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+        let object = NonNull::new(self.slots.pop_at_once(&self.platform, class)?)?;
+        // SAFETY: what a stack has given out is a cached object of its class.
+        unsafe { hot.hand_out(class.place(), object, false) }.map(NonNull::as_ptr)
     }
 
     /// The same for an object that is marked as cached and in no stack; `false`: the caller still has it.
@@ -225,11 +226,8 @@ impl<P: Platform> Objects<P> {
             Attempt::Refused => self.refill(hot, class)?,
             Attempt::Busy => self.allocate_directly(hot, class)?,
         };
-        // SAFETY: objects lie in the arena.
-        if !unsafe { self.states.change(class.place(), object.addr() / GRAIN, CACHED, ALLOCATED) } {
-            corrupt(NonNull::new(object)?);
-        }
-        Some(object)
+        // SAFETY: what stacks, sheaves and slabs give out is marked as cached.
+        unsafe { hot.hand_out(class.place(), NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
     /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.

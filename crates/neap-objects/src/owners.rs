@@ -9,13 +9,12 @@
 //! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. A vector is installed by
 //! whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when nobody has one.
 
-use crate::hot::{Hot, Kind, corrupt};
+use crate::hot::Hot;
 use crate::objects::Objects;
 use crate::size_class::{Class, GRAIN};
 use crate::slab::SlabId;
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED};
+use crate::state::{ACCOUNTED, PAID};
 use core::ops::Range;
-use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::{Pfn, Platform};
@@ -78,17 +77,6 @@ impl Vector {
 #[derive(Default)]
 pub(crate) struct VectorList(u64);
 
-/// What [`Hot::allocate_owned`] has to say.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owned {
-    /// An object that the owner pays for.
-    Paid(NonNull<u8>),
-    /// An object that nobody pays for yet: its page has no vector. Goes on with [`Objects::own_slowly`].
-    Unpaid(NonNull<u8>),
-    /// No object: as [`Hot::allocate`].
-    Nothing,
-}
-
 impl Hot {
     /// The vector of the page that an object starts on.
     ///
@@ -112,24 +100,14 @@ impl Hot {
         unsafe { vector.entry((object.addr() & self.page_mask.load(Relaxed)) / GRAIN) }
     }
 
-    /// As [`Hot::allocate`], an object that `owner`, which is not 0, pays for.
+    /// What an object's entry says.
+    ///
+    /// # Safety
+    /// Somebody pays for the object, and the caller has it.
     #[inline(always)]
-    pub fn allocate_owned(&self, size: usize, owner: u64) -> Owned {
-        let Some((place, object)) = self.pop(size) else { return Owned::Nothing };
-        let grain = object.addr().get() / GRAIN;
-        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now.
-        unsafe {
-            let Some(vector) = self.vector(object.as_ptr()) else {
-                core::hint::cold_path();
-                let whole = self.states().change(place, grain, CACHED, ALLOCATED);
-                return if whole { Owned::Unpaid(object) } else { corrupt_of(object) };
-            };
-            if !self.states().change(place, grain, CACHED, ACCOUNTED) {
-                return corrupt_of(object);
-            }
-            self.entry(vector, object.as_ptr()).store(owner, Relaxed);
-        }
-        Owned::Paid(object)
+    pub(crate) unsafe fn owner(&self, object: *const u8) -> Option<u64> {
+        // SAFETY: as the caller promises.
+        unsafe { Some(self.entry(self.vector(object)?, object).load(Relaxed)) }
     }
 
     /// Says who pays for an object from now on, whoever it was before; `false`, and nothing has changed, where that takes
@@ -157,33 +135,9 @@ impl Hot {
         // SAFETY: as the caller promises.
         unsafe {
             let accounted = self.states().is(class.place(), object.addr() / GRAIN, ACCOUNTED);
-            if accounted { Some(self.entry(self.vector(object)?, object).load(Relaxed)) } else { None }
+            if accounted { self.owner(object) } else { None }
         }
     }
-
-    /// The first half of a free of an object that somebody pays for: marks it as cached, and answers who paid. `None`, and
-    /// nothing has changed: the program has no such object. The second half is [`Hot::put`]; in between, the object is in
-    /// this thread's hands, and it is nobody's.
-    ///
-    /// # Safety
-    /// `kind` is what lies at `object`, no [`Class::NONE`], in the instance that this was opened for.
-    #[inline(always)]
-    pub unsafe fn take_back(&self, kind: Kind, object: *mut u8) -> Option<u64> {
-        // SAFETY: the state says whether there is such an object; if so, its page has a vector until this thread puts it.
-        unsafe {
-            if !self.states().change(kind.place(), object.addr() / GRAIN, ACCOUNTED, CACHED) {
-                return None;
-            }
-            Some(self.entry(self.vector(object)?, object).load(Relaxed))
-        }
-    }
-}
-
-/// As [`corrupt`], which never returns.
-#[cold]
-#[inline(never)]
-fn corrupt_of(object: NonNull<u8>) -> Owned {
-    corrupt(object).map_or(Owned::Nothing, Owned::Unpaid)
 }
 
 impl<P: Platform> Objects<P> {
@@ -269,8 +223,8 @@ impl<P: Platform> Objects<P> {
         self.vector(self.pages.pfn(object)).map_or(0, |vector| unsafe { vector.entry(grain) }.load(Relaxed))
     }
 
-    /// Calls `each` with the class of every object that somebody pays for, the object, and its owner; and with
-    /// [`Class::NONE`] for every such run of pages. Only while nobody else uses this.
+    /// Calls `each` with the class of every object that somebody pays for, cached ones included, the object, and its owner; and
+    /// with [`Class::NONE`] for every such run of pages. Only while nobody else uses this.
     pub fn each_accounted(&self, each: &mut dyn FnMut(Class, *mut u8, u64)) {
         let frames = self.pages.frames();
         for page in (0..frames.pages()).map(Pfn) {
@@ -293,7 +247,8 @@ impl<P: Platform> Objects<P> {
         let end = (offset + self.pages.page_size()).div_ceil(size).min(slab.objects as usize);
         for object in (offset.div_ceil(size)..end).map(|number| start + number * size) {
             // SAFETY: objects lie in the arena.
-            if unsafe { self.states.is(slab.class.place(), object / GRAIN, ACCOUNTED) } {
+            let is = |state| unsafe { self.states.is(slab.class.place(), object / GRAIN, state) };
+            if is(ACCOUNTED) || is(PAID) {
                 each(slab.class, core::ptr::with_exposed_provenance_mut(object), self.owner_at(object));
             }
         }

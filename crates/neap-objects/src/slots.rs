@@ -429,6 +429,18 @@ impl Slots {
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
+    /// Calls `each` with what is in a stack of `cpu`, as far as can be seen from here while the owner goes on working: an object may be
+    /// met that has left, or missed.
+    pub fn each_seen<P: Platform>(&self, platform: &P, cpu: usize, id: StackId, mut each: impl FnMut(*mut u8)) {
+        let stack = stack(self.region(platform, cpu), id);
+        let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
+        let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
+        for cell in 0..count.min(id.capacity() as usize) {
+            // SAFETY: the bottom is that of the region's cells, which stay mapped; a value that the owner is changing is as good as any.
+            each(unsafe { (*bottom.wrapping_add(cell).cast::<AtomicPtr<u8>>()).load(Ordering::Relaxed) });
+        }
+    }
+
     /// CPUs there are slots for.
     pub fn cpus(&self) -> usize {
         self.cpus

@@ -1,19 +1,21 @@
-//! A byte for every object, outside the objects: allocated, and whether somebody pays for it, cached, or neither.
+//! A byte for every object, outside the objects: allocated, cached, or neither; and whether somebody pays for it.
 //!
 //! Sits between `malloc`/`free` and two state tables of the arena: a byte per 16 bytes for objects up to 1 KiB, and a byte
 //! per KiB for larger ones, which need no more. The byte of an object is that of its first 16 bytes or first KiB. It is
 //! what catches a double free, the free of an interior pointer, and an object that would be handed out twice, before
 //! anything is harmed; memory that a program overran is never trusted for it.
 //!
-//! | low two bits | meaning |
+//! | low three bits | meaning |
 //! |---|---|
 //! | 0 | no object starts here that anyone has: in a slab's bitmap, inside an object, or no slab |
 //! | [`CACHED`] | in a sheaf or a stack |
 //! | [`ALLOCATED`] | the program has it |
 //! | [`ACCOUNTED`] | the program has it, and somebody pays for it: see [`owners`](crate::owners) |
+//! | [`PAID`] | in a sheaf or a stack, and somebody pays for it still: see [`paid`](crate::paid) |
 //!
-//! The other six bits of a large object's byte say at which 16 bytes of the KiB it starts, so that a pointer into the
-//! object never meets its state.
+//! The upper six bits of a large object's byte say at which 16 bytes of the KiB it starts, so that a pointer into the
+//! object never meets a state that the program frees. Large objects start on multiples of 128 bytes, so three of these are
+//! 0, and one of them is a state's.
 //!
 //! Objects that lie within a KiB of each other share a cache line of the fine table: that is why pages have a
 //! [home](crate::hot::KindEntry). A denser table shares more. The memory under the tables is touched only where slabs lie,
@@ -26,11 +28,20 @@ use crate::size_class::{Class, GRAIN};
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// The program has the object, and somebody pays for it.
-pub const ACCOUNTED: u8 = 3;
+pub const ACCOUNTED: u8 = 7;
 /// The program has the object.
 pub const ALLOCATED: u8 = 2;
 /// A sheaf or a stack has the object.
 pub const CACHED: u8 = 1;
+/// A sheaf or a stack has the object, and somebody pays for it.
+pub const PAID: u8 = 4;
+
+/// What an object that is freed changes in its state, and which bit says that the program has it.
+const FREED: u8 = ALLOCATED ^ CACHED;
+const HELD: u8 = 2;
+const _: () = assert!(ACCOUNTED ^ PAID == FREED && ALLOCATED & ACCOUNTED & HELD != 0 && (CACHED | PAID) & HELD == 0);
+/// So that a pointer into a large object, whose start has other bits above these, never meets a state that the program frees.
+const _: () = assert!(ALLOCATED & 3 != ACCOUNTED & 3 && FREED & 3 == 3 && PAID & 3 == 0);
 
 /// Bytes of the arena to a byte of the table for small objects, as a power of two.
 pub const TABLE_SHIFT: u8 = GRAIN.trailing_zeros() as u8;
@@ -112,7 +123,7 @@ impl States {
     pub unsafe fn is(self, place: u16, grain: usize, state: u8) -> bool {
         // SAFETY: as the caller promises.
         let (byte, start) = unsafe { self.byte(place, grain) };
-        byte.load(Ordering::Relaxed) == state | start
+        byte.load(Ordering::Relaxed) == state ^ start
     }
 
     /// Moves an object from one state to another if it is in the first.
@@ -126,10 +137,20 @@ impl States {
             core::hint::cold_path();
             // SAFETY: as the caller promises.
             let (byte, start) = unsafe { self.byte(place, grain) };
-            return States::replace(byte, from | start, to | start);
+            return States::replace(byte, from ^ start, to ^ start);
         }
         // SAFETY: as the caller promises.
-        States::replace(unsafe { self.byte(1, grain) }.0, from, to)
+        unsafe { States::change_small(self.small, grain, from, to) }
+    }
+
+    /// The same for a small object, by the first of [`States::origins`] alone.
+    ///
+    /// # Safety
+    /// As for [`States::change`].
+    #[inline(always)]
+    pub(crate) unsafe fn change_small(small: *const AtomicU8, grain: usize, from: u8, to: u8) -> bool {
+        // SAFETY: as the caller promises.
+        States::replace(unsafe { &*small.wrapping_add(grain) }, from, to)
     }
 
     #[inline(always)]
@@ -141,6 +162,38 @@ impl States {
         true
     }
 
+    /// Says that the program gives an object back, whoever pays for it; `false`, and nothing has changed, if it has none there.
+    ///
+    /// # Safety
+    /// As for [`States::change`].
+    #[inline(always)]
+    pub unsafe fn release(self, place: u16, grain: usize) -> bool {
+        // SAFETY: as the caller promises.
+        let (byte, start) = unsafe { self.byte(place, grain) };
+        let state = byte.load(Ordering::Relaxed) ^ start;
+        let held = state == ALLOCATED || state == ACCOUNTED;
+        if held {
+            byte.store(state ^ FREED ^ start, Ordering::Relaxed);
+        }
+        held
+    }
+
+    /// The same for a small object, by the first of [`States::origins`] alone.
+    ///
+    /// # Safety
+    /// As for [`States::change`].
+    #[inline(always)]
+    pub(crate) unsafe fn release_small(small: *const AtomicU8, grain: usize) -> bool {
+        // SAFETY: as the caller promises.
+        let byte = unsafe { &*small.wrapping_add(grain) };
+        let state = byte.load(Ordering::Relaxed);
+        if state & HELD == 0 {
+            return false;
+        }
+        byte.store(state ^ FREED, Ordering::Relaxed);
+        true
+    }
+
     /// Writes a state without looking.
     ///
     /// # Safety
@@ -149,7 +202,7 @@ impl States {
     pub unsafe fn set(self, place: u16, grain: usize, state: u8) {
         // SAFETY: as the caller promises.
         let (byte, start) = unsafe { self.byte(place, grain) };
-        byte.store(state | start, Ordering::Relaxed);
+        byte.store(state ^ start, Ordering::Relaxed);
     }
 
     /// Says that nobody has the object: a slab's bitmap does.
@@ -184,16 +237,27 @@ mod tests {
             unsafe {
                 (0..objects).for_each(|object| states.set(place, grain(object), CACHED));
                 (0..objects).for_each(|object| assert!(states.change(place, grain(object), CACHED, ALLOCATED)));
-                for (state, other) in [(ALLOCATED, ACCOUNTED), (ACCOUNTED, ALLOCATED)] {
+                (0..objects).for_each(|object| assert!(!states.change(place, grain(object), CACHED, ALLOCATED)));
+                for (state, freed) in [(CACHED, None), (PAID, None), (ALLOCATED, Some(CACHED)), (ACCOUNTED, Some(PAID))]
+                {
+                    (0..objects).for_each(|object| states.set(place, grain(object), state));
                     for somewhere in BASE / GRAIN..grain(objects) {
                         let starts = (somewhere * GRAIN - BASE).is_multiple_of(class.size());
-                        assert_eq!(states.is(place, somewhere, state), starts, "{class:?} at grain {somewhere}");
-                        assert!(!states.is(place, somewhere, other), "{class:?} at grain {somewhere}");
+                        for held in [ALLOCATED, ACCOUNTED] {
+                            let is = states.is(place, somewhere, held);
+                            assert_eq!(is, starts && held == state, "{class:?} at grain {somewhere}");
+                        }
+                        let given = states.release(place, somewhere);
+                        assert_eq!(given, starts && freed.is_some(), "{class:?} at grain {somewhere}");
+                        assert!(!states.release(place, somewhere), "once");
+                        if given {
+                            assert!(freed.is_some_and(|freed| states.is(place, somewhere, freed)));
+                            states.set(place, somewhere, state);
+                            let origin = states.origins()[0];
+                            assert!(States::is_large(place) || States::release_small(origin, somewhere));
+                        }
                     }
-                    (0..objects).for_each(|object| assert!(states.change(place, grain(object), state, other)));
                 }
-                (0..objects).for_each(|object| assert!(states.change(place, grain(object), ALLOCATED, CACHED)));
-                (0..objects).for_each(|object| assert!(!states.change(place, grain(object), ALLOCATED, CACHED)));
                 let untouched = &tables[usize::from(class.size() <= 1 << LARGE_TABLE_SHIFT)];
                 assert!(untouched.iter().all(|byte| byte.load(Ordering::Relaxed) == 0), "{class:?}");
                 (0..objects).for_each(|object| states.clear(place, grain(object)));

@@ -13,7 +13,7 @@ use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots, UNREGISTERED};
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, LARGE_TABLE_SHIFT, States};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, LARGE_TABLE_SHIFT, PAID, States};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -21,9 +21,9 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform, bitmap};
 use neap_pages::State;
 
-/// A cached object that has been met in a stack or sheaf; only while the proof runs. What a byte holds besides is turned
-/// over: no state of an object that starts there is like it.
-const MET: u8 = CACHED | 4;
+/// What the state of a cached object has besides once it has been met in a stack or sheaf; only while the proof runs. It is one of
+/// the bits that no object's start needs.
+const MET: u8 = 8;
 
 /// Two numbers that should be equal and are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,8 @@ pub struct Census {
     pub allocated: u64,
     /// Of these, those that somebody pays for.
     pub accounted: u64,
+    /// Of those in stacks and sheaves, those that somebody pays for still.
+    pub paid: u64,
     /// Marked as cached but nowhere: on their way to or from a thread that was stopped, or lost.
     pub in_hands: u64,
 }
@@ -94,6 +96,7 @@ impl AddAssign for Census {
         self.vectors += other.vectors;
         self.allocated += other.allocated;
         self.accounted += other.accounted;
+        self.paid += other.paid;
         self.in_hands += other.in_hands;
     }
 }
@@ -124,10 +127,10 @@ impl<P: Platform> Objects<P> {
     /// The first [`Finding`].
     pub fn verify(&self, in_hands: u64) -> Result<(Census, u64), Finding> {
         self.verify_slots()?;
-        let marked = self.change_cached(CACHED, MET);
+        let marked = self.mark_cached(0, MET);
         let walked = marked.and_then(|()| self.walk());
         // What was marked is as it was before; a finding leaves the rest alone.
-        let unmarked = self.change_cached(MET, CACHED);
+        let unmarked = self.mark_cached(MET, 0);
         let walk = walked?;
         unmarked?;
         let mut sum = Census::default();
@@ -163,9 +166,9 @@ impl<P: Platform> Objects<P> {
         if found == 0 { 0 } else { found ^ start }
     }
 
-    /// Moves everything in stacks and full sheaves from one state to another; what is there twice, or is not in the first
-    /// state, is a finding.
-    fn change_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
+    /// Replaces one mark by another on everything in stacks and full sheaves; what is there twice, or is not a cached object with the first
+    /// mark, is a finding.
+    fn mark_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
         let change = |class: Class, pool: &[*mut u8]| {
             pool.iter().map(|object| object.addr()).try_for_each(|at| {
                 let wrong = |what, found| Err(Finding { what, class, at, expected: 1, found });
@@ -175,8 +178,9 @@ impl<P: Platform> Objects<P> {
                     Some(_) => {}
                 }
                 let (byte, start) = self.state_byte(class, at);
-                let whole = at.is_multiple_of(GRAIN) && byte.load(Relaxed) == from ^ start;
-                byte.store(if whole { to ^ start } else { byte.load(Relaxed) }, Relaxed);
+                let found = byte.load(Relaxed);
+                let whole = at.is_multiple_of(GRAIN) && [CACHED, PAID].contains(&(found ^ start ^ from));
+                byte.store(if whole { found ^ from ^ to } else { found }, Relaxed);
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
         };
@@ -322,8 +326,15 @@ impl<P: Platform> Objects<P> {
                     census.accounted += 1;
                     &mut census.allocated
                 }
-                MET => &mut census.cached,
-                CACHED => &mut census.in_hands,
+                PAID if self.owner_at(at) == 0 => {
+                    let what = "owner of a cached object that somebody pays for";
+                    return Err(Finding { what, class, at, expected: 1, found: 0 });
+                }
+                CACHED | PAID => &mut census.in_hands,
+                met if [CACHED, PAID].contains(&(met ^ MET)) => {
+                    census.paid += u64::from(met == PAID ^ MET);
+                    &mut census.cached
+                }
                 _ => {
                     let (what, expected) = ("state of an object", ALLOCATED.into());
                     return Err(Finding { what, class, at, expected, found: found.into() });

@@ -18,7 +18,7 @@ use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
-use neap_objects::state::LARGE_TABLE_SHIFT;
+use neap_objects::state::{ACCOUNTED, ALLOCATED, LARGE_TABLE_SHIFT};
 use neap_objects::verify::Census;
 use std::collections::VecDeque;
 
@@ -253,7 +253,7 @@ fn owners_and_their_vectors() {
     // Nobody pays any more, and the vector is lost.
     finds_of("memory of sheaves", |o, held, word| {
         word.store(0, Relaxed);
-        state(o, held[0].addr()).fetch_xor(1, Relaxed);
+        state(o, held[0].addr()).fetch_xor(ACCOUNTED ^ ALLOCATED, Relaxed);
     });
     finds_of("class of a vector's memory", |_, held, word| {
         word.store((held[0].addr() as u64) << 16 | word.load(Relaxed) & 0xffff, Relaxed);

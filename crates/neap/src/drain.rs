@@ -173,6 +173,16 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
+    /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets.
+    pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let closing = || self.gate.is_closed();
+        for cpu in (0..core.objects.slots.cpus()).take_while(|_| !closing()) {
+            _ = core.objects.drain_cpu(cpu, &wanted);
+        }
+        Class::all().filter(|&class| wanted(class)).for_each(|class| _ = core.objects.trim_barn(class, true, &closing));
+    }
+
     /// Gives what CPUs cache to the zone, from any thread and for any CPU, with no signal to anybody and no wait for
     /// anybody; at most one fence for a CPU's stacks, none for an isolated CPU.
     ///

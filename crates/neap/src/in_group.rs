@@ -8,17 +8,19 @@
 use crate::memory_groups::Grouped;
 use crate::mm::{MOST, Mm};
 use crate::options::ThreadGroups;
-use core::ptr::null_mut;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{GroupId, How, Kind, Payer, Refusal};
-use neap_objects::owners::Owned;
-use neap_objects::size_class::{Class, LARGEST};
+use neap_objects::paid::Owned;
+use neap_objects::size_class::{CLASSES, Class};
 use neap_os::entered::{entered, set_entered};
 
 /// Bytes of an entry in a vector of owners.
 const OWNER: u64 = size_of::<u64>() as u64;
 /// Bits of a thread's word that say whose groups it is about; above them is the group's id.
 const TAG_BITS: u32 = 28;
+const TAG: usize = (1 << TAG_BITS) - 1;
 
 /// What is charged for an object.
 pub(crate) fn price(class: Class) -> u64 {
@@ -26,9 +28,10 @@ pub(crate) fn price(class: Class) -> u64 {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Of several managers in a process, this one.
+    /// Of several managers in a process, this one: never 0.
+    #[inline(always)]
     fn tag(&self) -> usize {
-        (core::ptr::from_ref(self).addr() >> 7) & ((1 << TAG_BITS) - 1)
+        (core::ptr::from_ref(self).addr() >> 7 | 1) & TAG
     }
 
     /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
@@ -47,38 +50,50 @@ impl<P: Platform> Mm<P> {
     #[inline]
     pub(crate) fn group_of_thread(&self) -> Option<GroupId> {
         let word = entered();
-        (word != 0 && word & ((1 << TAG_BITS) - 1) == self.tag()).then(|| GroupId::from_bits((word >> TAG_BITS) as u64))
+        ((word ^ self.tag()) & TAG == 0).then(|| GroupId::from_bits((word >> TAG_BITS) as u64))
     }
 
-    /// [`Mm::allocate_or`] for a thread whose word is not the ordinary one.
-    #[inline]
-    pub(crate) fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        let object = self.allocate_entered(size);
-        if object.is_null() { slow() } else { object }
+    /// At least `size` bytes on a multiple of 16, from this CPU's stack, for a thread that is in a group: an object that the group has
+    /// paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
+    #[inline(always)]
+    pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        let group = entered() ^ self.tag();
+        if group & TAG != 0 {
+            return self.allocate_elsewhere_or(size, slow);
+        }
+        // Of an owner nothing but the id is compared: the node is that of the object.
+        match self.hot.allocate_owned(size, |owner| owner << TAG_BITS == group as u64) {
+            Owned::Again(object) => object.as_ptr(),
+            Owned::Another(object) => self.pay_for_or(size, object, slow),
+            Owned::Nothing => slow(),
+        }
     }
 
-    /// An object from this CPU's stacks, out of this CPU's stock; null where either has none.
+    /// The same for a thread that is in another manager's group, or in none.
+    #[cold]
     #[inline(never)]
-    fn allocate_entered(&self, size: usize) -> *mut u8 {
-        if size > LARGEST {
-            return null_mut();
-        }
-        let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
-            return self.hot.allocate(size).map_or(null_mut(), |object| object.as_ptr());
-        };
+    fn allocate_elsewhere_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        self.hot.allocate(size, 0).map_or_else(slow, NonNull::as_ptr)
+    }
+
+    /// Charges the thread's group for an object in its hands that is marked as cached, and is one for `size` bytes. Without a stock for
+    /// that it is put back, and the answer is that of `slow`.
+    #[inline(never)]
+    fn pay_for_or(&self, size: usize, object: NonNull<u8>, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let class = Class::of_size(size);
-        let payer = group.payer(Kind::Objects, grouped.node());
-        if !grouped.take(payer, price(class)) {
-            return null_mut();
-        }
-        match self.hot.allocate_owned(size, payer.to_bits()) {
-            Owned::Paid(object) => object.as_ptr(),
-            Owned::Unpaid(object) => self.own(&grouped, class, object.as_ptr(), payer),
-            Owned::Nothing => {
-                grouped.uncharge(payer, price(class));
-                null_mut()
+        if let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) {
+            let payer = group.payer(Kind::Objects, grouped.node());
+            if grouped.take(payer, price(class)) {
+                // SAFETY: a stack gave it out.
+                let object = unsafe { self.hot.hand_out(class.place(), object, false) };
+                return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
+        // SAFETY: it lies in the arena.
+        if !unsafe { self.hot.put(self.hot.kind(object.as_ptr()), object.as_ptr()) } {
+            self.free_unplaced(object.as_ptr(), class);
+        }
+        slow()
     }
 
     /// An object that is charged already, and to be booked to its payer. Where there is no memory for that it is nobody's.
@@ -172,11 +187,24 @@ impl<P: Platform> Mm<P> {
         if refuse { How::Refuse } else { How::Overcharge }
     }
 
-    /// Takes back what was charged for an object.
-    #[inline]
-    pub(crate) fn uncharge_object(&self, payer: u64, class: Class) {
-        if let Some(grouped) = self.groups_if_made() {
-            grouped.uncharge(Payer::from_bits(payer), price(class));
+    /// Puts objects of stacks and barns that wanted owners have paid for back into their slabs, with all others of their classes, unless
+    /// that was done a moment ago: at most a ninth of a thread's time goes into this.
+    pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool) {
+        let Some(core) = self.core_if_open() else { return };
+        let (platform, objects) = (&core.objects.platform, &core.objects);
+        let began = platform.now();
+        if objects.vector_bytes() == 0 || began < core.next_flush.load(Ordering::Relaxed) {
+            return;
         }
+        let mut classes = [false; CLASSES];
+        {
+            let _inside = self.gate.enter(platform.cpu());
+            objects.each_paid(&mut |class, owner| classes[class.index()] |= is_wanted(owner));
+        }
+        if classes.contains(&true) {
+            self.flush_classes(core, |class| classes[class.index()]);
+        }
+        let ended = platform.now();
+        core.next_flush.store(ended + (ended - began) * 8, Ordering::Relaxed);
     }
 }

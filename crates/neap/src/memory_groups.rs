@@ -32,9 +32,28 @@ impl<P: Platform> Clone for Grouped<'_, P> {
 impl<P: Platform> Copy for Grouped<'_, P> {}
 
 impl<P: Platform> Reclaimer for Source<'_, P> {
+    fn each_kept(&self, each: &mut dyn FnMut(Payer, u64)) {
+        self.core().objects.each_paid(&mut |class, owner| each(Payer::from_bits(owner), price(class)));
+    }
+
+    fn flush(&self, wanted: &dyn Fn(Payer) -> bool) {
+        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)));
+    }
+
     fn come_soon(&self) {
         self.core().come_soon();
     }
+}
+
+/// Takes back what was charged for objects that nobody has any more.
+///
+/// # Safety
+/// `mm` is the manager whose objects they are.
+unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, inside: bool) {
+    // SAFETY: as the caller promises.
+    let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
+    let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
+    if inside { groups.uncharge_inside(&source, payer, bytes) } else { groups.uncharge(&source, payer, bytes) }
 }
 
 impl<P: Platform> Mm<P> {
@@ -48,6 +67,8 @@ impl<P: Platform> Mm<P> {
         }
         let source = self.per_cpu(Wait::Long)?;
         let core = self.core().ok_or(Denied::NoMemory)?;
+        // SAFETY: a manager that is open does not move, and outlives its objects.
+        unsafe { core.objects.payback.open(repay::<P>, core::ptr::from_ref(self).cast()) };
         // Not inside the gate, which making them passes.
         let mut made = Some(Groups::open(&source)?);
         let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(Denied::NoMemory)));

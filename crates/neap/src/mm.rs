@@ -13,11 +13,11 @@ use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
-use neap_objects::hot::{Freed, Hot, Kind};
+use neap_objects::hot::{Freed, Hot};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::entered::entered;
@@ -36,8 +36,6 @@ const OPEN: u32 = 2;
 pub struct Mm<P: Platform> {
     /// Read by every call.
     pub(crate) hot: Hot,
-    /// The [word](neap_os::entered) of threads that are in no group.
-    pub(crate) ordinary: AtomicUsize,
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
@@ -75,6 +73,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) page: StatPage,
     pub(crate) per_cpu: Place,
     pub(crate) groups: Lazy<Groups>,
+    /// When caches may be flushed next for those who pay for what they keep.
+    pub(crate) next_flush: AtomicU64,
 }
 
 impl<P: Platform> Mm<P> {
@@ -82,7 +82,6 @@ impl<P: Platform> Mm<P> {
     pub const fn new(hooks: Hooks<P>) -> Mm<P> {
         Mm {
             hot: Hot::closed(),
-            ordinary: AtomicUsize::new(0),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
             hooks,
@@ -106,12 +105,12 @@ impl<P: Platform> Mm<P> {
         let answer = opened.map(|core| {
             // SAFETY: the state OPENING is this thread's alone.
             let core = unsafe { (*self.core.get()).write(core) };
-            if options.groups != ThreadGroups::Off {
-                // A thread whose word is 0, as all are at first, is to be put into a group.
-                self.ordinary.store(usize::MAX, Ordering::Relaxed);
-            }
             // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
             unsafe { core.objects.open_hot(&self.hot) };
+            if options.groups != ThreadGroups::Off {
+                // A thread that has entered nothing, as none has at first, is to be put into a group.
+                self.hot.serve_entered_alone();
+            }
         });
         let state = if answer.is_ok() { OPEN } else { CLOSED };
         self.state.store(state, Ordering::Release); // Pairs with the Acquire loads in `core` and above.
@@ -169,31 +168,32 @@ impl<P: Platform> Mm<P> {
     /// At least `size` bytes on a multiple of 16, or null.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> *mut u8 {
-        self.allocate_or(size, || self.allocate_slow(size))
+        self.allocate_or(size, move || self.allocate_otherwise(size))
     }
 
-    /// The same from this CPU's stack alone; otherwise what `slow` answers, which is to end in [`Mm::allocate_slow`].
+    #[inline(never)]
+    fn allocate_otherwise(&self, size: usize) -> *mut u8 {
+        self.allocate_entered_or(size, move || self.allocate_slow(size))
+    }
+
+    /// The same from this CPU's stack alone and in no group; else what `otherwise` answers, which is [`Mm::allocate_entered_or`].
     #[inline(always)]
-    pub fn allocate_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        // Relaxed: it changes before the manager is used, or never.
-        if entered() != self.ordinary.load(Ordering::Relaxed) {
-            return self.allocate_entered_or(size, slow);
-        }
-        match self.hot.allocate(size) {
+    pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
+        match self.hot.allocate(size, entered()) {
             Some(object) => object.as_ptr(),
-            None => slow(),
+            None => otherwise(),
         }
     }
 
-    /// The same without the fast path.
+    /// The same without the fast paths.
     #[cold]
     #[inline(never)]
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
         // What the fast path is on CPUs without sequences.
         if size <= LARGEST
-            && entered() == self.ordinary.load(Ordering::Relaxed)
             && let Some(core) = self.core_if_open()
-            && let Some(object) = core.objects.allocate_at_once(Class::of_size(size))
+            && core.is_ordinary()
+            && let Some(object) = core.objects.allocate_at_once(&self.hot, Class::of_size(size))
         {
             return object;
         }
@@ -233,7 +233,7 @@ impl<P: Platform> Mm<P> {
 
     /// Everything that is not served by the fast path. The second value: whether all bytes are known to be zero.
     fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        if entered() != self.ordinary.load(Ordering::Relaxed) {
+        if self.core_if_open().is_some_and(|core| !core.is_ordinary()) {
             return self.allocate_any_entered(size, align);
         }
         self.allocate_unpaid(size, align)
@@ -266,7 +266,6 @@ impl<P: Platform> Mm<P> {
         match self.hot.free(pointer) {
             Freed::Done => {}
             Freed::Unplaced(class) => self.free_unplaced(pointer, class),
-            Freed::Accounted(kind) => self.free_accounted(pointer, kind),
             Freed::Unknown => self.free_slow(pointer),
         }
     }
@@ -285,18 +284,6 @@ impl<P: Platform> Mm<P> {
         core.after(self, Call::Free);
     }
 
-    /// Takes back an object that somebody pays for, or says what is wrong with it.
-    #[inline(never)]
-    fn free_accounted(&self, pointer: *mut u8, kind: Kind) {
-        // SAFETY: the kind was found there.
-        let Some(payer) = (unsafe { self.hot.take_back(kind, pointer) }) else { return self.free_slow(pointer) };
-        self.uncharge_object(payer, kind.class());
-        // SAFETY: as above.
-        if !unsafe { self.hot.put(kind, pointer) } {
-            self.free_unplaced(pointer, kind.class());
-        }
-    }
-
     #[cold]
     #[inline(never)]
     fn free_slow(&self, pointer: *mut u8) {
@@ -306,10 +293,6 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "free");
         if class != Class::NONE {
-            if core.objects.is_accounted(pointer) {
-                // SAFETY: the class was found there.
-                return self.free_accounted(pointer, unsafe { self.hot.kind(pointer) });
-            }
             if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }
@@ -390,6 +373,11 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
+    /// Whether nobody pays for what this thread allocates.
+    fn is_ordinary(&self) -> bool {
+        entered() == 0 && self.options.groups == ThreadGroups::Off
+    }
+
     fn open(platform: P, options: &Options) -> Result<Core<P>, Errno> {
         let budget =
             (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
@@ -407,6 +395,7 @@ impl<P: Platform> Core<P> {
             page: StatPage::new(),
             per_cpu: Place::new(),
             groups: Lazy::new(),
+            next_flush: AtomicU64::new(0),
         })
     }
 

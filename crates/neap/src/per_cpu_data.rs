@@ -169,6 +169,10 @@ impl<P: Platform> Source<'_, P> {
         self.core
     }
 
+    pub(crate) fn mm(&self) -> &Mm<P> {
+        self.mm
+    }
+
     pub(crate) fn has_thread(&self) -> bool {
         self.core.maintenance.has_thread()
     }

@@ -88,6 +88,33 @@ fn groups_nest_and_threads_have_their_own() {
     two.delete().unwrap();
 }
 
+/// Freed objects stay paid for while caches have them: slack, which a limit takes back.
+#[test]
+fn what_caches_keep_is_charged_until_a_limit_wants_it() {
+    let _alone = ALONE.lock().unwrap();
+    let group = Group::create("in/slack").unwrap();
+    let inside = group.enter().unwrap();
+    let blocks: Vec<Vec<u8>> = (0..2000).map(|_| black_box(vec![0_u8; 64])).collect();
+    drop(black_box(blocks));
+    drop(inside);
+    assert_eq!(group.used(), Ok(0));
+    let charged = group.info().unwrap().charged;
+    assert!(charged >= 64 * 72, "{charged}: a stack has some of them, and a stock the rest");
+    group.set(Bound::Max, 200 << 10).unwrap();
+    // Caches are put back a ninth of the time at most.
+    let end = std::time::Instant::now() + core::time::Duration::from_secs(20);
+    let charge = loop {
+        match group.charge(200 << 10) {
+            Ok(charge) => break charge,
+            Err(refusal) => assert!(std::time::Instant::now() < end, "{refusal:?}"),
+        }
+    };
+    assert_eq!((group.used(), group.info().unwrap().charged), (Ok(200 << 10), 200 << 10));
+    drop(charge);
+    group.delete().unwrap();
+    PROCESS.verify(OTHERS).unwrap();
+}
+
 /// L18: five hundred groups, each with an object that outlives it.
 #[test]
 fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {

@@ -8,12 +8,13 @@ use core::ops::Deref;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
-use neap_objects::hot::{Freed, Hot, Kind};
+use neap_objects::hot::{Freed, Hot};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
 use std::boxed::Box;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
 
 /// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
 pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false, list_high: None };
@@ -22,6 +23,38 @@ pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: tr
 pub(crate) struct Opened<P: Platform> {
     objects: Box<Objects<P>>,
     pub(crate) hot: Box<Hot>,
+    /// Objects that each owner pays for, as owners know it.
+    pub(crate) ledger: Box<Ledger>,
+}
+
+/// Objects by class and owner.
+#[derive(Default)]
+pub(crate) struct Ledger(Mutex<BTreeMap<(Class, u64), u32>>);
+
+impl Ledger {
+    /// One more object that an owner pays for.
+    pub(crate) fn charge(&self, class: Class, owner: u64) {
+        *self.0.lock().unwrap().entry((class, owner)).or_default() += 1;
+    }
+
+    pub(crate) fn repay(&self, class: Class, owner: u64, objects: u32) {
+        let mut ledger = self.0.lock().unwrap();
+        let left = ledger.get_mut(&(class, owner)).and_then(|held| held.checked_sub(objects));
+        let left =
+            left.unwrap_or_else(|| panic!("{owner} is paid back for {objects} of {class:?} that it did not pay for"));
+        if left == 0 { _ = ledger.remove(&(class, owner)) } else { _ = ledger.insert((class, owner), left) }
+    }
+
+    pub(crate) fn all(&self) -> BTreeMap<(Class, u64), u32> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// # Safety
+/// `ledger` is one.
+unsafe fn repay(ledger: *const (), owner: u64, class: Class, objects: u32, _inside: bool) {
+    // SAFETY: as the caller promises.
+    unsafe { &*ledger.cast::<Ledger>() }.repay(class, owner, objects);
 }
 
 impl<P: Platform> Deref for Opened<P> {
@@ -54,14 +87,18 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
         let objects = Box::new(Objects::open(platform, config)?);
         let hot = Box::new(Hot::closed());
-        // SAFETY: nobody has used it, and both live in one value.
-        unsafe { objects.open_hot(&hot) };
-        Ok(Opened { objects, hot })
+        let ledger = Box::<Ledger>::default();
+        // SAFETY: nobody has used it, and all three live in one value.
+        unsafe {
+            objects.open_hot(&hot);
+            objects.payback.open(repay, core::ptr::from_ref(&*ledger).cast());
+        }
+        Ok(Opened { objects, hot, ledger })
     }
 
     /// An object of a class, by the fast way where there is one.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
-        let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
+        let fast = self.hot.allocate(class.size(), 0).map(|object| object.as_ptr());
         let object = fast.or_else(|| self.allocate(&self.hot, class))?;
         assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
@@ -76,23 +113,9 @@ impl<P: Platform> Opened<P> {
         match self.hot.free(object) {
             Freed::Done => {}
             Freed::Unplaced(found) => self.free(&self.hot, found, object),
-            Freed::Accounted(kind) => self.give_back(kind, object),
-            // SAFETY: the object is the test's.
-            Freed::Unknown if self.is_accounted(object) => self.give_back(unsafe { self.hot.kind(object) }, object),
             Freed::Unknown => {
                 assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(&self.hot, class, object);
-            }
-        }
-    }
-
-    /// Gives an object back that somebody pays for.
-    fn give_back(&self, kind: Kind, object: *mut u8) {
-        // SAFETY: the kind was found there.
-        unsafe {
-            assert!(self.hot.take_back(kind, object).is_some(), "{object:p} has an owner");
-            if !self.hot.put(kind, object) {
-                self.free(&self.hot, kind.class(), object);
             }
         }
     }

@@ -1,0 +1,171 @@
+//! What somebody goes on paying for while caches have it: an object that is free, and taken again by who paid for it, is neither
+//! paid back nor paid for anew.
+//!
+//! Sits between the caches of objects, and whoever owners are numbers of, who said by [`Payback::open`] how to pay back. An object
+//! that its owner frees is in the state [`PAID`]; it is paid back for when somebody else takes it, or when it goes back to its slab.
+//! Until then its page keeps its vector, since a slab with an object in a cache is not free. No lock of its own.
+
+use crate::hot::{Hot, corrupt};
+use crate::objects::Objects;
+use crate::region::StackId;
+use crate::size_class::{Class, GRAIN};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use neap_base::Platform;
+
+/// Takes back what an owner has paid for so many objects of a class. The last says whether the caller is in a slow path of the
+/// objects'; no lock of theirs is held.
+pub type Repay = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
+
+/// How owners are paid back.
+#[derive(Debug)]
+pub struct Payback {
+    run: AtomicPtr<()>,
+    context: AtomicPtr<()>,
+}
+
+impl Payback {
+    pub(crate) const fn closed() -> Payback {
+        Payback { run: AtomicPtr::new(null_mut()), context: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Says how, before any object has an owner; again with the same only.
+    ///
+    /// # Safety
+    /// `repay` can be called with `context` from any thread for as long as objects are used.
+    pub unsafe fn open(&self, repay: Repay, context: *const ()) {
+        self.context.store(context.cast_mut(), Relaxed);
+        self.run.store(repay as *mut (), Release); // Pairs with the Acquire in `pay`.
+    }
+
+    fn pay(&self, owner: u64, class: Class, objects: u32, inside: bool) {
+        let run = self.run.load(Acquire); // Pairs with the Release in `open`.
+        if !run.is_null() {
+            // SAFETY: only `open` writes it, and promises that it can be called so.
+            unsafe {
+                core::mem::transmute::<*mut (), Repay>(run)(self.context.load(Relaxed), owner, class, objects, inside)
+            };
+        }
+    }
+}
+
+/// What [`Hot::allocate_owned`] found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owned {
+    /// An object that the owner has paid for already: it is the caller's.
+    Again(NonNull<u8>),
+    /// An object that is still marked as cached, and in the caller's hands: [`Hot::hand_out`] or [`Hot::put`] is next.
+    Another(NonNull<u8>),
+    /// No object: as [`Hot::allocate`].
+    Nothing,
+}
+
+impl Hot {
+    /// The topmost object of this CPU's stack, and at once if whoever paid for it `is_payer`.
+    #[inline(always)]
+    pub fn allocate_owned(&self, size: usize, is_payer: impl FnOnce(u64) -> bool) -> Owned {
+        // Acquire pairs with the Release in `serve`.
+        if size >= self.served.load(Acquire) {
+            return Owned::Nothing;
+        }
+        // SAFETY: what is served is at most the largest size, and not nothing.
+        let Some((place, object)) = (unsafe { self.pop(size) }) else { return Owned::Nothing };
+        let grain = object.addr().get() / GRAIN;
+        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. Where it has changed hands by mistake it
+        // is found out when it is freed twice.
+        unsafe {
+            if self.change(place, grain, PAID, ACCOUNTED) {
+                if self.owner(object.as_ptr()).is_some_and(is_payer) {
+                    return Owned::Again(object);
+                }
+                self.states().set(place, grain, PAID);
+            }
+        }
+        Owned::Another(object)
+    }
+
+    /// Marks an object that was cached as the program's, which nobody pays for: who did is paid back. `inside` as for [`Repay`].
+    ///
+    /// # Safety
+    /// The object is one of the class of `place` in the instance that this was opened for, marked as cached, and in the caller's hands.
+    #[inline(always)]
+    pub unsafe fn hand_out(&self, place: u16, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+        // SAFETY: objects lie in the arena.
+        if unsafe { self.change(place, object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+            return Some(object);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.hand_out_paid(place, object, inside) }
+    }
+
+    /// # Safety
+    /// As for [`Hot::hand_out`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn hand_out_paid(&self, place: u16, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+        // SAFETY: as above. Without a payback there is no instance, and nothing that anybody paid for.
+        unsafe {
+            if !self.change(place, object.addr().get() / GRAIN, PAID, ALLOCATED) {
+                return corrupt(object);
+            }
+            if let (Some(owner), Some(payback)) = (self.owner(object.as_ptr()), self.payback.load(Relaxed).as_ref()) {
+                payback.pay(owner, Class::of_place(place), 1, inside);
+            }
+        }
+        Some(object)
+    }
+}
+
+impl<P: Platform> Objects<P> {
+    /// Pays back for those of some cached objects that somebody has paid for. They are the caller's, in no cache any more.
+    pub(crate) fn repay(&self, class: Class, objects: &[*mut u8]) {
+        let (mut payer, mut count) = (0, 0);
+        for &object in objects {
+            // SAFETY: the objects are cached ones of this class, so in the arena.
+            if unsafe { self.states.change(class.place(), object.addr() / GRAIN, PAID, CACHED) } {
+                let owner = self.owner_at(object.addr());
+                if owner != payer && count > 0 {
+                    self.payback.pay(payer, class, count, true);
+                    count = 0;
+                }
+                (payer, count) = (owner, count + 1);
+            }
+        }
+        if count > 0 {
+            self.payback.pay(payer, class, count, true);
+        }
+    }
+
+    /// Calls `each` with class and owner of every object in a stack or a full sheaf that somebody has paid for: exactly while nobody
+    /// allocates or frees, else about so. Takes the class caches' locks, one at a time, and none that a fast path takes.
+    pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64)) {
+        if self.vector_bytes() == 0 {
+            return;
+        }
+        for class in Class::all() {
+            for (node, cache) in self.caches_of(class).enumerate() {
+                let cache = cache.lock();
+                let mut see = |object: *mut u8| {
+                    if self.class_at(object) == Some(class) && self.node_of(object) == node {
+                        // SAFETY: the kind map says that the class lies there.
+                        let paid = unsafe { self.states.is(class.place(), object.addr() / GRAIN, PAID) };
+                        // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
+                        // its vector: to go back to the slab takes the lock.
+                        let owner = if paid { self.owner_at(object.addr()) } else { 0 };
+                        if owner != 0 {
+                            each(class, owner);
+                        }
+                    }
+                };
+                cache.full.sheaves().for_each(|sheaf| sheaf.objects().iter().for_each(|&object| see(object)));
+                for cpu in 0..self.slots.cpus() {
+                    for id in [StackId::home(class), StackId::guests(class)] {
+                        self.slots.each_seen(&self.platform, cpu, id, &mut see);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Counts the instructions of malloc and free of a small object, in the library as it was built.
+//!
+//! Sits beside the checks of its symbols. From its entry to its first return each runs straight ahead while its jumps are not taken,
+//! which they are only where something is out of the ordinary. `objdump` of binutils reads the library. A limit is what it was before
+//! threads could be in groups, and the four that these may cost those that are in none.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::layout;
+use crate::process::{capture, command};
+use crate::report::Report;
+
+/// Functions of the C library's, and the most instructions to their first return.
+const LIMITS: [(&str, usize); 2] = [("malloc", 34 + 4), ("free", 43)];
+
+/// Instructions from a function's entry to its first return, in what `objdump` says of it.
+fn straight(listing: &str) -> Option<usize> {
+    let instructions = listing.lines().filter_map(|line| line.trim_start().split_once(":\t"));
+    instructions.map(|(_, instruction)| instruction.trim()).position(|word| word == "ret").map(|before| before + 1)
+}
+
+/// Checks the built library, counted in a report that has others in it.
+pub(crate) fn into(report: &mut Report) -> Result<()> {
+    let library = layout::library();
+    let path = library.to_string_lossy();
+    println!("fast paths of {path}");
+    let symbols = capture(command("nm", ["-D", "--defined-only", &path]))?;
+    for (name, limit) in LIMITS {
+        let counted = || {
+            let address = symbols.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
+            let address = address.and_then(|line| line.split_whitespace().next()).context("it is not exported")?;
+            let start = usize::from_str_radix(address, 16)?;
+            let (from, to) = (format!("--start-address={start:#x}"), format!("--stop-address={:#x}", start + 1024));
+            let listing = capture(command("objdump", ["-d", "--no-show-raw-insn", &from, &to, &path]))?;
+            let found = straight(&listing).context("it does not return")?;
+            ensure!(found <= limit, "{found} instructions, {limit} at most");
+            Ok(())
+        };
+        report.check(&format!("instructions of {name}"), counted());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_counted_up_to_the_first_return() {
+        let listing = "lib.so:     file format elf64-x86-64\n\nDisassembly of section .text:\n\n\
+            0000000000034300 <cfree>:\n   34300:\tmov    %rdi,%rcx\n   34303:\tje     34310 <cfree+0x10>\n   \
+            34308:\tret\n   34309:\tint3\n   34310:\tret\n";
+        assert_eq!(straight(listing), Some(3));
+        assert_eq!(straight("0 <f>:\n   0:\tjmp    8\n"), None);
+    }
+}
