@@ -188,6 +188,14 @@ impl<C> Rcu<C> {
         Ok(())
     }
 
+    /// Start and length of what [`Rcu::open`] mapped, if it has.
+    pub fn mapping<P: Platform>(&self, platform: &P) -> Option<(usize, usize)> {
+        // Acquire pairs with the Release in `open`.
+        let opened = self.front.sequences.load(Ordering::Acquire) != 0;
+        let (cpus, table) = (self.front.cpus.load(Ordering::Relaxed), self.front.table.load(Ordering::Relaxed));
+        opened.then(|| (table - cpus * size_of::<Record>(), length(platform, cpus)))
+    }
+
     /// Gives back what [`Rcu::open`] mapped.
     ///
     /// # Safety

@@ -28,6 +28,8 @@ pub(crate) const CHUNKS: u32 = 1;
 pub(crate) const GROUPS: u32 = 2;
 /// Wanted: that a bound of a group changes.
 pub(crate) const BOUND: u32 = 3;
+/// Wanted: what neap has mapped, what its pages are and what it believes.
+pub(crate) const MAP: u32 = 7;
 /// Refused because the group is gone.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
 /// Refused because the page was being written just then.
@@ -35,6 +37,8 @@ const BUSY: u32 = 5;
 
 /// How long an answer may take; a process that is asleep takes some milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
+/// The same where there is another way.
+const HASTE: Duration = Duration::from_secs(1);
 
 /// What is wanted; what is left out says nothing.
 #[derive(Default)]
@@ -44,7 +48,7 @@ pub(crate) struct Request {
     pub(crate) node: Option<u32>,
     /// Bytes.
     pub(crate) until: Option<u64>,
-    /// The number of a chunk, a group's slot, or a bound.
+    /// The number of a chunk, a group's slot, a piece of the arena, or a bound.
     pub(crate) from: u32,
     /// A group's id.
     pub(crate) group: u64,
@@ -56,6 +60,7 @@ pub(crate) struct Desk<'a> {
     page: &'a Page,
     file: File,
     mapping: NonNull<u8>,
+    patience: Duration,
 }
 
 const MAPPED: usize = 4096;
@@ -68,7 +73,13 @@ impl<'a> Desk<'a> {
             bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
         };
         let (file, mapping) = map(path).map_err(|error| process.refused(error))?;
-        Ok(Desk { process, page, file, mapping })
+        Ok(Desk { process, page, file, mapping, patience: LIMIT })
+    }
+
+    /// The same for who can do without an answer.
+    pub(crate) fn in_haste(mut self) -> Desk<'a> {
+        self.patience = HASTE;
+        self
     }
 
     fn word_at(&self, offset: usize) -> &AtomicU32 {
@@ -93,7 +104,7 @@ impl<'a> Desk<'a> {
 
     /// Asks, and waits for the answer: 0, or why it was refused.
     pub(crate) fn ask(&self, request: &Request) -> Result<u32> {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + self.patience;
         // SAFETY: a lock on an open file, which ends with it.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             if Instant::now() >= end {
@@ -194,7 +205,10 @@ impl<'a> Desk<'a> {
         } else {
             ""
         };
-        anyhow!("process {pid} has not answered in {} s: {why}{calls}; nothing is left of the request", LIMIT.as_secs())
+        anyhow!(
+            "process {pid} has not answered in {} s: {why}{calls}; nothing is left of the request",
+            self.patience.as_secs()
+        )
     }
 }
 

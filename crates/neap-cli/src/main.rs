@@ -20,6 +20,7 @@ mod machine;
 mod numbers;
 mod process;
 mod published;
+mod reconcile;
 mod report;
 mod run;
 mod stat;

@@ -12,7 +12,7 @@ use clap::Args;
 use crate::numbers::{Class, Cpu, Node, Numbers, PerCpu, Watermarks};
 use crate::published::{Process, monotonic};
 use crate::report::{number, table};
-use crate::{chunks, groups};
+use crate::{chunks, groups, reconcile};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,10 +22,12 @@ Examples:
                           the chunks of its per-CPU data, and a page that draws them
   neap stat 1234 --groups --dead
                           who holds what, and what deleted groups have left
+  neap stat 1234 --reconcile
+                          what is resident, by what it is of, beside what neap believes to have
 
 For the process's own user and root. The numbers are those of its last look for memory to give
 back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
-are counted one after the other, so those of a busy process agree only about. With --percpu and --groups the
+are counted one after the other, so those of a busy process agree only about. With --percpu, --groups and --reconcile the
 process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";
 
@@ -45,6 +47,9 @@ pub(crate) struct Options {
     /// Show its memory groups instead, as a tree
     #[arg(long, conflicts_with = "percpu")]
     groups: bool,
+    /// Compare what it is charged, believes to have and has resident instead
+    #[arg(long, conflicts_with_all = ["percpu", "groups"])]
+    reconcile: bool,
     /// Also what is left of groups that are gone
     #[arg(long, requires = "groups")]
     dead: bool,
@@ -60,6 +65,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     if options.groups {
         return groups::show(&process, options.json, options.dead);
+    }
+    if options.reconcile {
+        return reconcile::show(&process, options.json);
     }
     let page = process.page()?;
     let age = monotonic().saturating_sub(page.published) / 1_000_000;

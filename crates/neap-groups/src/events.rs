@@ -249,8 +249,8 @@ impl Subscribers {
         any && self.mark()
     }
 
-    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.table.bytes(platform)
+    pub(crate) fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {
+        self.table.each_mapping(platform, each);
     }
 
     /// # Safety

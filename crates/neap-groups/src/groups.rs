@@ -361,10 +361,19 @@ impl Groups {
 
     /// Bytes of memory that groups take, besides their per-CPU data.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.tree.bytes(platform)
-            + self.stocks.bytes()
-            + self.waiters.bytes(platform)
-            + self.subscribers.bytes(platform)
+        let mut sum = 0;
+        self.each_mapping(platform, &mut |_, length| sum += length);
+        sum
+    }
+
+    /// Calls `each` with the start and length of all that is mapped for groups.
+    pub fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {
+        self.tree.each_mapping(platform, each);
+        self.waiters.each_mapping(platform, each);
+        self.subscribers.each_mapping(platform, each);
+        let (lines, length) = self.stocks.mapping();
+        each(lines, length);
+        self.rcu.mapping(platform).inspect(|&(records, length)| each(records, length));
     }
 
     /// Work that waits: empties the stocks of CPUs that have not charged since the last call, ends what deleted groups have left, and attends to those

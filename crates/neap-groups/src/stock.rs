@@ -289,8 +289,8 @@ impl Stocks {
         self.fences.load(Ordering::Relaxed)
     }
 
-    /// Bytes mapped.
-    pub(crate) fn bytes(&self) -> usize {
-        self.length
+    /// The mapping, and its length.
+    pub(crate) fn mapping(&self) -> (usize, usize) {
+        (self.memory, self.length)
     }
 }

@@ -74,9 +74,9 @@ impl<T: Entry> Table<T> {
         Ok(())
     }
 
-    /// Bytes mapped.
-    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.each_chunk().map(|(_, length)| bytes::<T, P>(platform, length)).sum()
+    /// Calls `each` with the start and length of every chunk.
+    pub(crate) fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {
+        self.each_chunk().for_each(|(chunk, length)| each(chunk.addr(), bytes::<T, P>(platform, length)));
     }
 
     fn each_chunk(&self) -> impl Iterator<Item = (*mut T, u32)> {

@@ -132,9 +132,10 @@ impl Tree {
         }
     }
 
-    /// Bytes mapped.
-    pub(crate) fn bytes<P: Platform>(&self, platform: &P) -> usize {
-        self.slots.bytes(platform) + self.owners.bytes(platform) + buckets_length(platform)
+    pub(crate) fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {
+        self.slots.each_mapping(platform, each);
+        self.owners.each_mapping(platform, each);
+        each(self.buckets, buckets_length(platform));
     }
 
     /// The group in a slot. Every number that is kept as a slot's is one.

@@ -42,6 +42,11 @@ impl Others {
         Ok(start)
     }
 
+    /// Where that is, and its length.
+    pub(crate) fn mapping<P: Platform>(others: *const Others, platform: &P, count: usize) -> (usize, usize) {
+        (others.addr(), Others::bytes(platform, count))
+    }
+
     /// # Safety
     /// Nobody uses what [`Others::open`] answered for as many nodes any more.
     pub(crate) unsafe fn close<P: Platform>(others: *const Others, platform: &P, count: usize) {

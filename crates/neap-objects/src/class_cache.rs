@@ -91,6 +91,11 @@ impl ClassCache {
         before
     }
 
+    /// Sheaves in the barn.
+    pub(crate) fn sheaves(&self) -> u64 {
+        u64::from(self.full.length()) + u64::from(self.empty.length())
+    }
+
     /// Every list of slabs, in the order in which objects are taken from them.
     pub(crate) fn lists(&self) -> [&SlabList; 5] {
         [&self.partial, &self.resting, &self.sidelined, &self.hollow, &self.isolated]

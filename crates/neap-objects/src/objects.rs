@@ -58,6 +58,23 @@ pub struct Config {
     pub list_high: Option<u32>,
 }
 
+/// Something that is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Memory that is handed out.
+    Arena,
+    /// Frames, and maps of pages.
+    PageTables,
+    /// State bytes of objects.
+    States,
+    /// Kinds of pages, and descriptors of slabs.
+    SlabTables,
+    /// Lists of pages, by CPU, and what nodes have for every class.
+    Lists,
+    /// Stacks of objects, by CPU.
+    Stacks,
+}
+
 /// All objects of an instance, and the pages below them.
 #[derive(Debug)]
 pub struct Objects<P: Platform> {
@@ -144,6 +161,33 @@ impl<P: Platform> Objects<P> {
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
+    }
+
+    /// Calls `each` with everything that is mapped: what of, start, and length.
+    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+        self.pages.each_mapping(&mut |part, start, length| {
+            let part = match part {
+                neap_pages::Part::Arena => Part::Arena,
+                neap_pages::Part::OwnTables => Part::PageTables,
+                neap_pages::Part::Lists => Part::Lists,
+                neap_pages::Part::Table(STATES | LARGE_STATES) => Part::States,
+                neap_pages::Part::Table(_) => Part::SlabTables,
+            };
+            each(part, start, length);
+        });
+        let (caches, length) = Others::mapping(self.others, &self.platform, self.pages.nodes() - 1);
+        if length > 0 {
+            each(Part::Lists, caches, length);
+        }
+        let (stacks, length) = self.slots.mapping();
+        each(Part::Stacks, stacks, length);
+    }
+
+    /// Bytes of the memory of all sheaves.
+    pub fn sheaf_bytes(&self) -> u64 {
+        let bytes = |class: Class| Class::of_size(Sheaf::bytes(class.sheaf_capacity())).size() as u64;
+        let sheaves = |class| self.caches_of(class).map(|cache| cache.lock().sheaves()).sum::<u64>();
+        Class::all().map(|class| sheaves(class) * bytes(class)).sum()
     }
 
     /// Lets the fast paths of `hot` work on this instance: all where it has Rseq slots, and anywhere those for owners.

@@ -122,6 +122,11 @@ impl Slots {
         unsafe { platform.unmap(self.memory, self.length) };
     }
 
+    /// The mapping, and its length.
+    pub(crate) fn mapping(&self) -> (usize, usize) {
+        (self.memory, self.length)
+    }
+
     const fn locks_at(named: usize) -> usize {
         ((named + UNREGISTERED) * size_of::<usize>()).next_multiple_of(align_of::<CpuLock<usize>>())
     }

@@ -17,6 +17,7 @@ pub mod event_fd;
 pub mod fence;
 pub mod file;
 pub mod futex;
+pub mod mappings;
 pub mod memfd;
 pub mod memory;
 pub mod nodes;

@@ -10,6 +10,7 @@
 use crate::frames;
 use crate::pages::{Shape, SideTable, TABLES};
 use crate::populate::HUGE;
+use crate::survey::Part;
 use core::ops::{Deref, Range, RangeInclusive};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -262,6 +263,28 @@ impl Arena {
                 platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
             }
             start = end;
+        }
+    }
+
+    /// Calls `each` with everything that is mapped: what of, start, and length.
+    pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+        // Not under the mutex: whoever is told may take its time.
+        let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES + 1], 0);
+        {
+            let growth = self.growth.lock();
+            tables.copy_from_slice(&growth.tables);
+            let mut start = 0;
+            for &(from, to) in growth.holes[..growth.hole_count].iter().chain([&(growth.end, growth.end)]) {
+                pieces[count] = (start, from - start);
+                count += 1;
+                start = to;
+            }
+        }
+        pieces[..count].iter().for_each(|&(start, length)| each(Part::Arena, self.base + start, length));
+        for (index, (table, length)) in
+            self.tables.iter().zip(tables).enumerate().filter(|(_, (_, length))| *length > 0)
+        {
+            each(index.checked_sub(OWN_TABLES).map_or(Part::OwnTables, Part::Table), table.start, length);
         }
     }
 

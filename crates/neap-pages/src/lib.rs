@@ -50,6 +50,7 @@ mod populate;
 mod release;
 mod runs;
 mod statistics;
+mod survey;
 mod verify;
 mod zone;
 
@@ -60,3 +61,4 @@ pub use holes::MOST_PAGES;
 pub use node_pages::NodePages;
 pub use pages::{Block, Exhausted, Pages, Shape, SideTable, TABLES};
 pub use statistics::{Finding, Statistics, Watermarks};
+pub use survey::{PIECE, Part, Use};

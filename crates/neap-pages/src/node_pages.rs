@@ -6,10 +6,12 @@
 //! distance; a page goes back to the node that it is of. On a machine with one node all of this is one compare. Which node
 //! a CPU is nearest to is asked when it first comes here, so CPUs may be added at any time. Takes no lock of its own.
 
+use crate::arena::CHUNK;
 use crate::frames::Frames;
 use crate::give_back::{Drain, Report};
 use crate::pages::{Block, Exhausted, Pages, Shape};
 use crate::statistics::{Finding, Statistics};
+use crate::survey::{PIECE, Part};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::Handover;
@@ -329,6 +331,30 @@ impl<P: Platform> NodePages<P> {
     /// The numbers of all nodes together; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
         (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))
+    }
+
+    /// Calls `each` with everything that is mapped: what of, start, and length.
+    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+        self.all().for_each(|pages| pages.each_mapping(each));
+        if self.own.1 > 0 {
+            each(Part::Lists, self.own.0, self.own.1);
+        }
+    }
+
+    /// How many pieces [`NodePages::survey`] tells of.
+    pub fn pieces(&self) -> u32 {
+        self.frames().pages() / CHUNK
+    }
+
+    /// What the pages of a piece of the arena are at the moment: [`PIECE`] of them, each a nibble of `uses`, the first the lowest of the
+    /// first word. Under the lock of the piece's node, for some microseconds. A page that is just on its way between a CPU's list
+    /// and somebody may be seen as a part of a run.
+    pub fn survey(&self, piece: u32, uses: &mut [u64; PIECE / 16]) {
+        let first = Pfn(piece * CHUNK);
+        *uses = [0; PIECE / 16];
+        if piece < self.pieces() && self.first.arena.node(first).is_some() {
+            self.node(self.node_of(first)).zone.survey(first, uses);
+        }
     }
 
     /// Proves that every page is in exactly one state, and on one node, and that all counts are true. Only while nobody else

@@ -10,6 +10,7 @@ use crate::pages::{Pages, Shape};
 use crate::policy::{Limits, NOMINAL, Policy, watermarks};
 use crate::release::Release;
 use crate::statistics::Needs;
+use crate::survey::Part;
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -111,6 +112,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         grown.into_iter().for_each(|grown| zone.add(grown));
         let (misses, refilled, needs) = (AtomicU64::new(0), AtomicU64::new(0), Needs::default());
         Pages { arena, node, zone, lists, release, misses, refilled, needs, own, platform: PhantomData }
+    }
+
+    /// Calls `each` with what was mapped for this node; the arena is the first one's.
+    pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+        if self.node == 0 {
+            self.arena.each_mapping(each);
+        }
+        each(Part::Lists, self.own.start, self.own.length);
     }
 
     /// Takes everything away.

@@ -141,7 +141,7 @@ impl Charge for () {
 pub struct PerCpuData<C: Charge = ()> {
     pub(crate) geometry: Geometry,
     /// Everything that is mapped, address and length: memory, then tables.
-    mappings: [(usize, usize); 2],
+    pub(crate) mappings: [(usize, usize); 2],
     /// The first group's memory.
     pub(crate) base: usize,
     /// By class and CPU: what to add to the address of the first copy. Those of class 0 are where the CPU's group begins; those

@@ -134,6 +134,11 @@ impl<C: Charge> PerCpuData<C> {
         ((state.populated - empty) * page, empty * page)
     }
 
+    /// Address and length of what is mapped: the memory, and the tables.
+    pub fn mappings(&self) -> [(usize, usize); 2] {
+        self.mappings
+    }
+
     /// Calls `each` with the address and length of every run of populated pages, in every group.
     pub fn populated_ranges(&self, mut each: impl FnMut(usize, usize)) {
         let mut state = self.state.lock();

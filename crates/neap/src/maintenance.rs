@@ -64,6 +64,8 @@ pub(crate) struct Maintenance {
     had_threads: AtomicU32,
     /// Somebody wants the thread to come soon.
     soon: AtomicBool,
+    /// Where the [`Peek`]s are, for whoever does not have the mutex, which is held as long as a tick takes.
+    memory: usize,
     /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
     seen: Mutex<Seen>,
 }
@@ -109,6 +111,7 @@ impl Maintenance {
             calls: AtomicU32::new(0),
             had_threads: AtomicU32::new(0),
             soon: AtomicBool::new(false),
+            memory,
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
     }
@@ -118,9 +121,15 @@ impl Maintenance {
     /// # Safety
     /// Nobody ticks any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        let (memory, length) = self.mapping(platform);
         // SAFETY: as the caller promises.
-        unsafe { platform.unmap(self.seen.lock().memory, length.next_multiple_of(platform.page_size())) };
+        unsafe { platform.unmap(memory, length) };
+    }
+
+    /// What [`Maintenance::open`] mapped, and its length.
+    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
+        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        (self.memory, length.next_multiple_of(platform.page_size()))
     }
 
     /// In a forked child there is no thread; one is made again when it is needed.

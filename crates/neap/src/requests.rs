@@ -1,18 +1,19 @@
 //! Requests: what another process asks of this one, by way of its page of numbers.
 //!
-//! Sits between `neap drain`, `neap stat --percpu` and `--groups`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
+//! Sits between `neap drain`, `neap stat --percpu`, `--groups` and `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
 //! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
 //! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
 //! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
 //! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
 //!
-//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`] or [`BOUND`]) and then a ticket that is not the one there. The answer:
+//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`] or [`MAP`]) and then a ticket that is not the one there. The answer:
 //! this process writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
 //! back to the last one answered takes a request back.
 
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
-use crate::{chunk_report, group_report};
+use crate::reconcile::Books;
+use crate::{chunk_report, group_report, map_report};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
@@ -30,6 +31,8 @@ const CHUNKS: u32 = 1;
 const GROUPS: u32 = 2;
 /// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound in `from`, the bytes in `until`.
 const BOUND: u32 = 3;
+/// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the piece in `from` on.
+const MAP: u32 = 7;
 /// Refusals: what is wanted is not known here; the numbers are being written at this moment.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
@@ -128,6 +131,7 @@ impl<P: Platform> Core<P> {
             }
             CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
             GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
+            MAP => desk.answer(ticket, if self.report_map(mm, desk) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
@@ -144,6 +148,17 @@ impl<P: Platform> Core<P> {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let from = desk.from.load(Ordering::Relaxed);
         self.page.report(|words| group_report::write(mm.groups_if_made(), from, words)).is_some()
+    }
+
+    fn report_map(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+        // Perhaps by this very thread, in a handler of the program's between neap's and the fork: it would wait for itself.
+        if mm.gate.is_closed() {
+            return false;
+        }
+        let from = desk.from.load(Ordering::Relaxed);
+        let books = if from == 0 { mm.books() } else { Books::BLANK };
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
     }
 
     /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.

@@ -7,11 +7,13 @@
 //!
 //! The format, version 4, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
 //! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
-//! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data
-//! or on groups is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report)). The sequence is odd
+//! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data,
+//! on groups or on the arena is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
+//! [`map_report`](crate::map_report)). The sequence is odd
 //! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. The
 //! process id is the writer's: a forked child has its parent's page until its own first tick.
 
+use crate::map_report;
 use crate::mm::{Core, Mm};
 use crate::requests::Desk;
 use crate::statistics::Usage;
@@ -237,18 +239,19 @@ impl Text<'_> {
 pub(crate) fn publish(mm: &Mm<Linux>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
     core.page.publish(|text| match core.objects.platform.no_sequences() {
-        _ if !core.options.rseq => core.describe(&"rseq:off was set", text),
-        Some(reason) => core.describe(&reason, text),
-        None => core.describe(&"restartable sequences and fences work", text),
+        _ if !core.options.rseq => core.describe(mm, &"rseq:off was set", text),
+        Some(reason) => core.describe(mm, &reason, text),
+        None => core.describe(mm, &"restartable sequences and fences work", text),
     });
 }
 
 impl<P: Platform> Core<P> {
     /// Writes everything there is to say as one JSON object. `why` the slots are of the kind they are.
-    fn describe(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
+    fn describe(&self, mm: &Mm<P>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;
         self.describe_nodes(text)?;
+        map_report::describe(mm, text)?;
         write!(text, "\"classes\":")?;
         let classes = Class::all().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
         text.list(classes, |text, class| {
@@ -459,9 +462,9 @@ mod tests {
     }
 
     /// The object that a manager writes about itself into a page of so many words.
-    fn described(core: &Core<Virtual>, words: usize) -> String {
+    fn described(mm: &Mm<Virtual>, words: usize) -> String {
         let memory = Memory::new(words);
-        memory.sheet().publish(1, 1, |text| core.describe(&"a test", text));
+        memory.sheet().publish(1, 1, |text| mm.core().unwrap().describe(mm, &"a test", text));
         memory.read().unwrap().2
     }
 
@@ -487,7 +490,7 @@ mod tests {
             given.drain(100..230).for_each(|memory| mm.free(memory));
         }
         for tick in 0..3 {
-            let text = described(mm.core().unwrap(), LENGTH / 8);
+            let text = described(&mm, LENGTH / 8);
             assert_eq!(number(&text, "unaccounted"), 0, "{text}");
             assert_eq!(number(&text, "ticks"), tick);
             assert!(number(&text, "used") > 70 << 20, "{text}");
@@ -501,14 +504,14 @@ mod tests {
         // A lost page is found.
         let core = mm.core().unwrap();
         core.count_run(0, 4096);
-        assert_eq!(number(&described(core, LENGTH / 8), "unaccounted"), 4096);
+        assert_eq!(number(&described(&mm, LENGTH / 8), "unaccounted"), 4096);
         core.count_run(4096, 0);
         // A small page holds what it can, and says so.
-        let text = described(core, described(core, LENGTH / 8).len() / 8);
+        let text = described(&mm, described(&mm, LENGTH / 8).len() / 8);
         assert!(text.ends_with("],\"cpus\":[],\"truncated\":true}"), "{text}");
         // SAFETY: allocated above, once each.
         given.into_iter().for_each(|memory| unsafe { mm.free(memory) });
-        let text = described(mm.core().unwrap(), LENGTH / 8);
+        let text = described(&mm, LENGTH / 8);
         assert_eq!((number(&text, "unaccounted"), mm.usage().unaccounted_bytes), (0, 0), "{text}");
         // SAFETY: everything was given back.
         unsafe { mm.close() };
@@ -530,7 +533,7 @@ mod tests {
             Virtual::run_on(cpu);
             mm.allocate(100)
         });
-        let text = described(mm.core().unwrap(), LENGTH / 8);
+        let text = described(&mm, LENGTH / 8);
         assert_eq!(number(&text, "budget"), 256 << 8, "{text}");
         let highs = number(&text, "highs");
         assert!(highs > 0, "{text}");
@@ -555,7 +558,7 @@ mod tests {
         // SAFETY: the manager stays where it is until it is closed.
         unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
         let numbers = |mm: &Mm<Virtual>| {
-            let text = described(mm.core().unwrap(), LENGTH / 8);
+            let text = described(mm, LENGTH / 8);
             ["listed", "need_drains", "need_pages"].map(|key| number(&text, key))
         };
         let block = mm.allocate(100);

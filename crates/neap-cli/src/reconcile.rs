@@ -1,0 +1,148 @@
+//! `neap stat PID --reconcile`: what neap believes to have in a process beside what the kernel says is resident there.
+//!
+//! Sits between a process's [desk](crate::desk), which tells what neap has mapped, what its pages are and what it believes, the kernel's files about
+//! the process, and the reader. The sums are made by the crate `neap`, as a process makes them about itself. What a report says may be anything:
+//! it is checked for sizes that make sense. The process goes on meanwhile, so numbers of a busy one are of slightly different moments.
+
+use std::ffi::CString;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use neap::groups::Kind;
+use neap::map_report::{HEAD, RANGE, WORDS};
+use neap::reconcile::{Books, Held, Range, Reconciliation, Source, Tally};
+use neap_os::mappings::Mappings;
+use serde_json::{Map, Value, json};
+
+use crate::desk::{Desk, MAP};
+use crate::process::rss_kib;
+use crate::published::{Page, Process};
+
+/// What a process tells.
+struct Told {
+    books: Books,
+    ranges: Vec<Range>,
+    page: usize,
+    base: usize,
+    pieces: Vec<[u64; WORDS]>,
+}
+
+/// Reads one report, and answers the piece to ask for next.
+fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
+    ensure!(words.len() >= HEAD, "it has {} words", words.len());
+    let &[is_there, next, page, base, from, pieces, ranges, numbers] = &words[..HEAD] else { bail!("it has no head") };
+    if is_there == 0 {
+        return Ok(None);
+    }
+    let mut rest = &words[HEAD..];
+    let mut take = |count: u64, size: usize| {
+        let length = usize::try_from(count).ok().and_then(|count| count.checked_mul(size));
+        let (taken, after) = rest.split_at_checked(length?)?;
+        rest = after;
+        Some(taken)
+    };
+    let numbers = take(numbers, 1).with_context(|| format!("{numbers} numbers in it"))?;
+    let ranges = take(ranges, RANGE).with_context(|| format!("{ranges} ranges in it"))?;
+    let pieces = take(pieces, WORDS).with_context(|| format!("{pieces} pieces in it"))?;
+    ensure!(page.is_power_of_two() && page <= 1 << 20, "pages of {page} bytes in it");
+    ensure!(from == told.pieces.len() as u64, "it begins at piece {from}");
+    if from == 0 {
+        let expected = told.books.numbers().count();
+        ensure!(numbers.len() == expected, "it has {} numbers, this neap knows {expected}", numbers.len());
+        told.books.numbers().zip(numbers).for_each(|(to, number)| *to = *number);
+        (told.page, told.base) = (page as usize, base as usize);
+    }
+    for range in ranges.chunks_exact(RANGE) {
+        let of = Source::ALL.get(range[2] as usize).copied();
+        let end = range[0].checked_add(range[1]).filter(|end| *end < 1 << 63);
+        ensure!(of.is_some() && end.is_some(), "a range in it is {range:x?}");
+        told.ranges.push(Range {
+            start: range[0] as usize,
+            length: range[1] as usize,
+            of: of.unwrap_or(Source::Arena),
+        });
+    }
+    told.pieces.extend(pieces.chunks_exact(WORDS).filter_map(|words| <[u64; WORDS]>::try_from(words).ok()));
+    Ok(Some(u32::try_from(next).ok()))
+}
+
+impl Told {
+    const BLANK: Told = Told { books: Books::BLANK, ranges: Vec::new(), page: 4096, base: 0, pieces: Vec::new() };
+
+    /// Asks the process; where it does not answer, what it has mapped is known from its numbers, and the reason comes along.
+    fn of(process: &Process) -> Result<(Told, Option<anyhow::Error>)> {
+        let page = process.page()?;
+        let mut told = Told::BLANK;
+        let asked =
+            Desk::of(process, &page).and_then(|desk| desk.in_haste().reports(MAP, |words| read(words, &mut told)));
+        match asked {
+            Ok(true) => Ok((told, None)),
+            Ok(false) => bail!("process {} has nothing of neap's", process.pid),
+            Err(reason) => match Told::published(&page) {
+                Some(told) => Ok((told, Some(reason))),
+                None => Err(reason),
+            },
+        }
+    }
+
+    /// What is known without an answer.
+    fn published(page: &Page) -> Option<Told> {
+        let numbers: Value = serde_json::from_slice(&page.text).ok()?;
+        let range = |mapping: &Value| {
+            let of = Source::ALL.into_iter().find(|source| mapping["of"] == format!("{source:?}"))?;
+            let number = |key: &str| mapping[key].as_u64().filter(|number| *number < 1 << 62);
+            Some(Range { start: number("start")? as usize, length: number("length")? as usize, of })
+        };
+        let ranges: Vec<Range> = numbers["mappings"].as_array()?.iter().filter_map(range).collect();
+        (!ranges.is_empty()).then_some(Told { ranges, ..Told::BLANK })
+    }
+}
+
+fn compare(process: &Process, told: &Told) -> Result<Reconciliation> {
+    let path = |file| CString::new(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
+    let refused = |error: neap_os::Errno| process.refused(error.into());
+    let view = Mappings::open(&path("smaps"), &path("pagemap")).map_err(refused)?;
+    let mut tally = Tally::new(&told.ranges, told.books);
+    tally.look(&view).map_err(refused)?;
+    for (piece, uses) in told.pieces.iter().enumerate() {
+        tally.look_at(&view, told.base, told.page, piece as u32, uses);
+    }
+    Ok(tally.end())
+}
+
+fn object(process: &Process, seen: &Reconciliation, resident: u64, unanswered: Option<&anyhow::Error>) -> Value {
+    let source = |source: Source| {
+        json!({
+            "source": format!("{source:?}"), "name": source.name(), "resident": seen.resident_of(source),
+            "believed": seen.believed_of(source), "unexplained": seen.unexplained_of(source),
+        })
+    };
+    let held: Map<String, Value> =
+        Held::ALL.iter().map(|&held| (format!("{held:?}"), seen.held(held).into())).collect();
+    let kind =
+        |kind: Kind| (kind.name().to_string(), json!({"charged": seen.charged(kind), "is_there": seen.payable(kind)}));
+    let groups: Map<String, Value> = Kind::ALL.into_iter().map(kind).collect();
+    json!({
+        "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
+        "explained_bytes": seen.explained(), "explained_percent": 100.0 * seen.explained() as f64 / resident.max(1) as f64,
+        "unanswered": unanswered.map(|reason| format!("{reason:#}")), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
+    })
+}
+
+/// Shows it.
+pub(crate) fn show(process: &Process, json: bool) -> Result<ExitCode> {
+    let (told, unanswered) = Told::of(process)?;
+    let seen = compare(process, &told)?;
+    // By the kernel's own sum over all mappings, which is another look.
+    let resident = rss_kib(process.pid as u32)? << 10;
+    if json {
+        println!("{}", object(process, &seen, resident, unanswered.as_ref()));
+    } else {
+        println!("Process {} ({}): {resident} bytes are resident\n", process.pid, process.name.escape_debug());
+        print!("{seen}");
+        if let Some(reason) = unanswered {
+            println!("\nWhat neap believes is not known, nor what the arena's pages are: {reason:#}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,68 @@
+//! What another process is told, so that it can be compared with the kernel's view: what neap has mapped, what every page of the
+//! arena is, and what neap believes, as words in the page of numbers.
+//!
+//! Sits between a request ([`requests`](crate::requests)) and [`reconcile`](crate::reconcile). This process makes no system call for it: a sandbox
+//! may end it for opening a file, and who asks can look at its mappings from outside. A report begins at the piece of the arena that was asked
+//! for and ends where the page does; the first one has the rest as well. Each piece is of one moment. Nothing is allocated.
+//!
+//! A report, in words of 64 bits: whether there is anything; the piece to ask for next, all bits set if there is none; bytes of a page; the arena's
+//! first address; the first piece, and pieces in this report; ranges in it; numbers in it. Then the numbers of [`Books`], in their order; for each range
+//! its start, its length and its [`Source`]; and for each piece a nibble for every page ([`Use`](neap_pages::Use)).
+
+use crate::mm::Mm;
+use crate::pen::{self, Pen};
+use crate::reconcile::{Books, Range};
+use core::fmt::{self, Write};
+use core::sync::atomic::AtomicU64;
+use neap_base::Platform;
+use neap_pages::PIECE;
+
+/// Words before the numbers.
+pub const HEAD: usize = 8;
+/// Words of a range.
+pub const RANGE: usize = 3;
+/// Words of a piece.
+pub const WORDS: usize = PIECE / 16;
+
+/// Writes a report on the pieces from `from` on, and on everything else if that is 0, into `words`. `books`: what is believed. Inside the gate.
+pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words: &[AtomicU64]) {
+    pen::touch(words);
+    let Some(core) = mm.core_if_open() else { return };
+    let (mut pen, mut numbers, mut ranges) = (Pen::new(words, HEAD), 0, 0);
+    if from == 0 {
+        numbers = books.numbers().count();
+        pen.write_all(books.numbers().map(|number| *number));
+        core.each_range(mm, &mut |range| {
+            if pen.has_room(RANGE) {
+                pen.write_all([range.start as u64, range.length as u64, range.of as u64]);
+                ranges += 1;
+            }
+        });
+    }
+    let (pages, mut next) = (&core.objects.pages, from);
+    while next < pages.pieces() && pen.has_room(WORDS) {
+        let mut uses = [0; WORDS];
+        pages.survey(next, &mut uses);
+        pen.write_all(uses);
+        next += 1;
+    }
+    let mut pen = Pen::new(words, 0);
+    let more = if next < pages.pieces() { next.into() } else { u64::MAX };
+    pen.write_all([1, more, pages.page_size() as u64, pages.base() as u64]);
+    pen.write_all([from.into(), next.saturating_sub(from).into(), ranges, numbers as u64]);
+    debug_assert!(pen.at() == HEAD);
+}
+
+/// Writes what neap has mapped into the numbers, for who asks a process that does not answer. Inside the gate.
+pub(crate) fn describe<P: Platform>(mm: &Mm<P>, text: &mut impl Write) -> fmt::Result {
+    let (mut separator, mut answer) = ("", text.write_str("\"mappings\":["));
+    if let Some(core) = mm.core_if_open() {
+        core.each_range(mm, &mut |Range { start, length, of }| {
+            answer = answer
+                .and_then(|()| write!(text, "{separator}{{\"of\":\"{of:?}\",\"start\":{start},\"length\":{length}}}"));
+            separator = ",";
+        });
+    }
+    answer?;
+    text.write_str("],")
+}
