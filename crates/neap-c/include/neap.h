@@ -367,6 +367,13 @@ int neap_group_enter(neap_entered *entered, neap_group group);
  */
 int neap_group_leave(neap_entered *entered);
 
+/*
+ * Makes an owner of per-CPU data that is charged to a group: whatever is allocated for the owner, all copies, from then until it is
+ * freed, by whichever thread; counters, references and histograms as well. NEAP_E_CHARGE from those functions: a limit, or the group is
+ * gone; what the owner has is then its heir's to pay. NEAP_E_GROUP, NEAP_E_FULL. May wait.
+ */
+int neap_owner_open_in(neap_group group, neap_owner *owner);
+
 /* ---- Charges by hand ---- */
 
 /*

@@ -3,6 +3,7 @@
 use crate::charge::*;
 use crate::error::*;
 use crate::group::*;
+use crate::percpu::*;
 use crate::tests::{code, misaligned, zeroed};
 use core::ffi::{CStr, c_char, c_int};
 use core::hint::black_box;
@@ -327,4 +328,29 @@ fn a_thread_is_in_a_group_until_it_leaves() {
     }
     assert_eq!((used(outer), used(inner)), (0, 0));
     assert_eq!((neap_group_delete(outer), neap_group_delete(inner)), (0, 0));
+}
+
+#[test]
+fn a_group_pays_for_all_copies_of_its_owners_data() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let group = made("c-percpu");
+    let (mut owner, mut data) = (0, 0);
+    // SAFETY: the places are this function's, and nobody uses what is freed.
+    unsafe {
+        assert_eq!(neap_owner_open_in(group, &raw mut owner), 0);
+        for size in [100, 4000] {
+            assert_eq!(neap_percpu_alloc(&raw mut data, owner, size, 8, -1), 0);
+            let price = size.next_multiple_of(8) as u64 * u64::from(neap_cpus());
+            assert_eq!((used(group), info(group).percpu_bytes >= price), (price, true));
+            assert_eq!((neap_percpu_free(data), used(group)), (0, 0));
+        }
+        assert_eq!(neap_group_set(group, 0, 64, null_mut()), 0);
+        assert_eq!(neap_percpu_alloc(&raw mut data, owner, 4000, 8, -1), code(Error::Charge));
+        assert_eq!(neap_owner_close(owner, null_mut()), 0);
+        assert_eq!(neap_group_delete(group), 0);
+        for none in [group].iter().chain(&NONE) {
+            assert_eq!(neap_owner_open_in(*none, &raw mut owner), code(Error::Group));
+        }
+        assert_eq!(neap_owner_open_in(ROOT, null_mut()), code(Error::Argument));
+    }
 }

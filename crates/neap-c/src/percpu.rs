@@ -3,6 +3,7 @@
 //! Sits between C and [`neap::percpu`]. What C has in hands are numbers; all of them are checked where they are used.
 
 use crate::error::{Error, answer, into, wait};
+use crate::group::group;
 use core::ffi::{c_int, c_uint, c_void};
 use core::num::NonZeroU64;
 use core::ptr::null_mut;
@@ -18,6 +19,14 @@ fn handle(data: u64) -> Option<Handle> {
 pub(crate) unsafe extern "C" fn neap_owner_open(owner: *mut u64) -> c_int {
     // SAFETY: as the caller promises.
     unsafe { into(owner, || Ok(percpu::open_owner()?.to_bits())) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_owner_open_in(number: u64, owner: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { into(owner, || Ok(group(number)?.open_owner()?.to_bits())) }
 }
 
 /// # Safety

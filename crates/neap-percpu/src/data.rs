@@ -240,7 +240,7 @@ impl<C: Charge> PerCpuData<C> {
                 Rows { rows: Pool::at(rows, most_rows), owners: Pool::at(owners, most_owners), grain: geometry.grain };
             (Chunks::at(geometry, parts, chunks, stack), rows, Work::at(ranges))
         };
-        rows.open(); // Nobody.
+        rows.open(0); // Nobody.
         let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
         let any_isolated = (0..shape.cpus).any(is_isolated);
         let data = PerCpuData {
@@ -294,7 +294,25 @@ impl<C: Charge> PerCpuData<C> {
     /// # Errors
     /// [`Refused::Full`] with four million of them, or with as many as there can be rows.
     pub fn open_owner(&self) -> Result<Owner, Refused> {
-        self.state.lock().rows.open().ok_or(Refused::Full)
+        self.open_owner_for(0)
+    }
+
+    /// The same with a word that says who pays, not 0, for whoever composes this: it is told again when something comes back.
+    ///
+    /// # Errors
+    /// As for [`PerCpuData::open_owner`].
+    pub fn open_owner_for(&self, payer: u64) -> Result<Owner, Refused> {
+        self.state.lock().rows.open(payer).ok_or(Refused::Full)
+    }
+
+    /// Who pays for what an owner has; 0 if nobody does, or there is no such owner.
+    pub fn payer(&self, owner: Owner) -> u64 {
+        self.state.lock().rows.record(owner).map_or(0, |record| record.payer)
+    }
+
+    /// What an allocation of so many bytes takes of an owner: all copies together.
+    pub fn price(&self, size: usize) -> u64 {
+        self.bytes(size.min(LARGEST).div_ceil(GRANULE)) as u64
     }
 
     /// Frees all that an owner has, and ends it; answers the bytes of all copies.
@@ -366,15 +384,28 @@ impl<C: Charge> PerCpuData<C> {
     /// # Safety
     /// Nobody uses the allocation any more.
     pub unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
+        // SAFETY: as the caller promises.
+        unsafe { self.take_back(handle) }.map(|(bytes, _)| bytes)
+    }
+
+    /// The same, which answers who pays for it as well, 0 if nobody does.
+    ///
+    /// # Errors
+    /// See [`Invalid`].
+    ///
+    /// # Safety
+    /// As for [`PerCpuData::free`].
+    pub unsafe fn take_back(&self, handle: Handle) -> Result<(usize, u64), Invalid> {
         let mut state = self.state.lock();
         let (place, granules) = state.locate(self.base, handle)?;
         let Freed { owner, granules } = state.free(&place, granules);
+        let payer = state.rows.record(owner).map_or(0, |record| record.payer);
         self.tell(&state);
         drop(state);
         if owner != Owner::NOBODY {
             self.charge.uncharge(owner, self.bytes(granules));
         }
-        Ok(granules * GRANULE)
+        Ok((granules * GRANULE, payer))
     }
 
     /// A CPU's copy. Any CPU of the shape will do, whether it exists or not.

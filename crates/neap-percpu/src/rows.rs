@@ -58,6 +58,8 @@ pub(crate) struct Record {
     pub(crate) tail: u32,
     pub(crate) generation: u32,
     pub(crate) exists: bool,
+    /// Who pays for what it has, as the layers above write that; 0 for nobody.
+    pub(crate) payer: u64,
     /// Width of all its rows, in bytes per CPU.
     pub(crate) bytes: u64,
 }
@@ -72,11 +74,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// A new owner.
-    pub(crate) fn open(&mut self) -> Option<Owner> {
+    /// A new owner, for whom somebody pays or nobody does.
+    pub(crate) fn open(&mut self, payer: u64) -> Option<Owner> {
         let index = self.owners.take()?;
         let generation = self.owners.get(index).generation.wrapping_add(1);
-        *self.owners.get_mut(index) = Record { head: NONE, tail: NONE, generation, exists: true, bytes: 0 };
+        *self.owners.get_mut(index) = Record { head: NONE, tail: NONE, generation, exists: true, payer, bytes: 0 };
         Some(Owner { index, generation })
     }
 

@@ -134,6 +134,22 @@ impl<C: Charge> PerCpuData<C> {
         ((state.populated - empty) * page, empty * page)
     }
 
+    /// Bytes of all copies of what owners have for whom somebody pays: a walk over their rows, under the lock.
+    pub fn paid_bytes(&self) -> u64 {
+        let (state, mut granules) = (self.state.lock(), 0);
+        let rows = &state.rows;
+        let owners = (0..rows.owners.reach()).map(|index| rows.owners.get(index));
+        for owner in owners.filter(|owner| owner.exists && owner.payer != 0) {
+            let mut next = owner.head;
+            while next != NONE {
+                let row = rows.rows.get(next);
+                granules += row.width as usize * self.geometry.grain_granules() - row.free as usize;
+                next = row.next;
+            }
+        }
+        (granules * GRANULE * self.geometry.cpus) as u64
+    }
+
     /// Address and length of what is mapped: the memory, and the tables.
     pub fn mappings(&self) -> [(usize, usize); 2] {
         self.mappings

@@ -40,6 +40,7 @@ pub use neap_groups::{
     UNLIMITED,
 };
 use neap_groups::{FOREVER, Subscription};
+use neap_percpu::Owner;
 
 /// The process's groups.
 fn here() -> Result<Grouped<'static, Linux>, Denied> {
@@ -302,6 +303,33 @@ impl Group {
             return Err(Denied::NoSuchGroup);
         }
         Ok(Entered { before: PROCESS.enter(Some(self.0)), stays: PhantomData })
+    }
+
+    /// An owner of [per-CPU data](crate::percpu) that is charged to the group: every allocation with all its copies, until it is freed, by whichever thread,
+    /// and refused at a limit ([`Refused::Charge`](crate::percpu::Refused::Charge)). What the owner has shares pages with nobody else's, as far as
+    /// it can, so [closing it](crate::percpu::close_owner), which the caller is to do, empties pages. Once the group is deleted the owner keeps what it
+    /// has, which is the heir's to pay, and gets no more. An allocation with [`Wait::Never`](crate::percpu::Wait::Never) may be held up by a fork that
+    /// begins at that moment.
+    ///
+    /// ```
+    /// use neap::groups::Group;
+    /// use neap::percpu::{PerCpuCounter, Wait, close_owner, cpus};
+    ///
+    /// let tenant = Group::create("counted")?;
+    /// let owner = tenant.open_owner()?;
+    /// let requests = PerCpuCounter::of(owner, 64, Wait::Long)?;
+    /// assert!(tenant.used()? >= 8 * cpus() as u64);
+    /// drop(requests);
+    /// assert_eq!(tenant.used()?, 0);
+    /// // SAFETY: nothing of the owner's is in use.
+    /// unsafe { close_owner(owner)? };
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be.
+    pub fn open_owner(self) -> Result<Owner, Denied> {
+        here()?.open_owner(self.0)
     }
 
     /// Empties what is stocked for the group and those below it, on all CPUs.

@@ -14,7 +14,7 @@ use neap_groups::{
 };
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
-use neap_percpu::{Host, Wait};
+use neap_percpu::{Host, Owner, Wait};
 
 /// The groups of a manager: what [`groups`](crate::groups) stands on.
 #[derive(Debug)]
@@ -111,9 +111,11 @@ impl<P: Platform> Mm<P> {
             Class::NONE => runs += core.usable_size(memory, "verify") as u64,
             class => objects += price(class),
         });
-        for (what, kind, bytes) in
-            [("bytes of objects in groups", Kind::Objects, objects), ("bytes of runs in groups", Kind::Pages, runs)]
-        {
+        for (what, kind, bytes) in [
+            ("bytes of objects in groups", Kind::Objects, objects),
+            ("bytes of runs in groups", Kind::Pages, runs),
+            ("bytes of per-CPU data in groups", Kind::PerCpu, source.data().paid_bytes()),
+        ] {
             Finding::unless_equal(what, Class::NONE, 0, bytes, groups.used_of_kind(&source, kind))?;
         }
         Ok(())
@@ -166,6 +168,17 @@ impl<'m, P: Platform> Grouped<'m, P> {
             },
             answer => answer,
         }
+    }
+
+    /// An owner of per-CPU data that is charged to a group. Its own end is the caller's to bring about.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be.
+    pub fn open_owner(&self, id: GroupId) -> Result<Owner, Denied> {
+        if !self.groups.is_there(id) {
+            return Err(Denied::NoSuchGroup);
+        }
+        Ok(self.source.open_owner_in(id)?)
     }
 
     /// [`Groups::delete`].

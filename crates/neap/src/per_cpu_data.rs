@@ -8,6 +8,7 @@ use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
 use neap_base::Platform;
 use neap_base::platform::Errno;
+use neap_groups::{GroupId, How, Kind, Payer};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
@@ -136,6 +137,15 @@ impl<P: Platform> Source<'_, P> {
         self.inside(|| self.data.open_owner())
     }
 
+    /// An owner whose data is charged to a group: all copies, as [`Kind::PerCpu`].
+    ///
+    /// # Errors
+    /// As for [`PerCpuData::open_owner`].
+    pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
+        // The copies are on all nodes, so they are booked under the first.
+        self.inside(|| self.data.open_owner_for(group.payer(Kind::PerCpu, 0).to_bits()))
+    }
+
     /// [`PerCpuData::close_owner`].
     ///
     /// # Errors
@@ -144,8 +154,14 @@ impl<P: Platform> Source<'_, P> {
     /// # Safety
     /// As there.
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
-        // SAFETY: as the caller promises.
-        let answer = self.inside(|| unsafe { self.data.close_owner(owner) });
+        let (payer, answer) = self.inside(|| {
+            let payer = self.data.payer(owner);
+            // SAFETY: as the caller promises.
+            (payer, unsafe { self.data.close_owner(owner) })
+        });
+        if let Ok(bytes) = answer {
+            self.uncharge(payer, bytes as u64);
+        }
         self.after(Call::LargeFree, false);
         answer
     }
@@ -163,6 +179,35 @@ impl<P: Platform> Source<'_, P> {
 
     pub(crate) fn after(&self, call: Call, hurry: bool) {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
+    }
+
+    /// Charges whoever pays for an owner with an allocation, before it is made; answers who that is, 0 for nobody. Who cannot wait as long as it
+    /// takes is not held up above a `high`, and refused at once while somebody forks.
+    fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
+        let Some(grouped) = self.mm.groups_if_made().filter(|_| owner != Owner::NOBODY) else { return Ok(0) };
+        let payer = || self.data.payer(owner);
+        let payer = if wait == Wait::Never { self.try_inside(payer) } else { Some(self.inside(payer)) };
+        let payer = payer.ok_or(Refused::WouldWait)?;
+        if payer == 0 {
+            return Ok(0);
+        }
+        let paying = Payer::from_bits(payer);
+        let charged = if wait == Wait::Long {
+            grouped.charge(paying, bytes, How::Refuse)
+        } else {
+            let (groups, source) = grouped.parts();
+            groups.charge(source, paying, bytes, How::Refuse).map(|_| ())
+        };
+        charged.map(|()| payer).map_err(|_| Refused::Charge)
+    }
+
+    fn uncharge(&self, payer: u64, bytes: u64) {
+        if payer != 0
+            && bytes > 0
+            && let Some(grouped) = self.mm.groups_if_made()
+        {
+            grouped.uncharge(Payer::from_bits(payer), bytes);
+        }
     }
 
     pub(crate) fn core(&self) -> &Core<P> {
@@ -206,16 +251,22 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
+        let bytes = self.data.price(size);
+        let payer = self.charge(owner, bytes, wait)?;
         let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
         // A fork under way is waited for, but not by who may not wait.
         let answer = if wait == Wait::Never { self.try_inside(allocate) } else { Some(self.inside(allocate)) };
+        let answer = answer.unwrap_or(Err(Refused::WouldWait)).inspect_err(|_| self.uncharge(payer, bytes));
         self.after(Call::Allocation, wait != Wait::Long);
-        answer.unwrap_or(Err(Refused::WouldWait))
+        answer
     }
 
     unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
         // SAFETY: as the caller promises.
-        let answer = self.inside(|| unsafe { self.data.free(handle) });
+        let answer = self.inside(|| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
+            self.uncharge(payer, self.data.price(bytes));
+            bytes
+        });
         // The C library never frees such memory, so a thread may be made as after a large free.
         self.after(Call::LargeFree, false);
         answer

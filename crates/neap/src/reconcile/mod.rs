@@ -123,6 +123,7 @@ impl<P: Platform> Mm<P> {
             });
             books.payable[Kind::Objects as usize] = objects;
             books.payable[Kind::Pages as usize] = runs;
+            books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
         }
         self.reopen_after_fork();
         books
