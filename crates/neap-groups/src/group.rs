@@ -105,6 +105,8 @@ pub(crate) struct Group {
     pub(crate) first_subscriber: AtomicU32,
     /// The events that they want to hear of.
     pub(crate) heard: AtomicU32,
+    /// The thread that it was made for, as whoever did that says; 0 for none.
+    pub(crate) made_for: AtomicU32,
     name_length: AtomicU32,
     name: [AtomicU64; LONGEST_NAME / 8],
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.

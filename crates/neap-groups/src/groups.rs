@@ -160,6 +160,24 @@ impl Groups {
         made.inspect_err(|_| drop_counts(host, per_cpu.0))
     }
 
+    /// Notes that a group was made for a thread, by the thread's id, which is not 0.
+    pub fn note_thread<H: Host>(&self, host: &H, id: GroupId, thread: u32) {
+        host.inside(|| {
+            let slot = self.tree.slot_of(id).ok();
+            slot.and_then(|slot| self.tree.group(slot))
+                .inspect(|group| group.made_for.store(thread, Ordering::Relaxed));
+        });
+    }
+
+    /// The thread that a group was made for; `None` for one that was made for none, or is gone.
+    pub fn thread_of<H: Host>(&self, host: &H, id: GroupId) -> Option<u32> {
+        let thread = host.inside(|| {
+            let group = self.tree.group(self.tree.slot_of(id).ok()?)?;
+            Some(group.made_for.load(Ordering::Relaxed))
+        });
+        thread.filter(|thread| *thread != 0)
+    }
+
     /// The group at a path below `from`: names with a `/` between them; nothing for `from` itself.
     ///
     /// # Errors

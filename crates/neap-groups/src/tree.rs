@@ -192,6 +192,7 @@ impl Tree {
             (&group.next, eldest),
             (&group.previous, NONE),
             (&group.children, 0),
+            (&group.made_for, 0),
         ] {
             link.store(value, Ordering::Relaxed);
         }
@@ -235,7 +236,7 @@ impl Tree {
     }
 
     /// The slot of a group that is there. Under the mutex it stays there.
-    fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
+    pub(crate) fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
         match self.owners.behind(id) {
             Some(Behind::Group(slot)) => Ok(slot),
             _ => Err(Denied::NoSuchGroup),

@@ -2,14 +2,14 @@
 //!
 //! Sits between an allocation that does not know its thread's group yet, or has nothing stocked, and the groups. Threads are named by and by, and
 //! some again and again, so a thread that needs a new stock is looked at again: it is in the group of the name that it has then. A group
-//! of one thread goes with it, at a tick. No lock of its own.
+//! that was made for one thread goes with it, at a tick. No lock of its own.
 
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;
 use crate::options::ThreadGroups;
 use core::fmt::Write;
 use neap_base::Platform;
-use neap_groups::GroupId;
+use neap_groups::{Denied, GroupId};
 use neap_os::entered::entered;
 use neap_os::thread;
 use neap_os::write::Line;
@@ -49,21 +49,35 @@ impl<P: Platform> Mm<P> {
         let line = name_of_thread(how);
         let name = core::str::from_utf8(line.as_bytes()).unwrap_or("?");
         if now.is_none_or(|now| now.as_str() != name) {
+            let made = match grouped.create(GroupId::ROOT, name) {
+                Ok(made) if how == ThreadGroups::ByThread => {
+                    grouped.note_thread(made);
+                    Ok(made)
+                }
+                Err(Denied::Exists) => grouped.find(GroupId::ROOT, name),
+                made => made,
+            };
             // Where no group can be made the thread is charged to the root alone.
-            self.enter(Some(grouped.find_or_create(GroupId::ROOT, name).unwrap_or(GroupId::ROOT)));
+            self.enter(Some(made.unwrap_or(GroupId::ROOT)));
         }
     }
 }
 
 impl<P: Platform> Grouped<'_, P> {
+    /// Notes that a group was made for the calling thread.
+    fn note_thread(&self, id: GroupId) {
+        let (groups, source) = self.parts();
+        groups.note_thread(source, id, thread::id());
+    }
+
     /// Deletes the groups of threads that have ended.
     pub(crate) fn delete_groups_of_ended_threads(&self) {
         let mut child = self.next_child(GroupId::ROOT, None);
         while let Some(id) = child {
             child = self.next_child(GroupId::ROOT, Some(id));
-            let Ok((_, name)) = self.place(id) else { continue };
-            let thread = name.as_str().rsplit_once(':').and_then(|(_, number)| number.parse().ok());
-            if thread.is_some_and(|thread| !thread::exists(thread)) {
+            // Not by its name, which the program may have given to one of its own.
+            let (groups, source) = self.parts();
+            if groups.thread_of(source, id).is_some_and(|thread| !thread::exists(thread)) {
                 // One with groups of the program's own below it stays.
                 let _ = self.delete(id);
             }

@@ -2,7 +2,7 @@
 
 use neap::groups::{Bound, GroupId};
 use neap::mm::{Hooks, Mm};
-use neap::options::Options;
+use neap::options::{Options, ThreadGroups};
 use neap_base::virtual_platform::Virtual;
 
 /// A manager on a machine with two CPUs.
@@ -67,4 +67,35 @@ fn a_group_of_another_manager_pays_for_nothing_here() {
     blocks.into_iter().for_each(|block| unsafe { here.free(block) });
     closed(here);
     closed(there);
+}
+
+#[test]
+fn groups_of_threads_go_with_them_and_those_that_are_only_named_so_stay() {
+    let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+    let options = Options { groups: ThreadGroups::ByThread, stat: false, ..Options::DEFAULT };
+    // SAFETY: the manager stays in its box.
+    unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
+    let groups = mm.groups().unwrap();
+    // No thread has this id: there are at most 2^22.
+    let own = groups.create(GroupId::ROOT, "worker:99999999").unwrap();
+    let work = || {
+        // SAFETY: a thread's id is asked for, and what was allocated is freed.
+        unsafe {
+            mm.free(mm.allocate(100));
+            libc::gettid()
+        }
+    };
+    let thread = std::thread::scope(|scope| {
+        std::thread::Builder::new().name("first".into()).spawn_scoped(scope, work).unwrap().join().unwrap()
+    });
+    let path = format!("first:{thread}");
+    assert!(groups.find(GroupId::ROOT, &path).is_ok());
+    // It has ended for the kernel a moment after it has for its maker.
+    let mut ticks = 0..;
+    while groups.find(GroupId::ROOT, &path).is_ok() {
+        mm.tick(ticks.next().unwrap());
+        std::thread::yield_now();
+    }
+    assert_eq!(groups.find(GroupId::ROOT, "worker:99999999"), Ok(own));
+    closed(mm);
 }
