@@ -24,6 +24,7 @@ const PROGRAMS: &[(&str, bool)] = &[
     ("tests/c_api/cxx.cpp", true),
     ("examples/tenants.c", false),
     ("examples/caches.c", false),
+    ("examples/waiting.c", false),
 ];
 
 /// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.

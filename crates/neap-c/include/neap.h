@@ -67,7 +67,9 @@ enum neap_error {
     /* No group can be deeper: 31 names are the longest path. */
     NEAP_E_DEEP = -12,
     /* Groups below it have to go first. */
-    NEAP_E_CHILDREN = -13
+    NEAP_E_CHILDREN = -13,
+    /* It is no eventfd, or one without EFD_NONBLOCK. */
+    NEAP_E_EVENTFD = -14
 };
 
 /* What an answer means, in a few words; never NULL. Signal-safe. */
@@ -340,6 +342,28 @@ typedef struct neap_group_info {
  */
 int neap_group_info_get(neap_group group, neap_group_info *info, size_t size);
 
+/*
+ * How much of what a group has is protected from being taken away, in bytes: by `min`, and by `low`, after what the groups above it have
+ * to give. NEAP_E_GROUP.
+ */
+int neap_group_protection(neap_group group, uint64_t *min, uint64_t *low);
+
+/* Gives back what CPUs have in stock for a group and those below it: its numbers are exact then. NEAP_E_GROUP. */
+int neap_group_drain(neap_group group);
+
+/* How many groups there are. */
+typedef struct neap_group_count {
+    /* In the tree, with the root. */
+    uint64_t live;
+    /* Deleted a moment ago, and not quite gone. */
+    uint64_t dying;
+    /* Ids in use: groups, and deleted ones that something is still charged under. */
+    uint64_t ids;
+} neap_group_count;
+
+/* The numbers of this moment. NEAP_E_MEMORY where there were no groups, and cannot be. */
+int neap_group_count_get(neap_group_count *count);
+
 /* Room for any group's path. */
 #define NEAP_PATH_SIZE 2048
 
@@ -414,6 +438,12 @@ typedef struct neap_refusal {
  */
 int neap_group_charge(neap_charge *charge, neap_group group, uint64_t bytes, unsigned flags, neap_refusal *refusal);
 
+/*
+ * The same, but where a limit is reached it waits for room, up to so many nanoseconds (NEAP_FOREVER): the oldest first; what is small may pass now
+ * and then. What is more than a limit is refused at once. The caller holds nothing that others need to make room.
+ */
+int neap_group_charge_wait(neap_charge *charge, neap_group group, uint64_t bytes, int64_t wait_ns, neap_refusal *refusal);
+
 /* Gives a charge back to who paid, or to its heir; all zeroes then. NEAP_E_ARGUMENT: it was given back already. */
 int neap_group_uncharge(neap_charge *charge);
 
@@ -431,6 +461,49 @@ int neap_charge_merge(neap_charge *charge, neap_charge *other);
 
 /* Moves it to another group. Errors of neap_group_charge; then it is where it was. */
 int neap_charge_move(neap_charge *charge, neap_group to, neap_refusal *refusal);
+
+/* ---- Events ---- */
+
+/* What happens to groups; counted in neap_group_info, where it says what each is. */
+enum neap_event {
+    NEAP_EVENT_LOW = 0,
+    NEAP_EVENT_HIGH = 1,
+    NEAP_EVENT_MAX = 2,
+    NEAP_EVENT_REFUSED = 3,
+    NEAP_EVENT_OVERCHARGED = 4,
+    NEAP_EVENT_LIMIT_CHANGED = 5,
+    /* The group is gone: the last that is told. */
+    NEAP_EVENT_GONE = -1
+};
+
+/* Somebody who is told. Stays where it is until neap_group_unsubscribe. */
+typedef struct neap_listener {
+    uint64_t reserved[8];
+} neap_listener;
+
+/*
+ * Told that something happened, so many times since it was last told: to the group that was subscribed to, or to one below it. Runs on
+ * neap's thread, or in neap_tick() where there is none; may do anything, also unsubscribe.
+ */
+typedef void (*neap_told)(void *argument, neap_group group, int event, uint64_t times);
+
+/*
+ * Has a function called for events of a group and of all below it, from now on, and when the group is gone. `events`: a bit for each,
+ * 1u << NEAP_EVENT_MAX and so on, at least one. NEAP_E_GROUP, NEAP_E_MEMORY, NEAP_E_ARGUMENT.
+ */
+int neap_group_subscribe(neap_listener *listener, neap_group group, unsigned events, neap_told told, void *argument);
+
+/*
+ * Has 1 added to an eventfd instead, for poll() and the like; neap_group_info_get says what it was. It has EFD_NONBLOCK, and stays open until
+ * neap_group_unsubscribe. NEAP_E_EVENTFD, and those above.
+ */
+int neap_group_subscribe_fd(neap_listener *listener, neap_group group, unsigned events, int eventfd);
+
+/*
+ * Nobody is told any more when this returns: where the function runs on another thread this waits for it. Also for groups that are gone.
+ * All zeroes then. NEAP_E_ARGUMENT: it has ended already.
+ */
+int neap_group_unsubscribe(neap_listener *listener);
 
 /* ---- The instance ---- */
 

@@ -8,6 +8,7 @@ use crate::group::group;
 use crate::object::{Kind, Object};
 use core::ffi::{c_int, c_uint};
 use core::ptr::eq;
+use core::time::Duration;
 use neap::groups::{Charge, Group, GroupId, How, Refused};
 
 /// `neap_charge`.
@@ -82,6 +83,25 @@ pub(crate) unsafe extern "C" fn neap_group_charge(
         let (group, how) = (group(number)?, how(flags)?);
         // SAFETY: as the caller promises.
         group.charge_on(0, bytes, how).map_err(|refused| unsafe { told(refused, refusal) })
+    };
+    // SAFETY: as the caller promises.
+    unsafe { Object::make(charge, make) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_charge_wait(
+    charge: *mut Charged,
+    number: u64,
+    bytes: u64,
+    wait_ns: i64,
+    refusal: *mut Refusal,
+) -> c_int {
+    let time = u64::try_from(wait_ns).map_or(Duration::MAX, Duration::from_nanos);
+    let make = || {
+        // SAFETY: as the caller promises.
+        group(number)?.charge_or_wait(bytes, time).map_err(|refused| unsafe { told(refused, refusal) })
     };
     // SAFETY: as the caller promises.
     unsafe { Object::make(charge, make) }

@@ -3,7 +3,7 @@
 //! Sits between the errors of [`neap::percpu`] and [`neap::groups`] and the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
-use neap::groups::Denied;
+use neap::groups::{Denied, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
 
 /// `enum neap_error`.
@@ -23,10 +23,11 @@ pub(crate) enum Error {
     Name = -11,
     Deep = -12,
     Children = -13,
+    EventFd = -14,
 }
 
 impl Error {
-    pub(crate) const ALL: [Error; 13] = [
+    pub(crate) const ALL: [Error; 14] = [
         Error::Argument,
         Error::Owner,
         Error::Charge,
@@ -40,6 +41,7 @@ impl Error {
         Error::Name,
         Error::Deep,
         Error::Children,
+        Error::EventFd,
     ];
 
     fn text(self) -> &'static CStr {
@@ -57,6 +59,7 @@ impl Error {
             Error::Name => c"a name has 1 to 56 bytes of printable UTF-8, no '/', and is neither '.' nor '..'",
             Error::Deep => c"no group can be deeper",
             Error::Children => c"groups below it have to go first",
+            Error::EventFd => c"it is no eventfd, or one without EFD_NONBLOCK",
         }
     }
 }
@@ -91,6 +94,16 @@ impl From<Denied> for Error {
             Denied::Root => Error::Argument,
             Denied::Full => Error::Full,
             Denied::NoMemory => Error::Memory,
+        }
+    }
+}
+
+impl From<NotSubscribed> for Error {
+    fn from(denied: NotSubscribed) -> Error {
+        match denied {
+            NotSubscribed::NoSuchGroup => Error::Group,
+            NotSubscribed::NoMemory => Error::Memory,
+            NotSubscribed::NoEventFd | NotSubscribed::Blocking => Error::EventFd,
         }
     }
 }

@@ -164,6 +164,49 @@ pub(crate) unsafe extern "C" fn neap_group_used(number: u64, bytes: *mut u64) ->
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_protection(number: u64, min: *mut u64, low: *mut u64) -> c_int {
+    if min.is_null() || !min.is_aligned() {
+        return Error::Argument as c_int;
+    }
+    let get = || {
+        let (by_min, by_low) = group(number)?.protection()?;
+        // SAFETY: as the caller promises; it was looked at above.
+        unsafe { min.write(by_min) };
+        Ok(by_low)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { into(low, get) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_drain(number: u64) -> c_int {
+    answer(group(number).and_then(|group| Ok(group.drain()?)).map(|()| 0))
+}
+
+/// `neap_group_count`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Count {
+    pub(crate) live: u64,
+    pub(crate) dying: u64,
+    pub(crate) ids: u64,
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_count_get(count: *mut Count) -> c_int {
+    let get = || {
+        let now = neap::groups::count()?;
+        Ok(Count { live: now.live.into(), dying: now.dying.into(), ids: now.ids.into() })
+    };
+    // SAFETY: as the caller promises.
+    unsafe { into(count, get) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Info, size: usize) -> c_int {
     if info.is_null() || !info.is_aligned() || size == 0 {
         return Error::Argument as c_int;

@@ -2,10 +2,11 @@
 
 use crate::charge::*;
 use crate::error::*;
+use crate::event::*;
 use crate::group::*;
 use crate::percpu::*;
 use crate::tests::{code, misaligned, zeroed};
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
@@ -352,5 +353,128 @@ fn a_group_pays_for_all_copies_of_its_owners_data() {
             assert_eq!(neap_owner_open_in(*none, &raw mut owner), code(Error::Group));
         }
         assert_eq!(neap_owner_open_in(ROOT, null_mut()), code(Error::Argument));
+    }
+}
+
+/// What a listener was told.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(u64, c_int, u64)>>);
+
+extern "C" fn note(argument: *mut c_void, group: u64, event: c_int, times: u64) {
+    // SAFETY: the tests hand over notes of theirs, which outlive the listener.
+    let notes: &Notes = unsafe { &*argument.cast_const().cast() };
+    notes.0.lock().unwrap().push((group, event, times));
+}
+
+/// Ticks until it has come true, also where there is a thread.
+fn ticked(what: &str, is: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + core::time::Duration::from_secs(60);
+    while !is() {
+        assert!(std::time::Instant::now() < end, "no {what} in a minute");
+        crate::instance::neap_tick();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn listeners_are_told_by_functions_and_eventfds_until_they_end() {
+    let group = made("c-heard");
+    let below = made("c-heard/below");
+    let (notes, mut ear, mut poll) = (Notes::default(), zeroed::<Listens>(), zeroed::<Listens>());
+    let argument = (&raw const notes).cast_mut().cast();
+    // SAFETY: the objects and places are this function's, and stay where they are.
+    unsafe {
+        let descriptor = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let count = || {
+            let mut count = 0_u64;
+            let read = libc::read(descriptor, (&raw mut count).cast(), 8);
+            if read == 8 { count } else { 0 }
+        };
+        assert_eq!(neap_group_subscribe(ear.as_mut_ptr(), group, 1 << 3 | 1 << 5, Some(note), argument), 0);
+        assert_eq!(neap_group_subscribe_fd(poll.as_mut_ptr(), below, 1 << 3, descriptor), 0);
+        assert_eq!(neap_group_set(below, 0, 4096, null_mut()), 0);
+        let mut charge = zeroed::<Charged>();
+        assert_eq!(neap_group_charge(charge.as_mut_ptr(), below, 8192, 0, null_mut()), code(Error::Charge));
+        let has = |event| notes.0.lock().unwrap().contains(&(group, event, 1));
+        ticked("change and refusal", || has(5) && has(3));
+        ticked("count", || count() == 1);
+        assert_eq!(neap_group_unsubscribe(poll.as_mut_ptr()), 0);
+        assert_eq!(neap_group_unsubscribe(poll.as_mut_ptr()), code(Error::Argument));
+        assert_eq!((neap_group_delete(below), neap_group_delete(group)), (0, 0));
+        ticked("end", || has(-1));
+        assert_eq!(notes.0.lock().unwrap().last(), Some(&(group, -1, 1)));
+        assert_eq!(neap_group_unsubscribe(ear.as_mut_ptr()), 0);
+        // What cannot be.
+        let place = ear.as_mut_ptr();
+        assert_eq!(neap_group_subscribe(place, group, 1, Some(note), argument), code(Error::Group));
+        for mask in [0, 1 << 6, u32::MAX] {
+            assert_eq!(neap_group_subscribe(place, ROOT, mask, Some(note), argument), code(Error::Argument));
+        }
+        assert_eq!(neap_group_subscribe(place, ROOT, 1, None, argument), code(Error::Argument));
+        assert_eq!(neap_group_subscribe(null_mut(), ROOT, 1, Some(note), argument), code(Error::Argument));
+        let blocks = libc::eventfd(0, libc::EFD_CLOEXEC);
+        for none in [-1, 0, blocks] {
+            assert_eq!(neap_group_subscribe_fd(place, ROOT, 1, none), code(Error::EventFd), "{none}");
+        }
+        assert_eq!(neap_group_unsubscribe(place), code(Error::Argument), "a failure leaves none");
+        assert_eq!((libc::close(descriptor), libc::close(blocks)), (0, 0));
+    }
+}
+
+#[test]
+fn a_charge_waits_for_room_or_until_its_time_is_over() {
+    let group = made("c-waits");
+    let (mut first, mut second) = (zeroed::<Charged>(), zeroed::<Charged>());
+    let mut refusal = Refusal::default();
+    // SAFETY: the objects and places are this function's.
+    unsafe {
+        assert_eq!(neap_group_set(group, 0, 1 << 20, null_mut()), 0);
+        assert_eq!(neap_group_charge_wait(first.as_mut_ptr(), group, 1 << 20, -1, null_mut()), 0);
+        for time in [0, 1_000_000] {
+            let answer = neap_group_charge_wait(second.as_mut_ptr(), group, 4096, time, &raw mut refusal);
+            assert_eq!((answer, refusal.group, refusal.need_bytes), (code(Error::Charge), group, 4096));
+        }
+        let more = neap_group_charge_wait(second.as_mut_ptr(), group, 2 << 20, -1, null_mut());
+        assert_eq!(more, code(Error::Charge), "more than the limit does not wait");
+        let waiter = std::thread::spawn(move || {
+            let mut charge = zeroed::<Charged>();
+            let answer = neap_group_charge_wait(charge.as_mut_ptr(), group, 4096, -1, null_mut());
+            (answer, neap_charge_bytes(charge.as_ptr()), neap_group_uncharge(charge.as_mut_ptr()))
+        });
+        std::thread::yield_now();
+        assert_eq!(neap_group_uncharge(first.as_mut_ptr()), 0);
+        assert_eq!(waiter.join().unwrap(), (0, 4096, 0));
+        assert_eq!(neap_group_charge_wait(first.as_mut_ptr(), NONE[0], 1, -1, null_mut()), code(Error::Group));
+        assert_eq!((used(group), neap_group_delete(group)), (0, 0));
+    }
+}
+
+#[test]
+fn protection_stocks_and_counts_are_told() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (mut min, mut low) = (7, 7);
+    let mut before = zeroed::<Count>();
+    // SAFETY: the objects and places are this function's.
+    unsafe {
+        assert_eq!(neap_group_count_get(before.as_mut_ptr()), 0);
+        let group = made("c-protected");
+        let mut charge = zeroed::<Charged>();
+        assert_eq!(neap_group_charge(charge.as_mut_ptr(), group, 1 << 20, 0, null_mut()), 0);
+        assert_eq!(neap_group_drain(group), 0);
+        assert_eq!(info(group).charged_bytes, 1 << 20, "nothing is in stock");
+        assert_eq!((neap_group_set(group, 3, 4096, null_mut()), neap_group_set(group, 2, 8192, null_mut())), (0, 0));
+        assert_eq!((neap_group_protection(group, &raw mut min, &raw mut low), min, low), (0, 4096, 8192));
+        let mut now = zeroed::<Count>();
+        assert_eq!(neap_group_count_get(now.as_mut_ptr()), 0);
+        assert!(now.assume_init_ref().live >= 2 && now.assume_init_ref().ids >= now.assume_init_ref().live);
+        assert_eq!((neap_group_uncharge(charge.as_mut_ptr()), neap_group_delete(group)), (0, 0));
+        for none in [group].iter().chain(&NONE) {
+            assert_eq!(neap_group_drain(*none), code(Error::Group));
+            assert_eq!(neap_group_protection(*none, &raw mut min, &raw mut low), code(Error::Group));
+        }
+        assert_eq!((min, low), (4096, 8192), "nothing is written");
+        assert_eq!(neap_group_protection(ROOT, null_mut(), &raw mut low), code(Error::Argument));
+        assert_eq!(neap_group_protection(ROOT, &raw mut min, null_mut()), code(Error::Argument));
+        assert_eq!(neap_group_count_get(null_mut()), code(Error::Argument));
     }
 }

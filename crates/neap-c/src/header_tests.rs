@@ -4,13 +4,14 @@
 use crate::charge::{Charged, Holder, Refusal};
 use crate::counter::Counter;
 use crate::error::Error;
-use crate::group::{Info, Inside};
+use crate::event::Listens;
+use crate::group::{Count, Info, Inside};
 use crate::histogram::Histogram;
 use crate::instance::Usage;
 use crate::reference::Ref;
 use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
-use neap::groups::{Bound, Group, UNLIMITED};
+use neap::groups::{Bound, Event, Group, UNLIMITED};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -58,7 +59,8 @@ fn constants_and_layouts_are_those_of_the_library() {
     let mut same = |what: &str, value: i128| {
         writeln!(text, "static_assert({what} == {value}, \"{what}\");").unwrap();
     };
-    let names = "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN".split(' ');
+    let names =
+        "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD".split(' ');
     assert_eq!(names.clone().count(), Error::ALL.len());
     for (name, error) in names.zip(Error::ALL) {
         assert_eq!(format!("{error:?}").to_uppercase(), name);
@@ -73,6 +75,10 @@ fn constants_and_layouts_are_those_of_the_library() {
     for bound in Bound::ALL {
         same(&format!("NEAP_{}", bound.name().to_uppercase()), bound as i128);
     }
+    for event in Event::ALL {
+        same(&format!("NEAP_EVENT_{}", event.name().to_uppercase()), event as i128);
+    }
+    same("NEAP_EVENT_GONE", crate::event::GONE.into());
     // What is shorter than the header's is room for later versions.
     let mut object = |name: &str, size: usize, align: usize, room: usize| {
         assert!(size <= room && align <= 8, "{name}: {size} bytes aligned to {align}, and {room} in the header");
@@ -83,9 +89,11 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_ref", size_of::<Ref>(), align_of::<Ref>(), 128);
     object("neap_histogram", size_of::<Histogram>(), align_of::<Histogram>(), 4096);
     object("neap_entered", size_of::<Inside>(), align_of::<Inside>(), 32);
+    object("neap_listener", size_of::<Listens>(), align_of::<Listens>(), 64);
     object("neap_charge", size_of::<Charged>(), align_of::<Charged>(), 32);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
     same("sizeof(neap_group_info)", size_of::<Info>() as i128);
+    same("sizeof(neap_group_count)", size_of::<Count>() as i128);
     same("sizeof(neap_holder)", size_of::<Holder>() as i128);
     same("sizeof(neap_refusal)", size_of::<Refusal>() as i128);
     macro_rules! fields {
@@ -97,6 +105,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_info", Info: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
     fields!("neap_group_info", Info: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
     fields!("neap_group_info", Info: max_events refused_events overcharged_events changed_events children);
+    fields!("neap_group_count", Count: live dying ids);
     fields!("neap_holder", Holder: group bytes);
     fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reserved);
     for (name, bytes) in

@@ -11,6 +11,7 @@
 mod charge;
 mod counter;
 mod error;
+mod event;
 mod group;
 #[cfg(test)]
 mod group_tests;

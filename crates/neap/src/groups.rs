@@ -337,7 +337,11 @@ impl Group {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn drain(self) -> Result<(), Denied> {
-        made_or_here(self)?.drain(self.0);
+        let grouped = made_or_here(self)?;
+        if !grouped.is_there(self.0) {
+            return Err(Denied::NoSuchGroup);
+        }
+        grouped.drain(self.0);
         Ok(())
     }
 }
