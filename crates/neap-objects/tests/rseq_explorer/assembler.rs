@@ -20,6 +20,7 @@ enum Sequence {
     PopMany,
     SetCapacity,
     Count(Side),
+    Alter(Change),
 }
 
 pub struct Assembler {
@@ -68,6 +69,10 @@ impl Assembler {
             Op::Fork => self.fork(),
             Op::Read => self.read(),
             Op::Retire => self.retire(),
+            Op::Charge(_) => self.change(Change::Take, Instr::CounterUp(true)),
+            Op::Uncharge(_) => self.change(Change::Give, Instr::CounterDown(true)),
+            Op::Stock(_) => self.stock(),
+            Op::Empty(_) => self.empty(),
         }
         self.flags = 0;
         for [exit, again, given_up] in core::mem::take(&mut self.exits) {
@@ -134,6 +139,17 @@ impl Assembler {
                 self.jump(Instr::CheckPlace, refused, "refused if c has no words");
                 self.line(Instr::LoadWord(side), "n := the word of c and k");
                 self.line(Instr::StoreWordUp(side), "COMMIT: the word of c and k := n + 1").flags |= COMMIT;
+            }
+            Sequence::Alter(change) => {
+                self.line(Instr::LoadStock, "n := p.word");
+                if change != Change::Put || self.mutant != Mutant::StockBlindly {
+                    self.jump(
+                        Instr::CheckStock(change),
+                        refused,
+                        "refused if n is not of k, or has too few or no room",
+                    );
+                }
+                self.line(Instr::StoreStock(change), "COMMIT: p.word := n, changed").flags |= COMMIT;
             }
             Sequence::Push | Sequence::PushMany => self.push(kind == Sequence::PushMany, refused),
             Sequence::Pop | Sequence::PopMany => self.pop(kind == Sequence::PopMany, refused),
@@ -410,6 +426,57 @@ impl Assembler {
             self.line(Instr::OpenGate, "fork: open the gate");
         }
         self.finish();
+    }
+
+    fn change(&mut self, change: Change, otherwise: Instr) {
+        let refused = self.label();
+        self.sequence(Sequence::Alter(change), refused);
+        self.finish();
+        self.here(refused);
+        self.line(otherwise, "lock: the counter of k");
+        self.finish();
+    }
+
+    fn stock(&mut self) {
+        let refused = self.label();
+        self.line(Instr::CounterUp(false), "lock: the counter of k + 1");
+        self.line(Instr::Hint, "v := the word of this CPU");
+        self.sequence(Sequence::Alter(Change::Put), refused);
+        self.line(Instr::CounterOut, "lock: what v held for another, or too much, off its counter");
+        self.finish();
+        self.here(refused);
+        self.line(Instr::CounterDown(false), "lock: the counter of k - 1");
+        self.finish();
+    }
+
+    fn empty(&mut self) {
+        use Mutant as M;
+        let m = self.mutant;
+        let [leave, fenced, skip] = [(); 3].map(|()| self.label());
+        self.line(Instr::LockTakers, "lock the takers' mutex");
+        if m == M::FenceBeforeSwap {
+            self.jump(Instr::FenceRow, leave, "fence(c), too early");
+        }
+        self.jump(Instr::Swap, leave, "d := xchg(row[c], DUMMY)");
+        self.flags = DETACHED;
+        if m == M::ReadBeforeFence {
+            self.line(Instr::ReadStock, "n := d.word, too early");
+        }
+        if m != M::NoFence && m != M::FenceBeforeSwap {
+            self.jump(Instr::FenceRow, if m == M::FenceFailureIgnored { fenced } else { skip }, "fence(c)");
+        }
+        self.here(fenced);
+        self.flags |= FENCED;
+        self.line(Instr::TakeStock, "n := xchg(d.word, 0)");
+        self.line(Instr::PutBack, "row[c] := d");
+        self.flags = 0;
+        self.line(Instr::CounterOut, "lock: n off the counter of whoever it is of");
+        self.here(leave);
+        self.line(Instr::UnlockTakers, "unlock the takers' mutex");
+        self.finish();
+        self.here(skip);
+        self.flags = DETACHED;
+        self.line(Instr::PutBack, "skipped: row[c] := d").next = leave.0 as u8;
     }
 
     fn read(&mut self) {

@@ -16,7 +16,8 @@
 //! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
-//! Where threads read and retire nothing of this holds; there nobody looks at what is freed, and in the end counts are even.
+//! Where threads read and retire nothing of this holds; there nobody looks at what is freed, and in the end counts are even. Where they charge, 6 holds,
+//! nobody writes to DUMMY, and in the end what is charged is what is stocked and in hands.
 //!
 //! "At rest" 1 to 5 are judged only where all threads have finished and all buffers are empty: a
 //! violation there is real damage that stays. Popped rubbish, an object received twice and a torn
@@ -40,6 +41,7 @@ impl Machine {
         let text = match s.flaw {
             Flaw::None if self.scenario.at_rest && !self.at_rest(s) => return None,
             Flaw::None if self.scenario.reads() => return self.judge_counts(s),
+            Flaw::None if self.scenario.stocks() => return self.judge_stocks(s),
             Flaw::None => {
                 let mem = s.settled();
                 return self.judge_objects(s, &mem).or_else(|| self.judge_regions(s, &mem));
@@ -66,6 +68,21 @@ impl Machine {
         let uneven = |&phase: &u8| sum(Side::Entered, phase) != sum(Side::Left, phase);
         let phase = if self.at_rest(s) { (0..2).find(uneven) } else { None };
         phase.map(|phase| format!("nobody reads, but the counts of phase {phase} differ"))
+    }
+
+    /// Nobody writes to DUMMY, and in the end each payer is charged for what is stocked for it and what threads have.
+    fn judge_stocks(&self, s: &State) -> Option<String> {
+        let mem = s.settled();
+        if mem[stock_of(DUMMY)] != self.initial().mem[stock_of(DUMMY)] {
+            return Some("DUMMY was written to".to_string());
+        }
+        let has = |payer: u8| {
+            let words = (A..C).map(|region| mem[stock_of(region)]).filter(|word| word >> 2 == payer + 1);
+            words.map(|word| word & 3).sum::<u8>() + s.thr.iter().map(|t| t.hand >> (payer + 1) & 1).sum::<u8>()
+        };
+        let uneven = |&payer: &u8| mem[CHARGED + payer as usize] != has(payer);
+        let payer = if self.at_rest(s) { (0..PAYERS).find(uneven) } else { None }?;
+        Some(format!("payer {payer} is charged for {} and has {}", mem[CHARGED + payer as usize], has(payer)))
     }
 
     /// The lines that threads are at which hold a region, with their frames.

@@ -339,6 +339,55 @@ impl Machine {
                 s.mem[ALIVE] = f.v + 1;
                 seen = event::FREED;
             }
+            Instr::LoadStock => f.n = self.load(s, t, stock_of(f.p)),
+            Instr::CheckStock(change) => {
+                let number = f.n ^ stocked(f.k, 0);
+                goes_on = match change {
+                    Change::Take => (1..=MOST).contains(&number),
+                    Change::Give => number < MOST,
+                    Change::Put => f.n == f.v,
+                };
+            }
+            Instr::StoreStock(change) => {
+                let mine = 1 << (f.k + 1);
+                let (value, event) = match change {
+                    Change::Take => (f.n - 1, event::STOCK_TOOK),
+                    Change::Give => (f.n + 1, event::STOCK_GAVE),
+                    Change::Put => (restocked(f.v, f.k).0, event::STOCK_PUT),
+                };
+                match change {
+                    Change::Take => s.thr[t].hand |= mine,
+                    Change::Give => s.thr[t].hand &= !mine,
+                    // What comes out of the word is this thread's to settle.
+                    Change::Put => f.v = restocked(f.v, f.k).1,
+                }
+                (store, seen) = (Some((stock_of(f.p), value)), event);
+            }
+            Instr::Hint => f.v = if cpu < ROWS { self.load(s, t, stock_of(A + cpu as u8)) } else { NOTHING },
+            Instr::CounterUp(held) | Instr::CounterDown(held) => {
+                s.drain(cpu);
+                let up = matches!(line.instr, Instr::CounterUp(_));
+                let counter = &mut s.mem[CHARGED + f.k as usize];
+                *counter = counter.wrapping_add(if up { 1 } else { 15 }) & 15;
+                if held {
+                    let mine = 1 << (f.k + 1);
+                    s.thr[t].hand = if up { s.thr[t].hand | mine } else { s.thr[t].hand & !mine };
+                }
+            }
+            Instr::CounterOut => {
+                s.drain(cpu);
+                if let Some(payer) = (f.v >> 2).checked_sub(1).filter(|payer| *payer < PAYERS) {
+                    let counter = &mut s.mem[CHARGED + payer as usize];
+                    *counter = counter.wrapping_sub(f.v & 3) & 15;
+                }
+            }
+            Instr::ReadStock => f.v = self.load(s, t, stock_of(f.d)),
+            Instr::TakeStock => {
+                s.drain(cpu);
+                let found = core::mem::replace(&mut s.mem[stock_of(f.d)], 0);
+                f.v = if self.scenario.mutant == Mutant::ReadBeforeFence { f.v } else { found };
+                seen = if found & 3 > 0 { event::STOCK_EMPTIED } else { 0 };
+            }
         }
         if let Some((word, value)) = store {
             if line.flags & (SEQ | COMMIT) != 0 {

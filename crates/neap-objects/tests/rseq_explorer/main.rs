@@ -3,7 +3,7 @@
 //! `protocol` has the sequences in plain words, `assembler` puts them together as programs, `model` has
 //! the machine with its store buffers and what it cannot show, `steps` what can happen next, `execute`
 //! what an instruction does, `check` what must hold, `search` the search. This file has the scenarios in
-//! which the protocol must hold; `mutants` has the ones in which a wrong protocol must be caught; `rcu` has both for readers. loom
+//! which the protocol must hold; `mutants` has the ones in which a wrong protocol must be caught; `rcu` has both for readers, `alter` for stocks. loom
 //! cannot do this: it knows neither restartable sequences nor membarrier.
 //!
 //! Sits beside the crate and touches none of its code: what is proved is the design, so a change of a
@@ -16,6 +16,7 @@
 
 #![allow(unreachable_pub, reason = "a test exports nothing; pub here means: for the other files")]
 
+mod alter;
 mod assembler;
 mod check;
 mod execute;

@@ -132,6 +132,40 @@ pub mod event {
     /// Readers were sent to the other phase.
     pub const FLIPPED: u32 = 1 << 21;
     pub const FREED: u32 = 1 << 22;
+    /// A byte came out of a stock, or into one.
+    pub const STOCK_TOOK: u32 = 1 << 23;
+    pub const STOCK_GAVE: u32 = 1 << 24;
+    /// A word became another payer's.
+    pub const STOCK_PUT: u32 = 1 << 25;
+    /// Something came out of a stock that was emptied.
+    pub const STOCK_EMPTIED: u32 = 1 << 26;
+}
+
+/// Words of who charges, in the place of those for the spare region, which nobody uses then: what each payer is charged for.
+pub const CHARGED: usize = SPARE;
+/// Who can pay, and the most that a word holds; in a word the payer, from 1 on, is above the number.
+pub const PAYERS: u8 = 2;
+pub const MOST: u8 = 3;
+/// DUMMY's word: no payer's.
+pub const NOBODYS: u8 = 15;
+
+/// Where the word of a region's stock lies.
+pub fn stock_of(region: u8) -> usize {
+    count_of(region, 0)
+}
+
+/// The word of a payer that has so many.
+pub fn stocked(payer: u8, number: u8) -> u8 {
+    (payer + 1) << 2 | number
+}
+
+/// What is stocked anew for a payer over a word, and what comes out of it.
+pub fn restocked(found: u8, payer: u8) -> (u8, u8) {
+    match (found >> 2 == payer + 1, found & 3) {
+        (false, _) => (stocked(payer, 1), found),
+        (true, MOST) => (stocked(payer, MOST / 2), stocked(payer, MOST + 1 - MOST / 2)),
+        (true, held) => (stocked(payer, held + 1), 0),
+    }
 }
 
 /// How the kernel knows a thread.
@@ -191,6 +225,12 @@ impl Scenario {
     /// Whether this is about readers and what is retired, and not about stacks.
     pub fn reads(&self) -> bool {
         self.actors.iter().flat_map(|actor| &actor.ops).any(|op| matches!(op, Op::Read | Op::Retire))
+    }
+
+    /// Whether this is about stocks; the objects in stacks are then bytes of the first payer.
+    pub fn stocks(&self) -> bool {
+        let charges = |op: &Op| matches!(op, Op::Charge(_) | Op::Uncharge(_) | Op::Stock(_) | Op::Empty(_));
+        self.actors.iter().flat_map(|actor| &actor.ops).any(charges)
     }
 
     /// How many objects the slow paths move at once.

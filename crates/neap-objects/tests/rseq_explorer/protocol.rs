@@ -45,6 +45,14 @@
 //! 3. Fence every CPU that has words; if that fails nothing is freed. 4. Add up who went out in a phase, then who came in; if
 //! these are equal the phase was seen without readers. 5. If one phase was, store its number as the phase, and look at the other. 6. If
 //! both were, free the object.
+//!
+//! Stocks (`neap-groups/src/stock.rs`): a region has one word, who pays and how many bytes are stocked for it; DUMMY's is above
+//! every number under every payer. Charge: a sequence, 1-3 as above, 4. load the word, 5. refused unless it is of this payer and has
+//! some, 6. COMMIT: store it with less. Refused: add to the payer's counter by a locked instruction. Uncharge is the mirror.
+//! Stock: 1. add to the counter. 2. Look at the word of the CPU that it is on, a hint. 3. By a sequence, if the word still is that,
+//! store what is to be there. 4. Take off the counter what the word held for another payer; or, refused, what was added.
+//! Empty, from anywhere: lock, swap, fence as a take does; 5. exchange the word for 0; 6. store the region in the row again; 7. take
+//! what came out off its counter; 8. unlock.
 
 use crate::assembler::Assembler;
 
@@ -120,6 +128,10 @@ pub enum Mutant {
     SharedWords,
     /// Readers go out before they have looked.
     LeaveFirst,
+    /// DUMMY's word is what an empty one is.
+    DummyOfZeroes,
+    /// Who stocks does not look whether the word is still what it was.
+    StockBlindly,
 }
 
 /// What a thread does next. An object number of 0 means: the lowest object that it holds.
@@ -143,6 +155,22 @@ pub enum Op {
     Read,
     /// Replace the object, wait for its readers, free it.
     Retire,
+    /// A byte for a payer: out of the stock, or by its counter.
+    Charge(u8),
+    /// Back into the stock, or off its counter.
+    Uncharge(u8),
+    /// One more into the stock, whoever has the word.
+    Stock(u8),
+    /// Empty a CPU's stock.
+    Empty(u8),
+}
+
+/// What becomes of a stock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    Take,
+    Give,
+    Put,
 }
 
 /// Which of a reader's two counts.
@@ -156,7 +184,7 @@ pub enum Side {
 /// loaded object, `v` object to push, `b` private memory for objects and `m` how many it has, `d`
 /// region taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU. Of a reader: `k` phase, `v`
 /// object. Of who retires: `k` the phase that is looked at, `i` the place, `n` how many came in and did not go out, `m` a bit for
-/// each phase seen without readers, `v` the object that is retired.
+/// each phase seen without readers, `v` the object that is retired. Of who charges: `k` the payer, `n` the word, `v` what it was before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Instr {
     Finish,
@@ -227,6 +255,17 @@ pub enum Instr {
     /// Whether all is seen; otherwise what is looked at next.
     Decide,
     Free,
+    LoadStock,
+    CheckStock(Change),
+    StoreStock(Change),
+    Hint,
+    /// To the payer's counter, and into the thread's hands or not.
+    CounterUp(bool),
+    CounterDown(bool),
+    /// What a stock held for somebody else.
+    CounterOut,
+    TakeStock,
+    ReadStock,
 }
 
 /// Inside `[START, END)`: an interruption of an armed thread here aborts.
@@ -307,6 +346,10 @@ fn shape(op: Op) -> Op {
         Op::Flush(_) => Op::Flush(0),
         Op::Fill(_) => Op::Fill(0),
         Op::Take(_, wanted) => Op::Take(0, wanted),
+        Op::Charge(_) => Op::Charge(0),
+        Op::Uncharge(_) => Op::Uncharge(0),
+        Op::Stock(_) => Op::Stock(0),
+        Op::Empty(_) => Op::Empty(0),
         Op::Fork | Op::Read | Op::Retire => op,
     }
 }

@@ -166,6 +166,10 @@ fn count_name(word: usize) -> String {
 fn word_name(machine: &Machine, word: usize) -> String {
     match word {
         PHASE.. if machine.scenario.reads() => count_name(word),
+        SPARE..TAKERS if machine.scenario.stocks() => format!("charged[{}]", word - CHARGED),
+        REGION.. if machine.scenario.stocks() => {
+            format!("{}.word", region_name(DUMMY + ((word - REGION) / STRIDE) as u8))
+        }
         ROW..SPARE => format!("row[{}]", word - ROW),
         SPARE..TAKERS => "spare".to_string(),
         TAKERS => "mutex".to_string(),
@@ -185,8 +189,9 @@ fn word_name(machine: &Machine, word: usize) -> String {
     }
 }
 
-fn value_name(word: usize, value: u8) -> String {
-    if (ROW..TAKERS).contains(&word) { region_name(value).to_string() } else { value.to_string() }
+fn value_name(machine: &Machine, word: usize, value: u8) -> String {
+    let pointers = if machine.scenario.stocks() { ROW..SPARE } else { ROW..TAKERS };
+    if pointers.contains(&word) { region_name(value).to_string() } else { value.to_string() }
 }
 
 /// One step in words: who, where, which line, and what changed.
@@ -224,13 +229,17 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
         }
     }
     for word in (0..WORDS).filter(|&word| before.mem[word] != after.mem[word]) {
-        notes.push(format!("memory: {} = {}", word_name(machine, word), value_name(word, after.mem[word])));
+        notes.push(format!("memory: {} = {}", word_name(machine, word), value_name(machine, word, after.mem[word])));
     }
     for cpu in 0..CPUS {
         let pending = |s: &State| s.buf[cpu].iter().filter(|&&entry| entry != 0).count();
         for &entry in &after.buf[cpu][pending(before).min(pending(after))..pending(after)] {
             let word = (entry >> 4) as usize - 1;
-            notes.push(format!("pending: {} = {}", word_name(machine, word), value_name(word, (entry & 15) as u8)));
+            notes.push(format!(
+                "pending: {} = {}",
+                word_name(machine, word),
+                value_name(machine, word, (entry & 15) as u8)
+            ));
         }
     }
     for (t, actor) in machine.scenario.actors.iter().enumerate() {

@@ -32,7 +32,10 @@ impl Machine {
         let pinned = scenario.actors.iter().filter(|a| a.cpus & 1 << 2 != 0).count();
         assert!(pinned <= 1, "CPU 2 is for one thread");
         let mut handlers = scenario.actors.iter().filter_map(|a| a.handler);
-        assert!(handlers.all(|op| matches!(op, Op::Pop(_) | Op::Push(1..) | Op::Read)), "no such handler");
+        assert!(
+            handlers.all(|op| matches!(op, Op::Pop(_) | Op::Push(1..) | Op::Read | Op::Charge(_))),
+            "no such handler"
+        );
         let takes = |a: &Actor| a.ops.iter().any(|op| matches!(op, Op::Take(..)));
         assert!(!scenario.actors.iter().any(|a| a.handler.is_some() && takes(a)), "no handler on top of a taker");
         let ops = scenario.actors.iter().flat_map(|a| a.ops.iter().copied().chain(a.handler));
@@ -51,7 +54,16 @@ impl Machine {
         if self.scenario.reads() {
             (s.mem[OBJECT], s.mem[ALIVE]) = (1, 1);
         }
-        let stacks = (A..).zip(&self.scenario.stacks).filter(|_| !self.scenario.reads());
+        if self.scenario.stocks() {
+            s.mem[stock_of(DUMMY)] = if self.scenario.mutant == Mutant::DummyOfZeroes { 0 } else { NOBODYS };
+            for (row, (region, stacks)) in (A..).zip(&self.scenario.stacks).enumerate() {
+                let number = stacks[0].len() as u8;
+                s.mem[ROW + row] = region;
+                s.mem[stock_of(region)] = if number > 0 { stocked(0, number) } else { 0 };
+                s.mem[CHARGED] += number;
+            }
+        }
+        let stacks = (A..).zip(&self.scenario.stacks).filter(|_| !self.scenario.reads() && !self.scenario.stocks());
         for (row, (region, stacks)) in stacks.enumerate() {
             if region == B && self.scenario.one_region {
                 s.mem[ROW + row] = DUMMY;
@@ -65,7 +77,7 @@ impl Machine {
                 s.mem[count + 2..][..objects.len()].copy_from_slice(objects);
             }
         }
-        for spare in 0..self.spares() {
+        for spare in 0..if self.scenario.stocks() { 0 } else { self.spares() } {
             s.mem[SPARE + spare] = C + spare as u8;
         }
         for (t, actor) in self.scenario.actors.iter().enumerate() {
@@ -128,7 +140,8 @@ impl Machine {
             Op::Push(0) | Op::SlowPush(0) => frame.v = own.trailing_zeros() as u8,
             Op::Push(v) | Op::SlowPush(v) => frame.v = v,
             Op::Pop(class) | Op::SlowPop(class) | Op::Flush(class) | Op::Fill(class) => frame.k = class,
-            Op::Take(cpu, _) => frame.c = cpu,
+            Op::Take(cpu, _) | Op::Empty(cpu) => frame.c = cpu,
+            Op::Charge(payer) | Op::Uncharge(payer) | Op::Stock(payer) => frame.k = payer,
             Op::Fork | Op::Read | Op::Retire => {}
         }
         if frame.v != NOTHING {
