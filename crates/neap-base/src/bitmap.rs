@@ -27,44 +27,36 @@ pub fn clear(words: &mut [u64], bit: usize) -> bool {
     before
 }
 
-/// Calls `each` with every word that `start..end` touches and the mask of its part, until it answers `false`.
+/// Calls `each` with every word that `start..end` touches and the mask of its part.
 #[inline]
-fn masks(start: usize, end: usize, mut each: impl FnMut(usize, u64) -> bool) {
-    let mut bit = start;
-    while bit < end {
-        let (word, low) = (bit / 64, bit % 64);
-        let count = (64 - low).min(end - bit);
-        let mask = (u64::MAX >> (64 - count)) << low;
-        if !each(word, mask) {
-            return;
-        }
-        bit += count;
+fn masks(start: usize, end: usize, mut each: impl FnMut(usize, u64)) {
+    if start >= end {
+        return;
     }
+    let (first, last) = (start / 64, (end - 1) / 64);
+    let (from, to) = (u64::MAX << (start % 64), u64::MAX >> (63 - (end - 1) % 64));
+    if first == last {
+        return each(first, from & to);
+    }
+    each(first, from);
+    (first + 1..last).for_each(|word| each(word, u64::MAX));
+    each(last, to);
 }
 
 /// Sets every bit of `start..end`.
 pub fn set_range(words: &mut [u64], start: usize, end: usize) {
-    masks(start, end, |word, mask| {
-        words[word] |= mask;
-        true
-    });
+    masks(start, end, |word, mask| words[word] |= mask);
 }
 
 /// Clears every bit of `start..end`.
 pub fn clear_range(words: &mut [u64], start: usize, end: usize) {
-    masks(start, end, |word, mask| {
-        words[word] &= !mask;
-        true
-    });
+    masks(start, end, |word, mask| words[word] &= !mask);
 }
 
 /// How many bits of `start..end` are set.
 pub fn count_range(words: &[u64], start: usize, end: usize) -> usize {
     let mut count = 0;
-    masks(start, end, |word, mask| {
-        count += (words[word] & mask).count_ones() as usize;
-        true
-    });
+    masks(start, end, |word, mask| count += (words[word] & mask).count_ones() as usize);
     count
 }
 
@@ -78,16 +70,19 @@ pub fn next_clear(words: &[u64], start: usize, end: usize) -> Option<usize> {
     next(words, start, end, u64::MAX)
 }
 
+#[inline]
 fn next(words: &[u64], start: usize, end: usize, flip: u64) -> Option<usize> {
-    let mut found = None;
-    masks(start, end, |word, mask| {
-        let bits = (words[word] ^ flip) & mask;
-        if bits != 0 {
-            found = Some(word * 64 + bits.trailing_zeros() as usize);
-        }
-        bits == 0
-    });
-    found
+    if start >= end {
+        return None;
+    }
+    let (mut word, last) = (start / 64, (end - 1) / 64);
+    let mut bits = (words[word] ^ flip) & u64::MAX << (start % 64);
+    while bits == 0 && word < last {
+        word += 1;
+        bits = words[word] ^ flip;
+    }
+    let bit = word * 64 + bits.trailing_zeros() as usize;
+    (bits != 0 && bit < end).then_some(bit)
 }
 
 #[cfg(test)]
