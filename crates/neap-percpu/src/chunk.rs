@@ -5,7 +5,7 @@
 //! populated pages and those of them that are empty; both follow the maps at once, never by a correction later. Knows no
 //! lists and no other chunk.
 
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, round_up};
 use crate::map::{BLOCK, Hint, Map};
 use core::ops::Range;
 use neap_base::bitmap;
@@ -306,7 +306,7 @@ impl Chunk<'_> {
     pub(crate) fn room(&self, row: Range<usize>, size: usize, align: usize) -> Option<usize> {
         let mut at = row.start;
         while at + size <= row.end {
-            at = row.start + (at - row.start).next_multiple_of(align);
+            at = row.start + round_up(at - row.start, align);
             match bitmap::next_set(self.used, at.min(row.end), (at + size).min(row.end)) {
                 None => return (at + size <= row.end).then_some(at),
                 Some(taken) => at = bitmap::next_clear(self.used, taken, row.end)?,

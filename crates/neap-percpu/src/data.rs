@@ -238,7 +238,7 @@ impl<C: Charge> PerCpuData<C> {
         let (chunks, mut rows, work) = unsafe {
             let rows =
                 Rows { rows: Pool::at(rows, most_rows), owners: Pool::at(owners, most_owners), grain: geometry.grain };
-            (Chunks::at(geometry, parts, chunks, stack), rows, Work::at(ranges))
+            (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
         };
         rows.open(0); // Nobody.
         let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
@@ -266,11 +266,11 @@ impl<C: Charge> PerCpuData<C> {
             }
             if platform.nodes() > 1 && column == 0 {
                 // A preference: memory comes from elsewhere rather than not at all.
-                let _ = platform.bind(base + group * geometry.group_span(), geometry.group_span(), node);
+                let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
             }
             // SAFETY: the tables have an entry for every CPU, and nobody else has them yet.
             unsafe {
-                data.offsets.add(cpu).write(group * geometry.group_span());
+                data.offsets.add(cpu).write(group * data.geometry.group_span());
                 data.columns.cast_mut().add(cpu).write(column);
                 data.isolated.cast_mut().add(cpu).write(is_isolated(cpu));
             }
@@ -397,8 +397,8 @@ impl<C: Charge> PerCpuData<C> {
     /// As for [`PerCpuData::free`].
     pub unsafe fn take_back(&self, handle: Handle) -> Result<(usize, u64), Invalid> {
         let mut state = self.state.lock();
-        let (place, granules) = state.locate(self.base, handle)?;
-        let Freed { owner, granules } = state.free(&place, granules);
+        let place = state.locate(self.base, handle)?;
+        let Freed { owner, granules } = state.free(place);
         let payer = state.rows.record(owner).map_or(0, |record| record.payer);
         self.tell(&state);
         drop(state);
@@ -481,20 +481,20 @@ impl<C: Charge> PerCpuData<C> {
     /// wait anywhere.
     fn at_once(&self, state: &mut State, request: &Request, anywhere: bool) -> Option<Handle> {
         if let Some(place) = state.share(request) {
-            return Some(self.handle(state, &place));
+            return Some(self.handle(state, place));
         }
         let spot = state.find(request, anywhere)?;
-        if !anywhere && !state.is_populated(&spot) {
+        if !anywhere && !state.is_populated(spot) {
             return None;
         }
-        let place = state.commit(&spot, request)?;
+        let place = state.commit(spot, request)?;
         state.publish(place.row);
         self.tell(state);
-        Some(self.handle(state, &place))
+        Some(self.handle(state, place))
     }
 
     /// The handle of an allocation, for whose class there are offsets from now on.
-    fn handle(&self, state: &mut State, place: &Place) -> Handle {
+    fn handle(&self, state: &mut State, place: Place) -> Handle {
         let handle = state.handle(self.base, place);
         let (class, cpus) = (handle.class(), self.geometry.cpus);
         if !bitmap::set(&mut state.known, class) {
@@ -538,14 +538,14 @@ impl<C: Charge> PerCpuData<C> {
         let mut state = self.state.lock();
         // Somebody else may have made room while this thread waited for its turn.
         if let Some(place) = state.share(request) {
-            return Ok(self.handle(&mut state, &place));
+            return Ok(self.handle(&mut state, place));
         }
         let spot = match state.find(request, false) {
             Some(spot) => spot,
             None if state.grow() => state.find(request, false).ok_or(Refused::UnknownOwner)?,
             None => return Err(Refused::Full),
         };
-        let place = state.commit(&spot, request).ok_or(Refused::Full)?;
+        let place = state.commit(spot, request).ok_or(Refused::Full)?;
         loop {
             let (chunk, pages) = state.holes(place.row);
             if pages.is_empty() {
@@ -557,15 +557,15 @@ impl<C: Charge> PerCpuData<C> {
             match answer {
                 Ok(()) => state.add_pages(chunk, pages),
                 Err(error) => {
-                    state.free(&place, request.granules);
+                    state.free(place);
                     self.tell(&state);
                     return Err(Refused::Memory(error));
                 }
             }
         }
         state.publish(place.row);
-        let handle = self.handle(&mut state, &place);
-        let low = state.empty < self.geometry.low();
+        let handle = self.handle(&mut state, place);
+        let low = state.empty < self.geometry.low;
         self.tell(&state);
         drop(state);
         if low {

@@ -30,6 +30,8 @@ pub(crate) const CLASSES: usize = LARGEST_PAGE / LINE + 1;
 const RESERVED: usize = 4096;
 /// The pages of a CPU's part of a chunk, where nothing else is asked for.
 const UNIT_PAGES: usize = 16;
+/// The largest chunk, in bytes per group: more than any machine's CPUs ask for, and less than what [`Divisor`] cannot do.
+const LARGEST_CHUNK: usize = 1 << 36;
 
 /// How copies are laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,8 +64,36 @@ impl Shape {
     }
 }
 
-/// Everything that follows from a shape and the nodes.
+/// Divides by a number with one multiplication, as long as dividend and number multiplied are below 2^63: that is 2^64 - 1 over
+/// the number, rounded down.
 #[derive(Clone, Copy, Debug)]
+struct Divisor(u64);
+
+impl Divisor {
+    fn new(number: usize) -> Divisor {
+        Divisor(u64::MAX / number as u64)
+    }
+
+    fn quotient(self, dividend: usize) -> usize {
+        ((u128::from(dividend as u64 + 1) * u128::from(self.0)) >> 64) as usize
+    }
+}
+
+/// The smallest multiple of a power of two that is not below a number.
+pub(crate) fn round_up(number: usize, power: usize) -> usize {
+    debug_assert!(power.is_power_of_two());
+    (number + power - 1) & !(power - 1)
+}
+
+/// Whether a number is a multiple of a power of two.
+pub(crate) fn is_multiple(number: usize, power: usize) -> bool {
+    debug_assert!(power.is_power_of_two());
+    number & (power - 1) == 0
+}
+
+/// Everything that follows from a shape and the nodes. Not to be copied by chance: that takes longer than most of what it is
+/// asked for.
+#[derive(Clone, Debug)]
 pub(crate) struct Geometry {
     pub(crate) layout: Layout,
     pub(crate) cpus: usize,
@@ -84,6 +114,16 @@ pub(crate) struct Geometry {
     pub(crate) chunk: usize,
     /// The most chunks there can be.
     pub(crate) chunks: usize,
+    /// Populated pages that are too few for those who may not block: 2, or 8 KiB for each CPU of a group.
+    pub(crate) low: usize,
+    /// Populated pages that suffice for them: twice as many.
+    pub(crate) high: usize,
+    /// Empty pages from which on a chunk is emptied at once: a quarter, and never none.
+    pub(crate) quarter: usize,
+    /// A copy's part of a page, in bytes.
+    share: usize,
+    by_stripe: Divisor,
+    by_pages: Divisor,
 }
 
 impl Geometry {
@@ -95,7 +135,10 @@ impl Geometry {
         }
         let unit = if shape.unit == 0 { UNIT_PAGES * page } else { shape.unit };
         let grain = if shape.layout == Layout::Rows { LINE } else { GRANULE };
+        let chunk = unit.checked_mul(columns).filter(|chunk| *chunk <= LARGEST_CHUNK)?;
         let whole = unit.is_multiple_of(page) && unit.is_multiple_of(crate::map::BLOCK * LINE) && unit >= LARGEST;
+        let (pages, stripe) = (chunk / page, grain * columns);
+        let low = (2 * RESERVED * columns / page).max(2);
         let chunks = (shape.span / unit.max(1)).min(u32::MAX as usize / (unit / grain).max(1));
         (whole && chunks > 0).then_some(Geometry {
             layout: shape.layout,
@@ -105,12 +148,18 @@ impl Geometry {
             page,
             page_shift: page.trailing_zeros(),
             grain,
-            stripe: grain * columns,
+            stripe,
             grains: unit / grain,
             granules: unit / GRANULE,
-            pages: unit / page * columns,
-            chunk: unit * columns,
+            pages,
+            chunk,
             chunks,
+            low,
+            high: 2 * low,
+            quarter: (pages / 4).max(1),
+            share: page / columns,
+            by_stripe: Divisor::new(stripe),
+            by_pages: Divisor::new(pages.max(1)),
         })
     }
 
@@ -129,19 +178,15 @@ impl Geometry {
         self.grain / GRANULE
     }
 
-    /// Populated pages that are too few for those who may not block: 2, or 8 KiB for each CPU of a group.
-    pub(crate) fn low(&self) -> usize {
-        (2 * RESERVED * self.columns / self.page).max(2)
+    /// The chunk in which so many bytes from the first one's start lie, and how far inside.
+    pub(crate) fn chunk_of(&self, offset: usize) -> (usize, usize) {
+        let chunk = self.by_pages.quotient(offset >> self.page_shift);
+        (chunk, offset - chunk * self.chunk)
     }
 
-    /// Populated pages that suffice for them: twice as many.
-    pub(crate) fn high(&self) -> usize {
-        2 * self.low()
-    }
-
-    /// Empty pages from which on a chunk is emptied at once: a quarter, and never none.
-    pub(crate) fn quarter(&self) -> usize {
-        (self.pages / 4).max(1)
+    /// The grain in which so many bytes from a chunk's start lie.
+    pub(crate) fn grain_at(&self, offset: usize) -> usize {
+        self.by_stripe.quotient(offset)
     }
 
     /// The pages that a run of grains touches.
@@ -152,12 +197,12 @@ impl Geometry {
 
     /// The grains that touch a page.
     pub(crate) fn grains_of(&self, page: usize) -> Range<usize> {
-        page * self.page / self.stripe..self.grain_after(page)
+        self.grain_at(page << self.page_shift)..self.grain_after(page)
     }
 
     /// The first grain that lies wholly behind a page.
     pub(crate) fn grain_after(&self, page: usize) -> usize {
-        ((page + 1) * self.page).div_ceil(self.stripe)
+        self.grain_at(((page + 1) << self.page_shift) + self.stripe - 1)
     }
 
     /// The grains whose number is a multiple of this begin at a multiple of `align` bytes (a power of two, at most a page).
@@ -183,9 +228,9 @@ impl Geometry {
         if !self.shares() {
             return size.div_ceil(GRANULE);
         }
-        let room = (has / 16).min((self.page / self.columns) as u64) as usize / LINE * LINE;
+        let room = (has / 16).min(self.share as u64) as usize / LINE * LINE;
         // Every copy begins at a multiple of the alignment if the first does and the width is one.
-        size.max(room).next_multiple_of(align.max(LINE)) / LINE
+        round_up(size.max(room), align.max(LINE)) / LINE
     }
 }
 
@@ -197,6 +242,20 @@ mod tests {
         let (groups, columns) = if layout == Layout::Rows { (1, columns) } else { (columns, 1) };
         let shape = Shape { layout, page, ..Shape::usual(groups * columns) };
         Geometry::new(&shape, 4096, groups, columns).unwrap()
+    }
+
+    #[test]
+    fn a_multiplication_divides_as_a_division() {
+        for number in (1..300).chain([1 << 20, (1 << 24) - 1, 1 << 24, 3 << 25]) {
+            let divisor = Divisor::new(number);
+            let most = (1 << 63) / number - 1;
+            for multiple in [0, 1, 2, 1000, 999_999, most / number / 2, most / number] {
+                let exact = multiple.min(most / number) * number;
+                for dividend in exact.saturating_sub(2)..exact + 3 {
+                    assert_eq!(divisor.quotient(dividend), dividend / number, "{dividend} / {number}");
+                }
+            }
+        }
     }
 
     #[test]

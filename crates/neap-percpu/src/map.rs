@@ -5,6 +5,7 @@
 //! depend on what was there before; here a block that changed is looked at anew (four words), so hints are exact, always,
 //! and a hole that an aligned search stepped over cannot be forgotten.
 
+use crate::geometry::round_up;
 use neap_base::bitmap;
 
 /// Grains of a block.
@@ -86,7 +87,7 @@ impl Map<'_> {
     pub(crate) fn find(&self, size: usize, align: usize, accept: impl Fn(usize) -> Result<(), usize>) -> Option<usize> {
         let mut at = 0;
         while let Some(start) = self.next_run(at, size) {
-            let place = start.next_multiple_of(align);
+            let place = round_up(start, align);
             if place + size > self.grains() {
                 return None;
             }

@@ -7,7 +7,7 @@
 
 use crate::chunk::{Chunks, Header, NONE};
 use crate::data::{Handle, Invalid};
-use crate::geometry::{CLASSES, GRANULE, Geometry, LINE};
+use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
 use crate::lists::{Lists, slot};
 use crate::rows::{Owner, Row, Rows};
 use core::ops::Range;
@@ -45,8 +45,14 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spot {
     chunk: u32,
-    start: usize,
-    width: usize,
+    start: u32,
+    width: u32,
+}
+
+impl Spot {
+    fn grains(self) -> Range<usize> {
+        self.start as usize..(self.start + self.width) as usize
+    }
 }
 
 /// A request in the units of the state.
@@ -62,8 +68,9 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) row: u32,
-    /// The granule of the chunk at which it begins.
-    pub(crate) granule: usize,
+    /// The granule of the chunk at which it begins, and how many it has.
+    pub(crate) granule: u32,
+    pub(crate) granules: u32,
 }
 
 /// What was freed.
@@ -99,29 +106,34 @@ impl State {
     }
 
     /// Room in one of the owner's rows.
+    #[inline(always)]
     pub(crate) fn share(&mut self, request: &Request) -> Option<Place> {
-        let geometry = self.chunks.geometry;
+        if !self.geometry().shares() {
+            return None;
+        }
         let mut index = self.rows.record(request.owner)?.head;
         let first = index;
         for tried in 0..TRIES {
-            if index == NONE || !geometry.shares() {
+            if index == NONE {
                 return None;
             }
             let row = *self.rows.rows.get(index);
             if row.free == 0 {
                 return None; // Full rows are behind the others.
             }
-            let aligned = (row.start as usize * geometry.stripe).is_multiple_of(request.align)
-                && (row.width as usize * geometry.grain).is_multiple_of(request.align);
-            if row.free as usize >= request.granules && (aligned || request.align <= LINE) {
+            let geometry = self.geometry();
+            let aligned = request.align <= LINE
+                || is_multiple(row.start as usize * geometry.stripe, request.align)
+                    && is_multiple(row.width as usize * geometry.grain, request.align);
+            if row.free as usize >= request.granules && aligned {
                 let chunk = self.chunks.get(row.chunk);
-                let place = chunk.room(granules_of(&geometry, &row), request.granules, request.align / GRANULE);
+                let place = chunk.room(granules_of(chunk.geometry, &row), request.granules, request.align / GRANULE);
                 if let Some(granule) = place {
-                    self.mark(index, granule, request.granules);
-                    if self.rows.rows.get(index).free == 0 {
+                    let place = self.mark(index, granule, request.granules);
+                    if row.free == place.granules {
                         self.rows.relist(index, false);
                     }
-                    return Some(Place { row: index, granule });
+                    return Some(place);
                 }
             }
             if tried == TRIES - 1 {
@@ -133,14 +145,17 @@ impl State {
         None
     }
 
-    fn mark(&mut self, row: u32, granule: usize, granules: usize) {
-        let row = self.rows.rows.get_mut(row);
+    // Always inlined, as those that answer a place: one that goes through memory in parts and is read as a whole is waited for.
+    #[inline(always)]
+    fn mark(&mut self, index: u32, granule: usize, granules: usize) -> Place {
+        let row = self.rows.rows.get_mut(index);
         row.free -= granules as u32;
         let chunk = self.chunks.get(row.chunk);
         bitmap::set_range(chunk.used, granule, granule + granules);
         bitmap::set(chunk.starts, granule);
         self.granules += granules;
         self.allocations += 1;
+        Place { row: index, granule: granule as u32, granules: granules as u32 }
     }
 
     /// The bytes of rows' last pages in which nothing is, while that is little: then a row may begin a page of its own.
@@ -148,34 +163,36 @@ impl State {
         let geometry = self.geometry();
         let touched = (self.populated - self.empty - self.isolated_empty) * geometry.page;
         let taken = self.taken * geometry.stripe;
-        touched.saturating_sub(taken) <= taken / 16 + geometry.high() * geometry.page
+        touched.saturating_sub(taken) <= taken / 16 + geometry.high * geometry.page
     }
 
     /// A place for a new row: behind the owner's latest, else the first that fits in the fullest chunk that has one.
     ///
     /// `populated`: only where memory stands behind all of it.
     pub(crate) fn find(&mut self, request: &Request, populated: bool) -> Option<Spot> {
-        let geometry = self.chunks.geometry;
+        let geometry = &self.chunks.geometry;
         let record = self.rows.record(request.owner)?;
         let (latest, has) = (record.head, record.bytes);
         let width = geometry.row(request.granules * GRANULE, request.align, has);
         let step = geometry.alignment(request.align);
-        if latest != NONE && geometry.shares() {
+        let (shares, grain) = (geometry.shares(), geometry.grain);
+        // Two rows of more than half a page never share one; one of them would touch two.
+        let long = shares && 2 * width * geometry.stripe > geometry.page;
+        let page_step = geometry.alignment(geometry.page);
+        if latest != NONE && shares {
             let row = *self.rows.rows.get(latest);
             let chunk = self.chunks.get(row.chunk);
             let (start, end) = (row.end(), row.end() + width);
             if chunk.header.list as usize != self.lists.to_depopulate()
-                && start.is_multiple_of(step)
+                && is_multiple(start, step)
                 && chunk.map.is_free(start, end)
                 && !(populated && chunk.first_hole(start, end).is_some())
             {
-                return Some(Spot { chunk: row.chunk, start, width });
+                return Some(Spot { chunk: row.chunk, start: start as u32, width: width as u32 });
             }
         }
-        // Two rows of more than half a page never share one; one of them would touch two.
-        let long = geometry.shares() && 2 * width * geometry.stripe > geometry.page;
-        let step = if long && self.may_leave_gaps() { geometry.alignment(geometry.page) } else { step };
-        let mut list = slot(width * geometry.grain);
+        let step = if long && self.may_leave_gaps() { page_step } else { step };
+        let mut list = slot(width * grain);
         while let Some(filled) = self.lists.filled_from(list) {
             let mut next = self.lists.head(filled);
             while let Some(chunk) = next {
@@ -183,11 +200,11 @@ impl State {
                 if longest as usize >= width && !(populated && pages == 0) {
                     let view = self.chunks.get(chunk);
                     let accept = |start| match populated.then(|| view.first_hole(start, start + width)).flatten() {
-                        Some(hole) => Err(geometry.grain_after(hole)),
+                        Some(hole) => Err(view.geometry.grain_after(hole)),
                         None => Ok(()),
                     };
                     if let Some(start) = view.map.find(width, step, accept) {
-                        return Some(Spot { chunk, start, width });
+                        return Some(Spot { chunk, start: start as u32, width: width as u32 });
                     }
                 }
                 next = Some(after).filter(|after| *after != NONE);
@@ -198,28 +215,25 @@ impl State {
     }
 
     /// Whether memory stands behind all of a spot.
-    pub(crate) fn is_populated(&mut self, spot: &Spot) -> bool {
-        self.chunks.get(spot.chunk).first_hole(spot.start, spot.start + spot.width).is_none()
+    pub(crate) fn is_populated(&mut self, spot: Spot) -> bool {
+        let grains = spot.grains();
+        self.chunks.get(spot.chunk).first_hole(grains.start, grains.end).is_none()
     }
 
     /// Takes a spot for a row, and the request's place in it; the row is not on its owner's list yet.
-    pub(crate) fn commit(&mut self, spot: &Spot, request: &Request) -> Option<Place> {
-        let Spot { chunk, start, width } = *spot;
-        let free = width * self.geometry().grain_granules();
+    #[inline(always)]
+    pub(crate) fn commit(&mut self, spot: Spot, request: &Request) -> Option<Place> {
+        let Spot { chunk, start, width } = spot;
+        let grain_granules = self.geometry().grain_granules();
+        let free = width * grain_granules as u32;
         let index = self.rows.rows.take()?;
-        *self.rows.rows.get_mut(index) = Row {
-            chunk,
-            start: start as u32,
-            width: width as u32,
-            owner: request.owner.index,
-            next: NONE,
-            prev: NONE,
-            free: free as u32,
-            listed: false,
-        };
+        let owner = request.owner.index;
+        *self.rows.rows.get_mut(index) =
+            Row { chunk, start, width, owner, next: NONE, prev: NONE, free, listed: false };
         let mut view = self.chunks.get(chunk);
-        let gone = view.take(start, start + width, index) as usize;
-        self.taken += width;
+        let grains = spot.grains();
+        let gone = view.take(grains.start, grains.end, index) as usize;
+        self.taken += width as usize;
         if view.header.isolated {
             self.isolated_empty -= gone;
             self.reintegrate(chunk);
@@ -228,10 +242,8 @@ impl State {
             self.relocate(chunk);
         }
         self.empty_low = self.empty_low.min(self.empty);
-        self.wanted |= self.empty < self.geometry().low();
-        let granule = start * self.geometry().grain_granules();
-        self.mark(index, granule, request.granules);
-        Some(Place { row: index, granule })
+        self.wanted |= self.empty < self.geometry().low;
+        Some(self.mark(index, grains.start * grain_granules, request.granules))
     }
 
     /// Puts a row whose pages are populated on its owner's list.
@@ -273,23 +285,23 @@ impl State {
     }
 
     /// The handle of an allocation; `base` is the address of the first chunk.
-    pub(crate) fn handle(&self, base: usize, place: &Place) -> Handle {
+    pub(crate) fn handle(&self, base: usize, place: Place) -> Handle {
         let (row, geometry) = (self.rows.rows.get(place.row), self.geometry());
-        let inside = place.granule - row.start as usize * geometry.grain_granules();
+        let inside = place.granule as usize - row.start as usize * geometry.grain_granules();
         let address =
             base + row.chunk as usize * geometry.chunk + row.start as usize * geometry.stripe + inside * GRANULE;
         Handle::new(address, geometry.class(row.width as usize))
     }
 
-    /// Where the allocation of a handle lies, and its granules.
-    pub(crate) fn locate(&mut self, base: usize, handle: Handle) -> Result<(Place, usize), Invalid> {
-        let geometry = self.chunks.geometry;
+    /// Where the allocation of a handle lies.
+    pub(crate) fn locate(&mut self, base: usize, handle: Handle) -> Result<Place, Invalid> {
         let offset = handle.address().checked_sub(base).ok_or(Invalid::Foreign)?;
-        let (chunk, inside) = (offset / geometry.chunk, offset % geometry.chunk);
+        let (chunk, inside) = self.geometry().chunk_of(offset);
         if !self.chunks.exists(chunk) {
             return Err(Invalid::Foreign);
         }
-        let (view, grain) = (self.chunks.get(chunk as u32), inside / geometry.stripe);
+        let view = self.chunks.get(chunk as u32);
+        let (geometry, grain) = (view.geometry, view.geometry.grain_at(inside));
         if !bitmap::get(view.map.words, grain) {
             return Err(Invalid::NotAllocated);
         }
@@ -302,20 +314,21 @@ impl State {
         {
             return Err(Invalid::NotAllocated);
         }
-        let range = granules_of(&geometry, row);
+        let range = granules_of(geometry, row);
         let granule = range.start + inside / GRANULE;
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
-        Ok((Place { row: index, granule }, end - granule))
+        Ok(Place { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }
 
     /// Frees an allocation, and its row if it was the last in it.
-    pub(crate) fn free(&mut self, place: &Place, granules: usize) -> Freed {
+    pub(crate) fn free(&mut self, place: Place) -> Freed {
         let row = self.rows.rows.get_mut(place.row);
-        row.free += granules as u32;
+        row.free += place.granules;
         let row = *row;
         let chunk = self.chunks.get(row.chunk);
-        bitmap::clear_range(chunk.used, place.granule, place.granule + granules);
-        bitmap::clear(chunk.starts, place.granule);
+        let (granule, granules) = (place.granule as usize, place.granules as usize);
+        bitmap::clear_range(chunk.used, granule, granule + granules);
+        bitmap::clear(chunk.starts, granule);
         self.granules -= granules;
         self.allocations -= 1;
         let owner = Owner { index: row.owner, generation: self.rows.owners.get(row.owner).generation };
@@ -366,7 +379,7 @@ impl State {
     /// Whether a chunk is to be emptied at once.
     fn is_worthy(&self, header: &Header) -> bool {
         let (empty, geometry) = (header.empty as usize, self.geometry());
-        if header.isolated { empty > 0 } else { self.empty > geometry.high() + empty && empty >= geometry.quarter() }
+        if header.isolated { empty > 0 } else { self.empty > geometry.high + empty && empty >= geometry.quarter }
     }
 
     /// Takes a chunk's empty pages out of the reserve and lets the worker have them.

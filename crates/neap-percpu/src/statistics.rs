@@ -114,7 +114,7 @@ impl<C: Charge> PerCpuData<C> {
             populated: state.populated * groups,
             empty: state.empty * groups,
             isolated_empty: state.isolated_empty * groups,
-            reserve: self.geometry.high() * groups,
+            reserve: self.geometry.high * groups,
             allocated_bytes: state.granules * GRANULE * self.geometry.cpus,
             row_bytes: state.taken * self.geometry.stripe * groups,
             allocations: state.allocations,

@@ -71,7 +71,7 @@ impl State {
     fn verify_chunk(&mut self, chunk: u32, sums: &mut Sums) -> Result<(), Finding> {
         let equal =
             |what, expected: usize, found: usize| Finding::unless_equal(what, chunk, expected as u64, found as u64);
-        let geometry = self.chunks.geometry;
+        let geometry = self.chunks.geometry.clone();
         let view = self.chunks.get(chunk);
         equal("exact hints", 1, view.map.hints_are_exact().into())?;
         equal("longest run", view.map.longest(), view.header.longest as usize)?;

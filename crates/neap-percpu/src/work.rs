@@ -111,7 +111,7 @@ impl<C: Charge> PerCpuData<C> {
         let mut state = self.state.lock();
         state.wanted = false;
         self.tell(&state);
-        let high = self.geometry.high();
+        let high = self.geometry.high;
         // Read before anything is isolated: that lowers it.
         let unneeded = if all { usize::MAX } else { state.empty_low.saturating_sub(high) };
         if !report.held && !rests {
@@ -279,7 +279,7 @@ impl<C: Charge> PerCpuData<C> {
     /// Populates pages until the reserve is full; gives up where the system does, or where there is no address space.
     pub(crate) fn replenish<P: Platform>(&self, platform: &P, work: &mut Work) {
         let mut state = self.state.lock();
-        let high = self.geometry.high();
+        let high = self.geometry.high;
         let mut wanted = if state.starved { high } else { high.saturating_sub(state.empty) };
         state.starved = false;
         while wanted > 0 {
@@ -378,7 +378,8 @@ impl State {
 
     /// Pages without memory where the reserve would be of use, at most `most`; none, if a chunk is needed first.
     fn next_holes(&mut self, most: usize) -> Option<(u32, Range<usize>)> {
-        let geometry = self.chunks.geometry;
+        let geometry = &self.chunks.geometry;
+        let pages = geometry.pages;
         let mut list = slot((geometry.page / geometry.columns).max(geometry.grain));
         while let Some(filled) = self.lists.filled_from(list) {
             let mut next = self.lists.head(filled).unwrap_or(NONE);
@@ -386,7 +387,7 @@ impl State {
                 let (chunk, header) = (next, *self.chunks.header(next));
                 next = header.next;
                 self.looks += 1;
-                if (header.populated as usize) < geometry.pages {
+                if (header.populated as usize) < pages {
                     if header.isolated {
                         self.reintegrate(chunk); // So that its pages count.
                     }
