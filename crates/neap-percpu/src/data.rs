@@ -329,7 +329,7 @@ impl<C: Charge> PerCpuData<C> {
         let mut bytes = 0;
         loop {
             // A row at a time, so that nobody waits long for the lock.
-            let mut state = self.state.lock();
+            let mut state = self.settled();
             let row = state.rows.record(owner).ok_or(Refused::UnknownOwner)?.head;
             if row == NONE {
                 state.rows.close(owner);
@@ -397,8 +397,7 @@ impl<C: Charge> PerCpuData<C> {
     /// As for [`PerCpuData::free`].
     pub unsafe fn take_back(&self, handle: Handle) -> Result<(usize, u64), Invalid> {
         let mut state = self.state.lock();
-        let place = state.locate(self.base, handle)?;
-        let Freed { owner, granules } = state.free(place);
+        let Freed { owner, granules } = state.free_later(self.base, handle)?;
         let payer = state.rows.record(owner).map_or(0, |record| record.payer);
         self.tell(&state);
         drop(state);
@@ -451,6 +450,14 @@ impl<C: Charge> PerCpuData<C> {
         granules * GRANULE * self.geometry.cpus
     }
 
+    /// The state, for who looks at allocations, rows or pages: with nothing in it that is kept though it was freed.
+    pub(crate) fn settled(&self) -> Guard<'_, State> {
+        let mut state = self.state.lock();
+        state.settle();
+        self.tell(&state);
+        state
+    }
+
     /// Lets the worker's owner know that there is work.
     pub(crate) fn tell(&self, state: &State) {
         // Relaxed: a hint. It is written with the lock held, so the last one to write it is right.
@@ -461,6 +468,11 @@ impl<C: Charge> PerCpuData<C> {
 
     fn place<P: Platform>(&self, platform: &P, request: &Request, wait: Wait) -> Result<Handle, Refused> {
         let mut state = self.state.lock();
+        if let Some(handle) = state.again(request) {
+            return Ok(handle);
+        }
+        state.settle();
+        self.tell(&state);
         if state.rows.record(request.owner).is_none() {
             return Err(Refused::UnknownOwner);
         }
@@ -535,7 +547,7 @@ impl<C: Charge> PerCpuData<C> {
         work: &mut Work,
         request: &Request,
     ) -> Result<Handle, Refused> {
-        let mut state = self.state.lock();
+        let mut state = self.settled();
         // Somebody else may have made room while this thread waited for its turn.
         if let Some(place) = state.share(request) {
             return Ok(self.handle(&mut state, place));

@@ -15,6 +15,9 @@
 //!   less than a sixteenth of what is in use (and the reserve's worth): what follows it is mostly its owner's next row;
 //! * an empty row is free at once.
 //!
+//! What was freed last is kept as it was until the next allocation, free or tick, or until somebody looks: if that allocation is for as much
+//! and for the same owner, it has it again. What is longer than a page, or leaves the worker something to do, is not kept.
+//!
 //! So populated memory is at most 17/16 of what rows have, and twice the reserve and a page, as long as nothing was freed; rows
 //! have at most 17/16 of what was asked for, for each row less than a cache line, and what sizes leave that do not fit together. An owner with one tiny allocation
 //! has a line for each CPU, and shares pages with others like it. [`Owner::NOBODY`] has rows of about a page, in which all

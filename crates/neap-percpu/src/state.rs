@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) starved: bool,
     /// There is something for the worker to do.
     pub(crate) wanted: bool,
+    /// What was freed last, and is still there for an allocation just like it, or was handed out again since.
+    kept: Option<Kept>,
     /// Chunks that the worker has looked at.
     pub(crate) looks: u64,
     /// A bit per class whose offsets are in the table.
@@ -73,6 +75,16 @@ pub(crate) struct Place {
     pub(crate) granules: u32,
 }
 
+/// An allocation that was freed last.
+#[derive(Debug)]
+struct Kept {
+    handle: Handle,
+    place: Place,
+    owner: Owner,
+    /// Whether it is free still.
+    free: bool,
+}
+
 /// What was freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
@@ -94,6 +106,7 @@ impl State {
             empty_low: 0,
             starved: false,
             wanted: false,
+            kept: None,
             looks: 0,
             known: [0; CLASSES.div_ceil(64)],
             granules: 0,
@@ -294,7 +307,7 @@ impl State {
     }
 
     /// Where the allocation of a handle lies.
-    pub(crate) fn locate(&mut self, base: usize, handle: Handle) -> Result<Place, Invalid> {
+    fn locate(&mut self, base: usize, handle: Handle) -> Result<Place, Invalid> {
         let offset = handle.address().checked_sub(base).ok_or(Invalid::Foreign)?;
         let (chunk, inside) = self.geometry().chunk_of(offset);
         if !self.chunks.exists(chunk) {
@@ -340,8 +353,68 @@ impl State {
         Freed { owner, granules }
     }
 
+    /// Frees the allocation of a handle in a moment: as soon as another is freed, or [`State::settle`] is called. At once, if it keeps
+    /// more than two pages from being empty, or leaves the worker something to do.
+    pub(crate) fn free_later(&mut self, base: usize, handle: Handle) -> Result<Freed, Invalid> {
+        if let Some(kept) = &mut self.kept
+            && kept.handle == handle
+        {
+            if kept.free {
+                return Err(Invalid::NotAllocated);
+            }
+            kept.free = true;
+        } else {
+            let place = self.locate(base, handle)?;
+            self.settle();
+            let owner = self.rows.rows.get(place.row).owner;
+            let owner = Owner { index: owner, generation: self.rows.owners.get(owner).generation };
+            self.kept = Some(Kept { handle, place, owner, free: true });
+        }
+        let Some(Kept { place, owner, .. }) = &self.kept else { return Err(Invalid::NotAllocated) };
+        let freed = Freed { owner: *owner, granules: place.granules as usize };
+        if !self.may_keep(place.row, place.granules) {
+            self.settle();
+        }
+        Ok(freed)
+    }
+
+    /// Whether an allocation of a row may stay for a moment.
+    fn may_keep(&mut self, row: u32, granules: u32) -> bool {
+        let row = self.rows.rows.get(row);
+        let geometry = &self.chunks.geometry;
+        if (row.free + granules) as usize != row.width as usize * geometry.grain_granules() {
+            return true; // Its row stays.
+        }
+        let pages = geometry.pages_of(row.start as usize, row.end()).len();
+        let (chunk, width) = (row.chunk, row.width);
+        let header = *self.chunks.header(chunk);
+        let spare = header.taken == width && self.lists.head(self.lists.free()).is_some();
+        pages <= 2 && !spare && !self.is_worthy(&header, pages)
+    }
+
+    /// What is kept, if it is what a request is for.
+    pub(crate) fn again(&mut self, request: &Request) -> Option<Handle> {
+        let kept = self.kept.as_mut().filter(|kept| kept.free && kept.owner == request.owner)?;
+        // Copies begin at the same place in their lines as the first.
+        let aligned = request.align <= LINE && is_multiple(kept.handle.address(), request.align);
+        (kept.place.granules as usize == request.granules && aligned).then(|| {
+            kept.free = false;
+            kept.handle
+        })
+    }
+
+    /// Frees what is kept, so that everything is as if nothing ever were.
+    pub(crate) fn settle(&mut self) {
+        if let Some(Kept { free: true, place, .. }) = &self.kept {
+            let place = *place;
+            self.kept = None;
+            self.free(place);
+        }
+    }
+
     /// Frees all allocations of a row, and the row.
     pub(crate) fn free_all(&mut self, index: u32) -> Freed {
+        self.kept = None; // It may be one of them.
         let row = *self.rows.rows.get(index);
         let range = granules_of(self.geometry(), &row);
         let chunk = self.chunks.get(row.chunk);
@@ -369,17 +442,17 @@ impl State {
         let header = *self.chunks.header(row.chunk);
         let free = self.lists.free();
         let spare = header.list as usize == free && self.lists.head(free) != Some(self.lists.tail(free));
-        if self.is_worthy(&header) {
+        if self.is_worthy(&header, 0) {
             self.isolate(row.chunk);
             self.wanted = true;
         }
         self.wanted |= spare;
     }
 
-    /// Whether a chunk is to be emptied at once.
-    fn is_worthy(&self, header: &Header) -> bool {
-        let (empty, geometry) = (header.empty as usize, self.geometry());
-        if header.isolated { empty > 0 } else { self.empty > geometry.high + empty && empty >= geometry.quarter }
+    /// Whether a chunk is to be emptied at once, with so many `more` empty pages than are counted.
+    fn is_worthy(&self, header: &Header, more: usize) -> bool {
+        let (empty, geometry) = (header.empty as usize + more, self.geometry());
+        if header.isolated { empty > 0 } else { self.empty + more > geometry.high + empty && empty >= geometry.quarter }
     }
 
     /// Takes a chunk's empty pages out of the reserve and lets the worker have them.

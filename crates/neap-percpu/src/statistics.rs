@@ -86,7 +86,7 @@ impl<C: Charge> PerCpuData<C> {
     /// The numbers of this moment. May wait for a pass of the worker.
     pub fn statistics(&self) -> Statistics {
         let counts = self.turn.lock().counts;
-        let mut state = self.state.lock();
+        let mut state = self.settled();
         let lists = [state.lists.free(), state.lists.sidelined(), state.lists.to_depopulate()];
         let [free_chunks, sidelined_chunks, depopulating_chunks] = lists.map(|list| state.count(list));
         Statistics {
@@ -104,7 +104,7 @@ impl<C: Charge> PerCpuData<C> {
 
     /// Those of them that can be had at once; the others, how many chunks are on which list and what the worker has done, are 0.
     pub fn statistics_at_once(&self) -> Statistics {
-        self.numbers(&self.state.lock())
+        self.numbers(&self.settled())
     }
 
     fn numbers(&self, state: &State) -> Statistics {
@@ -129,7 +129,7 @@ impl<C: Charge> PerCpuData<C> {
 
     /// Bytes of populated pages: those in which something is, and those in which nothing is. Waits for no pass of the worker.
     pub fn populated_bytes(&self) -> (usize, usize) {
-        let state = self.state.lock();
+        let state = self.settled();
         let (page, empty) = (self.geometry.page * self.geometry.groups, state.empty + state.isolated_empty);
         ((state.populated - empty) * page, empty * page)
     }

@@ -31,7 +31,7 @@ impl<C: Charge> PerCpuData<C> {
     /// What does not add up.
     pub fn verify(&self) -> Result<(), Finding> {
         let _turn = self.turn.lock();
-        self.state.lock().verify()
+        self.settled().verify()
     }
 }
 

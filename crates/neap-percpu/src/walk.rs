@@ -91,7 +91,7 @@ impl<C: Charge> PerCpuData<C> {
     /// pages, and `taken` with those of its map of grains in rows, the first page and the first grain in the lowest bit of the
     /// first. Under the lock: neither may come back to the instance, or wait.
     pub fn chunk(&self, number: u32, populated: impl FnMut(u64), taken: impl FnMut(u64)) -> Option<Chunk> {
-        let mut state = self.state.lock();
+        let mut state = self.settled();
         if !state.chunks.exists(number as usize) {
             return None;
         }

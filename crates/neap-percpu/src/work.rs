@@ -108,7 +108,7 @@ impl<C: Charge> PerCpuData<C> {
         let before = work.counts;
         let rests = work.idle > 0;
         work.idle = work.idle.saturating_sub(1);
-        let mut state = self.state.lock();
+        let mut state = self.settled();
         state.wanted = false;
         self.tell(&state);
         let high = self.geometry.high;

@@ -1,0 +1,146 @@
+//! What was freed last is kept for a moment, for an allocation just like it. Nobody sees that: who looks finds it free, who needs
+//! its room has it, and the worker hears of what there is to do at once.
+
+mod machine;
+
+use machine::{Held, Random, end, give, open, seed, settle, shape, take, verify};
+use neap_base::virtual_platform::Virtual;
+use neap_percpu::{Invalid, Layout, Owner, PerCpuData, Refused, Shape, Wait};
+
+const CPUS: usize = 2;
+
+fn get(data: &PerCpuData, machine: &Virtual, owner: Owner, size: usize) -> Result<Held, Refused> {
+    take(data, machine, owner, (size, 8), Wait::Long, 1)
+}
+
+#[test]
+fn what_is_kept_is_free_for_who_looks() {
+    let machine = Virtual::new(4096, CPUS);
+    let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
+    let owner = data.open_owner().unwrap();
+    let kept = get(&data, &machine, owner, 100).unwrap();
+    settle(&data, &machine);
+    let before = data.statistics();
+    for _ in 0..10 {
+        give(&data, get(&data, &machine, owner, 1000).unwrap());
+    }
+    let after = data.statistics();
+    assert_eq!((after.rows, after.row_bytes, after.empty), (before.rows, before.row_bytes, before.empty));
+    give(&data, get(&data, &machine, owner, 1000).unwrap());
+    let mut taken = 0;
+    data.chunk(0, |_| (), |word| taken += word.count_ones() as usize).unwrap();
+    assert_eq!(taken * data.dimensions().stripe, before.row_bytes);
+    give(&data, get(&data, &machine, owner, 1000).unwrap());
+    verify(&data);
+    end(&data, &machine, vec![kept]);
+}
+
+/// What an owner asks for next has a row of its own width, whatever was there before.
+#[test]
+fn what_is_kept_is_not_had_for_what_is_smaller() {
+    let machine = Virtual::new(4096, CPUS);
+    let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
+    let owner = data.open_owner().unwrap();
+    give(&data, get(&data, &machine, owner, 1000).unwrap());
+    let small = get(&data, &machine, owner, 8).unwrap();
+    assert_eq!(data.statistics().row_bytes, data.dimensions().stripe);
+    end(&data, &machine, vec![small]);
+}
+
+/// The last room in the address space, and the last populated page, are anybody's.
+#[test]
+fn what_is_kept_is_in_nobodys_way() {
+    let machine = Virtual::new(4096, CPUS);
+    let data = open(&machine, &Shape { span: 64 << 10, ..shape(Layout::Rows, CPUS, 4096) });
+    let [one, other] = [(); 2].map(|()| data.open_owner().unwrap());
+    let all = core::iter::repeat_with(|| get(&data, &machine, one, 2048)).take(33);
+    let mut held: Vec<Held> = all.take_while(Result::is_ok).map(Result::unwrap).collect();
+    assert_eq!(held.len(), 32);
+    give(&data, held.remove(7));
+    held.push(take(&data, &machine, other, (2048, 8), Wait::Never, 2).unwrap());
+    give(&data, held.remove(3));
+    held.push(get(&data, &machine, other, 2048).unwrap());
+    assert!(get(&data, &machine, one, 8).is_err());
+    end(&data, &machine, held);
+}
+
+/// An owner's end is the same whether something of it is kept or not, and what is kept is for that owner alone.
+/// What is handed out again can be freed again, once.
+#[test]
+fn what_is_kept_was_freed() {
+    let machine = Virtual::new(4096, CPUS);
+    let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
+    let owner = data.open_owner().unwrap();
+    let others = [8, 8].map(|size| get(&data, &machine, owner, size).unwrap());
+    let mut last = None;
+    for size in [64, 64, 64, 16, 64, 64] {
+        let held = get(&data, &machine, owner, size).unwrap();
+        let handle = held.handle;
+        assert!(last != Some((size, handle)) || data.statistics_at_once().allocations == 3);
+        give(&data, held);
+        for _ in 0..2 {
+            // SAFETY: nobody uses it.
+            assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated));
+        }
+        last = Some((size, handle));
+    }
+    verify(&data);
+    end(&data, &machine, others.into());
+}
+
+#[test]
+fn an_owner_that_is_closed_takes_what_is_kept_along() {
+    let machine = Virtual::new(4096, CPUS);
+    let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
+    for size in [8, 700, 2048] {
+        let owner = data.open_owner().unwrap();
+        give(&data, get(&data, &machine, owner, size).unwrap());
+        // SAFETY: nobody uses what it had.
+        assert_eq!(unsafe { data.close_owner(owner) }, Ok(0));
+        // The same with what was handed out again.
+        let owner = data.open_owner().unwrap();
+        give(&data, get(&data, &machine, owner, size).unwrap());
+        let handle = get(&data, &machine, owner, size).unwrap().handle;
+        // SAFETY: as above.
+        assert_eq!(unsafe { data.close_owner(owner) }, Ok(size.next_multiple_of(8) * CPUS));
+        // SAFETY: as above.
+        assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated));
+        let next = data.open_owner().unwrap();
+        let held = get(&data, &machine, next, size).unwrap();
+        assert_eq!(data.statistics().rows, 1);
+        give(&data, held);
+    }
+    end(&data, &machine, Vec::new());
+}
+
+/// The worker is wanted after the same frees, and has the same to do, whether somebody looks after each of them or not.
+#[test]
+fn nothing_is_kept_where_its_end_is_work() {
+    let mut random = Random(seed());
+    let mut work = 0;
+    for round in 0..60 {
+        let machine = Virtual::new(4096, CPUS);
+        let both = [(); 2].map(|()| open(&machine, &shape(Layout::Rows, CPUS, 4096)));
+        let sizes: Vec<usize> = (0..80).map(|_| 1 << (3 + random.below(10))).collect();
+        let mut held = both.each_ref().map(|data| {
+            let held = |size: &usize| get(data, &machine, data.open_owner().unwrap(), *size).unwrap();
+            sizes.iter().map(held).collect::<Vec<_>>()
+        });
+        both.iter().for_each(|data| settle(data, &machine));
+        while !held[0].is_empty() {
+            // From the end, or anywhere.
+            let which = if round % 2 == 0 { held[0].len() - 1 } else { random.below(held[0].len() as u64) as usize };
+            both.iter().zip(&mut held).for_each(|(data, held)| give(data, held.swap_remove(which)));
+            let hears = both[0].is_work_wanted();
+            both[1].statistics();
+            assert_eq!(hears, both[1].is_work_wanted(), "{} left", held[0].len());
+            if hears || random.below(20) == 0 {
+                let [done, expected] = both.each_ref().map(|data| data.tick(&machine));
+                assert_eq!(done, expected);
+                work += done.released;
+            }
+        }
+        both.into_iter().for_each(|data| end(&data, &machine, Vec::new()));
+    }
+    assert!(work > 0);
+}
