@@ -321,14 +321,11 @@ impl State {
         let index = view.row_of[grain];
         let row = self.rows.rows.get(index);
         let inside = inside - row.start as usize * geometry.stripe;
-        if inside >= row.width as usize * geometry.grain
-            || !inside.is_multiple_of(GRANULE)
-            || handle.class() != geometry.class(row.width as usize)
-        {
+        if !inside.is_multiple_of(GRANULE) || handle.class() != geometry.class(row.width as usize) {
             return Err(Invalid::NotAllocated);
         }
         let range = granules_of(geometry, row);
-        let granule = range.start + inside / GRANULE;
+        let granule = range.start + inside / GRANULE; // Behind the range, if it is another CPU's copy.
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
         Ok(Place { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }

@@ -327,6 +327,9 @@ fn p10_what_is_no_allocation_is_not_freed() {
             for by in [1, 8, 56] {
                 assert_eq!(data.free(moved(&a, by)), Err(Invalid::NotAllocated), "{by} bytes inside");
             }
+            if layout == Layout::Rows {
+                assert_eq!(data.free(moved(&a, 64)), Err(Invalid::NotAllocated), "another CPU's copy");
+            }
             assert_eq!(data.free(moved(&a, 1 << 20)), Err(Invalid::Foreign));
             assert_eq!(data.free(moved(&a, 5 << 48)), Err(Invalid::NotAllocated), "of another class");
             assert_eq!(other.free(a.handle), Err(Invalid::Foreign));
@@ -334,7 +337,15 @@ fn p10_what_is_no_allocation_is_not_freed() {
             assert_eq!(data.free(first), Err(Invalid::NotAllocated), "twice");
             assert_eq!(data.free(second), Err(Invalid::NotAllocated));
         }
-        end(&data, &machine, vec![a, c]);
+        // Where nothing is any more; the row that was there is another's, further behind.
+        let of_another = |size| take(&data, &machine, data.open_owner().unwrap(), (size, 8), Wait::Long, 4).unwrap();
+        let (gone, between) = (of_another(2048), of_another(64));
+        let handle = gone.handle;
+        give(&data, gone);
+        let behind = of_another(4096);
+        // SAFETY: nobody uses it.
+        assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated), "in no row");
+        end(&data, &machine, vec![a, c, between, behind]);
         // SAFETY: nobody uses it.
         unsafe { other.close(&machine) };
     }
