@@ -1,8 +1,8 @@
 //! Charging: from the stock, from the counters, and what is tried at a limit before a charge is refused.
 //!
-//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: the
-//! host is asked to reclaim from the group that is at its limit, as long as that brings something; the stocks of all below it are
-//! emptied; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
+//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: the stocks of all
+//! below it are emptied; the host is asked to reclaim from the group that is at its limit, as long as that brings something, after
+//! which stocks are emptied again, since that is where what came back may be; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
 //! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
 //! way and waits for nobody. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
 //! meanwhile, and neither does what comes back, so that they hear of it.
@@ -102,13 +102,21 @@ impl Groups {
                 Err(Against::Full(group)) => group,
                 answer => return answer,
             };
-            if tries < RETRIES && host.reclaim(full, bytes) > 0 {
-                tries += 1;
-            } else if drained != Some(full) && drains < DEEPEST {
-                // Another limit, further up, is reached with other stocks.
+            let (drains_next, reclaims_next) = (drained != Some(full) && drains < DEEPEST + RETRIES, tries < RETRIES);
+            if drains_next || reclaims_next {
+                let tell = |group: &Group| self.tell(host, group, Event::Max);
+                _ = host.inside(|| self.tree.with(full, tell));
+            }
+            // Another limit, further up, is reached with other stocks.
+            if drains_next {
                 drained = Some(full);
                 drains += 1;
                 self.drain(host, full);
+            } else if reclaims_next {
+                // Where it got nothing others may have made room meanwhile.
+                let got = host.reclaim(full, bytes);
+                tries = if got > 0 { tries + 1 } else { RETRIES };
+                drained = drained.filter(|_| got == 0);
             } else {
                 return Err(Against::Full(full));
             }
@@ -132,10 +140,7 @@ impl Groups {
                 }
                 match (exact, how) {
                     (Ok(()), _) => {}
-                    (Err(full), How::Refuse) => {
-                        self.tell(host, full, Event::Max);
-                        return Err(Against::Full(full.id()));
-                    }
+                    (Err(full), How::Refuse) => return Err(Against::Full(full.id())),
                     (Err(full), How::Overcharge) => {
                         self.raise(slot, bytes, how).map_err(|full| Against::Full(full.id()))?;
                         self.tell(host, full, Event::Overcharged);

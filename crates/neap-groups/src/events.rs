@@ -187,7 +187,7 @@ pub(crate) struct Lists {
 }
 
 impl Subscribers {
-    pub(crate) const fn new() -> Subscribers {
+    pub(crate) fn new() -> Subscribers {
         let lists = Lists { free: 0, fresh: 0 };
         Subscribers { table: Table::new(), lists: Mutex::new(lists), marked: AtomicBool::new(false) }
     }

@@ -68,16 +68,41 @@ pub enum Event {
     Overcharged = 4,
     /// A limit was changed.
     LimitChanged = 5,
+    /// Memory was looked for, and there was enough of it.
+    PressureLow = 6,
+    /// Of what was looked at, less than two fifths was given.
+    PressureMedium = 7,
+    /// Nearly nothing was given.
+    PressureCritical = 8,
 }
 
 impl Event {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Event; 6] =
-        [Event::Low, Event::High, Event::Max, Event::Refused, Event::Overcharged, Event::LimitChanged];
+    pub const ALL: [Event; 9] = [
+        Event::Low,
+        Event::High,
+        Event::Max,
+        Event::Refused,
+        Event::Overcharged,
+        Event::LimitChanged,
+        Event::PressureLow,
+        Event::PressureMedium,
+        Event::PressureCritical,
+    ];
 
     /// As it is called in reports.
     pub const fn name(self) -> &'static str {
-        ["low", "high", "max", "refused", "overcharged", "limit_changed"][self as usize]
+        [
+            "low",
+            "high",
+            "max",
+            "refused",
+            "overcharged",
+            "limit_changed",
+            "pressure_low",
+            "pressure_medium",
+            "pressure_critical",
+        ][self as usize]
     }
 }
 
@@ -107,8 +132,9 @@ pub(crate) struct Group {
     pub(crate) heard: AtomicU32,
     /// The thread that it was made for, as whoever did that says; 0 for none.
     pub(crate) made_for: AtomicU32,
-    name_length: AtomicU32,
-    name: [AtomicU64; LONGEST_NAME / 8],
+    /// Not 0 from the moment on that what hangs on it goes to its parent.
+    pub(crate) is_leaving: AtomicU32,
+    name: SharedName,
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.
     pub(crate) per_cpu: AtomicU64,
     pub(crate) counts: AtomicU64,
@@ -193,24 +219,43 @@ impl Group {
     }
 
     pub(crate) fn set_name(&self, name: &str) {
-        self.name_length.store(name.len() as u32, Ordering::Relaxed);
-        for (word, bytes) in self.name.iter().zip(name.as_bytes().chunks(8)) {
+        self.name.set(name);
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        self.name.get()
+    }
+}
+
+/// A name that others may read while it is set: then they read a mixture, but a name. Zeroes are the empty one.
+#[derive(Debug, Default)]
+pub struct SharedName {
+    length: AtomicU32,
+    words: [AtomicU64; LONGEST_NAME / 8],
+}
+
+impl SharedName {
+    /// Sets it; what is longer than [`LONGEST_NAME`] is cut off.
+    pub fn set(&self, name: &str) {
+        self.length.store(name.len().min(LONGEST_NAME) as u32, Ordering::Relaxed);
+        for (word, bytes) in self.words.iter().zip(name.as_bytes().chunks(8)) {
             let mut padded = [0; 8];
             padded[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn name(&self) -> Name {
+    /// What it is.
+    pub fn get(&self) -> Name {
         let mut bytes = [0; LONGEST_NAME];
-        for (word, bytes) in self.name.iter().zip(bytes.chunks_mut(8)) {
+        for (word, bytes) in self.words.iter().zip(bytes.chunks_mut(8)) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
         }
-        Name { bytes, length: (self.name_length.load(Ordering::Relaxed) as usize).min(LONGEST_NAME) }
+        Name { bytes, length: (self.length.load(Ordering::Relaxed) as usize).min(LONGEST_NAME) }
     }
 }
 
-/// The name of a group below its parent.
+/// A name: of a group below its parent, or of a shrinker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     bytes: [u8; LONGEST_NAME],
@@ -231,7 +276,7 @@ impl fmt::Debug for Name {
 }
 
 /// Whether a name is one: 1 to [`LONGEST_NAME`] bytes, no `/`, nothing that does not print.
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONGEST_NAME
         && name != "."

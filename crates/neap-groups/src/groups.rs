@@ -13,7 +13,9 @@ use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
+use crate::protection::Standing;
 use crate::queue::Waiters;
+use crate::seat::Seat;
 use crate::stock::Stocks;
 use crate::tree::{Count, Denied, Tree};
 use core::sync::atomic::{AtomicI64, Ordering};
@@ -46,10 +48,15 @@ pub trait Reclaimer: Host {
     /// Asks that [`Groups::tick`] and [`Groups::deliver`] be called soon, by somebody who holds nothing. Called inside the gate, perhaps
     /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
     fn come_soon(&self) {}
+
+    /// A group is being deleted: what hangs on it goes to its parent now, before what it is charged for does, so that nothing is its
+    /// parent's that cannot be found there. Called inside the gate and under the tree's mutex: it asks `groups` only for what takes no
+    /// lock ([`Groups::above`] and its like), and is done soon.
+    fn offline(&self, _groups: &Groups, _child: Seat, _parent: Seat) {}
 }
 
 /// How soon [`Groups::tick`] wants to come again, in nanoseconds, where nothing is more urgent.
-pub(crate) const INTERVAL: u64 = 250_000_000;
+pub const INTERVAL: u64 = 250_000_000;
 
 /// A tree of groups, and what it takes to charge them.
 #[derive(Debug)]
@@ -186,7 +193,8 @@ impl Groups {
         host.inside(|| self.tree.find(from, path))
     }
 
-    /// Deletes a group: what it is charged for is its parent's from now on, and what comes back of it goes there. It has no children.
+    /// Deletes a group: what it is charged for is its parent's from now on, and what comes back of it goes there, after what else hangs on
+    /// it ([`Reclaimer::offline`]). It has no children.
     /// Charging it fails from now on, but for what was stocked for it a moment ago. What is left of it is gone after a few ticks.
     ///
     /// # Errors
@@ -196,7 +204,7 @@ impl Groups {
             let subscribers = self.subscribers.lock();
             // So that the slot is nobody else's before its subscribers have its counts.
             let _reading = self.rcu.enter();
-            let slot = self.tree.delete(id)?;
+            let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
             let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
             drop(subscribers);
             self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
@@ -343,6 +351,16 @@ impl Groups {
         host.inside(|| Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?)))
     }
 
+    /// What somebody who reclaims from `top` has to know of the group in a slot, if that is `top` or below it.
+    pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<Standing> {
+        host.inside(|| self.tree.standing(slot, top))
+    }
+
+    /// Counts an event of a group and of all above it, and has it told to who subscribed; nothing if the group is gone.
+    pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
+        _ = host.inside(|| self.tree.with(id, |group| self.tell(host, group, event)));
+    }
+
     /// How many groups there are.
     pub fn count<H: Host>(&self, host: &H) -> Count {
         host.inside(|| self.count_inside())
@@ -422,8 +440,7 @@ impl Groups {
         let Some(mut since) = self.reaping.try_lock() else { return true };
         let [_, ending] = self.tree.is_waiting();
         if ending {
-            // Where the fence fails nothing is known.
-            if !self.rcu.advance_past(host.platform(), &(), *since).unwrap_or(false) {
+            if !self.has_passed(host.platform(), *since) {
                 return true;
             }
             let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());

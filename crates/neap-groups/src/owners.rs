@@ -97,7 +97,7 @@ impl Behind {
 }
 
 impl Owners {
-    pub(crate) const fn new() -> Owners {
+    pub(crate) fn new() -> Owners {
         let lists = Lists { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0, buried: 0 };
         Owners { table: Table::new(), lists: Mutex::new(lists) }
     }

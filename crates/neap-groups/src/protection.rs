@@ -6,6 +6,23 @@
 //!
 //! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above `high`), by description.
 
+use crate::id::GroupId;
+
+/// What somebody who takes memory from a group, or from one above it, has to know of it, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Standing {
+    /// The group.
+    pub id: GroupId,
+    /// What it is charged for, with all below it.
+    pub usage: u64,
+    /// The same without those below it.
+    pub own: u64,
+    /// How much of it is not to be taken.
+    pub min: u64,
+    /// How much of it is to be taken only if there is nothing elsewhere.
+    pub low: u64,
+}
+
 /// What the share of one child is made of, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {

@@ -138,7 +138,7 @@ pub(crate) struct Queues<'w> {
 }
 
 impl Waiters {
-    pub(crate) const fn new() -> Waiters {
+    pub(crate) fn new() -> Waiters {
         let lists = Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0) };
         Waiters { table: Table::new(), lists: Mutex::new(lists) }
     }

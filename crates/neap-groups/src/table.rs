@@ -17,11 +17,11 @@ const CHUNKS: usize = 16;
 ///
 /// # Safety
 /// Zeroes are a value, and all that changes is atomic.
-pub(crate) unsafe trait Entry: Sync {}
+pub unsafe trait Entry: Sync {}
 
 /// Entries of one type.
 #[derive(Debug)]
-pub(crate) struct Table<T: Entry> {
+pub struct Table<T: Entry> {
     chunks: [AtomicPtr<T>; CHUNKS],
     /// Entries that are there.
     length: AtomicU32,
@@ -39,7 +39,7 @@ const fn chunk_of(index: u32) -> (usize, u32, u32) {
 
 impl<T: Entry> Table<T> {
     /// An empty table.
-    pub(crate) const fn new() -> Table<T> {
+    pub const fn new() -> Table<T> {
         Table {
             chunks: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
             length: AtomicU32::new(0),
@@ -48,12 +48,13 @@ impl<T: Entry> Table<T> {
     }
 
     /// Entries that are there.
-    pub(crate) fn len(&self) -> u32 {
+    #[expect(clippy::len_without_is_empty, reason = "whoever asks wants an index")]
+    pub fn len(&self) -> u32 {
         self.length.load(Ordering::Acquire) // Pairs with the Release in `grow`.
     }
 
     /// An entry, if it is there.
-    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+    pub fn get(&self, index: u32) -> Option<&T> {
         if index >= self.len() {
             return None;
         }
@@ -65,7 +66,10 @@ impl<T: Entry> Table<T> {
     }
 
     /// Adds a chunk, of zeroes. One caller at a time.
-    pub(crate) fn grow<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub fn grow<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
         let (chunk, first, length) = chunk_of(self.len());
         let place = self.chunks.get(chunk).ok_or(Errno::NOMEM)?;
         let memory = platform.map(bytes::<T, P>(platform, length))?;
@@ -79,6 +83,11 @@ impl<T: Entry> Table<T> {
         self.each_chunk().for_each(|(chunk, length)| each(chunk.addr(), bytes::<T, P>(platform, length)));
     }
 
+    /// Bytes mapped.
+    pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
+        self.each_chunk().map(|(_, length)| bytes::<T, P>(platform, length)).sum()
+    }
+
     fn each_chunk(&self) -> impl Iterator<Item = (*mut T, u32)> {
         let starts = core::iter::successors(Some(0), |&first| Some(first + chunk_of(first).2));
         let lengths = starts.map(|first| chunk_of(first).2);
@@ -90,12 +99,18 @@ impl<T: Entry> Table<T> {
     ///
     /// # Safety
     /// Nobody has an entry, and the platform is the one that it grew on.
-    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+    pub unsafe fn close<P: Platform>(&self, platform: &P) {
         self.length.store(0, Ordering::Relaxed);
         for (chunk, length) in self.each_chunk() {
             // SAFETY: mapped by `grow` with this length.
             unsafe { platform.unmap(chunk.expose_provenance(), bytes::<T, P>(platform, length)) };
         }
+    }
+}
+
+impl<T: Entry> Default for Table<T> {
+    fn default() -> Self {
+        Table::new()
     }
 }
 

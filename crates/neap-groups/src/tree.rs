@@ -2,12 +2,14 @@
 //!
 //! Sits between paths and slots. One mutex for links, names and lists; charges go up the tree without it. A deleted group is out
 //! of the tree, and of every path, at once; its slot waits for a grace period, since a charge may be on its way up through it,
-//! and for its stocks to be emptied. Under the mutex the owners' may be asked for, and nothing else.
+//! and for its stocks to be emptied. Under the mutex the owners' may be asked for, and whoever hangs things on groups hands them up
+//! under it.
 
 use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
 use crate::id::GroupId;
 use crate::owners::{Behind, Owners};
-use crate::protection::Claim;
+use crate::protection::{Claim, Standing};
+use crate::seat::Seat;
 use crate::table::Table;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -193,6 +195,7 @@ impl Tree {
             (&group.previous, NONE),
             (&group.children, 0),
             (&group.made_for, 0),
+            (&group.is_leaving, 0),
         ] {
             link.store(value, Ordering::Relaxed);
         }
@@ -283,12 +286,13 @@ impl Tree {
         Ok(id)
     }
 
-    /// Takes a group without children out of the tree; what it is charged for is its parent's from now on. Answers its slot, which
-    /// waits for a grace period from now on.
+    /// Takes a group without children out of the tree; what it is charged for is its parent's from now on. Before, `hand_up` is called
+    /// with the two, to let go up what else hangs on the group: nothing new is hung on it then. Answers its slot, which waits for a
+    /// grace period from now on.
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
-    pub(crate) fn delete(&self, id: GroupId) -> Result<u32, Denied> {
+    pub(crate) fn delete(&self, id: GroupId, hand_up: impl FnOnce(Seat, Seat)) -> Result<u32, Denied> {
         let mut lists = self.lists.lock();
         let slot = self.slot_of(id)?;
         let group = self.group(slot).ok_or(Denied::NoSuchGroup)?;
@@ -299,6 +303,8 @@ impl Tree {
         }
         // What protects it would protect nothing any more.
         [Bound::Low, Bound::Min].into_iter().for_each(|bound| group.set_bound(bound, 0));
+        group.is_leaving.store(1, Ordering::Relaxed);
+        hand_up(Seat { group: id, slot }, Seat { group: above.id(), slot: parent });
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
@@ -402,21 +408,34 @@ impl Tree {
     /// How much of a group's memory its claim protects, after what those above it have to give.
     pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
         let _lists = self.lists.lock();
+        Ok(self.protection(self.slot_of(id)?, ROOT, claim))
+    }
+
+    /// The same for the group in a slot from somebody who takes memory from `top` and all below it: `top` itself, and what is
+    /// above it, protect nothing then. Under the mutex.
+    fn protection(&self, slot: u32, top: u32, claim: Bound) -> u64 {
         let mut path = [NONE; DEEPEST as usize];
         let mut length = 0;
-        for ((slot, _), place) in self.upwards(self.slot_of(id)?).zip(&mut path) {
+        for ((slot, _), place) in self.upwards(slot).zip(&mut path) {
             *place = slot;
             length += 1;
+            if slot == top {
+                break;
+            }
         }
-        let mut protection = u64::MAX;
+        let mut protection = 0;
         for pair in path[..length].windows(2).rev() {
             let [Some(group), Some(above)] = [pair[0], pair[1]].map(|slot| self.group(slot)) else { break };
             let claimed = |group: &Group| group.bound(claim).min(group.usage());
             let mut children_claimed = 0_u64;
-            // What is right below the root has what it claims.
-            if pair[1] == ROOT {
+            // What is right below has what it claims.
+            if pair[1] == top {
                 protection = claimed(group);
                 continue;
+            }
+            // Nobody has a share of nothing.
+            if protection == 0 {
+                break;
             }
             self.each_child(above, |child| children_claimed = children_claimed.saturating_add(claimed(child)));
             protection = Claim {
@@ -428,7 +447,21 @@ impl Tree {
             }
             .protection();
         }
-        Ok(if length > 1 { protection } else { 0 })
+        protection
+    }
+
+    /// What reclaim from `top` has to know of the group in a slot, if that is `top` or below it.
+    pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+        let _lists = self.lists.lock();
+        let top = self.slot_of(top).ok()?;
+        let group = self.group(slot).filter(|group| self.owners.is_there(group.id()))?;
+        if top != ROOT && !self.upwards(slot).any(|(above, _)| above == top) {
+            return None;
+        }
+        let mut own = group.usage();
+        self.each_child(group, |child| own = own.saturating_sub(child.usage()));
+        let [min, low] = [Bound::Min, Bound::Low].map(|claim| self.protection(slot, top, claim));
+        Some(Standing { id: group.id(), usage: group.usage(), own, min, low })
     }
 
     /// Calls `f` with the group in a slot, if there is one, which stays there meanwhile.

@@ -4,7 +4,7 @@ mod host;
 
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, Event, GroupId, Groups, How, Kind};
+use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Seat};
 use neap_percpu::{PerCpuData, Shape};
 
 const MIB: u64 = 1 << 20;
@@ -67,5 +67,33 @@ fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
         assert_eq!((charge(beside, 20 * MIB), high(above), high(below), high(GroupId::ROOT)), (0, 2, 0, 2));
         groups.uncharge(host, below.payer(Kind::Pages, 0), 10 * MIB + MIB / 2);
         groups.uncharge(host, beside.payer(Kind::Pages, 0), 20 * MIB);
+    });
+}
+
+#[test]
+fn what_hangs_on_a_group_goes_to_its_parent_before_what_it_is_charged_for() {
+    with_groups(|groups, host| {
+        let above = groups.create(host, GroupId::ROOT, "above").unwrap();
+        let below = groups.create(host, above, "below").unwrap();
+        let seat = |id| groups.seat(&groups.reading(), id).unwrap();
+        let (parent, child) = (seat(above), seat(below));
+        assert_eq!((parent.group, child.group), (above, below));
+        assert_eq!((groups.parent_of(child.slot), groups.parent_of(parent.slot)), (Some(parent), Some(Seat::ROOT)));
+        assert!(groups.parent_of(Seat::ROOT.slot).is_none() && !groups.is_leaving(child.slot));
+        assert!(
+            groups.delete(host, above).is_err() && host.asked.offline.lock().unwrap().is_empty(),
+            "it has children"
+        );
+        groups.delete(host, below).unwrap();
+        assert_eq!(*host.asked.offline.lock().unwrap(), [(child, parent, true, Some(parent))]);
+        assert!(groups.seat(&groups.reading(), below).is_none_or(|seat| seat == parent), "nothing is booked under it");
+        let moment = groups.moment();
+        let reading = groups.reading();
+        assert!((0..4).all(|_| !groups.has_passed(host.alone.platform, groups.moment())));
+        drop(reading);
+        assert!((0..8).any(|_| groups.has_passed(host.alone.platform, moment)));
+        assert!(!groups.end_deleted(host));
+        let next = groups.create(host, above, "next").unwrap();
+        assert_eq!((seat(next).slot, groups.is_leaving(child.slot)), (child.slot, false));
     });
 }

@@ -1,10 +1,10 @@
-//! One word for each thread: what it has entered, or 0.
+//! Two words for each thread: what it has entered, and what it is calling, or 0.
 //!
-//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has. The only thread-local of
-//! the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
-//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 8
+//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has; and between whoever calls a program's
+//! functions, and what these call in turn. The only thread-local of the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
+//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 16
 //! bytes of what the C library keeps free for libraries that are opened late. No lock, no registration, signal-safe. A new
-//! thread has 0; a forked child has its parent's word of the thread that forked.
+//! thread has 0; a forked child has its parent's words of the thread that forked.
 
 use core::arch::{asm, global_asm};
 
@@ -15,9 +15,9 @@ global_asm!(
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 8",
+    ".size __entered_of_neap, 16",
     "__entered_of_neap:",
-    ".zero 8",
+    ".zero 16",
     ".popsection",
 );
 
@@ -49,6 +49,34 @@ pub fn set_entered(word: usize) {
     }
 }
 
+/// What this thread is calling; 0: nothing.
+#[inline(always)]
+pub fn calling() -> usize {
+    let word: usize;
+    // SAFETY: as for `entered`; the word is behind that.
+    unsafe {
+        asm!(
+            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov {0}, qword ptr fs:[{0} + 8]",
+            out(reg) word, options(nostack, readonly, preserves_flags)
+        );
+    }
+    word
+}
+
+/// Says what this thread is calling from now on; 0: nothing.
+#[inline(always)]
+pub fn set_calling(word: usize) {
+    // SAFETY: as for `set_entered`; the word is behind that. What the word leads to is written before.
+    unsafe {
+        asm!(
+            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov qword ptr fs:[{0} + 8], {1}",
+            out(reg) _, in(reg) word, options(nostack, preserves_flags)
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,10 +92,13 @@ mod tests {
                 .map(|n| {
                     std::thread::spawn(move || {
                         let first = entered();
+                        assert_eq!(calling(), 0);
                         for round in 0..10_000 {
                             set_entered(n << 32 | round);
-                            assert_eq!(entered(), n << 32 | round);
+                            set_calling(round << 32 | n);
+                            assert_eq!((entered(), calling()), (n << 32 | round, round << 32 | n));
                         }
+                        set_calling(0);
                         set_entered(n);
                         (first, entered())
                     })

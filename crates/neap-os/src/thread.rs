@@ -112,7 +112,13 @@ unsafe extern "C" {
     fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
 }
 
-/// Starts a detached thread on a small stack with every signal blocked, named `neap`.
+/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
+/// library's own needs (thread-local storage of every loaded library lies on the stack as well).
+pub const SMALL_STACK: usize = 256 << 10;
+/// Bytes of one on which a program's functions run.
+pub const ORDINARY_STACK: usize = 2 << 20;
+
+/// Starts a detached thread on a stack of so many bytes with every signal blocked.
 ///
 /// # Errors
 /// What `pthread_create` answered: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel no longer lets threads
@@ -120,10 +126,11 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// `body(argument)` is sound on another thread for as long as it runs.
-pub unsafe fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> Result<(), Errno> {
-    /// Enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
-    /// library's own needs (thread-local storage of every loaded library lies on the stack as well).
-    const STACK: usize = 256 << 10;
+pub unsafe fn spawn(
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+    stack: usize,
+) -> Result<(), Errno> {
     const SETMASK: i32 = 2;
     const DETACHED: i32 = 1;
     if crate::rseq::registered_offset().is_some() && !crate::rseq::may_register() {
@@ -143,7 +150,7 @@ pub unsafe fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *
             return Err(Errno::from_raw_os_error(answer));
         }
         pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
-        pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
+        pthread_attr_setstacksize(attributes.as_mut_ptr(), stack);
         pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
         let mut id = MaybeUninit::<libc::pthread_t>::uninit();
         let answer = libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
@@ -238,7 +245,7 @@ mod tests {
     #[test]
     fn a_thread_starts_and_ends() {
         // SAFETY: the body touches an atomic only.
-        unsafe { spawn(body, core::ptr::null_mut()) }.unwrap();
+        unsafe { spawn(body, core::ptr::null_mut(), SMALL_STACK) }.unwrap();
         // Pairs with the Release store in `body`.
         while RAN.load(Ordering::Acquire) == 0 {
             crate::futex::wait(&RAN, 0, None, crate::futex::Scope::Process);

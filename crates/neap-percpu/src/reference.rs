@@ -35,6 +35,9 @@ pub trait Counts {
 
     /// What `open` is while the count lives; 0 if there are no words that could be fenced.
     fn opened(&self) -> usize;
+
+    /// Makes all words 0, which nobody changes.
+    fn clear(&self);
 }
 
 /// The states: alive; being killed by a thread, half its number; killed by it (that inverted, so from [`KILLED`] on), the first
@@ -59,6 +62,44 @@ impl<W: Counts> Count<W> {
         Count { words, open: AtomicUsize::new(open), shared: AtomicUsize::new(BIAS + 1), state: AtomicUsize::new(LIVE) }
     }
 
+    /// A count that is dead, with no reference: for [`Count::revive`].
+    pub fn dead(words: W) -> Count<W> {
+        let [open, shared] = [(); 2].map(|()| AtomicUsize::new(0));
+        Count { words, open, shared, state: AtomicUsize::new(DEAD) }
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// Lets a dead count without references live again, as a count of one. Whoever could name it before may take references from now on.
+    /// One caller at a time; of a count that is not dead, or has references, nothing good will come.
+    pub fn revive(&self) {
+        self.words.clear();
+        // Release pairs with the Acquire in `try_get_shared`: what the caller did before is visible to who takes a reference on the shared count.
+        self.shared.store(BIAS + 1, Ordering::Release);
+        self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `is_dead`.
+        // Release pairs with the sequences, whose loads the processor keeps in order: the same for a CPU's.
+        self.open.store(self.words.opened(), Ordering::Release);
+    }
+
+    /// In a forked child, where only `held` references are this thread's, of a count that may be of any state: the others are put, and so is the
+    /// first one of a count that another thread has killed. Whether none is left.
+    ///
+    /// The caller is the only thread of the child.
+    pub fn forget_others(&self, held: usize) -> bool {
+        self.words.clear();
+        let alive = self.state.load(Ordering::Relaxed) == LIVE;
+        let first_is_mine = self.state.load(Ordering::Relaxed) == !(me() / 2);
+        if !alive && !first_is_mine {
+            self.state.store(DEAD, Ordering::Relaxed);
+        }
+        let first = usize::from(alive || first_is_mine);
+        self.shared.store(held + first + if alive { BIAS } else { 0 }, Ordering::Relaxed);
+        !alive && held + first == 0
+    }
+
     /// Takes a reference; the caller has one already, or knows that the count is alive.
     #[inline]
     pub fn get(&self) {
@@ -70,18 +111,26 @@ impl<W: Counts> Count<W> {
     /// Takes a reference unless the count was killed.
     #[inline]
     pub fn try_get(&self) -> bool {
-        self.words.add(&self.open, 1) || self.try_get_shared()
+        self.try_get_here() || self.try_get_shared()
     }
 
+    /// Takes a reference in this CPU's word, while the count lives and there is one: then no other CPU's line is written.
+    #[inline]
+    pub fn try_get_here(&self) -> bool {
+        self.words.add(&self.open, 1)
+    }
+
+    /// Takes a reference in the shared count, unless that was killed.
     #[cold]
-    fn try_get_shared(&self) -> bool {
+    pub fn try_get_shared(&self) -> bool {
         if self.is_dead() {
             return false;
         }
         // Killed meanwhile: it counts as long as one was left.
         let one_more = |count| if count == 0 { None } else { Some(count + 1) };
-        // Relaxed: what the reference protects was visible to whoever could name it.
-        self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+        // Acquire pairs with the Release in `revive`: it may be another life than the one looked at above. What a first life protects was
+        // visible to whoever could name it.
+        self.shared.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).is_ok()
     }
 
     /// Puts a reference; whether it was the last, which is so for one caller, once.
@@ -181,6 +230,18 @@ impl<H: Host> Counts for Sequences<H> {
     fn opened(&self) -> usize {
         if self.0.has_sequences() { self.0.offsets } else { 0 }
     }
+
+    fn clear(&self) {
+        (0..self.0.cpus()).for_each(|cpu| self.0.word(0, cpu).store(0, core::sync::atomic::Ordering::Relaxed));
+    }
+}
+
+/// The fence that [`Count::close_all`] wants, for words of per-CPU data.
+///
+/// # Errors
+/// As for [`Platform::fence_all`].
+pub fn fence<P: Platform>(platform: &P) -> Result<(), Errno> {
+    if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) }
 }
 
 /// A reference count. Frees its memory itself; where its owner is closed instead, it must be forgotten.
@@ -251,9 +312,7 @@ impl<H: Host> PerCpuRef<H> {
     where
         H: 'r,
     {
-        let platform = host.platform();
-        let fence = || if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) };
-        host.inside(|| Count::close_all(references.map(|reference| &reference.0), fence))
+        host.inside(|| Count::close_all(references.map(|reference| &reference.0), || fence(host.platform())))
     }
 
     /// Puts the first reference, if this thread killed it by [`PerCpuRef::close_all`]; whether it was the last.

@@ -38,6 +38,10 @@ impl Counts for Words {
     fn opened(&self) -> usize {
         1
     }
+
+    fn clear(&self) {
+        self.0.0.iter().for_each(|(_, word)| word.store(0, Ordering::Relaxed));
+    }
 }
 
 /// Waits until no sequence is under way that began before.

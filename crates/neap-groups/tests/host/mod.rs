@@ -2,8 +2,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
-use neap_groups::{GroupId, Reclaimer};
+use neap_groups::{GroupId, Groups, Reclaimer, Seat};
 use neap_percpu::{Alone, PerCpuData};
+use std::sync::Mutex;
+
+/// A group that went, and its parent; whether it was there still, and where its things were to be hung.
+pub(crate) type Offline = (Seat, Seat, bool, Option<Seat>);
 
 /// What a host was asked for.
 #[derive(Debug, Default)]
@@ -12,6 +16,8 @@ pub(crate) struct Asked {
     pub(crate) come: AtomicU64,
     /// How many bytes to reclaim.
     pub(crate) reclaim: AtomicU64,
+    /// Groups that went: see [`Offline`].
+    pub(crate) offline: Mutex<Vec<Offline>>,
 }
 
 /// The host.
@@ -55,5 +61,11 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
 
     fn come_soon(&self) {
         self.asked.come.fetch_add(1, Relaxed);
+    }
+
+    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+        let (there, seat) = (groups.is_there(child.group), groups.seat(&groups.reading(), child.group));
+        assert!(groups.parent_of(child.slot) == Some(parent) && groups.is_leaving(child.slot));
+        self.asked.offline.lock().unwrap().push((child, parent, there, seat));
     }
 }
