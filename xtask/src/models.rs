@@ -18,6 +18,8 @@ const MIRI: &[(&str, &[&str], &[&str])] = &[
     ("neap-objects", &["--lib"], &["sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
     ("neap-groups", &["--lib"], &["id::", "table::"]),
+    ("neap-reclaim", &["--test", "lists_model"], &["a_small_history"]),
+    ("neap-reclaim", &["--lib"], &["shrinkers::"]),
 ];
 
 /// Runs every crate's loom tests.

@@ -18,6 +18,7 @@ pub(crate) const RING_0: &[&str] = &[
     "neap-pages",
     "neap-percpu",
     "neap-groups",
+    "neap-reclaim",
     "neap-objects",
     "neap",
     "neap-c",

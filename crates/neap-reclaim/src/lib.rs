@@ -1,0 +1,20 @@
+//! LRU lists, shrinkers and reclaim of neap: whoever caches memory gives it back when a group, a node or the machine needs it.
+//!
+//! Sits on `neap-groups`, and knows neither pages nor objects. Nothing here runs a callback under a lock, and no visitor of a shrinker
+//! writes what another one reads.
+#![no_std]
+#![deny(missing_docs)]
+
+#[cfg(test)]
+extern crate std;
+
+mod host;
+pub mod lru;
+pub mod reclaim;
+pub mod shrinkers;
+
+pub use host::Host;
+pub use shrinkers::{
+    Asked, Caller, CountFn, DEFAULT_BATCH, DEFAULT_SEEKS, EMPTY, FIRST_PRIORITY, GoneFn, MOST_SHRINKERS, NotDone,
+    Press, Report, STOP, ScanFn, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Work, is_calling, share,
+};

@@ -1,0 +1,406 @@
+//! A list: items by group and node, each group's and node's under a lock of its own.
+//!
+//! Sits between whoever caches objects and sub-lists. Adding finds the sub-list by the group's slot, taking off by what the item names; either takes
+//! that one lock, and writes nothing that another group or node has. A walk hands the oldest to a function, under the lock, which says
+//! what becomes of each; what it takes off it gets once more after the lock. Everything passes the host's gate, so a fork finds no
+//! lock held.
+
+use super::block::{self, Block, Sub};
+use super::chain::End;
+use super::item::Item;
+use super::radix::Radix;
+use super::registry::Site;
+use crate::Host;
+use core::cell::Cell;
+use core::ptr::{NonNull, null_mut};
+use neap_base::Platform;
+use neap_groups::{Denied, GroupId, Seat};
+
+/// What is behind a [`LruList`].
+#[derive(Debug)]
+pub(super) struct Head {
+    /// The block of each group but the root, by slot.
+    pub(super) table: Radix,
+    /// The root's, and everybody's of a list that is not by group.
+    pub(super) root: NonNull<Block>,
+    by_group: bool,
+    pub(super) shrinker: Option<u64>,
+    pub(super) nodes: usize,
+    /// Under the registry's mutex: all lists.
+    pub(super) next: Cell<*mut Head>,
+    previous: Cell<*mut Head>,
+}
+
+impl Head {
+    /// The block that a group has.
+    pub(super) fn block(&self, slot: u32) -> Option<NonNull<Block>> {
+        if slot == Seat::ROOT.slot { Some(self.root) } else { self.table.get(slot) }
+    }
+}
+
+/// A list, which stays where it is until it is closed: a name for it that keeps nothing alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LruList(pub(super) NonNull<Head>);
+
+// SAFETY: what it leads to is atomic, constant, or under locks.
+unsafe impl Send for LruList {}
+// SAFETY: as above.
+unsafe impl Sync for LruList {}
+
+/// What becomes of an item that a walk has come to, and whether the walk goes on under the same lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Verdict {
+    /// It is taken off, and handed out after the lock. Goes on.
+    Removed = 0,
+    /// It was in use: it is the newest from now on. Goes on.
+    Rotate = 1,
+    /// It stays where it is. Goes on.
+    Skip = 2,
+    /// It cannot be said at the moment, because its owner's lock is held. The list's lock is let go for whoever that is, and the walk
+    /// begins again from the oldest.
+    Retry = 3,
+    /// The walk is over.
+    Stop = 4,
+}
+
+/// What a walk did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Walked {
+    /// Verdicts that were asked for.
+    pub scanned: usize,
+    /// Items taken off.
+    pub removed: usize,
+    /// A verdict ended it.
+    pub stopped: bool,
+}
+
+/// Items that a walk took off, oldest first.
+#[derive(Default)]
+pub(super) struct Taken(Option<(NonNull<Item>, NonNull<Item>)>);
+
+impl Taken {
+    fn push(&mut self, item: NonNull<Item>) {
+        // SAFETY: items in hands are there.
+        unsafe { item.as_ref() }.relink(|links| links.next = null_mut());
+        self.0 = Some(match self.0 {
+            None => (item, item),
+            Some((first, last)) => {
+                // SAFETY: as above.
+                unsafe { last.as_ref() }.relink(|links| links.next = item.as_ptr());
+                (first, item)
+            }
+        });
+    }
+}
+
+impl Iterator for Taken {
+    type Item = NonNull<Item>;
+
+    /// Takes the oldest out: the last look at it.
+    fn next(&mut self) -> Option<NonNull<Item>> {
+        let (first, last) = self.0?;
+        // SAFETY: as above.
+        let next = NonNull::new(unsafe { first.as_ref() }.links().next);
+        self.0 = next.map(|next| (next, last));
+        Some(first)
+    }
+}
+
+impl<H: Host> Site<'_, H> {
+    /// Makes a list. With `by_group` every group has its own items, otherwise all are the root's. Where there is a shrinker for it, it is
+    /// marked ([`Host::mark`]) whenever a group's first item on a node is added.
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    pub fn open(&self, by_group: bool, shrinker: Option<u64>) -> Result<LruList, Denied> {
+        self.host.inside(|| {
+            let head = self.host.memory(size_of::<Head>()).ok_or(Denied::NoMemory)?.cast::<Head>();
+            let nodes = self.host.platform().nodes();
+            let Some(root) = block::make(self.host, head, nodes, Seat::ROOT) else {
+                // SAFETY: from above.
+                unsafe { self.host.give_back(head.cast(), size_of::<Head>()) };
+                return Err(Denied::NoMemory);
+            };
+            let mut registry = self.lists.registry.lock();
+            let (next, previous) = (Cell::new(registry.first), Cell::new(null_mut()));
+            // SAFETY: nobody else knows of it; the other is a list.
+            unsafe {
+                head.write(Head { table: Radix::new(), root, by_group, shrinker, nodes, next, previous });
+                registry.first.as_ref().inspect(|first| first.previous.set(head.as_ptr()));
+            }
+            registry.first = head.as_ptr();
+            Ok(LruList(head))
+        })
+    }
+
+    /// Gives back what a list takes. Items that are on it still stay as they are, and are no list's any more.
+    ///
+    /// # Safety
+    /// Nobody uses the list any more, nor an item that is on it but to put other things in its place.
+    pub unsafe fn close_list(&self, list: LruList) {
+        self.host.inside(|| {
+            let mut registry = self.lists.registry.lock();
+            // SAFETY: it is a list until now.
+            let head = unsafe { list.0.as_ref() };
+            let blocks = core::iter::successors(head.table.next(0), |&(slot, _)| head.table.next(slot + 1));
+            for (_, block) in blocks {
+                registry.remove(block);
+                // SAFETY: nobody uses it, and the next is looked for in the table.
+                unsafe { self.free(block) };
+            }
+            registry.free_dead(self, list.0);
+            let (next, previous) = (head.next.get(), head.previous.get());
+            // SAFETY: the neighbours are lists; nobody uses this one or its root's items.
+            unsafe {
+                next.as_ref().inspect(|next| next.previous.set(previous));
+                match previous.as_ref() {
+                    Some(previous) => previous.next.set(next),
+                    None => registry.first = next,
+                }
+                self.free(head.root);
+                head.table.close(self.host);
+                self.host.give_back(list.0.cast(), size_of::<Head>());
+            }
+        });
+    }
+}
+
+impl LruList {
+    pub(super) fn head(&self) -> &Head {
+        // SAFETY: whoever uses a list does not close it meanwhile.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Puts an item on it, as the newest of a group on a node (the last node, for a number beyond). Where the group is gone the item is its
+    /// heir's; where there is no memory for the group's part of the list, that of the nearest above that has one. Answers whether it was
+    /// put there: not where it is on a list already.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`]: the id leads nowhere any more.
+    ///
+    /// # Safety
+    /// The item stays where it is until [`LruList::del`] has answered that it was taken off, or a walk's `dispose` has got it. Not called by
+    /// a function that a walk calls under the lock.
+    pub unsafe fn add<H: Host>(
+        self,
+        site: &Site<'_, H>,
+        group: GroupId,
+        node: usize,
+        item: NonNull<Item>,
+    ) -> Result<bool, Denied> {
+        site.host.inside(|| {
+            let reading = site.groups.reading();
+            let seat = match self.head().by_group {
+                true => site.groups.seat(&reading, group).ok_or(Denied::NoSuchGroup)?,
+                false => Seat::ROOT,
+            };
+            let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
+            // SAFETY: found within the reading.
+            Ok(self.put(site, unsafe { block::sub(block, node) }, node, item, End::Newest, false))
+        })
+    }
+
+    /// Puts an item on a sub-list or its heir, and marks that if it had none. Within a reading.
+    pub(super) fn put<H: Host>(
+        self,
+        site: &Site<'_, H>,
+        sub: &Sub,
+        node: usize,
+        item: NonNull<Item>,
+        end: End,
+        from_hands: bool,
+    ) -> bool {
+        let (sub, mut chain) = sub.lock();
+        // SAFETY: it is there, as whoever adds it promises.
+        if !unsafe { item.as_ref() }.claim(sub, from_hands) {
+            return false;
+        }
+        chain.push(item, end);
+        sub.set_count(sub.count() + 1);
+        // The group that received it, which need not be the one that was asked for.
+        let (is_first, seat) = (sub.count() == 1, chain.seat);
+        drop(chain);
+        if is_first {
+            site.mark(self.head(), 1, seat, node.min(self.head().nodes - 1));
+        }
+        true
+    }
+
+    /// Takes an item off, whichever group's it is by now; answers whether this call did. If not, it is on no list, or on another, or a walk
+    /// has taken it off, whose `dispose` gets it. So whoever got it, here or there, and nobody else, may free it.
+    ///
+    /// # Safety
+    /// The item is there. Not called by a function that a walk calls under the lock.
+    pub unsafe fn del<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
+        // SAFETY: as the caller promises.
+        let item_there = unsafe { item.as_ref() };
+        site.host.inside(|| {
+            let _reading = site.groups.reading();
+            // SAFETY: it was found within the reading.
+            while let Some(sub) = item_there.name().map(|sub| unsafe { sub.as_ref() }) {
+                if !sub.is_of(self.0) {
+                    return false;
+                }
+                let (sub, mut chain) = sub.lock();
+                // Somebody else may have taken it off and put it elsewhere.
+                // SAFETY: as above.
+                if item_there.name().is_some_and(|now| core::ptr::eq(unsafe { now.as_ref() }.live(), sub)) {
+                    chain.unlink(item);
+                    sub.set_count(sub.count() - 1);
+                    item_there.let_go();
+                    return true;
+                }
+            }
+            false
+        })
+    }
+
+    /// Items of a group alone on a node, at this moment; 0 where the group is gone. Takes no lock.
+    pub fn count<H>(self, site: &Site<'_, H>, group: GroupId, node: usize) -> usize {
+        let reading = site.groups.reading();
+        let Some(seat) = self.seat(site, &reading, group) else { return 0 };
+        // SAFETY: found within the reading.
+        self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
+    }
+
+    /// Items of all groups on a node. Takes no lock: while groups are deleted some may be counted twice.
+    pub fn count_node<H>(self, site: &Site<'_, H>, node: usize) -> usize {
+        let (mut count, mut next) = (0, Some(Seat::ROOT.slot));
+        while let Some(slot) = next {
+            let _reading = site.groups.reading();
+            // SAFETY: found within the reading.
+            count += self.head().block(slot).map_or(0, |block| unsafe { block::sub(block, node) }.count());
+            next = self.head().table.next(slot + 1).map(|(slot, _)| slot);
+        }
+        count
+    }
+
+    /// The seat of a group that is there itself.
+    pub(super) fn seat<H>(
+        self,
+        site: &Site<'_, H>,
+        reading: &neap_base::rcu::Reading<'_>,
+        group: GroupId,
+    ) -> Option<Seat> {
+        if !self.head().by_group {
+            return Some(Seat::ROOT);
+        }
+        site.groups.seat(reading, group).filter(|seat| seat.group == group)
+    }
+
+    /// Hands up to `most` items of a group alone on a node to `isolate`, oldest first and each once at most but for retries, and does
+    /// what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
+    /// its own then, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
+    ///
+    /// # Safety
+    /// `isolate` is called under the lock of the items and inside the gate: it neither waits, nor allocates, nor calls anything of this
+    /// crate's; a lock of the item's owner it only tries.
+    pub unsafe fn walk<H: Host>(
+        self,
+        site: &Site<'_, H>,
+        group: GroupId,
+        node: usize,
+        most: usize,
+        mut isolate: impl FnMut(NonNull<Item>) -> Verdict,
+        dispose: impl FnMut(NonNull<Item>),
+    ) -> Walked {
+        let mut walk = Walk::new(most);
+        let mut again = || {
+            let reading = site.groups.reading();
+            let seat = self.seat(site, &reading, group);
+            let block = seat.and_then(|seat| self.head().block(seat.slot));
+            // SAFETY: found within the reading.
+            block.is_some_and(|block| walk.over(unsafe { block::sub(block, node) }, &mut isolate))
+        };
+        while site.host.inside(&mut again) {
+            site.host.platform().pause();
+        }
+        walk.taken.for_each(dispose);
+        walk.walked
+    }
+
+    /// The same for all groups' items on a node, the root's first, then by slot; `most` in all.
+    ///
+    /// # Safety
+    /// As for [`LruList::walk`].
+    pub unsafe fn walk_node<H: Host>(
+        self,
+        site: &Site<'_, H>,
+        node: usize,
+        most: usize,
+        mut isolate: impl FnMut(NonNull<Item>) -> Verdict,
+        mut dispose: impl FnMut(NonNull<Item>),
+    ) -> Walked {
+        let (mut walk, mut next) = (Walk::new(most), Some(Seat::ROOT.slot));
+        while let Some(slot) = next.filter(|_| walk.left > 0 && !walk.walked.stopped) {
+            let mut again = || {
+                let _reading = site.groups.reading();
+                let block = self.head().block(slot);
+                // SAFETY: found within the reading.
+                block.is_some_and(|block| walk.over(unsafe { block::sub(block, node) }, &mut isolate))
+            };
+            while site.host.inside(&mut again) {
+                site.host.platform().pause();
+            }
+            walk.taken.by_ref().for_each(&mut dispose);
+            next = self.head().table.next(slot + 1).map(|(slot, _)| slot);
+        }
+        walk.walked
+    }
+}
+
+/// A walk under way.
+pub(super) struct Walk {
+    left: usize,
+    pub(super) walked: Walked,
+    pub(super) taken: Taken,
+}
+
+impl Walk {
+    pub(super) fn new(most: usize) -> Walk {
+        Walk { left: most, walked: Walked::default(), taken: Taken::default() }
+    }
+
+    /// One hold of a sub-list's lock: until the budget is used, the end is reached, or a verdict ends it. Whether to begin again. Within a
+    /// reading and the gate.
+    pub(super) fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
+        let mut chain = sub.lock_this();
+        if sub.heir().is_some() {
+            return false;
+        }
+        // No item is come to twice, however many are rotated.
+        let mut in_all = sub.count();
+        let mut next = chain.oldest();
+        while let Some(item) = next.filter(|_| self.left > 0 && in_all > 0) {
+            // First of all: a verdict that is always the same ends, too.
+            self.left -= 1;
+            in_all -= 1;
+            self.walked.scanned += 1;
+            next = chain.after(item);
+            match isolate(item) {
+                Verdict::Removed => {
+                    chain.unlink(item);
+                    sub.set_count(sub.count() - 1);
+                    // SAFETY: items on a chain are there.
+                    unsafe { item.as_ref() }.hand_out();
+                    self.taken.push(item);
+                    self.walked.removed += 1;
+                }
+                Verdict::Rotate => {
+                    chain.unlink(item);
+                    // SAFETY: as above.
+                    unsafe { item.as_ref() }.rename(sub);
+                    chain.push(item, End::Newest);
+                }
+                Verdict::Skip => {}
+                Verdict::Retry => return self.left > 0,
+                Verdict::Stop => {
+                    self.walked.stopped = true;
+                    return false;
+                }
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,113 @@
+//! A table by slot that takes memory where slots are used: three levels of nodes.
+//!
+//! Sits between a list, or the registry, and blocks. It is read without a lock; nodes are added under the registry's mutex, and stay until
+//! the table is closed.
+
+use super::block::Block;
+use crate::Host;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+const BITS: u32 = 7;
+const FAN: usize = 1 << BITS;
+const LEVELS: u32 = 3;
+
+/// What an entry leads to: a node of the next level, or a block.
+#[derive(Debug)]
+struct Node([AtomicPtr<Node>; FAN]);
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Radix {
+    top: AtomicPtr<Node>,
+}
+
+const fn part(slot: u32, level: u32) -> usize {
+    slot as usize >> (BITS * level) & (FAN - 1)
+}
+
+const _: () = assert!(neap_groups::MOST_GROUPS < 1 << (BITS * LEVELS));
+
+impl Radix {
+    pub(super) const fn new() -> Radix {
+        Radix { top: AtomicPtr::new(null_mut()) }
+    }
+
+    /// The entry of a slot, if there are nodes for it.
+    fn entry(&self, slot: u32) -> Option<&AtomicPtr<Node>> {
+        (0..LEVELS).rev().try_fold(&self.top, |entry, level| {
+            // SAFETY: nodes stay. Acquire pairs with the Release in `entry_or_make`.
+            unsafe { entry.load(Ordering::Acquire).as_ref() }.and_then(|node| node.0.get(part(slot, level)))
+        })
+    }
+
+    /// The block of a slot.
+    pub(super) fn get(&self, slot: u32) -> Option<NonNull<Block>> {
+        NonNull::new(self.entry(slot)?.load(Ordering::Acquire).cast()) // Pairs with the Release in `set`.
+    }
+
+    /// Sees to it that the slot's block can be set; `false` without memory. Under the registry's mutex.
+    pub(super) fn reserve<H: Host>(&self, host: &H, slot: u32) -> bool {
+        let mut entry = &self.top;
+        for level in (0..LEVELS).rev() {
+            let mut node = entry.load(Ordering::Relaxed);
+            if node.is_null() {
+                let Some(memory) = host.memory(size_of::<Node>()) else { return false };
+                node = memory.as_ptr().cast();
+                entry.store(node, Ordering::Release); // Pairs with the Acquire in `entry`.
+            }
+            // SAFETY: a node, of zeroes at first, which are null pointers.
+            entry = unsafe { &(&(*node).0)[part(slot, level)] };
+        }
+        true
+    }
+
+    /// Sets the block of a slot that was reserved. Under the registry's mutex.
+    pub(super) fn set(&self, slot: u32, block: Option<NonNull<Block>>) {
+        if let Some(entry) = self.entry(slot) {
+            // Release pairs with the Acquire in `get`.
+            entry.store(block.map_or(null_mut(), NonNull::as_ptr).cast(), Ordering::Release);
+        }
+    }
+
+    /// The first block from a slot on.
+    pub(super) fn next(&self, mut slot: u32) -> Option<(u32, NonNull<Block>)> {
+        while slot >> (BITS * LEVELS) == 0 {
+            let (mut entry, mut level) = (&self.top, LEVELS);
+            // Down as far as there is something, then on by as much as is missing.
+            // SAFETY: nodes stay. Acquire pairs with the Release in `reserve`.
+            while let Some(node) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
+                level -= 1;
+                entry = &node.0[part(slot, level)];
+                if level == 0 {
+                    break;
+                }
+            }
+            if let Some(block) = NonNull::new(entry.load(Ordering::Acquire)).filter(|_| level == 0) {
+                return Some((slot, block.cast()));
+            }
+            slot = ((slot >> (BITS * level)) + 1) << (BITS * level);
+        }
+        None
+    }
+
+    /// Gives the nodes back.
+    ///
+    /// # Safety
+    /// Nobody uses the table any more.
+    pub(super) unsafe fn close<H: Host>(&self, host: &H) {
+        // SAFETY: as the caller promises, and all nodes are from `reserve`.
+        unsafe { give_back(host, self.top.swap(null_mut(), Ordering::Relaxed), LEVELS) };
+    }
+}
+
+/// # Safety
+/// As for [`Radix::close`]: the node has so many levels, itself included.
+unsafe fn give_back<H: Host>(host: &H, node: *mut Node, levels: u32) {
+    let Some(node) = NonNull::new(node).filter(|_| levels > 0) else { return };
+    // SAFETY: as the caller promises.
+    unsafe {
+        node.as_ref().0.iter().for_each(|entry| give_back(host, entry.load(Ordering::Relaxed), levels - 1));
+        host.give_back(node.cast(), size_of::<Node>());
+    }
+}

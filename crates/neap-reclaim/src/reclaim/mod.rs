@@ -1,0 +1,20 @@
+//! Reclaim: who is asked for memory, in which order, how hard, and what is made of what they gave.
+//!
+//! Sits between whoever needs memory (a charge at its limit, a budget at its watermark, a program) and the shrinkers, which it reaches by
+//! the trait [`Domain`] alone. Here are no threads and no waiting: a pass runs in its caller's thread to its end or its deadline. Holds no
+//! lock while anything of the domain's runs.
+
+mod lanes;
+mod level;
+mod pass;
+mod share;
+mod walk;
+
+#[cfg(test)]
+mod pass_tests;
+
+pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
+pub use level::{Level, Levels, WINDOW};
+pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
+pub use share::{Grip, press};
+pub use walk::{Walk, Walks};

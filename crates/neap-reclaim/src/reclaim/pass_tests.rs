@@ -1,0 +1,298 @@
+//! Tests of passes, on a model of groups and caches.
+//!
+//! Sits on [`Passes`] and a domain of plain numbers: a group is a cache of objects, which gives as the published arithmetic says, and of which all is charged. One
+//! thread, no locks.
+
+use super::level::{Level, Levels};
+use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
+use crate::shrinkers::{Press, WHOLE};
+use core::cell::{Cell, RefCell};
+use neap_groups::protection::Standing;
+use neap_groups::{Event, GroupId};
+use proptest::prelude::*;
+use std::vec::Vec;
+
+const SIZE: u64 = 1000;
+const BATCH: u64 = 16;
+
+/// A group right below the top.
+#[derive(Clone, Debug, Default)]
+struct Cache {
+    objects: Cell<u64>,
+    deferred: Cell<u64>,
+    /// Bytes that it is charged for besides.
+    fixed: u64,
+    min: u64,
+    low: u64,
+    /// It says that it gives, and gives nothing.
+    lies: bool,
+}
+
+impl Cache {
+    fn usage(&self) -> u64 {
+        self.objects.get() * SIZE + self.fixed
+    }
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    caches: Vec<Cache>,
+    now: Cell<u64>,
+    told: RefCell<Vec<(GroupId, Event)>>,
+    visits: RefCell<Vec<u32>>,
+    enough: Cell<bool>,
+    /// Callbacks say nothing of bytes.
+    is_mute: bool,
+}
+
+fn id(slot: u32) -> GroupId {
+    GroupId::from_bits(GroupId::ROOT.to_bits() + u64::from(slot) + 1)
+}
+
+impl Domain for Model {
+    fn nodes(&self) -> usize {
+        1
+    }
+
+    fn now(&self) -> u64 {
+        self.now.replace(self.now.get() + 1)
+    }
+
+    fn next(&self, _top: GroupId, _node: usize, from: u32) -> Option<u32> {
+        (from..self.caches.len() as u32).find(|&slot| self.caches[slot as usize].objects.get() > 0)
+    }
+
+    fn standing(&self, slot: u32, _top: GroupId) -> Option<Standing> {
+        let cache = &self.caches[slot as usize];
+        let (usage, min, low) = (cache.usage(), cache.min.min(cache.usage()), cache.low.min(cache.usage()));
+        Some(Standing { id: id(slot), usage, own: usage, min, low })
+    }
+
+    fn give(&self, group: GroupId, slot: u32, _node: usize, press: Press) -> Given {
+        assert_eq!(group, id(slot));
+        self.visits.borrow_mut().push(slot);
+        let cache = &self.caches[slot as usize];
+        let freeable = cache.objects.get();
+        let delta = (freeable >> press.priority) * 2 * u64::from(press.share) / u64::from(WHOLE);
+        let mut total = ((cache.deferred.get() >> press.priority) + delta).min(2 * freeable);
+        total = if press.least { total.max(BATCH.min(freeable)) } else { total };
+        let mut given = Given::default();
+        while total >= BATCH || total >= freeable && total > 0 {
+            let part = total.min(BATCH);
+            let freed = part.min(cache.objects.get());
+            if !cache.lies {
+                cache.objects.set(cache.objects.get() - freed);
+            }
+            given.scanned += part;
+            given.freed += freed;
+            given.bytes += if self.is_mute { 0 } else { freed * SIZE };
+            total -= part;
+        }
+        cache.deferred.set(total);
+        given
+    }
+
+    fn used(&self, _top: GroupId) -> [u64; 2] {
+        [self.caches.iter().map(Cache::usage).sum(), 0]
+    }
+
+    fn tell(&self, group: GroupId, event: Event) {
+        self.told.borrow_mut().push((group, event));
+    }
+
+    fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level> {
+        levels.note(group, scanned, freed)
+    }
+
+    fn has_enough(&self) -> bool {
+        self.enough.get()
+    }
+}
+
+fn cache(objects: u64) -> Cache {
+    Cache { objects: Cell::new(objects), ..Cache::default() }
+}
+
+fn model(caches: &[Cache]) -> Model {
+    Model { caches: caches.to_vec(), ..Model::default() }
+}
+
+fn left(model: &Model) -> Vec<u64> {
+    model.caches.iter().map(|cache| cache.objects.get()).collect()
+}
+
+fn ask(bytes: u64) -> Ask {
+    Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, background: false }
+}
+
+fn run(model: &Model, bytes: u64) -> Got {
+    Passes::default().run(model, &ask(bytes))
+}
+
+#[test]
+fn a_pass_brings_what_is_asked_for_and_not_much_more() {
+    for is_mute in [false, true] {
+        let model = Model { is_mute, ..model(&[cache(100_000)]) };
+        let got = run(&model, 50 * SIZE);
+        assert!((50..200).contains(&(got.bytes / SIZE)), "{got:?}");
+        assert_eq!((got.freed, got.bytes), (100_000 - left(&model)[0], got.freed * SIZE));
+    }
+}
+
+#[test]
+fn groups_give_in_proportion_to_what_they_have_beyond_their_protection() {
+    let protected = Cache { low: 30_000 * SIZE, ..cache(40_000) };
+    let model = model(&[cache(30_000), cache(10_000), protected]);
+    let background = Ask { background: true, ..ask(4000 * SIZE) };
+    Passes::default().run(&model, &background);
+    let given: Vec<_> = left(&model).iter().zip([30_000, 10_000, 40_000]).map(|(left, had)| had - left).collect();
+    assert!(given[0].abs_diff(3 * given[1]) <= given[0] / 20, "{given:?}");
+    assert!(given[2].abs_diff(given[1]) <= 2 * BATCH, "a quarter of it counts: {given:?}");
+}
+
+#[test]
+fn what_is_below_its_min_is_never_taken_and_below_its_low_only_when_there_is_nothing_else() {
+    let (min, low) = (Cache { min: u64::MAX, ..cache(500) }, Cache { low: u64::MAX, ..cache(500) });
+    let both = model(&[min.clone(), low.clone(), cache(500)]);
+    let passes = Passes::default();
+    assert!(passes.run(&both, &ask(500 * SIZE)).bytes >= 500 * SIZE);
+    assert_eq!(
+        (left(&both), both.told.borrow().iter().any(|(_, event)| *event == Event::Low)),
+        (Vec::from([500, 500, 0]), false)
+    );
+    assert!(passes.run(&both, &ask(100 * SIZE)).is_something());
+    assert!(left(&both)[1] < 500 && left(&both)[0] == 500);
+    assert!(both.told.borrow().contains(&(id(1), Event::Low)));
+    assert_eq!(run(&model(&[min]), SIZE), Got { priority: 12, ..Got::default() });
+}
+
+#[test]
+fn l16_what_one_try_was_allowed_the_next_pass_is_not() {
+    let passes = Passes::default();
+    let alone = model(&[Cache { low: u64::MAX, ..cache(5000) }]);
+    assert!(passes.run(&alone, &ask(SIZE)).is_something());
+    let beside = model(&[Cache { low: u64::MAX, ..cache(5000) }, cache(5000)]);
+    assert!(passes.run(&beside, &ask(SIZE)).is_something());
+    assert_eq!(left(&beside)[0], 5000);
+}
+
+/// Others have had all groups of the round that a pass joined, and took from under it whatever it found.
+#[test]
+fn l17_a_pass_that_finds_nothing_in_shared_walks_makes_its_own() {
+    struct Raced<'a>(&'a Model, &'a Passes);
+    impl Domain for Raced<'_> {
+        fn nodes(&self) -> usize {
+            1
+        }
+        fn now(&self) -> u64 {
+            0
+        }
+        fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
+            self.0.next(top, node, from)
+        }
+        fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+            self.0.standing(slot, top)
+        }
+        fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
+            // The first group's objects are in use. Somebody else takes all others of this round.
+            if slot == 0 {
+                self.1.end_round(GroupId::ROOT, node);
+                return Given { scanned: 1, ..Given::default() };
+            }
+            self.0.give(group, slot, node, press)
+        }
+        fn used(&self, top: GroupId) -> [u64; 2] {
+            self.0.used(top)
+        }
+        fn tell(&self, _: GroupId, _: Event) {}
+        fn note(&self, _: &Levels, _: GroupId, _: u64, _: u64) -> Option<Level> {
+            None
+        }
+    }
+    let (model, passes) = (model(&[cache(100), cache(100)]), Passes::default());
+    let got = passes.run(&Raced(&model, &passes), &ask(SIZE));
+    assert!(got.is_something() && left(&model) == [100, 100 - got.freed], "{got:?}");
+}
+
+#[test]
+fn l15_only_enough_ends_a_row_of_failures() {
+    let (passes, nothing) = (Passes::default(), model(&[]));
+    let background = Ask { background: true, ..ask(u64::MAX) };
+    let something = model(&[cache(10_000)]);
+    (0..15).for_each(|_| _ = passes.run(&nothing, &background));
+    assert!(!passes.is_hopeless());
+    assert!(passes.run(&something, &Ask { background: true, ..ask(SIZE) }).is_something());
+    assert!(passes.run(&something, &ask(SIZE)).is_something());
+    passes.run(&nothing, &background);
+    assert!(passes.is_hopeless(), "what little came in between is no reason to go on");
+    nothing.enough.set(true);
+    passes.run(&nothing, &background);
+    assert!(!passes.is_hopeless());
+}
+
+#[test]
+fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
+    let model_of = || model(&[cache(1000), cache(1000)]);
+    let late = Passes::default().run(&model_of(), &Ask { deadline: 0, ..ask(u64::MAX) });
+    assert_eq!((late.late, late.visits), (true, 0));
+    let some = Passes::default().run(&model_of(), &Ask { deadline: 8, ..ask(u64::MAX) });
+    assert!(some.late && (1..20).contains(&some.visits), "{some:?}");
+    assert_eq!(run(&model(&[]), SIZE), Got { priority: 12, ..Got::default() });
+}
+
+/// A liar ends passes too soon, but the next one begins behind it.
+#[test]
+fn a_liar_does_not_keep_others_from_being_asked() {
+    let (passes, model) = (Passes::default(), model(&[Cache { lies: true, ..cache(5000) }, cache(5000)]));
+    let before = model.used(GroupId::ROOT)[0];
+    let enough = |_: &u32| {
+        passes.run(&model, &ask(20 * SIZE));
+        before - model.used(GroupId::ROOT)[0] >= 20 * SIZE
+    };
+    assert!((0..16).any(|round| enough(&round)), "as often as a charge asks");
+}
+
+#[test]
+fn pressure_is_told_of_the_group_that_was_asked() {
+    let rich = model(&[cache(1_000_000)]);
+    run(&rich, 2000 * SIZE);
+    let told = rich.told.borrow();
+    assert!(!told.is_empty() && told.iter().all(|told| *told == (GroupId::ROOT, Event::PressureLow)), "{told:?}");
+    let poor = model(&[Cache { fixed: 1 << 40, ..cache(200) }]);
+    run(&poor, u64::MAX);
+    assert!(poor.told.borrow().contains(&(GroupId::ROOT, Event::PressureCritical)), "{:?}", poor.told);
+}
+
+#[test]
+fn a_goal_is_what_is_needed_or_some_more_but_not_much_of_a_small_group() {
+    assert_eq!([goal(1, 1 << 30), goal(1, 80 << 10), goal(1 << 20, 1 << 30), goal(5, 0)], [GOAL, 10 << 10, 1 << 20, 5]);
+}
+
+proptest! {
+    /// Of what is not protected, as much is taken as is asked for or all; of what `min` protects nothing; and only a little more than is asked for.
+    #[test]
+    fn a_pass_takes_what_it_may(
+        caches in prop::collection::vec((0..5000_u64, 0..3000_u64, 0..3000_u64, 0..2_u64), 1..8),
+        wanted in 1..20_000_u64,
+        is_mute: bool,
+        background: bool,
+    ) {
+        let caches: Vec<_> = caches
+            .into_iter()
+            .map(|(objects, min, low, fixed)| Cache { min: min * SIZE, low: low * SIZE, fixed: fixed * SIZE, ..cache(objects) })
+            .collect();
+        let model = Model { is_mute, ..model(&caches) };
+        let got = Passes::default().run(&model, &Ask { background, ..ask(wanted * SIZE) });
+        let mut freed = 0;
+        for (before, after) in caches.iter().zip(&model.caches) {
+            freed += before.objects.get() - after.objects.get();
+            let is_min = before.min > 0 && before.min >= before.usage();
+            prop_assert!(!is_min || after.objects.get() == before.objects.get());
+        }
+        prop_assert_eq!((got.freed, got.bytes), (freed, freed * SIZE));
+        let free_of_min = caches.iter().any(|cache| cache.objects.get() > 0 && (cache.min == 0 || cache.min < cache.usage()));
+        prop_assert!(background || freed > 0 || !free_of_min, "{:?}", got);
+        let unprotected: u64 = caches.iter().filter(|cache| cache.min == 0 && cache.low == 0).map(|cache| cache.objects.get()).sum();
+        prop_assert!(background || freed >= wanted.min(unprotected), "{} of {}", freed, unprotected);
+    }
+}

@@ -1,0 +1,89 @@
+//! How hard a group is pressed: pure arithmetic on what it has, and what of that is protected.
+//!
+//! Sits between a walk, which comes by a group, and the shrinkers, which are asked for a part of what they have. A group below its `min` is
+//! passed by; one below its `low` is passed by unless nothing else is left; of others the part that is not protected counts, so groups
+//! give in proportion to what they have beyond their protection. No state, no locks.
+//!
+//! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
+
+use crate::shrinkers::{Press, WHOLE};
+use neap_groups::protection::Standing;
+
+/// What is taken although it is protected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Grip {
+    /// Nothing.
+    Fair,
+    /// What `low` protects.
+    TakesLow,
+}
+
+/// How hard a group is to be pressed by somebody who needs so many bytes, or that it is passed by: because of its `low` alone, or of its `min`.
+/// One that has no more than what is needed gives a batch at least.
+///
+/// # Errors
+/// Whether [`Grip::TakesLow`] would take something there.
+pub fn press(standing: &Standing, need: u64, priority: u32, grip: Grip) -> Result<Press, bool> {
+    let &Standing { usage, min, low, .. } = standing;
+    let is_below = |protection: u64| protection > 0 && protection >= usage;
+    if is_below(min) {
+        return Err(false);
+    }
+    if grip == Grip::Fair && is_below(low) {
+        return Err(true);
+    }
+    let protected = if grip == Grip::Fair { min.max(low) } else { min };
+    // A group that is not wholly protected gives something.
+    let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
+    let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
+    Ok(Press { priority, share, least: usage > 0 && usage <= need, inline_only: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shrinkers::FIRST_PRIORITY;
+    use neap_groups::GroupId;
+    use proptest::prelude::*;
+
+    fn of(usage: u64, min: u64, low: u64, grip: Grip) -> Result<u32, bool> {
+        let standing = Standing { id: GroupId::ROOT, usage, own: usage, min, low };
+        press(&standing, 99, 7, grip).map(|press| press.share)
+    }
+
+    #[test]
+    fn what_is_protected_is_passed_by_or_does_not_count() {
+        assert_eq!(of(100, 0, 0, Grip::Fair), Ok(WHOLE));
+        assert_eq!(of(100, 0, 50, Grip::Fair), Ok(512));
+        assert_eq!(of(100, 0, 50, Grip::TakesLow), Ok(WHOLE));
+        assert_eq!(of(100, 25, 50, Grip::TakesLow), Ok(768));
+        assert_eq!((of(100, 100, 0, Grip::TakesLow), of(100, 100, 200, Grip::Fair)), (Err(false), Err(false)));
+        assert_eq!((of(100, 50, 100, Grip::Fair), of(100, 50, 100, Grip::TakesLow)), (Err(true), Ok(512)));
+    }
+
+    /// What is cached there may be charged to nobody.
+    #[test]
+    fn a_group_that_uses_nothing_is_asked_like_any_other() {
+        assert_eq!(of(0, 0, 0, Grip::Fair), Ok(WHOLE));
+    }
+
+    #[test]
+    fn a_group_that_has_no_more_than_is_needed_gives_a_batch_at_least() {
+        let least = |usage, need| {
+            let standing = Standing { id: GroupId::ROOT, usage, own: usage, min: 0, low: 0 };
+            press(&standing, need, FIRST_PRIORITY, Grip::Fair).unwrap().least
+        };
+        assert_eq!([least(0, 5), least(5, 5), least(6, 5)], [false, true, false]);
+    }
+
+    proptest! {
+        #[test]
+        fn more_protection_is_never_less_share_for_others(usage: u64, min: u64, low: u64, more: u64) {
+            for grip in [Grip::Fair, Grip::TakesLow] {
+                let (before, after) = (of(usage, min, low, grip), of(usage, min, low.saturating_add(more), grip));
+                prop_assert!(after.unwrap_or(0) <= before.unwrap_or(0));
+                prop_assert!(before.is_err() || (1..=WHOLE).contains(&before.unwrap_or(0)));
+            }
+        }
+    }
+}

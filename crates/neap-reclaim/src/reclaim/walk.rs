@@ -1,0 +1,187 @@
+//! Walks of the groups below one, which many threads share: each takes the next group that nobody else has taken.
+//!
+//! Sits between passes and the groups. Where many threads are at limits at once they do not all begin with the same groups and stop there: a place says up to
+//! which slot the groups below a root have been asked on a node, and a number, which round it is. Who walks joins the round that is under way, and stops when it is
+//! over. Slots are numbers, so a group that goes is no matter here. Places are kept for the roots that were walked lately, in a table in which roots may
+//! displace each other: then a round begins anew, which is only less fair. Lock-free, and nothing is freed.
+//!
+//! Source: Linux `mm/memcontrol.c` (`mem_cgroup_iter` with a reclaim cookie), by description.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_groups::GroupId;
+
+/// Roots and nodes whose places are kept.
+const ENTRIES: usize = 256;
+
+/// How far a round has come: the slot that is next, the round, and a part of the hash of who walks. All in one word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place(u64);
+
+const SLOT_BITS: u32 = 32;
+const ROUND_BITS: u32 = 16;
+
+impl Place {
+    fn new(tag: u16, round: u16, slot: u32) -> Place {
+        Place(u64::from(tag) << (SLOT_BITS + ROUND_BITS) | u64::from(round) << SLOT_BITS | u64::from(slot))
+    }
+
+    fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn round(self) -> u16 {
+        (self.0 >> SLOT_BITS) as u16
+    }
+
+    fn tag(self) -> u16 {
+        (self.0 >> (SLOT_BITS + ROUND_BITS)) as u16
+    }
+}
+
+/// All places.
+#[derive(Debug)]
+pub struct Walks {
+    places: [AtomicU64; ENTRIES],
+}
+
+impl Default for Walks {
+    fn default() -> Walks {
+        Walks { places: core::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+/// One thread's part in a walk.
+#[derive(Debug)]
+pub struct Walk<'w> {
+    place: &'w AtomicU64,
+    tag: u16,
+    round: u16,
+    /// Groups that it has taken.
+    seen: u32,
+}
+
+impl Walks {
+    /// Joins the walk of the groups below one, on a node.
+    pub fn join(&self, root: GroupId, node: usize) -> Walk<'_> {
+        let hash = (root.to_bits() ^ (node as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Never 0, so that a place that nobody has is nobody's.
+        let (place, tag) = (&self.places[(hash >> 56) as usize % ENTRIES], (hash >> 32) as u16 | 1);
+        let now = Place(place.load(Ordering::Relaxed));
+        let round = if now.tag() == tag { now.round() } else { 0 };
+        if now.tag() != tag {
+            // Whoever else does this begins the same round.
+            let _ = place.compare_exchange(now.0, Place::new(tag, 0, 0).0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Walk { place, tag, round, seen: 0 }
+    }
+}
+
+impl Walk<'_> {
+    /// The next group that nobody has taken in this round, found by `next`: the first slot from the given one on. `None` when the round is over; at its
+    /// end who has taken nothing begins another, once.
+    pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
+        loop {
+            // Relaxed, and below: what is found by a slot is ordered by who looks it up.
+            let now = Place(self.place.load(Ordering::Relaxed));
+            if now.tag() != self.tag || now.round() != self.round {
+                return None;
+            }
+            let found = next(now.slot());
+            let then = match found {
+                Some(slot) => Place::new(self.tag, self.round, slot + 1),
+                None => Place::new(self.tag, self.round.wrapping_add(1), 0),
+            };
+            if self.place.compare_exchange(now.0, then.0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            match found {
+                Some(slot) => {
+                    self.seen += 1;
+                    return Some(slot);
+                }
+                // It joined a round that was nearly over.
+                None if self.seen == 0 && now.slot() > 0 => self.round = then.round(),
+                None => return None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+    use std::vec::Vec;
+
+    fn among(slots: &[u32]) -> impl FnMut(u32) -> Option<u32> {
+        move |from| slots.iter().copied().find(|&slot| slot >= from)
+    }
+
+    fn all(walk: &mut Walk<'_>, slots: &[u32]) -> Vec<u32> {
+        core::iter::from_fn(|| walk.next(among(slots))).collect()
+    }
+
+    #[test]
+    fn a_walk_goes_on_where_the_last_one_stopped_and_ends_with_its_round() {
+        let walks = Walks::default();
+        let mut first = walks.join(GroupId::ROOT, 0);
+        assert_eq!((first.next(among(&[1, 4, 9])), first.next(among(&[1, 4, 9]))), (Some(1), Some(4)));
+        let mut second = walks.join(GroupId::ROOT, 0);
+        assert_eq!(all(&mut second, &[1, 4, 9]), [9]);
+        assert_eq!(all(&mut first, &[1, 4, 9]), [], "its round is over");
+        assert_eq!(all(&mut walks.join(GroupId::ROOT, 0), &[1, 4, 9]), [1, 4, 9]);
+        assert_eq!(all(&mut walks.join(GroupId::ROOT, 1), &[2]), [2], "another node's place is its own");
+    }
+
+    #[test]
+    fn who_joins_at_the_end_begins_a_round_of_its_own_and_only_one() {
+        let walks = Walks::default();
+        let mut first = walks.join(GroupId::ROOT, 0);
+        assert_eq!((first.next(among(&[3])), all(&mut walks.join(GroupId::ROOT, 0), &[3])), (Some(3), Vec::from([3])));
+        assert_eq!(all(&mut walks.join(GroupId::ROOT, 0), &[]), [], "nothing is found twice and that is all");
+    }
+
+    #[test]
+    fn a_group_that_goes_or_comes_is_no_matter() {
+        let walks = Walks::default();
+        let mut walk = walks.join(GroupId::ROOT, 0);
+        assert_eq!(walk.next(among(&[1, 2, 3])), Some(1));
+        assert_eq!(
+            (walk.next(among(&[0, 1, 3])), walk.next(among(&[0, 9])), walk.next(among(&[0, 1]))),
+            (Some(3), Some(9), None)
+        );
+    }
+
+    #[test]
+    fn a_root_that_displaces_another_only_begins_anew() {
+        let walks = Walks::default();
+        let place = |walk: &Walk<'_>| core::ptr::from_ref(walk.place);
+        let mut first = walks.join(GroupId::ROOT, 0);
+        assert_eq!(first.next(among(&[5, 6])), Some(5));
+        let same = |id: &GroupId| place(&walks.join(*id, 0)) == place(&first);
+        let other = (2..).map(GroupId::from_bits).find(same).unwrap();
+        let mut second = walks.join(other, 0);
+        assert_eq!(first.next(among(&[5, 6])), None);
+        assert_eq!(all(&mut second, &[5, 6]), [5, 6]);
+        assert_eq!(all(&mut walks.join(GroupId::ROOT, 0), &[5, 6]), [5, 6]);
+    }
+
+    /// A walker stops when the round is over, so together they go through every group once, and a second time those who joined late.
+    #[test]
+    fn threads_share_a_round() {
+        let (walks, slots) = (Walks::default(), Vec::from_iter(0..1000));
+        let taken: Vec<AtomicU32> = (0..1000).map(|_| AtomicU32::new(0)).collect();
+        let mut walkers: Vec<_> = (0..4).map(|_| walks.join(GroupId::ROOT, 0)).collect();
+        std::thread::scope(|scope| {
+            for walk in &mut walkers {
+                scope.spawn(|| {
+                    while let Some(slot) = walk.next(among(&slots)) {
+                        taken[slot as usize].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        // Twice, if one of them came when the first round was just about to end.
+        assert!(taken.iter().all(|times| (1..=2).contains(&times.load(Ordering::Relaxed))));
+    }
+}

@@ -1,0 +1,599 @@
+//! Which shrinkers may have something, by group and node, and what was deferred there.
+//!
+//! Sits between marks and visits. A *place* is a group's slot on a node: a summary word over up to 64 *units*, each a word of bits and 64 counters
+//! of deferred work. A unit is made when its first bit is set and never moves or goes before everything does, so it grows while in use without
+//! anybody waiting. Beside the places is, for each node, a bitmap of the slots that may have anything. Which bit means what is in
+//! [`bits`](crate::shrinkers::bits).
+//!
+//! Nothing is lost where there is no memory: a summary's bit without its unit stands for all 64 shrinkers; slots below `blind` that have no
+//! place may have anything.
+//!
+//! Lock: one mutex for growing tables. Everything here is inside the host's gate but for reading, clearing and counting.
+
+use super::bits::{Bit, lower, raise};
+use crate::host::Host;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use neap_base::platform::Errno;
+use neap_base::sync::{AtomicUsize, fence};
+use neap_groups::GroupId;
+use neap_groups::table::{Entry, Table};
+
+/// Shrinkers of a unit, units of a place, and places of a slot on a node.
+pub(crate) const UNIT: u32 = 64;
+pub(crate) const UNITS: u32 = 64;
+pub(crate) const BLOCK: u32 = UNIT * UNITS;
+pub(crate) const BLOCKS: usize = 16;
+
+/// Bits of a counter that are the number; above them is which shrinker of that index it is about.
+const NUMBER_BITS: u32 = 48;
+const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
+
+/// Bits and deferred work of 64 shrinkers.
+#[repr(C, align(64))]
+pub(crate) struct Unit {
+    pub(crate) bits: AtomicUsize,
+    deferred: Deferred,
+}
+
+#[repr(C, align(64))]
+struct Deferred([AtomicU64; UNIT as usize]);
+
+impl Unit {
+    /// What is deferred for the shrinker that has the index now.
+    pub(crate) fn deferred(&self, index: u32, generation: u32) -> u64 {
+        let word = self.counter(index).load(Ordering::Relaxed);
+        if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
+    }
+
+    /// Takes what is deferred, so that no other visitor does it as well.
+    pub(crate) fn take(&self, index: u32, generation: u32) -> u64 {
+        // Nothing is written where there is nothing.
+        if self.deferred(index, generation) == 0 {
+            return 0;
+        }
+        let word = self.counter(index).swap(0, Ordering::Relaxed);
+        if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
+    }
+
+    /// Adds to what is deferred, unless a later shrinker of the index has something there; whether it wrote.
+    pub(crate) fn defer(&self, index: u32, generation: u32, objects: u64) -> bool {
+        if objects == 0 {
+            return false;
+        }
+        let more = |word: u64| {
+            let before = match (word >> NUMBER_BITS) as i16 {
+                _ if word == 0 => 0,
+                tag if tag == generation as i16 => word & NUMBER,
+                tag if tag.wrapping_sub(generation as i16) > 0 => return None,
+                _ => 0,
+            };
+            Some(tag(generation) << NUMBER_BITS | before.saturating_add(objects).min(NUMBER))
+        };
+        self.counter(index).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn counter(&self, index: u32) -> &AtomicU64 {
+        &self.deferred.0[(index % UNIT) as usize]
+    }
+}
+
+/// Part of a generation: which of two is later is known unless there were 32 768 shrinkers of one index in between.
+fn tag(generation: u32) -> u64 {
+    u64::from(generation as u16)
+}
+
+#[repr(C)]
+struct Rest([AtomicPtr<Unit>; UNITS as usize]);
+
+/// A group's slot on a node, for [`BLOCK`] shrinkers.
+#[repr(C, align(64))]
+pub(crate) struct Place {
+    pub(crate) summary: AtomicUsize,
+    /// The unit that nearly everybody does with, and where the others are.
+    first: AtomicPtr<Unit>,
+    rest: AtomicPtr<Rest>,
+    /// The last group of this slot that was deleted, and the slot of its heir.
+    ended: AtomicU64,
+    heir: AtomicU32,
+}
+
+// SAFETY: atomic numbers and pointers, of which 0 is one.
+unsafe impl Entry for Place {}
+
+/// A word of the bitmaps of slots.
+#[repr(transparent)]
+pub(crate) struct Word(AtomicUsize);
+
+// SAFETY: an atomic number, of which 0 is one.
+unsafe impl Entry for Word {}
+
+/// Where a bit is: a unit of a place, and what is above it.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot<'p> {
+    pub(crate) place: &'p Place,
+    pub(crate) unit: u32,
+    any: Bit<'p>,
+}
+
+impl<'p> Spot<'p> {
+    /// The unit's memory, if there is any.
+    pub(crate) fn memory(self) -> Option<&'p Unit> {
+        self.place.unit(self.unit)
+    }
+
+    fn above(self) -> [Bit<'p>; 2] {
+        [Bit { word: &self.place.summary, bit: self.unit }, self.any]
+    }
+
+    /// Says that the unit may have something though it has no memory; or not, where it has some by now.
+    fn raise_all(self) {
+        raise(self.above());
+    }
+
+    /// Clears a shrinker's bit, unless `is_empty` answers that there is something after all.
+    pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
+        match self.memory() {
+            Some(unit) => {
+                let [summary, any] = self.above();
+                lower([Bit { word: &unit.bits, bit: index % UNIT }, summary, any], is_empty)
+            }
+            None => is_empty(),
+        }
+    }
+
+    /// Clears the summary's bit, unless `is_empty` answers that there is something after all.
+    pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
+        lower(self.above(), is_empty)
+    }
+}
+
+impl Place {
+    fn entry(&self, unit: u32) -> Option<&AtomicPtr<Unit>> {
+        if unit == 0 {
+            return Some(&self.first);
+        }
+        // Acquire pairs with the Release in `made`.
+        // SAFETY: it is there as long as the place is.
+        let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() }?;
+        rest.0.get(unit as usize)
+    }
+
+    pub(crate) fn unit(&self, unit: u32) -> Option<&Unit> {
+        // Acquire pairs with the Release in `made`.
+        // SAFETY: it is there as long as the place is.
+        unsafe { self.entry(unit)?.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The unit, which is made where there is none; `None`: there is no memory.
+    fn unit_or_make<H: Host>(&self, host: &H, unit: u32) -> Option<&Unit> {
+        if let Some(unit) = self.unit(unit) {
+            return Some(unit);
+        }
+        if unit > 0 {
+            made(host, &self.rest)?;
+        }
+        let made = made(host, self.entry(unit)?)?;
+        // SeqCst pairs with the fence in `raise`: who had no memory, and raised the summary for all shrinkers of the unit, looks for memory
+        // again after that: so either is seen here, or has seen this.
+        fence(Ordering::SeqCst);
+        if (Bit { word: &self.summary, bit: unit }).is_set() {
+            made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
+        }
+        Some(made)
+    }
+
+    /// Units that there are.
+    pub(crate) fn units(&self) -> impl Iterator<Item = (u32, &Unit)> {
+        (0..UNITS).filter_map(|unit| Some((unit, self.unit(unit)?)))
+    }
+}
+
+/// What a pointer leads to, which is made of zeroes where it leads nowhere.
+fn made<'p, H: Host, T>(host: &H, pointer: &'p AtomicPtr<T>) -> Option<&'p T> {
+    // Acquire pairs with the Release below.
+    let mut there = pointer.load(Ordering::Acquire);
+    if there.is_null() {
+        let memory = host.memory(size_of::<T>())?;
+        there = memory.cast().as_ptr();
+        let null = core::ptr::null_mut();
+        // Release pairs with the Acquire above and where units are looked up: the zeroes are there.
+        if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
+            // SAFETY: made above, and nobody has seen it.
+            unsafe { host.give_back(memory, size_of::<T>()) };
+            there = first;
+        }
+    }
+    // SAFETY: it stays until everything goes, and zeroes are one.
+    unsafe { there.as_ref() }
+}
+
+/// All places.
+pub(crate) struct Places {
+    nodes: u32,
+    blocks: [Table<Place>; BLOCKS],
+    slots: Table<Word>,
+    growing: Mutex<()>,
+    /// Slots below this that have no place, or no word, may have anything: there was no memory to say what.
+    blind: AtomicU32,
+}
+
+impl Places {
+    /// Places of the root on each node.
+    pub(crate) fn open<H: Host>(host: &H, nodes: u32) -> Result<Places, Errno> {
+        let places = Places {
+            nodes,
+            blocks: [const { Table::new() }; BLOCKS],
+            slots: Table::new(),
+            growing: Mutex::new(()),
+            blind: AtomicU32::new(0),
+        };
+        let opened = places.grow(host, 0, 0);
+        if opened.is_err() {
+            // SAFETY: nobody has seen them.
+            unsafe { places.close(host) };
+        }
+        opened.map(|()| places)
+    }
+
+    /// # Safety
+    /// Nobody uses them any more.
+    pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
+        for table in &self.blocks {
+            for place in (0..table.len()).filter_map(|at| table.get(at)) {
+                let units = (0..UNITS).filter_map(|unit| NonNull::new(place.entry(unit)?.load(Ordering::Relaxed)));
+                // SAFETY: made by `made`, and nobody uses them, as the caller promises.
+                units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<Unit>()) });
+                if let Some(rest) = NonNull::new(place.rest.load(Ordering::Relaxed)) {
+                    // SAFETY: as above.
+                    unsafe { host.give_back(rest.cast(), size_of::<Rest>()) };
+                }
+            }
+            // SAFETY: as the caller promises.
+            unsafe { table.close(host.platform()) };
+        }
+        // SAFETY: as above.
+        unsafe { self.slots.close(host.platform()) };
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    fn at(&self, slot: u32, node: u32) -> Option<u32> {
+        slot.checked_mul(self.nodes)?.checked_add(node.min(self.nodes - 1))
+    }
+
+    /// A slot's place on a node.
+    pub(crate) fn place(&self, block: usize, slot: u32, node: u32) -> Option<&Place> {
+        self.blocks[block].get(self.at(slot, node)?)
+    }
+
+    /// The bit of a slot on a node.
+    fn any(&self, slot: u32, node: u32) -> Option<Bit<'_>> {
+        let Word(word) = self.slots.get(self.at(slot / usize::BITS, node)?)?;
+        Some(Bit { word, bit: slot % usize::BITS })
+    }
+
+    /// A unit of a place.
+    pub(crate) fn spot(&self, block: usize, slot: u32, node: u32, unit: u32) -> Option<Spot<'_>> {
+        Some(Spot { place: self.place(block, slot, node)?, unit, any: self.any(slot, node)? })
+    }
+
+    /// Whether a slot without a place may have something.
+    pub(crate) fn is_blind(&self, slot: u32) -> bool {
+        slot < self.blind.load(Ordering::Relaxed)
+    }
+
+    /// Sees to it that a slot has its places and its words.
+    fn grow<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
+        let _growing = self.growing.lock();
+        let grown = self.grow_to(host, block, slot);
+        if grown.is_err() {
+            // SeqCst pairs with the fence of who visits: as for a bit.
+            self.blind.fetch_max(slot.saturating_add(1), Ordering::SeqCst);
+        }
+        grown
+    }
+
+    fn grow_to<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
+        let last = |slot: u32| self.at(slot, self.nodes - 1).ok_or(Errno::NOMEM);
+        let blind = self.blind.load(Ordering::Relaxed);
+        // What was marked while there was no room for it may be any shrinker of any slot up to there.
+        let words = blind.div_ceil(usize::BITS).saturating_mul(self.nodes);
+        grow(&self.slots, host, last(slot / usize::BITS)?, |at, Word(word)| {
+            if at < words {
+                word.store(usize::MAX, Ordering::Release); // As in `raise`.
+            }
+        })?;
+        grow(&self.blocks[block], host, last(slot)?, |at, place| {
+            let (slot, node) = (at / self.nodes, at % self.nodes);
+            if slot < blind {
+                place.summary.store(usize::MAX, Ordering::Release); // As in `raise`.
+                raise(self.any(slot, node));
+            }
+        })
+    }
+
+    /// Says that a shrinker may have something in a slot on a node, by one who has made it visible. Inside the gate.
+    pub(crate) fn mark<H: Host>(&self, host: &H, index: u32, slot: u32, node: u32) {
+        let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
+        let spot = self.spot(block, slot, node, unit);
+        let spot = spot.or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.spot(block, slot, node, unit)));
+        let Some(spot) = spot else {
+            // Where only the place is missing.
+            raise(self.any(slot, node));
+            return;
+        };
+        let memory = spot.place.unit_or_make(host, unit).or_else(|| {
+            spot.raise_all();
+            // SeqCst: as in `unit_or_make`.
+            fence(Ordering::SeqCst);
+            spot.memory()
+        });
+        if let Some(memory) = memory {
+            let [summary, any] = spot.above();
+            raise([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
+        }
+    }
+
+    /// Clears the bit of a slot where nothing is below it any more, in so many blocks. Answers whether it did.
+    pub(crate) fn settle(&self, blocks: usize, slot: u32, node: u32) -> bool {
+        let is_empty = || {
+            (0..blocks).all(|block| match self.place(block, slot, node) {
+                Some(place) => place.summary.load(Ordering::Relaxed) == 0,
+                None => !self.is_blind(slot),
+            })
+        };
+        match self.any(slot, node) {
+            Some(any) if any.is_set() && is_empty() => lower([any], is_empty),
+            _ => false,
+        }
+    }
+
+    /// The first slot from `from` on that may have anything on a node.
+    pub(crate) fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
+        let mut slot = from;
+        while let Some(bit) = self.any(slot, node) {
+            // Relaxed: what is added at this moment is the next pass's.
+            let word = bit.word.load(Ordering::Relaxed) >> bit.bit;
+            if word != 0 {
+                return Some(slot + word.trailing_zeros());
+            }
+            slot = (slot / usize::BITS + 1).checked_mul(usize::BITS)?;
+        }
+        self.is_blind(slot).then_some(slot)
+    }
+
+    /// Hands what a deleted group has to its heir: deferred work, once, and bits of so many shrinkers. Inside the gate.
+    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: u32, group: GroupId, slot: u32, heir: u32) {
+        let blocks = shrinkers.div_ceil(BLOCK) as usize;
+        for node in 0..self.nodes {
+            for block in 0..blocks {
+                let first = block as u32 * BLOCK;
+                let Some(place) = self.place(block, slot, node) else {
+                    if self.is_blind(slot) {
+                        // Any of them may have something.
+                        (first..shrinkers.min(first + BLOCK)).for_each(|index| self.mark(host, index, heir, node));
+                    }
+                    continue;
+                };
+                place.heir.store(heir, Ordering::Relaxed);
+                // SeqCst pairs with the fence in `hand_down`: either a visitor's work is taken here, or it sees this, and takes it itself.
+                place.ended.store(group.to_bits(), Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                for (unit, memory) in place.units() {
+                    let first = block as u32 * BLOCK + unit * UNIT;
+                    for index in
+                        (first..first + UNIT).filter(|index| memory.counter(*index).load(Ordering::Relaxed) != 0)
+                    {
+                        // So that the heir has a counter.
+                        self.mark(host, index, heir, node);
+                        self.move_deferred(memory, index, heir, node);
+                    }
+                    // Acquire and Release: as in `lower` and `raise`.
+                    let bits = memory.bits.swap(0, Ordering::Acquire);
+                    let set = (0..UNIT).filter(|bit| bits >> bit & 1 != 0);
+                    set.for_each(|bit| self.mark(host, first + bit, heir, node));
+                }
+                let Some(any) = self.any(slot, node) else { continue };
+                let summary = place.summary.swap(0, Ordering::Acquire);
+                for unit in (0..UNITS).filter(|unit| summary >> unit & 1 != 0 && place.unit(*unit).is_none()) {
+                    let first = first + unit * UNIT;
+                    (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
+                }
+                // Who marked meanwhile has found the summary set.
+                let spots = (0..UNITS).map(|unit| Spot { place, unit, any });
+                spots.filter(|spot| spot.memory().is_some_and(has_bits)).for_each(Spot::raise_all);
+            }
+            self.settle(blocks, slot, node);
+        }
+    }
+
+    /// Adds a shrinker's deferred work to the heir's, where that has room for it.
+    fn move_deferred(&self, from: &Unit, index: u32, heir: u32, node: u32) {
+        let counter = from.counter(index);
+        if counter.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let word = counter.swap(0, Ordering::Relaxed);
+        let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
+        let to = self.place(block, heir, node).and_then(|place| place.unit(unit));
+        to.inspect(|to| _ = to.defer(index, (word >> NUMBER_BITS) as u32, word & NUMBER));
+    }
+
+    /// After a visitor has deferred work of a group's: if that was deleted meanwhile, the work is its heir's.
+    pub(crate) fn hand_down(&self, spot: Spot<'_>, group: GroupId, index: u32, node: u32) {
+        // SeqCst pairs with the fence in `offline`.
+        fence(Ordering::SeqCst);
+        if spot.place.ended.load(Ordering::Relaxed) == group.to_bits()
+            && let Some(unit) = spot.memory()
+        {
+            self.move_deferred(unit, index, spot.place.heir.load(Ordering::Relaxed), node);
+        }
+    }
+}
+
+/// Grows a table until it has an entry, and calls `each` with those that are new.
+fn grow<H: Host, T: Entry>(table: &Table<T>, host: &H, last: u32, each: impl Fn(u32, &T)) -> Result<(), Errno> {
+    while table.len() <= last {
+        let before = table.len();
+        table.grow(host.platform())?;
+        (before..table.len()).for_each(|at| _ = table.get(at).map(|entry| each(at, entry)));
+    }
+    Ok(())
+}
+
+fn has_bits(unit: &Unit) -> bool {
+    unit.bits.load(Ordering::Relaxed) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::alloc::Layout;
+    use neap_base::Platform;
+    use neap_base::virtual_platform::Virtual;
+    use neap_groups::Reclaimer;
+    use neap_percpu::{Alone, PerCpuData, Shape};
+    use std::alloc::{alloc_zeroed, dealloc};
+
+    #[derive(Clone, Copy)]
+    struct On<'a>(Alone<'a, Virtual>);
+
+    impl neap_percpu::Host for On<'_> {
+        type Platform = Virtual;
+        type Charge = ();
+
+        fn platform(&self) -> &Virtual {
+            self.0.platform
+        }
+
+        fn data(&self) -> &PerCpuData {
+            self.0.data
+        }
+    }
+
+    impl Reclaimer for On<'_> {}
+
+    impl Host for On<'_> {
+        fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+            // SAFETY: nobody asks for nothing.
+            NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
+        }
+
+        unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+            // SAFETY: from above, as the caller promises.
+            unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
+        }
+    }
+
+    fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
+        let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+        let shape = Shape { unit: 64 << 10, span: 256 << 10, ..Shape::usual(2) };
+        let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
+        let host = On(Alone { data: &data, platform: &machine });
+        let places = Places::open(&host, machine.nodes() as u32).unwrap();
+        f(&host, &places);
+        // SAFETY: nobody uses them any more.
+        unsafe {
+            places.close(&host);
+            data.close(&machine);
+        }
+        assert_eq!(machine.mapped_bytes(), 0);
+    }
+
+    /// Clears a shrinker's bit, and what is empty above.
+    fn clear(places: &Places, index: u32, slot: u32, node: u32) {
+        let spot = places.spot((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
+        assert!(spot.lower(index, || true));
+        if !has_bits(spot.memory().unwrap()) {
+            assert!(spot.lower_unit(|| true));
+        }
+        places.settle(BLOCKS, slot, node);
+    }
+
+    #[test]
+    fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
+        with_places(|host, places| {
+            let indexes = [0, 63, 64, UNIT * UNITS - 1, BLOCK, BLOCK * BLOCKS as u32 - 1];
+            indexes.into_iter().for_each(|index| places.mark(host, index, 5, 1));
+            for (at, index) in indexes.into_iter().enumerate() {
+                assert_eq!(places.next_with_anything(1, 0), Some(5), "{at} are gone");
+                clear(places, index, 5, 1);
+            }
+            assert_eq!((places.next_with_anything(1, 0), places.next_with_anything(0, 0)), (None, None));
+        });
+    }
+
+    #[test]
+    fn units_stay_where_they_are_while_tables_grow() {
+        with_places(|host, places| {
+            places.mark(host, 3, 2, 0);
+            let unit: *const Unit = places.place(0, 2, 0).unwrap().unit(0).unwrap();
+            assert!(places.place(0, 2, 0).unwrap().unit(0).unwrap().defer(3, 1, 7));
+            for (index, slot) in [(200, 2), (5000, 2), (3, 400), (3, 1000)] {
+                places.mark(host, index, slot, 0);
+            }
+            let now = places.place(0, 2, 0).unwrap().unit(0).unwrap();
+            assert_eq!((core::ptr::from_ref(now), now.deferred(3, 1)), (unit, 7));
+            assert_eq!(places.next_with_anything(0, 3), Some(400));
+        });
+    }
+
+    #[test]
+    fn deferred_work_is_of_one_generation() {
+        with_places(|host, places| {
+            places.mark(host, 9, 0, 0);
+            let unit = places.place(0, 0, 0).unwrap().unit(0).unwrap();
+            assert!(unit.defer(9, 4, 10) && unit.defer(9, 4, 5));
+            assert_eq!((unit.deferred(9, 4), unit.deferred(9, 5), unit.take(9, 5)), (15, 0, 0));
+            // What comes late of an earlier one is not counted, and a later one begins anew.
+            assert!(!unit.defer(9, 3, 100));
+            assert!(unit.defer(9, 5, 1) && unit.deferred(9, 5) == 1 && unit.deferred(9, 4) == 0);
+            assert!(unit.defer(9, 5, u64::MAX));
+            assert_eq!((unit.take(9, 5), unit.take(9, 5)), (NUMBER, 0));
+            // From the last generation of a tag to the first.
+            assert!(unit.defer(9, 0xffff, 3) && unit.defer(9, 0x1_0000, 4) && !unit.defer(9, 0xffff, 5));
+            assert_eq!(unit.deferred(9, 0x1_0000), 4);
+        });
+    }
+
+    #[test]
+    fn what_threads_mark_while_bits_are_cleared_stays() {
+        let rounds = if cfg!(miri) { 20 } else { 2000 };
+        with_places(|host, places| {
+            let there = [const { AtomicU32::new(0) }; 3];
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        for (index, there) in (0..).zip(&there) {
+                            there.fetch_add(1, Ordering::Relaxed);
+                            places.mark(host, index, 7, 0);
+                        }
+                    }
+                });
+                for _ in 0..rounds {
+                    let Some(spot) = places.spot(0, 7, 0, 0) else { continue };
+                    for (index, there) in (0..).zip(&there) {
+                        there.store(0, Ordering::Relaxed);
+                        spot.lower(index, || there.load(Ordering::Relaxed) == 0);
+                    }
+                    let Some(unit) = spot.memory() else { continue };
+                    if !has_bits(unit) {
+                        spot.lower_unit(|| !has_bits(unit));
+                    }
+                    places.settle(1, 7, 0);
+                }
+            });
+            let unit = places.place(0, 7, 0).unwrap().unit(0).unwrap();
+            for (index, there) in there.iter().enumerate().filter(|(_, there)| there.load(Ordering::Relaxed) > 0) {
+                let found =
+                    places.next_with_anything(0, 0) == Some(7) && unit.bits.load(Ordering::Relaxed) >> index & 1 == 1;
+                assert!(found, "{there:?} of {index} are not found");
+            }
+        });
+    }
+}

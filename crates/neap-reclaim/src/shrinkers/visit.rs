@@ -1,0 +1,349 @@
+//! A visit: every shrinker that may have something in a group, on a node, is asked for some of it.
+//!
+//! Sits between a pass, which chooses groups, and callbacks, which run with no lock held, outside the gate, and never inside one another. A visitor
+//! reads bits and takes references; it writes a bit where a callback said that there is nothing, and the work that is deferred there.
+//! A callback that lies about numbers gets its answers bounded; one that says it looked at nothing ends its own visit.
+
+use super::calling::{Frame, is_calling};
+use super::life::{LIVE, PREPARED};
+use super::places::{BLOCK, Spot, UNIT, UNITS};
+use super::registry::Shrinkers;
+use super::shrinker::{Asked, EMPTY, STOP, Shrinker, ShrinkerId, Total};
+use super::work::{Press, Work};
+use crate::host::Host;
+use core::pin::pin;
+use core::sync::atomic::Ordering;
+use neap_groups::GroupId;
+
+/// Who calls callbacks: watches the time, and says when it is enough.
+pub trait Caller {
+    /// Asked before each callback; `false`: it is not called, and the rest is deferred.
+    fn began(&self, _id: ShrinkerId) -> bool {
+        true
+    }
+
+    /// Told after each. Answers how many nanoseconds it took, for reports; 0: nobody knows.
+    fn ended(&self, _id: ShrinkerId, _asked: &Asked, _answer: u64) -> u64 {
+        0
+    }
+}
+
+/// Nobody watches.
+impl Caller for () {}
+
+/// What a visit came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Visited {
+    /// Callbacks that were called.
+    pub calls: u64,
+    /// Objects that were looked at, and freed, as they said.
+    pub scanned: u64,
+    /// See `scanned`.
+    pub freed: u64,
+    /// Bytes that they said they freed.
+    pub freed_bytes: u64,
+    /// Words that other visitors of this group may look at and that were written: bits, and deferred work.
+    pub written: u64,
+}
+
+impl Visited {
+    /// Adds another visit's.
+    pub fn add(&mut self, other: Visited) {
+        self.calls += other.calls;
+        self.scanned = self.scanned.saturating_add(other.scanned);
+        self.freed = self.freed.saturating_add(other.freed);
+        self.freed_bytes = self.freed_bytes.saturating_add(other.freed_bytes);
+        self.written += other.written;
+    }
+}
+
+/// What a shrinker had.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Had {
+    /// Nothing, until somebody marks it again.
+    Nothing,
+    /// Something, or nobody knows.
+    Something,
+}
+
+/// A visit under way.
+struct Visit<'v, H: Host, C: Caller> {
+    shrinkers: &'v Shrinkers,
+    host: &'v H,
+    caller: &'v C,
+    group: GroupId,
+    slot: u32,
+    node: u32,
+    press: Press,
+    visited: Visited,
+}
+
+impl Shrinkers {
+    /// Visits a group's shrinkers on a node; the group is the one that has `slot`. Inside a callback it does nothing.
+    pub fn visit<H: Host, C: Caller>(
+        &self,
+        host: &H,
+        caller: &C,
+        group: GroupId,
+        slot: u32,
+        node: u32,
+        press: Press,
+    ) -> Visited {
+        if is_calling() {
+            return Visited::default();
+        }
+        let visited = Visited::default();
+        let mut visit = Visit { shrinkers: self, host, caller, group, slot, node, press, visited };
+        (0..self.blocks()).for_each(|block| visit.block(block));
+        visit.visited.written += u64::from(self.places.settle(self.blocks(), slot, node));
+        visit.visited
+    }
+
+    /// Asks a shrinker how many objects it has of a group on a node; `None`: it is not there, or the caller of callbacks said no.
+    pub fn count<H: Host, C: Caller>(
+        &self,
+        host: &H,
+        caller: &C,
+        id: ShrinkerId,
+        group: GroupId,
+        node: u32,
+    ) -> Option<u64> {
+        let mut asked = asked(group, node);
+        let answer = self.call(host, caller, id, |calls| calls.count(&mut asked))?;
+        answer.map(|answer| if answer >= EMPTY { 0 } else { answer })
+    }
+
+    /// Has a shrinker look at so many objects of a group on a node, in batches; `None` as for [`Shrinkers::count`].
+    pub fn scan<H: Host, C: Caller>(
+        &self,
+        host: &H,
+        caller: &C,
+        id: ShrinkerId,
+        group: GroupId,
+        node: u32,
+        objects: u64,
+    ) -> Option<Visited> {
+        let mut asked = asked(group, node);
+        self.call(host, caller, id, |calls| {
+            // Exactly that many: a batch that is left over counts as one.
+            (calls.most, asked.scanned) = (objects, 0);
+            let mut left = objects;
+            while left > 0 && calls.scan(&mut asked, left.min(calls.batch())) {
+                left = left.saturating_sub(asked.scanned);
+            }
+            calls.visited
+        })
+    }
+
+    /// Calls a shrinker by id, with a reference to it.
+    fn call<H: Host, C: Caller, R>(
+        &self,
+        host: &H,
+        caller: &C,
+        id: ShrinkerId,
+        f: impl FnOnce(&mut Calls<'_, C>) -> R,
+    ) -> Option<R> {
+        let shrinker = self.at(id.index()).filter(|_| !is_calling())?;
+        self.referred(host, id.index(), shrinker, || {
+            let mut calls = Calls::new(shrinker, id, caller);
+            let answer = shrinker.is(id).then(|| f(&mut calls));
+            calls.book();
+            answer
+        })?
+    }
+
+    /// Calls `f` with a reference to a shrinker, inside its callbacks; `None` if it is not live.
+    fn referred<H: Host, R>(&self, host: &H, index: u32, shrinker: &Shrinker, f: impl FnOnce() -> R) -> Option<R> {
+        let running = self.running.enter();
+        if !shrinker.try_get() {
+            return None;
+        }
+        let frame = pin!(Frame::new(core::ptr::from_ref(self).addr(), index));
+        let inside = frame.enter();
+        let answer = f();
+        drop(inside);
+        drop(running);
+        self.put(host, index, shrinker);
+        Some(answer)
+    }
+}
+
+fn asked(group: GroupId, node: u32) -> Asked {
+    Asked { group: group.to_bits(), node, reserved: 0, to_scan: 0, scanned: 0, freed_bytes: 0 }
+}
+
+impl<H: Host, C: Caller> Visit<'_, H, C> {
+    fn block(&mut self, block: usize) {
+        let shrinkers = self.shrinkers;
+        let Some(place) = shrinkers.places.place(block, self.slot, self.node) else {
+            if shrinkers.places.is_blind(self.slot) {
+                let first = block as u32 * BLOCK;
+                (first..first + BLOCK).for_each(|index| _ = self.shrinker(index, None));
+            }
+            return;
+        };
+        // Relaxed: what is added at this moment is the next visit's.
+        let mut summary = place.summary.load(Ordering::Relaxed);
+        while summary != 0 {
+            let unit = summary.trailing_zeros();
+            summary &= summary - 1;
+            if unit < UNITS
+                && let Some(spot) = shrinkers.places.spot(block, self.slot, self.node, unit)
+            {
+                self.unit(block as u32 * BLOCK + unit * UNIT, spot);
+            }
+        }
+    }
+
+    /// Visits those of a unit that have a bit, or all, where there was no memory for bits.
+    fn unit(&mut self, first: u32, spot: Spot<'_>) {
+        let Some(unit) = spot.memory() else {
+            let visit_all =
+                || (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something).count() == 0;
+            _ = spot.lower_unit(visit_all);
+            self.visited.written += 1;
+            return;
+        };
+        let mut bits = unit.bits.load(Ordering::Relaxed);
+        while bits != 0 {
+            let index = first + bits.trailing_zeros();
+            bits &= bits - 1;
+            if self.shrinker(index, Some(spot)) == Had::Nothing {
+                // The same question once more, after the bit was cleared.
+                spot.lower(index, || self.shrinker(index, Some(spot)) == Had::Nothing);
+                self.visited.written += 1;
+            }
+        }
+        let is_empty = || unit.bits.load(Ordering::Relaxed) == 0;
+        if is_empty() {
+            spot.lower_unit(is_empty);
+            self.visited.written += 1;
+        }
+    }
+
+    /// Visits one.
+    fn shrinker(&mut self, index: u32, spot: Option<Spot<'_>>) -> Had {
+        let (shrinkers, host) = (self.shrinkers, self.host);
+        let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
+        match shrinkers.referred(host, index, shrinker, || self.ask(index, shrinker, spot)) {
+            Some(had) => had,
+            // One that is not started yet has its marks. One that is live by now has taken the index meanwhile.
+            None if matches!(shrinker.life.0.state(), PREPARED | LIVE) => Had::Something,
+            None => Had::Nothing,
+        }
+    }
+
+    /// Counts, and scans what that and the pass make of it. With a reference.
+    fn ask(&mut self, index: u32, shrinker: &Shrinker, spot: Option<Spot<'_>>) -> Had {
+        if !shrinker.by_group() && self.slot != 0 {
+            return Had::Nothing;
+        }
+        if self.press.inline_only && !shrinker.inline() {
+            return Had::Something;
+        }
+        let node = if shrinker.by_node() { self.node } else { 0 };
+        let (id, mut asked) = (shrinker.id(index), asked(self.group, node));
+        let mut calls = Calls::new(shrinker, id, self.caller);
+        let freeable = calls.count(&mut asked);
+        if let Some(freeable @ 1..EMPTY) = freeable {
+            self.scan(&mut calls, &mut asked, freeable, spot);
+        }
+        calls.book();
+        self.visited.add(calls.visited);
+        // Who does not mark has its bit always.
+        if freeable == Some(EMPTY) && shrinker.by_group() { Had::Nothing } else { Had::Something }
+    }
+
+    fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<Spot<'_>>) {
+        let (shrinker, index, generation) = (calls.shrinker, calls.id.index(), calls.id.generation());
+        // Work of those who know no nodes is deferred on the first.
+        let spot = if asked.node == self.node {
+            spot
+        } else {
+            self.shrinkers.places.spot((index / BLOCK) as usize, self.slot, 0, index % BLOCK / UNIT)
+        };
+        calls.most = freeable;
+        let unit = spot.and_then(Spot::memory);
+        let taken = unit.map_or(0, |unit| unit.take(index, generation));
+        let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
+        while let Some(next) = work.next() {
+            if !calls.scan(asked, next) || !work.done(asked.scanned) {
+                break;
+            }
+        }
+        let wrote = unit.is_some_and(|unit| unit.defer(index, generation, work.deferred()));
+        calls.visited.written += u64::from(taken > 0) + u64::from(wrote);
+        if let Some(spot) = spot.filter(|_| wrote) {
+            self.shrinkers.places.hand_down(spot, self.group, index, asked.node);
+        }
+    }
+}
+
+/// Calls of one shrinker's callbacks.
+struct Calls<'c, C: Caller> {
+    shrinker: &'c Shrinker,
+    id: ShrinkerId,
+    caller: &'c C,
+    /// Objects that it can have looked at in one scan.
+    most: u64,
+    visited: Visited,
+    nanoseconds: u64,
+}
+
+impl<'c, C: Caller> Calls<'c, C> {
+    fn new(shrinker: &'c Shrinker, id: ShrinkerId, caller: &'c C) -> Self {
+        Calls { shrinker, id, caller, most: 0, visited: Visited::default(), nanoseconds: 0 }
+    }
+
+    fn batch(&self) -> u64 {
+        match self.shrinker.batch() {
+            0 => super::work::DEFAULT_BATCH,
+            batch => batch,
+        }
+    }
+
+    fn count(&mut self, asked: &mut Asked) -> Option<u64> {
+        if !self.caller.began(self.id) {
+            return None;
+        }
+        let answer = self.shrinker.call_count(asked);
+        self.ended(asked, answer);
+        Some(answer)
+    }
+
+    /// Whether it did anything.
+    fn scan(&mut self, asked: &mut Asked, objects: u64) -> bool {
+        if !self.caller.began(self.id) {
+            return false;
+        }
+        (asked.to_scan, asked.scanned, asked.freed_bytes) = (objects, objects, 0);
+        let freed = self.shrinker.call_scan(asked);
+        self.ended(asked, freed);
+        if freed == STOP {
+            return false;
+        }
+        // No more than there was.
+        asked.scanned = asked.scanned.min(self.most.max(objects));
+        let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
+        self.visited.add(Visited { scanned, freed: freed.min(scanned), freed_bytes, ..Visited::default() });
+        scanned > 0
+    }
+
+    fn ended(&mut self, asked: &Asked, answer: u64) {
+        self.visited.calls += 1;
+        self.nanoseconds = self.nanoseconds.saturating_add(self.caller.ended(self.id, asked, answer));
+    }
+
+    /// Books what was counted to the shrinker.
+    fn book(&self) {
+        let Visited { calls, scanned, freed, .. } = self.visited;
+        for (total, number) in [
+            (Total::Calls, calls),
+            (Total::Scanned, scanned),
+            (Total::Freed, freed),
+            (Total::Nanoseconds, self.nanoseconds),
+        ] {
+            self.shrinker.add(total, number);
+        }
+    }
+}

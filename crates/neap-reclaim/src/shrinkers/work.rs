@@ -1,0 +1,225 @@
+//! How much one call of a shrinker asks for: arithmetic and nothing else.
+//!
+//! Sits under the visit, which counts and scans. What a pass asks of a cache is what the cache has, by the pass's priority, by what
+//! it costs to make an object again, and by what earlier passes left undone. It is asked for in batches; what is less than
+//! one is deferred, and so is what a callback did not do; never more than twice what there is. No state, no locks.
+//!
+//! Source: `do_shrink_slab` of Linux, by its published arithmetic.
+
+/// What objects cost to make again, for a shrinker that does not say: two seeks.
+pub const DEFAULT_SEEKS: u32 = 2;
+/// How many objects a scan asks for, for a shrinker that does not say.
+pub const DEFAULT_BATCH: u64 = 128;
+/// The priority that passes begin with; 0 asks for the most.
+pub const FIRST_PRIORITY: u32 = 12;
+/// A [`Press::share`] that is all of it.
+pub const WHOLE: u32 = 1024;
+
+/// How hard a pass presses a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Press {
+    /// From [`FIRST_PRIORITY`] down to 0: each step asks for twice as much.
+    pub priority: u32,
+    /// The part of it that the group's protection leaves, of [`WHOLE`].
+    pub share: u32,
+    /// Asks for a batch at least: of small groups, which would never give anything, and of those that are going.
+    pub least: bool,
+    /// Calls only shrinkers that may run in a thread that charges.
+    pub inline_only: bool,
+}
+
+impl Press {
+    /// A group without protection, by a thread that may run any callback.
+    pub const fn of(priority: u32) -> Press {
+        Press { priority, share: WHOLE, least: false, inline_only: false }
+    }
+}
+
+/// One call of one shrinker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Work {
+    freeable: u64,
+    batch: u64,
+    /// What was deferred before, and what this pass adds to it.
+    wanted: u64,
+    /// What is still to be asked for now.
+    total: u64,
+    scanned: u64,
+}
+
+impl Work {
+    /// What is asked of `freeable` objects, with `deferred` ones left from before. A batch of 0 is the usual one.
+    pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: Press) -> Work {
+        let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
+        let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
+        let delta = delta(freeable, seeks, press);
+        let asked = (deferred >> priority).saturating_add(delta).min(most);
+        // As many as make a scan of their own.
+        let least = if press.least { batch.min(freeable) } else { 0 };
+        Work { freeable, batch, wanted: deferred.saturating_add(delta), total: asked.max(least), scanned: 0 }
+    }
+
+    /// How many objects the next scan is to look at; `None`: that is all for now.
+    pub fn next(&self) -> Option<u64> {
+        let worth_it = self.freeable > 0 && (self.total >= self.batch || self.total >= self.freeable);
+        (worth_it && self.total > 0).then(|| self.batch.min(self.total))
+    }
+
+    /// A scan has looked at so many objects. Answers whether that was any: a callback that looks at none would be called for ever.
+    pub fn done(&mut self, scanned: u64) -> bool {
+        self.total = self.total.saturating_sub(scanned);
+        self.scanned = self.scanned.saturating_add(scanned);
+        scanned > 0
+    }
+
+    /// Objects looked at so far.
+    pub fn scanned(&self) -> u64 {
+        self.scanned
+    }
+
+    /// What is left for later passes.
+    pub fn deferred(&self) -> u64 {
+        self.wanted.saturating_sub(self.scanned).min(self.freeable.saturating_mul(2))
+    }
+}
+
+/// What a pass adds to what is asked for.
+fn delta(freeable: u64, seeks: u32, press: Press) -> u64 {
+    let whole = match seeks {
+        // They cost nothing to make again.
+        0 => u128::from(freeable / 2),
+        seeks => u128::from(freeable.checked_shr(press.priority).unwrap_or(0)) * 4 / u128::from(seeks),
+    };
+    u64::try_from(whole * u128::from(press.share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
+}
+
+/// The part of a scan that is for one of several lists with `total` objects together: by its count, and at least one of a list that has
+/// any, so that a small one beside large ones is not left out for ever.
+pub fn share(to_scan: u64, count: u64, total: u64) -> u64 {
+    let part = u128::from(to_scan) * u128::from(count) / u128::from(total.max(1));
+    u64::try_from(part).unwrap_or(u64::MAX).max(1).min(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A callback that looks at all it is asked for: its scans, and what is deferred then.
+    fn run(freeable: u64, deferred: u64, seeks: u32, press: Press) -> (Vec<u64>, u64) {
+        let (mut work, mut scans) = (Work::new(freeable, deferred, seeks, 0, press), Vec::new());
+        while let Some(next) = work.next() {
+            scans.push(next);
+            assert!(work.done(next));
+        }
+        (scans, work.deferred())
+    }
+    use std::vec::Vec;
+
+    #[test]
+    fn the_published_vectors_hold_to_the_digit() {
+        assert_eq!(run(10_000, 0, 2, Press::of(12)), (std::vec![], 4));
+        assert_eq!(run(10_000, 0, 2, Press::of(4)), (std::vec![128; 9], 98));
+        assert_eq!(run(10_000, 0, 2, Press::of(0)), (std::vec![128; 156], 32));
+        assert_eq!(run(50, 0, 2, Press::of(0)), (std::vec![100], 0));
+        assert_eq!(run(10, 0, 0, Press::of(12)), (std::vec![], 5));
+        assert_eq!(run(10, 0, 0, Press::of(0)), (std::vec![], 5));
+    }
+
+    #[test]
+    fn what_is_deferred_comes_back_by_priority_and_is_bounded() {
+        // By hand: 512 >> 4 = 32, and 1250; 10 scans of 128 leave 2 of those, and 480 were not asked for.
+        assert_eq!(run(10_000, 512, 2, Press::of(4)), (std::vec![128; 10], 512 + 1250 - 1280));
+        // Never more than twice what there is.
+        assert_eq!(run(100, 1_000_000, 2, Press::of(12)), (std::vec![128], 200));
+        assert_eq!(run(100, u64::MAX, 2, Press::of(0)), (std::vec![128], 200));
+        assert_eq!(run(0, 77, 2, Press::of(0)), (std::vec![], 0));
+    }
+
+    #[test]
+    fn a_small_cache_gives_a_batch_where_it_is_asked_to() {
+        let least = |priority| Press { least: true, ..Press::of(priority) };
+        assert_eq!(run(50, 0, 2, least(12)), (std::vec![50], 0));
+        assert_eq!(run(10_000, 0, 2, least(12)), (std::vec![128], 0));
+        // What is asked for anyway stays what it is.
+        assert_eq!(run(10_000, 0, 2, least(4)), run(10_000, 0, 2, Press::of(4)));
+    }
+
+    #[test]
+    fn protection_leaves_a_part() {
+        let half = Press { share: WHOLE / 2, ..Press::of(4) };
+        assert_eq!(run(10_000, 0, 2, half), (std::vec![128; 4], 625 - 512));
+        assert_eq!(run(10_000, 0, 2, Press { share: 0, ..Press::of(0) }), (std::vec![], 0));
+    }
+
+    #[test]
+    fn a_scan_that_looks_at_nothing_is_no_progress() {
+        let mut work = Work::new(10_000, 0, 2, 0, Press::of(0));
+        assert!(!work.done(0));
+        assert_eq!((work.scanned(), work.deferred()), (0, 20_000));
+    }
+
+    #[test]
+    fn no_list_is_left_out_of_a_scan() {
+        assert_eq!(share(128, 1, 1_000_000), 1);
+        assert_eq!(share(128, 0, 1_000_000), 0);
+        assert_eq!(share(128, 500_000, 1_000_000), 64);
+        assert_eq!(share(128, 3, 3), 3);
+        assert_eq!(share(u64::MAX, u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(share(128, 1, 0), 1);
+    }
+
+    fn any_press() -> impl Strategy<Value = Press> {
+        (0..=12_u32, 0..=WHOLE, any::<bool>()).prop_map(|(priority, share, least)| Press {
+            share,
+            least,
+            ..Press::of(priority)
+        })
+    }
+
+    /// Numbers of every size.
+    fn number() -> impl Strategy<Value = u64> {
+        (0..=64_u32, any::<u64>()).prop_map(|(bits, number)| number.checked_shr(bits).unwrap_or(0))
+    }
+
+    proptest! {
+        /// Nothing is asked for twice, nothing is lost but what exceeds the bound, and it ends.
+        #[test]
+        fn what_is_asked_for_is_scanned_or_deferred(
+            (freeable, deferred, seeks, batch) in (number(), number(), 0..5_u32, 0..1000_u64),
+            press in any_press(),
+            parts in proptest::collection::vec(0..300_u64, 0..40),
+        ) {
+            let mut work = Work::new(freeable, deferred, seeks, batch, press);
+            let (most, added) = (freeable.saturating_mul(2), delta(freeable, seeks, press));
+            let mut scanned = 0_u64;
+            for part in parts {
+                let Some(next) = work.next() else { break };
+                let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
+                prop_assert!(next > 0 && next <= batch && next <= most.max(batch.min(freeable)));
+                scanned = scanned.saturating_add(part);
+                if !work.done(part) {
+                    break;
+                }
+            }
+            prop_assert_eq!(work.scanned(), scanned);
+            prop_assert_eq!(work.deferred(), deferred.saturating_add(added).saturating_sub(scanned).min(most));
+        }
+
+        #[test]
+        fn one_step_of_priority_asks_for_about_twice_as_much(freeable in 1..1_u64 << 40, priority in 0..12_u32) {
+            let [more, less] = [priority, priority + 1].map(|priority| delta(freeable, 2, Press::of(priority)));
+            prop_assert!(more / 2 >= less && more / 2 <= less + 2);
+        }
+
+        #[test]
+        fn shares_are_of_what_there_is(to_scan in 1..10_000_u64, counts in proptest::collection::vec(0..1_000_000_u64, 1..20)) {
+            let total = counts.iter().sum();
+            let shares: Vec<u64> = counts.iter().map(|&count| share(to_scan, count, total)).collect();
+            for (&count, &share) in counts.iter().zip(&shares) {
+                prop_assert!(share <= count && (share > 0) == (count > 0));
+            }
+            prop_assert!(shares.iter().sum::<u64>() <= to_scan + counts.len() as u64);
+        }
+    }
+}

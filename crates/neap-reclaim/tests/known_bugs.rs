@@ -1,0 +1,305 @@
+//! Bugs that list_lru of Linux has had, one test each, under the ids that the reference gives them. L10 to L12 are of shrinkers and of pressure.
+
+mod lists;
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
+use neap_groups::{GroupId, Seat};
+use neap_reclaim::lru::Verdict;
+use std::sync::Barrier;
+
+const ROUNDS: usize = 300;
+
+/// Added while the group is deleted: whoever has the item in the end has its mark.
+#[test]
+fn l1_the_group_that_received_an_item_is_marked() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let things = things(ROUNDS);
+        for thing in &things {
+            let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
+            let child = site.groups.create(site.host, parent, "child").unwrap();
+            let seat = site.groups.seat(&site.groups.reading(), parent).unwrap();
+            // A block that the child has already, or that is made meanwhile.
+            if thing.number % 2 == 0 {
+                assert!(list.add(child, 0, thing) && list.del(thing));
+            }
+            site.host.state.marks.lock().unwrap().clear();
+            let start = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    start.wait();
+                    assert!(list.add(child, 0, thing));
+                });
+                start.wait();
+                site.groups.delete(site.host, child).unwrap();
+            });
+            assert_eq!((list.count(parent, 0), list.all(parent, 0)), (1, vec![thing.number]));
+            assert!(site.host.state.marks.lock().unwrap().contains(&(seat, 0)), "nobody would look there");
+            assert!(list.del(thing));
+            site.groups.delete(site.host, parent).unwrap();
+            settle(site);
+        }
+        list.close();
+    });
+}
+
+/// Neighbours are taken off while what they are on goes to the parent.
+#[test]
+fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let things = things(6);
+        for round in 0..ROUNDS {
+            let child = site.groups.create(site.host, GroupId::ROOT, "child").unwrap();
+            // The parent's: two before, if it has a block of its own.
+            let (olds, news) = things.split_at(2);
+            olds.iter().filter(|_| round % 2 == 0).for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
+            news.iter().for_each(|thing| assert!(list.add(child, 0, thing)));
+            let start = Barrier::new(3);
+            std::thread::scope(|scope| {
+                for thing in &news[1..3] {
+                    let (start, list) = (&start, &list);
+                    scope.spawn(move || {
+                        start.wait();
+                        assert!(list.del(thing));
+                    });
+                }
+                start.wait();
+                site.groups.delete(site.host, child).unwrap();
+            });
+            verify(site);
+            let expected = if round % 2 == 0 { vec![2, 5, 0, 1] } else { vec![2, 5] };
+            assert_eq!(list.all(GroupId::ROOT, 0), expected);
+            assert!(things.iter().filter(|thing| list.del(thing)).count() == expected.len());
+        }
+        list.close();
+    });
+}
+
+/// The parent is marked if and only if the deleted group had something, also while that is taken off; it is never left with items and no mark.
+#[test]
+fn l3_the_parent_is_marked_if_it_gets_anything() {
+    with_site(2, |site| {
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
+        let things = things(2);
+        let seat = site.groups.seat(&site.groups.reading(), parent).unwrap();
+        for round in 0..ROUNDS {
+            let child = site.groups.create(site.host, parent, "child").unwrap();
+            assert!(list.add(child, 1, &things[0]) && list.add(child, 1, &things[1]));
+            site.host.state.marks.lock().unwrap().clear();
+            let start = Barrier::new(2);
+            std::thread::scope(|scope| {
+                if round % 3 > 0 {
+                    scope.spawn(|| {
+                        start.wait();
+                        assert!(list.del(&things[0]));
+                        assert!(round % 3 == 1 || list.del(&things[1]));
+                    });
+                    start.wait();
+                }
+                site.groups.delete(site.host, child).unwrap();
+            });
+            let marks = site.host.state.marks.lock().unwrap().clone();
+            assert!(marks.iter().all(|mark| *mark == (seat, 1)), "of nobody else, and on no other node");
+            assert!(list.count(parent, 1) == 0 || !marks.is_empty(), "items that nobody would look for");
+            things.iter().for_each(|thing| _ = list.del(thing));
+            // A group that has nothing when it goes is no reason for a mark.
+            let child = site.groups.create(site.host, parent, "empty").unwrap();
+            assert!(list.add(child, 0, &things[0]) && list.del(&things[0]));
+            site.host.state.marks.lock().unwrap().clear();
+            site.groups.delete(site.host, child).unwrap();
+            assert!(site.host.state.marks.lock().unwrap().is_empty());
+            settle(site);
+        }
+        list.close();
+    });
+}
+
+/// Who has found a group's part of a list, and has not looked at it yet, finds it as long as it takes.
+#[test]
+fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let things = things(2);
+        assert!(list.add(GroupId::ROOT, 0, &things[0]));
+        let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
+        assert!(list.add(parent, 0, &things[1]) && list.del(&things[1]));
+        let child = site.groups.create(site.host, parent, "child").unwrap();
+        assert!(list.add(child, 0, &things[1]) && list.del(&things[1]));
+        let bytes = site.host.state.bytes.load(Relaxed);
+        let reading = site.groups.reading();
+        site.groups.delete(site.host, child).unwrap();
+        assert!((0..20).all(|_| site.tick()), "somebody may be on the way");
+        assert_eq!(site.host.state.bytes.load(Relaxed), bytes);
+        drop(reading);
+        settle(site);
+        assert!(site.host.state.bytes.load(Relaxed) < bytes, "nobody is");
+        list.close();
+    });
+}
+
+/// Added from within the deletion, before what is there goes to the parent.
+#[test]
+fn l5_a_group_that_leaves_gets_no_list_any_more() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let thing: &'static Thing = Box::leak(Box::new(Thing::new(0)));
+        let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
+        let child = site.groups.create(site.host, parent, "child").unwrap();
+        let seats = [parent, child].map(|id| site.groups.seat(&site.groups.reading(), id).unwrap());
+        let added = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let (begin, began) = std::sync::mpsc::channel();
+            let (done, end) = std::sync::mpsc::channel();
+            scope.spawn(|| {
+                let began: std::sync::mpsc::Receiver<()> = began;
+                began.recv().unwrap();
+                assert!(list.add(child, 0, thing));
+                added.fetch_add(1, Relaxed);
+                done.send(()).unwrap();
+                drop(done);
+            });
+            *site.host.state.before_offline.lock().unwrap() = Some(Box::new(move || {
+                begin.send(()).unwrap();
+                end.recv().unwrap();
+            }));
+            site.groups.delete(site.host, child).unwrap();
+        });
+        assert_eq!((added.load(Relaxed), list.all(parent, 0)), (1, vec![0]));
+        assert_eq!(*site.host.state.marks.lock().unwrap(), [(seats[0], 0)], "and not {:?}", seats[1]);
+        // Whoever has the slot next finds nothing there.
+        settle(site);
+        let next = site.groups.create(site.host, parent, "next").unwrap();
+        assert_eq!(site.groups.seat(&site.groups.reading(), next).unwrap().slot, seats[1].slot);
+        assert_eq!(list.count(next, 0), 0);
+        assert!(list.del(thing));
+        list.close();
+    });
+}
+
+/// Freed by whoever sees that it is on no list: not before the walk that took it off has looked at it for the last time.
+#[test]
+fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let things = things(2);
+        things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
+        let mut disposed = 0;
+        // SAFETY: it does what it may.
+        let walked = unsafe {
+            list.1.walk(
+                site,
+                GroupId::ROOT,
+                0,
+                2,
+                |_| Verdict::Removed,
+                |item| {
+                    let thing = Thing::around(item);
+                    // The other is on its way to here, which goes over its link.
+                    assert!(things[thing.number..].iter().all(|thing| thing.item.is_linked()));
+                    assert!(!list.del(thing) && !list.add(GroupId::ROOT, 0, thing), "the walk has it");
+                    assert!(thing.item.leave_hands() && !thing.item.is_linked());
+                    thing.freed.store(true, Relaxed);
+                    disposed += 1;
+                },
+            )
+        };
+        assert_eq!((walked.removed, disposed, list.count(GroupId::ROOT, 0)), (2, 2, 0));
+        list.close();
+        // Of a walk and a `del` at once, one gets it.
+        let list = On(site, site.open(true, None).unwrap());
+        let thing = Thing::new(0);
+        for _ in 0..ROUNDS {
+            assert!(list.add(GroupId::ROOT, 0, &thing));
+            let (start, got) = (Barrier::new(2), AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    start.wait();
+                    got.fetch_add(usize::from(list.del(&thing)), Relaxed);
+                });
+                start.wait();
+                got.fetch_add(list.walk(GroupId::ROOT, 0, 1, |_| Verdict::Removed).0.removed, Relaxed);
+            });
+            assert_eq!(got.load(Relaxed), 1);
+        }
+        list.close();
+    });
+}
+
+/// A list that is not by group is the root's, and so are its marks.
+#[test]
+fn l7_who_has_the_items_has_the_mark() {
+    with_site(2, |site| {
+        let list = On(site, site.open(false, Some(SHRINKER)).unwrap());
+        let things = things(2);
+        let groups = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
+        groups.iter().zip(&things).for_each(|(&group, thing)| assert!(list.add(group, 1, thing)));
+        assert_eq!(*site.host.state.marks.lock().unwrap(), [(Seat::ROOT, 1)], "the first one's, and the list's");
+        groups.iter().for_each(|&group| assert_eq!(list.all(group, 1), [0, 1]));
+        groups.iter().for_each(|&group| site.groups.delete(site.host, group).unwrap());
+        assert_eq!((list.count(GroupId::ROOT, 1), list.1.count_node(site, 1)), (2, 2));
+        assert!(things.iter().all(|thing| list.del(thing)));
+        list.close();
+    });
+}
+
+/// Counted without a lock while groups are deleted: never more than there are, and nothing but numbers of items.
+#[test]
+fn l8_counts_are_numbers_of_items() {
+    const ITEMS: usize = 10;
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let (things, is_over) = (things(ITEMS), AtomicBool::new(false));
+        let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
+        std::thread::scope(|scope| {
+            let counting = scope.spawn(|| {
+                let mut most = 0;
+                while !is_over.load(Relaxed) {
+                    most = most.max(list.count(parent, 0));
+                    assert!(list.1.count_node(site, 0) <= 2 * ITEMS);
+                }
+                most
+            });
+            for _ in 0..ROUNDS {
+                let child = site.groups.create(site.host, parent, "child").unwrap();
+                things.iter().for_each(|thing| assert!(list.add(child, 0, thing)));
+                site.groups.delete(site.host, child).unwrap();
+                assert_eq!(list.count(parent, 0), ITEMS);
+                assert!(things.iter().all(|thing| list.del(thing)));
+            }
+            is_over.store(true, Relaxed);
+            assert!(counting.join().unwrap() <= ITEMS);
+        });
+        list.close();
+    });
+}
+
+/// A function that never lets go ends with its budget, and one that rotates comes to nobody twice.
+#[test]
+fn l9_no_walk_goes_on_for_ever() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let things = things(10);
+        things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
+        let (retried, _) = list.walk(GroupId::ROOT, 0, 1000, |_| Verdict::Retry);
+        assert_eq!((retried.scanned, retried.removed, retried.stopped), (1000, 0, false));
+        let mut seen = Vec::new();
+        let (rotated, _) = list.walk(GroupId::ROOT, 0, 1000, |thing| {
+            seen.push(thing.number);
+            if thing.number == 3 { Verdict::Skip } else { Verdict::Rotate }
+        });
+        assert_eq!((rotated.scanned, seen), (10, (0..10).collect()));
+        assert_eq!(list.all(GroupId::ROOT, 0), [3, 0, 1, 2, 4, 5, 6, 7, 8, 9]);
+        let (stopped, out) = list.walk(GroupId::ROOT, 0, 1000, |thing| match thing.number {
+            3 => Verdict::Removed,
+            0 => Verdict::Skip,
+            _ => Verdict::Stop,
+        });
+        assert_eq!((stopped.scanned, stopped.stopped, out), (3, true, vec![3]));
+        assert_eq!(things.iter().filter(|thing| list.del(thing)).count(), 9);
+        assert_eq!(list.walk(GroupId::ROOT, 0, 1000, |_| Verdict::Stop).0.scanned, 0);
+        list.close();
+    });
+}

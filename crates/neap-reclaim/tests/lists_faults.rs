@@ -1,0 +1,91 @@
+//! Lists without memory: an item is the nearest group's above that has a part of the list, and everything else goes on.
+
+mod lists;
+
+use core::sync::atomic::Ordering::Relaxed;
+use lists::{On, SHRINKER, settle, things, verify, with_site};
+use neap_groups::{Denied, GroupId};
+
+#[test]
+fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
+    with_site(2, |site| {
+        let exhausted = |is| site.host.state.is_exhausted.store(is, Relaxed);
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let things = things(6);
+        let above = site.groups.create(site.host, GroupId::ROOT, "above").unwrap();
+        let middle = site.groups.create(site.host, above, "middle").unwrap();
+        let below = site.groups.create(site.host, middle, "below").unwrap();
+        exhausted(true);
+        assert!(list.add(below, 0, &things[0]));
+        assert_eq!(list.all(GroupId::ROOT, 0), [0], "the root's is there from the start");
+        exhausted(false);
+        assert!(list.add(above, 0, &things[1]));
+        exhausted(true);
+        assert!(list.add(below, 0, &things[2]) && list.add(middle, 0, &things[3]));
+        let seats = [GroupId::ROOT, above].map(|id| (site.groups.seat(&site.groups.reading(), id).unwrap(), 0));
+        assert_eq!(*site.host.state.marks.lock().unwrap(), seats, "of those who received them");
+        exhausted(false);
+        // The group gets its own now. Items that were put elsewhere are found where they are.
+        assert!(list.add(below, 0, &things[4]));
+        assert_eq!([above, middle, below].map(|group| list.all(group, 0)), [vec![1, 2, 3], vec![], vec![4]]);
+        verify(site);
+        assert!(list.del(&things[2]) && list.del(&things[0]));
+        site.groups.delete(site.host, below).unwrap();
+        site.groups.delete(site.host, middle).unwrap();
+        assert_eq!(list.all(above, 0), [4, 1, 3]);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|at| list.del(&things[at])), [false, true, false, true, true, false]);
+        settle(site);
+        list.close();
+    });
+}
+
+/// A table has to grow for the parent, which is far from its child, and cannot: the nearest above that has a part gets the items.
+#[test]
+fn a_parent_that_no_part_can_be_made_for_is_passed_over() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let things = things(2);
+        let above = site.groups.create(site.host, GroupId::ROOT, "above").unwrap();
+        let parent = site.groups.create(site.host, above, "parent").unwrap();
+        // Slots of one node of the table are used up.
+        let fill = |count| {
+            for at in 0..count {
+                site.groups.create(site.host, GroupId::ROOT, &format!("{at}")).unwrap();
+            }
+        };
+        fill(130);
+        let child = site.groups.create(site.host, parent, "child").unwrap();
+        assert!(list.add(child, 0, &things[0]));
+        site.host.state.is_exhausted.store(true, Relaxed);
+        site.host.state.marks.lock().unwrap().clear();
+        site.groups.delete(site.host, child).unwrap();
+        assert_eq!((list.all(GroupId::ROOT, 0), list.count(parent, 0)), (vec![0], 0));
+        assert_eq!(site.host.state.marks.lock().unwrap().len(), 1);
+        assert!(list.add(parent, 0, &things[1]));
+        assert_eq!(list.all(GroupId::ROOT, 0), [0, 1]);
+        verify(site);
+        site.host.state.is_exhausted.store(false, Relaxed);
+        settle(site);
+        assert!(list.del(&things[0]) && list.del(&things[1]));
+        list.close();
+    });
+}
+
+#[test]
+fn a_list_that_there_is_no_memory_for_is_not_made() {
+    with_site(1, |site| {
+        site.host.state.is_exhausted.store(true, Relaxed);
+        assert_eq!(site.open(true, None), Err(Denied::NoMemory));
+        site.host.state.is_exhausted.store(false, Relaxed);
+        let list = On(site, site.open(true, None).unwrap());
+        let thing = &things(1)[0];
+        // An id that leads nowhere is an error, and the item on no list.
+        let group = site.groups.create(site.host, GroupId::ROOT, "group").unwrap();
+        site.groups.delete(site.host, group).unwrap();
+        assert!(!site.groups.end_deleted(site.host));
+        // SAFETY: it is not put anywhere.
+        assert_eq!(unsafe { list.1.add(site, group, 0, thing.item()) }, Err(Denied::NoSuchGroup));
+        assert!(!thing.item.is_linked() && !list.del(thing));
+        list.close();
+    });
+}

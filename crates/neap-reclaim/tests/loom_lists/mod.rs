@@ -1,0 +1,363 @@
+//! Lists of groups that are deleted while others add, take off, walk and free: the real lists on the real groups.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{GroupId, Groups, Reclaimer, Seat};
+use neap_percpu::{PerCpuData, Shape};
+use neap_reclaim::lru::{Item, Lists, LruList, Site, Verdict};
+use std::alloc::{alloc_zeroed, dealloc};
+
+/// Something to be cached, whose contents are not to be looked at by two at once, if one of them changes it.
+#[repr(C)]
+struct Thing {
+    item: Item,
+    contents: UnsafeCell<usize>,
+}
+
+// SAFETY: a model: loom says if two look at contents at once.
+unsafe impl Sync for Thing {}
+
+/// Groups and lists: a parent, a child of it, and one list.
+struct World {
+    machine: Virtual,
+    data: PerCpuData,
+    /// Marks, by slot.
+    marks: [AtomicUsize; 4],
+    lists: Lists,
+    groups: Option<Groups>,
+    list: Option<LruList>,
+    parent: GroupId,
+    child: GroupId,
+    things: [Thing; 3],
+}
+
+#[derive(Clone, Copy)]
+struct Host<'a>(&'a World);
+
+impl neap_percpu::Host for Host<'_> {
+    type Platform = Virtual;
+    type Charge = ();
+
+    fn platform(&self) -> &Virtual {
+        &self.0.machine
+    }
+
+    fn data(&self) -> &PerCpuData {
+        &self.0.data
+    }
+}
+
+impl Reclaimer for Host<'_> {
+    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+        Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
+    }
+}
+
+impl neap_reclaim::Host for Host<'_> {
+    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: nobody asks for nothing.
+        NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
+    }
+
+    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+        // SAFETY: from above.
+        unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
+    }
+
+    fn mark(&self, _shrinker: u64, seat: Seat, _node: usize) {
+        self.0.marks[seat.slot as usize].fetch_add(1, Relaxed);
+    }
+}
+
+impl World {
+    fn new() -> Arc<World> {
+        let machine = Virtual::new(4096, 1);
+        let shape = Shape { unit: 64 << 10, span: 128 << 10, ..Shape::usual(1) };
+        let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
+        let thing = || Thing { item: Item::new(), contents: UnsafeCell::new(1) };
+        let mut world = World {
+            machine,
+            data,
+            marks: Default::default(),
+            lists: Lists::new(),
+            groups: None,
+            list: None,
+            parent: GroupId::ROOT,
+            child: GroupId::ROOT,
+            things: [thing(), thing(), thing()],
+        };
+        world.groups = Some(Groups::open(&Host(&world)).unwrap());
+        world.parent = world.groups().create(&Host(&world), GroupId::ROOT, "parent").unwrap();
+        world.child = world.groups().create(&Host(&world), world.parent, "child").unwrap();
+        world.list = Some(world.site(|site| site.open(true, Some(7)).unwrap()));
+        Arc::new(world)
+    }
+
+    fn groups(&self) -> &Groups {
+        self.groups.as_ref().unwrap()
+    }
+
+    fn site<R>(&self, f: impl FnOnce(&Site<'_, Host<'_>>) -> R) -> R {
+        f(&Site { host: &Host(self), groups: self.groups(), lists: &self.lists })
+    }
+
+    fn on<R>(&self, f: impl FnOnce(&Site<'_, Host<'_>>, LruList) -> R) -> R {
+        self.site(|site| f(site, self.list.unwrap()))
+    }
+
+    fn item(&self, thing: usize) -> NonNull<Item> {
+        NonNull::from(&self.things[thing]).cast()
+    }
+
+    fn add(&self, group: GroupId, thing: usize) {
+        // SAFETY: things outlive the list.
+        self.on(|site, list| assert!(unsafe { list.add(site, group, 0, self.item(thing)) }.unwrap()));
+    }
+
+    fn del(&self, thing: usize) -> bool {
+        // SAFETY: as above.
+        self.on(|site, list| unsafe { list.del(site, self.item(thing)) })
+    }
+
+    fn delete_child(&self) {
+        self.groups().delete(&Host(self), self.child).unwrap();
+    }
+
+    fn count(&self, group: GroupId) -> usize {
+        self.on(|site, list| list.count(site, group, 0))
+    }
+
+    fn verify(&self) {
+        self.on(|site, _| site.verify().unwrap());
+    }
+
+    fn marked(&self, group: GroupId) -> bool {
+        let groups = self.groups();
+        let slot = groups.seat(&groups.reading(), group).unwrap().slot;
+        self.marks[slot as usize].load(Relaxed) > 0
+    }
+
+    /// Changes what is in a thing, as who frees it would.
+    fn free(&self, thing: &Thing) {
+        // SAFETY: a model; loom says if somebody else looks.
+        thing.contents.with_mut(|contents| unsafe { *contents = 0 });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let (host, groups) = (Host(self), self.groups());
+        // SAFETY: nobody uses them any more.
+        unsafe {
+            self.on(|site, list| site.close_list(list));
+            self.site(|site| site.close());
+            groups.close(&host);
+            self.data.close(&self.machine);
+        }
+    }
+}
+
+fn model(test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 20_000;
+    model.check(test);
+}
+
+fn beside(world: &Arc<World>, f: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
+    let world = world.clone();
+    thread::spawn(move || f(&world))
+}
+
+/// The parent has a part of the list of its own, and gets the items put before; or it has none, and gets the child's.
+const PARENTS: [bool; 2] = [true, false];
+
+#[test]
+fn an_item_is_taken_off_while_its_group_goes() {
+    for has_part in PARENTS {
+        model(move || {
+            let world = World::new();
+            if has_part {
+                world.add(world.parent, 2);
+            }
+            world.add(world.child, 0);
+            world.add(world.child, 1);
+            let other = beside(&world, |world| assert!(world.del(0)));
+            world.delete_child();
+            other.join().unwrap();
+            world.verify();
+            assert_eq!(world.count(world.parent), 1 + usize::from(has_part));
+            assert!(world.marked(world.parent), "it got the other one");
+            assert!(world.del(1) && !world.del(0) && world.del(2) == has_part);
+            world.verify();
+        });
+    }
+}
+
+#[test]
+fn an_item_is_added_while_its_group_goes() {
+    for has_part in PARENTS {
+        model(move || {
+            let world = World::new();
+            // So that the part's memory is not asked for in the model of either.
+            world.add(world.child, 1);
+            assert!(world.del(1));
+            if has_part {
+                world.add(world.parent, 2);
+                assert!(world.del(2));
+                world.marks.iter().for_each(|mark| mark.store(0, Relaxed));
+            }
+            let other = beside(&world, |world| world.add(world.child, 0));
+            world.delete_child();
+            other.join().unwrap();
+            world.verify();
+            assert_eq!(world.count(world.parent), 1);
+            assert!(world.marked(world.parent));
+            assert!(world.del(0));
+        });
+    }
+}
+
+#[test]
+fn the_first_item_of_a_group_is_added_while_it_goes() {
+    model(|| {
+        let world = World::new();
+        let other = beside(&world, |world| world.add(world.child, 0));
+        world.delete_child();
+        other.join().unwrap();
+        world.verify();
+        assert!(world.count(world.parent) == 1 && world.marked(world.parent));
+        assert!(world.del(0));
+    });
+}
+
+#[test]
+fn of_a_walk_that_takes_an_item_off_and_who_frees_it_one_does() {
+    model(|| {
+        let world = World::new();
+        world.add(world.parent, 0);
+        let other = beside(&world, |world| {
+            if world.del(0) {
+                world.free(&world.things[0]);
+            }
+        });
+        world.on(|site, list| {
+            // SAFETY: items are in things, at the beginning.
+            let thing = |item: NonNull<Item>| unsafe { item.cast::<Thing>().as_ref() };
+            let isolate = |item| {
+                // SAFETY: whoever frees it has not taken it off yet.
+                thing(item).contents.with(|contents| assert_eq!(unsafe { *contents }, 1));
+                Verdict::Removed
+            };
+            let dispose = |item| {
+                assert!(thing(item).item.leave_hands());
+                world.free(thing(item));
+            };
+            // SAFETY: they do what they may.
+            unsafe { list.walk(site, world.parent, 0, 1, isolate, dispose) };
+        });
+        other.join().unwrap();
+        world.verify();
+        assert!(world.count(world.parent) == 0 && !world.del(0));
+    });
+}
+
+#[test]
+fn an_item_that_is_seen_on_no_list_may_be_freed() {
+    model(|| {
+        let world = World::new();
+        world.add(world.parent, 0);
+        let other = beside(&world, |world| {
+            if !world.things[0].item.is_linked() {
+                world.free(&world.things[0]);
+            }
+        });
+        world.on(|site, list| {
+            // SAFETY: as above.
+            let thing = |item: NonNull<Item>| unsafe { item.cast::<Thing>().as_ref() };
+            let look = |item| {
+                // SAFETY: nobody who sees it on a list frees it.
+                thing(item).contents.with(|contents| assert_eq!(unsafe { *contents }, 1));
+            };
+            let isolate = |item| {
+                look(item);
+                Verdict::Removed
+            };
+            let dispose = |item| {
+                look(item);
+                assert!(thing(item).item.leave_hands());
+            };
+            // SAFETY: they do what they may.
+            unsafe { list.walk(site, world.parent, 0, 1, isolate, dispose) };
+        });
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_group_goes_while_it_is_walked() {
+    for has_part in PARENTS {
+        model(move || {
+            let world = World::new();
+            if has_part {
+                world.add(world.parent, 2);
+            }
+            world.add(world.child, 0);
+            world.add(world.child, 1);
+            let other = beside(&world, |world| world.delete_child());
+            let mut removed = 0;
+            world.on(|site, list| {
+                let isolate = |item| if item == world.item(0) { Verdict::Removed } else { Verdict::Rotate };
+                // SAFETY: it does what it may.
+                unsafe { list.walk(site, world.child, 0, 8, isolate, |_| removed += 1) };
+            });
+            other.join().unwrap();
+            world.verify();
+            assert_eq!(world.count(world.parent) + removed, 2 + usize::from(has_part));
+            assert!(world.del(1) && world.del(0) == (removed == 0));
+        });
+    }
+}
+
+/// By the time that one has the lock of the part that an item is on, the other has put it on another.
+#[test]
+fn an_item_is_taken_off_while_it_moves_to_another_group() {
+    model(|| {
+        let world = World::new();
+        world.add(world.child, 0);
+        world.add(world.child, 1);
+        let other = beside(&world, |world| {
+            if world.del(0) {
+                world.add(world.parent, 0);
+            }
+        });
+        let taken = world.del(0);
+        other.join().unwrap();
+        world.verify();
+        // Either the other one got it, and put it where it was taken off from or is still, or it was taken off before.
+        let left = world.count(world.parent);
+        assert!(world.count(world.child) == 1 && left <= 1 && (taken || left == 1));
+        assert!(world.del(1) && world.del(0) == (left == 1));
+    });
+}
+
+/// What names a dead part is renamed while it is taken off.
+#[test]
+fn an_item_is_taken_off_while_it_is_renamed() {
+    model(|| {
+        let world = World::new();
+        world.add(world.parent, 2);
+        world.add(world.child, 0);
+        world.add(world.child, 1);
+        world.delete_child();
+        let other = beside(&world, |world| assert!(world.del(0)));
+        world.on(|site, _| _ = site.tick());
+        other.join().unwrap();
+        world.verify();
+        assert!(world.del(1) && world.del(2));
+    });
+}

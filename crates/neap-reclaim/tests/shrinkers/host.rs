@@ -1,0 +1,175 @@
+//! A host for tests, whose memory can run out, and a cache that counts what is asked of it.
+
+use core::alloc::Layout;
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use neap_base::Platform;
+use neap_base::virtual_platform::Virtual;
+use neap_groups::Reclaimer;
+use neap_percpu::{PerCpuData, Shape};
+use neap_reclaim::{Asked, EMPTY, Host, Shrinkers, Spec};
+use std::alloc::{alloc_zeroed, dealloc};
+
+/// Machine, per-CPU data and memory.
+pub(crate) struct Stage<P: Platform> {
+    pub(crate) platform: P,
+    data: PerCpuData,
+    /// Pieces that can still be had; `usize::MAX`: any number.
+    pub(crate) left: AtomicUsize,
+    /// Bytes that were not given back.
+    pub(crate) bytes: AtomicUsize,
+}
+
+impl Stage<Virtual> {
+    pub(crate) fn with_nodes(nearest: &[usize]) -> Stage<Virtual> {
+        Stage::on(Virtual::new(4096, nearest.len()).with_nodes(nearest))
+    }
+}
+
+impl<P: Platform> Stage<P> {
+    pub(crate) fn on(platform: P) -> Stage<P> {
+        let shape = Shape { span: 16 << 20, ..Shape::usual(platform.cpus()) };
+        let data = PerCpuData::open(&platform, &shape, |_| 0, ()).unwrap();
+        Stage { platform, data, left: AtomicUsize::new(usize::MAX), bytes: AtomicUsize::new(0) }
+    }
+}
+
+/// The host.
+pub(crate) struct On<'s, P: Platform>(pub(crate) &'s Stage<P>);
+
+impl<P: Platform> Clone for On<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for On<'_, P> {}
+
+impl<P: Platform> neap_percpu::Host for On<'_, P> {
+    type Platform = P;
+    type Charge = ();
+
+    fn platform(&self) -> &P {
+        &self.0.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        &self.0.data
+    }
+}
+
+impl<P: Platform> Reclaimer for On<'_, P> {}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, 64).unwrap()
+}
+
+impl<P: Platform> Host for On<'_, P> {
+    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let left = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
+        self.0.left.fetch_update(Relaxed, Relaxed, left).ok()?;
+        self.0.bytes.fetch_add(bytes, Relaxed);
+        // SAFETY: nobody asks for nothing.
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
+    }
+
+    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+        self.0.bytes.fetch_sub(bytes, Relaxed);
+        // SAFETY: from above, as the caller promises.
+        unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
+    }
+}
+
+/// Runs `f` with a registry on a machine, and closes it; all memory has come back then.
+pub(crate) fn with<P: Platform, R>(stage: &Stage<P>, f: impl FnOnce(&On<'_, P>, &Shrinkers) -> R) -> R {
+    let host = On(stage);
+    let shrinkers = Shrinkers::open(&host).unwrap();
+    let answer = f(&host, &shrinkers);
+    // SAFETY: nobody uses it any more.
+    unsafe { shrinkers.close(&host) };
+    assert_eq!(stage.bytes.load(Relaxed), 0, "bytes that were not given back");
+    answer
+}
+
+/// A cache with a number of objects.
+#[derive(Default)]
+pub(crate) struct Cache {
+    pub(crate) objects: AtomicU64,
+    pub(crate) counts: AtomicU64,
+    pub(crate) scans: AtomicU64,
+}
+
+impl Cache {
+    pub(crate) fn of(objects: u64) -> Cache {
+        Cache { objects: AtomicU64::new(objects), ..Cache::default() }
+    }
+
+    pub(crate) fn spec(&self) -> Spec<'static> {
+        Spec {
+            name: "cache",
+            count: Cache::count,
+            scan: Cache::scan,
+            data: core::ptr::from_ref(self).cast_mut().cast(),
+            gone: None,
+            seeks: 2,
+            batch: 0,
+            by_node: false,
+            by_group: false,
+            inline: false,
+        }
+    }
+
+    pub(crate) fn by_group(&self) -> Spec<'static> {
+        Spec { by_group: true, by_node: true, ..self.spec() }
+    }
+
+    pub(crate) unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
+        // SAFETY: registered with a cache, which outlives it.
+        let cache = unsafe { &*data.cast::<Cache>() };
+        cache.counts.fetch_add(1, Relaxed);
+        match cache.objects.load(Relaxed) {
+            0 => EMPTY,
+            objects => objects,
+        }
+    }
+
+    pub(crate) unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+        // SAFETY: as above; what is asked is this call's.
+        let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
+        cache.scans.fetch_add(1, Relaxed);
+        let freed = cache.objects.load(Relaxed).min(asked.to_scan);
+        cache.objects.fetch_sub(freed, Relaxed);
+        asked.freed_bytes = freed * 64;
+        freed
+    }
+}
+
+/// A shrinker of two closures.
+pub(crate) struct Made<'c> {
+    count: Box<dyn Fn(&Asked) -> u64 + Sync + 'c>,
+    scan: Box<dyn Fn(&mut Asked) -> u64 + Sync + 'c>,
+}
+
+impl<'c> Made<'c> {
+    pub(crate) fn of(
+        count: impl Fn(&Asked) -> u64 + Sync + 'c,
+        scan: impl Fn(&mut Asked) -> u64 + Sync + 'c,
+    ) -> Made<'c> {
+        Made { count: Box::new(count), scan: Box::new(scan) }
+    }
+
+    pub(crate) fn spec(&self) -> Spec<'static> {
+        unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
+            // SAFETY: registered with such a value, which outlives it.
+            let (made, asked) = unsafe { (&*data.cast::<Made<'_>>(), &*asked) };
+            (made.count)(asked)
+        }
+        unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+            // SAFETY: as above.
+            let (made, asked) = unsafe { (&*data.cast::<Made<'_>>(), &mut *asked) };
+            (made.scan)(asked)
+        }
+        Spec { name: "made", count, scan, data: core::ptr::from_ref(self).cast_mut().cast(), ..Cache::of(0).spec() }
+    }
+}

@@ -1,0 +1,46 @@
+//! Shrinkers on a virtual machine: what a visit asks, and of whom.
+
+mod coming_and_going;
+mod host;
+mod known_bugs;
+mod model;
+#[path = "../../../neap-pages/tests/machine/random.rs"]
+mod random;
+
+use core::sync::atomic::Ordering::Relaxed;
+use host::{Cache, Stage, with};
+use neap_groups::GroupId;
+use neap_reclaim::{Press, Unregistered};
+
+const ROOT: GroupId = GroupId::ROOT;
+
+#[test]
+fn a_cache_is_asked_by_priority_until_it_is_gone() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let cache = Cache::of(10_000);
+        // SAFETY: it outlives its registration.
+        let id = unsafe { shrinkers.register(host, &cache.spec()) }.unwrap();
+        let visited = shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(4));
+        assert_eq!((visited.scanned, visited.freed, visited.freed_bytes), (1152, 1152, 1152 * 64));
+        assert_eq!(shrinkers.deferred(id, 0, 0), 98);
+        assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
+        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0)).calls, 0);
+        assert_eq!(cache.objects.load(Relaxed), 10_000 - 1152);
+    });
+}
+
+#[test]
+fn groups_that_have_nothing_are_not_visited() {
+    with(&Stage::with_nodes(&[0, 1]), |host, shrinkers| {
+        let cache = Cache::of(0);
+        // SAFETY: it outlives its registration.
+        let id = unsafe { shrinkers.register(host, &cache.by_group()) }.unwrap();
+        shrinkers.mark(host, id, 3000, 1);
+        assert_eq!((shrinkers.next_with_anything(1, 0), shrinkers.next_with_anything(0, 0)), (Some(3000), None));
+        let visited = shrinkers.visit(host, &(), ROOT, 3000, 1, Press::of(0));
+        // Once, and again after the bit was cleared.
+        assert_eq!((visited.calls, cache.counts.load(Relaxed)), (2, 2));
+        assert_eq!(shrinkers.next_with_anything(1, 0), None);
+        shrinkers.unregister(host, id).unwrap();
+    });
+}
