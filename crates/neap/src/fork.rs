@@ -59,6 +59,10 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the child has no other thread, and the one that forks is no reader.
             unsafe { grouped.forget_others() };
         }
+        if let Some(reclaiming) = self.reclaiming_if_made() {
+            // SAFETY: as above.
+            unsafe { reclaiming.forget_others() };
+        }
         self.reopen_after_fork();
     }
 }

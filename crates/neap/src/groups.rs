@@ -203,6 +203,17 @@ impl Group {
         self.charge_slowly(payer, bytes, how)
     }
 
+    /// The same, but shrinkers that [allow](crate::reclaim::Builder::inline) it are called in this thread: it holds nothing that they wait for.
+    ///
+    /// # Errors
+    /// As for [`Group::charge`].
+    pub fn charge_inline(self, bytes: u64) -> Result<Charge, Refused> {
+        let payer = self.0.payer(Kind::ByHand, 0);
+        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
+        grouped.inline().charge(payer, bytes, How::Refuse).map_err(Refused)?;
+        Ok(Charge { payer, bytes })
+    }
+
     #[cold]
     #[inline(never)]
     fn charge_slowly(self, payer: Payer, bytes: u64, how: How) -> Result<Charge, Refused> {

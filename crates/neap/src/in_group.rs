@@ -15,6 +15,7 @@ use neap_groups::{GroupId, How, Kind, Payer, Refusal};
 use neap_objects::paid::Owned;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::entered::{entered, set_entered};
+use neap_reclaim::is_calling;
 
 /// Bytes of an entry in a vector of owners.
 const OWNER: u64 = size_of::<u64>() as u64;
@@ -183,7 +184,8 @@ impl<P: Platform> Mm<P> {
 
     /// What becomes of an allocation beyond a limit.
     fn how(&self) -> How {
-        let refuse = self.core_if_open().is_some_and(|core| core.options.refuse);
+        // A callback of reclaim may go beyond a limit: it is there to make room.
+        let refuse = self.core_if_open().is_some_and(|core| core.options.refuse) && !is_calling();
         if refuse { How::Refuse } else { How::Overcharge }
     }
 

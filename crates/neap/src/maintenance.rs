@@ -7,7 +7,7 @@
 //! ever tried. No thread is stopped or signalled. Who ticks also answers what other processes ask
 //! ([`requests`](crate::requests)).
 
-use crate::mm::{Core, Mm};
+use crate::mm::{Core, Mm, Task};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
@@ -316,7 +316,7 @@ impl<P: Platform> Core<P> {
         {
             return false;
         }
-        let made = spawn(mm).is_ok();
+        let made = spawn(mm, Task::Maintain).is_ok();
         if !made {
             thread.store(NEVER, Ordering::Relaxed);
         }
@@ -347,6 +347,7 @@ impl<P: Platform> Core<P> {
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
         let groups = self.tick_groups(mm);
+        self.tick_reclaim(mm);
         let mut tick = self.give_back(mm, now);
         tick.left |= groups.is_some();
         Tick { groups, ..tick }

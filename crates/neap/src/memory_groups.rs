@@ -7,14 +7,17 @@ use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
+use crate::reclaimers::Manner;
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, Info, Kind, Listener, Name, NotSubscribed, Payer,
-    Reclaimer, Refusal, Subscription,
+    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, INTERVAL, Info, Kind, Listener, Name,
+    NotSubscribed, Payer, Reclaimer, Refusal, Seat, Subscription,
 };
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
+use neap_os::clock;
 use neap_percpu::{Host, Owner, Wait};
+use neap_reclaim::lru::Site;
 
 /// The groups of a manager: what [`groups`](crate::groups) stands on.
 #[derive(Debug)]
@@ -38,6 +41,18 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
 
     fn flush(&self, wanted: &dyn Fn(Payer) -> bool) {
         self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)));
+    }
+
+    fn reclaim(&self, group: GroupId, bytes: u64) -> u64 {
+        self.core().reclaim_for_charge(self.mm(), group, bytes, self.manner)
+    }
+
+    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+        // First the lists: what shrinkers are asked for is the parent's then.
+        Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
+        if let Some(reclaim) = self.core().reclaim.get() {
+            reclaim.shrinkers.offline(self, child.group, child.slot, parent.slot);
+        }
     }
 
     fn come_soon(&self) {
@@ -129,7 +144,9 @@ impl<P: Platform> Core<P> {
         if self.options.groups == ThreadGroups::ByThread {
             grouped.delete_groups_of_ended_threads();
         }
-        grouped.groups.tick(&grouped.source)
+        let next = grouped.groups.tick(&grouped.source);
+        let is_left = mm.lists_if_made().is_some_and(|listed| listed.site().tick());
+        next.into_iter().chain(is_left.then_some(INTERVAL)).min()
     }
 }
 
@@ -189,8 +206,12 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.delete(&self.source, id)?;
         self.source.after(Call::LargeFree, false);
         // What is left of it is ended by ticks, or here where nobody is sure to tick.
-        if !self.source.has_thread() && self.groups.end_deleted(&self.source) {
-            self.source.want_thread();
+        if !self.source.has_thread() {
+            let lists = &self.source.core().lists;
+            let site = Site { host: &self.source, groups: self.groups, lists };
+            if self.groups.end_deleted(&self.source) | site.end_deleted() {
+                self.source.want_thread();
+            }
         }
         Ok(())
     }
@@ -263,6 +284,19 @@ impl<'m, P: Platform> Grouped<'m, P> {
         (self.groups, &self.source)
     }
 
+    pub(crate) fn source(&self) -> &Source<'m, P> {
+        &self.source
+    }
+
+    pub(crate) fn groups(&self) -> &'m Groups {
+        self.groups
+    }
+
+    /// The same, but what it charges at a limit may run callbacks in its own thread: those of shrinkers that allow it.
+    pub fn inline(&self) -> Grouped<'m, P> {
+        Grouped { source: self.source.with(Manner::Inline), ..*self }
+    }
+
     /// [`Groups::drain`].
     pub fn drain(&self, id: GroupId) -> u32 {
         self.groups.drain(&self.source, id)
@@ -287,10 +321,19 @@ impl<'m, P: Platform> Grouped<'m, P> {
         match self.groups.charge(&self.source, payer, bytes, how) {
             Ok(0) => Ok(()),
             Ok(delay) => {
-                self.platform().sleep(delay);
+                self.hold_up(payer, delay);
                 Ok(())
             }
             Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Holds up who has charged a group above its `high`, for so long, or until it is below again.
+    #[cold]
+    fn hold_up(&self, payer: Payer, delay: u64) {
+        let begun = clock::precise();
+        if !self.source.core().relieve(self.source.mm(), payer.id(), delay) {
+            self.platform().sleep(delay.saturating_sub(clock::precise() - begun));
         }
     }
 
@@ -318,7 +361,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
         let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
         if delay > 0 {
-            self.platform().sleep(delay);
+            self.hold_up(payer, delay);
         }
         Ok(())
     }
@@ -326,7 +369,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::charge_async`]. Somebody has to tick: the thread is made where there is none.
     pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
         self.source.want_thread();
-        self.groups.charge_async(self.source, payer, bytes, deadline)
+        // A poll is not to wait.
+        self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
     }
 
     /// [`Groups::subscribe`]. Somebody has to tick: the thread is made where there is none.

@@ -9,6 +9,7 @@ use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
 use crate::options::{Options, ThreadGroups};
 use crate::per_cpu_data::Place;
+use crate::reclaimers::Reclaim;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -22,6 +23,7 @@ use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::entered::entered;
 use neap_os::futex::{self, Scope};
+use neap_reclaim::lru::Lists;
 
 /// The largest request that is not refused outright: as the C library does, so that pointer differences fit.
 pub const MOST: usize = isize::MAX as usize;
@@ -43,8 +45,17 @@ pub struct Mm<P: Platform> {
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
-/// Starts a thread that runs a manager's background work.
-pub type Spawn<P> = fn(&Mm<P>) -> Result<(), Errno>;
+/// Starts a thread for a manager's background work.
+pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<(), Errno>;
+
+/// What a thread of a manager is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Task {
+    /// It ticks.
+    Maintain,
+    /// It runs callbacks of shrinkers; the reclaimer of that number, which is not 0.
+    Reclaim(u32),
+}
 
 /// What a manager asks of its surroundings.
 #[derive(Debug)]
@@ -75,6 +86,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) groups: Lazy<Groups>,
     /// When caches may be flushed next for those who pay for what they keep.
     pub(crate) next_flush: AtomicU64,
+    pub(crate) lists: Lists,
+    pub(crate) reclaim: Lazy<Reclaim>,
 }
 
 impl<P: Platform> Mm<P> {
@@ -89,17 +102,17 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Opens the manager on a machine. Does nothing if it is open, or being opened, already.
+    /// Opens the manager on a machine. Does nothing if it is open, or being opened, already; answers whether it did.
     ///
     /// # Errors
     /// What the platform refused; the manager is as closed as before.
     ///
     /// # Safety
     /// The manager does not move from now on, until [`Mm::close`].
-    pub unsafe fn open(&self, platform: P, options: &Options) -> Result<(), Errno> {
+    pub unsafe fn open(&self, platform: P, options: &Options) -> Result<bool, Errno> {
         // Acquire pairs with the Release below: who finds it open sees what is inside.
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return Ok(());
+            return Ok(false);
         }
         let opened = Core::open(platform, options);
         let answer = opened.map(|core| {
@@ -111,6 +124,7 @@ impl<P: Platform> Mm<P> {
                 // A thread that has entered nothing, as none has at first, is to be put into a group.
                 self.hot.serve_entered_alone();
             }
+            true
         });
         let state = if answer.is_ok() { OPEN } else { CLOSED };
         self.state.store(state, Ordering::Release); // Pairs with the Acquire loads in `core` and above.
@@ -124,6 +138,14 @@ impl<P: Platform> Mm<P> {
     /// Nobody uses the manager or any memory of it any more, and it has no maintenance thread.
     pub unsafe fn close(&mut self) {
         if *self.state.get_mut() == OPEN {
+            if let Some(reclaiming) = self.reclaiming_if_made() {
+                // SAFETY: as the caller promises.
+                unsafe { reclaiming.close() };
+            }
+            if let Some(listed) = self.lists_if_made() {
+                // SAFETY: as the caller promises.
+                unsafe { listed.site().close() };
+            }
             if let Some(grouped) = self.groups_if_made() {
                 // SAFETY: as the caller promises.
                 unsafe { grouped.close() };
@@ -245,13 +267,24 @@ impl<P: Platform> Mm<P> {
         if size > MOST || align > MOST / 2 {
             return (null_mut(), false);
         }
-        let memory = {
+        let attempt = || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
                 Some(class) => core.retry(|| core.objects.allocate(&self.hot, class)).map(|object| (object, false)),
                 None => core.retry(|| core.allocate_run(self, size, align)).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
+        // The program's caches come last, outside the gate, as long as they give something; where they do not, others may have freed something meanwhile.
+        let mut memory = attempt();
+        for _ in 0..RECLAIMS {
+            let Some(gave) = memory.is_none().then(|| core.reclaim_for_budget(self, size as u64)).flatten() else {
+                break;
+            };
+            memory = attempt();
+            if !gave {
+                break;
+            }
+        }
         core.after(self, Call::Allocation);
         memory.unwrap_or((null_mut(), false))
     }
@@ -396,6 +429,8 @@ impl<P: Platform> Core<P> {
             per_cpu: Place::new(),
             groups: Lazy::new(),
             next_flush: AtomicU64::new(0),
+            lists: Lists::new(),
+            reclaim: Lazy::new(),
         })
     }
 
@@ -412,6 +447,9 @@ impl<P: Platform> Core<P> {
         })
     }
 }
+
+/// How often the program's caches are asked, for one allocation.
+const RECLAIMS: u32 = 4;
 
 /// The most address space for memory that is handed out: what 32-bit page numbers reach with 4 KiB pages.
 const SPAN: usize = 16 << 40;

@@ -6,6 +6,7 @@
 use crate::lazy::Lazy;
 use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
+use crate::reclaimers::Manner;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_groups::{GroupId, How, Kind, Payer};
@@ -90,6 +91,8 @@ pub struct Source<'m, P: Platform> {
     mm: &'m Mm<P>,
     core: &'m Core<P>,
     data: &'m PerCpuData,
+    /// What becomes of callbacks when it charges.
+    pub(crate) manner: Manner,
 }
 
 impl<P: Platform> Clone for Source<'_, P> {
@@ -117,18 +120,18 @@ impl<P: Platform> Mm<P> {
         let data = core.per_cpu.make(&core.objects.platform).map_err(Refused::Memory)?;
         // Who looks at the numbers and finds none of per-CPU data does not ask further.
         self.hooks.ticked.inspect(|ticked| ticked(self));
-        Ok(Source { mm: self, core, data })
+        Ok(Source { mm: self, core, data, manner: Manner::Wait })
     }
 
     /// The manager's per-CPU data, if anybody has asked for it before.
     #[inline]
     pub fn per_cpu_if_made(&self) -> Option<Source<'_, P>> {
         let core = self.core_if_open()?;
-        Some(Source { mm: self, core, data: core.per_cpu.get()? })
+        Some(Source { mm: self, core, data: core.per_cpu.get()?, manner: Manner::Wait })
     }
 }
 
-impl<P: Platform> Source<'_, P> {
+impl<'m, P: Platform> Source<'m, P> {
     /// [`PerCpuData::open_owner`].
     ///
     /// # Errors
@@ -210,12 +213,17 @@ impl<P: Platform> Source<'_, P> {
         }
     }
 
-    pub(crate) fn core(&self) -> &Core<P> {
-        self.core
+    pub(crate) fn mm(&self) -> &'m Mm<P> {
+        self.mm
     }
 
-    pub(crate) fn mm(&self) -> &Mm<P> {
-        self.mm
+    /// The same, with another manner of charging.
+    pub(crate) fn with(&self, manner: Manner) -> Source<'m, P> {
+        Source { manner, ..*self }
+    }
+
+    pub(crate) fn core(&self) -> &'m Core<P> {
+        self.core
     }
 
     pub(crate) fn has_thread(&self) -> bool {

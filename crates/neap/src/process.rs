@@ -7,11 +7,11 @@
 //! Fork: prepare closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
 //! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
 
-use crate::mm::{Hooks, Mm};
+use crate::mm::{Hooks, Mm, Task};
 use crate::options::Options;
 use crate::{stat_page, trace};
 use core::ffi::c_void;
-use core::ptr::null_mut;
+use core::ptr::{null_mut, without_provenance_mut};
 use neap_base::platform::{Errno, Linux};
 use neap_os::thread;
 use neap_os::write::say;
@@ -27,7 +27,8 @@ fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
     let opened = unsafe { mm.open(machine(&options), &options) };
-    if opened.is_ok() {
+    // Not by another thread at the same time, whose handlers they would be: the gate is not closed twice.
+    if opened == Ok(true) {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
         mm.ticked();
@@ -55,14 +56,26 @@ unsafe extern "C" {
     fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32;
 }
 
-fn spawn(_: &Mm<Linux>) -> Result<(), Errno> {
-    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {
+    extern "C" fn maintain(_: *mut c_void) -> *mut c_void {
         PROCESS.leave_isolated();
         PROCESS.background();
         null_mut()
     }
-    // SAFETY: the body works on a static.
-    unsafe { thread::spawn(body, null_mut()) }
+    extern "C" fn reclaim(number: *mut c_void) -> *mut c_void {
+        PROCESS.leave_isolated();
+        PROCESS.reclaimer(number.addr() as u32);
+        null_mut()
+    }
+    // SAFETY: the bodies work on a static; the number is no pointer.
+    unsafe {
+        match task {
+            Task::Maintain => thread::spawn(maintain, null_mut(), thread::SMALL_STACK),
+            Task::Reclaim(number) => {
+                thread::spawn(reclaim, without_provenance_mut(number as usize), thread::ORDINARY_STACK)
+            }
+        }
+    }
 }
 
 impl Mm<Linux> {

@@ -1,24 +1,25 @@
 //! Requests: what another process asks of this one, by way of its page of numbers.
 //!
-//! Sits between `neap drain`, `neap stat --percpu`, `--groups` and `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
+//! Sits between `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
 //! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
 //! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
 //! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
 //! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
 //!
-//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`] or [`MAP`]) and then a ticket that is not the one there. The answer:
+//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`], [`SHRINKERS`], [`SHRINK`] or [`MAP`]) and then a ticket that is not the one there. The answer:
 //! this process writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
 //! back to the last one answered takes a request back.
 
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
 use crate::reconcile::Books;
-use crate::{chunk_report, group_report, map_report};
+use crate::{chunk_report, group_report, map_report, shrinker_report};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::futex::{self, Scope as Reach};
 use neap_os::{clock, thread};
+use neap_reclaim::ShrinkerId;
 
 /// From one look at the page to the next at least, in nanoseconds, whatever is written there.
 const PAUSE: u64 = 1_000_000;
@@ -31,12 +32,18 @@ const CHUNKS: u32 = 1;
 const GROUPS: u32 = 2;
 /// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound in `from`, the bytes in `until`.
 const BOUND: u32 = 3;
+/// Wanted: a report on shrinkers ([`shrinker_report`]) from the index in `from` on.
+const SHRINKERS: u32 = 4;
+/// Wanted: that a shrinker looks at so many objects as are in `until`, or, with all bits set there, how many it has. Its index is in `from` and the rest of its id
+/// in `cpu`; of the group in `group`, on the node in `node`.
+const SHRINK: u32 = 5;
 /// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the piece in `from` on.
 const MAP: u32 = 7;
 /// Refusals: what is wanted is not known here; the numbers are being written at this moment.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
+const NO_ANSWER: u32 = 7;
 
 /// The part of the page that is for requests. Numbers with all bits set say nothing.
 #[derive(Debug)]
@@ -133,6 +140,8 @@ impl<P: Platform> Core<P> {
             GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
             MAP => desk.answer(ticket, if self.report_map(mm, desk) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk)),
+            SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
+            SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
         true
@@ -159,6 +168,26 @@ impl<P: Platform> Core<P> {
         let books = if from == 0 { mm.books() } else { Books::BLANK };
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
+    }
+
+    fn report_shrinkers(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+        let gathered = shrinker_report::gather(mm.reclaiming_if_made(), desk.from.load(Ordering::Relaxed));
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let write = |words: &[AtomicU64]| {
+            words.iter().zip(gathered).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        };
+        self.page.report(write).is_some()
+    }
+
+    /// Callbacks run on a reclaimer, never here.
+    fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
+        let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
+        let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
+        let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
+        let objects = Some(desk.until.load(Ordering::Relaxed)).filter(|objects| *objects != u64::MAX);
+        let Some(objects) = self.ask_shrinker(mm, id, (group, node), objects) else { return NO_ANSWER };
+        desk.objects.store(objects, Ordering::Relaxed);
+        0
     }
 
     /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.

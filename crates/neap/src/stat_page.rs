@@ -5,7 +5,7 @@
 //! between; holds one mutex that is only ever tried. Nothing is allocated, and where there can be no page there is none:
 //! a program runs the same without it.
 //!
-//! The format, version 4, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
+//! The format, version 5, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
 //! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
 //! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data,
 //! on groups or on the arena is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
@@ -32,7 +32,7 @@ use neap_pages::Watermarks;
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Bytes of the file for the numbers, and behind them for reports; only those written to cost memory.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;

@@ -32,6 +32,7 @@ impl<P: Platform> Mm<P> {
             Finding::unless_equal("bytes in runs", Class::NONE, 0, run_bytes, core.run_bytes.load(Relaxed))?;
             core.per_cpu.verify()?;
             self.verify_groups(in_hands)?;
+            self.verify_lists()?;
             Ok(census)
         });
         self.reopen_after_fork();

@@ -186,7 +186,7 @@ fn a_call_on_an_isolated_cpu_makes_no_thread_and_no_tick() {
     static TICKS: AtomicU32 = AtomicU32::new(0);
     let hooks = || Hooks::<Shared<Virtual>> {
         open: |_| (),
-        spawn: Some(|_| {
+        spawn: Some(|_, _| {
             THREADS.fetch_add(1, Relaxed);
             Err(Errno::AGAIN)
         }),

@@ -24,7 +24,7 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn with_hooks(platform: P, options: &Options, hooks: Hooks<P>) -> Result<Opened<P>, Errno> {
         let mm = Box::new(Mm::new(hooks));
         // SAFETY: the manager stays in its box.
-        unsafe { mm.open(platform, options) }.map(|()| Opened(mm))
+        unsafe { mm.open(platform, options) }.map(|_| Opened(mm))
     }
 }
 

@@ -1,0 +1,255 @@
+//! LRU lists that keep values, by handle: safe, and asking functions that may do anything.
+//!
+//! Sits between caches and `neap-reclaim`. The list has one reference to each value, whoever holds a [`Handle`] another. A walk takes the
+//! oldest off in one hold of the lock, asks about each with no lock held, and puts back what is to stay; a value that is
+//! removed meanwhile is not put back. No lock of its own.
+
+extern crate std;
+
+use super::{Denied, Group, Item, PROCESS, Verdict, Walked, made};
+use crate::per_cpu_data::Source;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use neap_base::{Linux, Platform};
+use neap_reclaim::lru::{End, Hands};
+use std::sync::Arc;
+use std::vec::Vec;
+
+/// Values that one call of [`LruList::walk`] asks about at most: they are off the list meanwhile.
+pub const MOST: usize = 1024;
+
+/// A value, and what it is on a list by.
+#[repr(C)]
+struct Entry<T> {
+    item: Item,
+    list: neap_reclaim::lru::LruList,
+    value: T,
+}
+
+/// A value that is, or was, on a list. Whoever has one has the value, also when it was taken off.
+pub struct Handle<T>(Arc<Entry<T>>);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        Handle(self.0.clone())
+    }
+}
+
+impl<T> Deref for Handle<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// The reference that the list has, by the item.
+///
+/// # Safety
+/// The item is one of an entry of this type, and the list's reference the caller's now.
+unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
+    // SAFETY: the item is at the beginning of an entry whose address was taken from an `Arc`.
+    unsafe { Arc::from_raw(item.cast::<Entry<T>>().as_ptr()) }
+}
+
+/// A list of values by group and node. Dropping it drops its references to the values.
+pub struct LruList<T: Send + Sync + 'static> {
+    list: neap_reclaim::lru::LruList,
+    values: PhantomData<Arc<T>>,
+}
+
+impl<T: Send + Sync + 'static> LruList<T> {
+    /// Makes a list.
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    pub fn new() -> Result<LruList<T>, Denied> {
+        let list = PROCESS.lists()?.site().open(true, None)?;
+        Ok(LruList { list, values: PhantomData })
+    }
+
+    /// Puts a value on it, as the newest of a group, on the node nearest to this thread.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`]: the group is gone, and nobody is known to be its heir.
+    pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, Denied> {
+        let node = made().map_or(0, |listed| listed.grouped().node());
+        self.add_on(group, node, value)
+    }
+
+    /// The same on the node that the value's memory is on; the last one for a number beyond.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`].
+    pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
+        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, value }));
+        self.add_again(group, node, &handle)?;
+        Ok(handle)
+    }
+
+    /// Puts a value of this list that was taken off on it again; answers whether it did: not where it is on it, nor where it is another list's.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`].
+    pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, Denied> {
+        if handle.0.list != self.list {
+            return Ok(false);
+        }
+        let listed = made().ok_or(Denied::NoSuchGroup)?;
+        let item = item_of(handle.0.clone());
+        // SAFETY: the list's reference keeps the item there; it goes back when the item is taken off.
+        let added = unsafe { self.list.add(&listed.site(), group.id(), node, item) };
+        if added != Ok(true) {
+            // SAFETY: from above, and not the list's.
+            drop(unsafe { reference::<T>(item) });
+        }
+        added
+    }
+
+    /// Takes a value off; answers whether this call did. A walk that asks about it at this moment does not put it back.
+    pub fn remove(&self, handle: &Handle<T>) -> bool {
+        let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
+        let item = NonNull::from(&*handle.0).cast::<Item>();
+        while handle.0.item.is_linked() {
+            // SAFETY: the handle keeps it there.
+            if unsafe { self.list.del(&listed.site(), item) } {
+                // SAFETY: it was the list's. This is not the last: the caller has one.
+                drop(unsafe { reference::<T>(item) });
+                return true;
+            }
+            // The walk drops the reference.
+            if handle.0.item.leave_hands() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Values of a group alone, on all nodes, at this moment. Takes no lock.
+    pub fn count(&self, group: Group) -> usize {
+        made().map_or(0, |listed| {
+            let nodes = 0..listed.grouped().platform().nodes();
+            nodes.map(|node| self.list.count(&listed.site(), group.id(), node)).sum()
+        })
+    }
+
+    /// Values of a group alone on a node, at this moment. Takes no lock.
+    pub fn count_on(&self, group: Group, node: usize) -> usize {
+        made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
+    }
+
+    /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call), oldest first and each once, and does what it
+    /// answers ([`Verdict::Retry`] is [`Verdict::Skip`] here, where no lock is held that anybody could wait for). Those that are taken off are
+    /// handed to `evicted`. Both may do anything, also add to and remove from this list.
+    pub fn walk(
+        &self,
+        group: Group,
+        node: usize,
+        most: usize,
+        mut decide: impl FnMut(&T) -> Verdict,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let (mut walked, mut items) = (Walked::default(), Vec::new());
+        let Some(listed) = made() else { return walked };
+        let most = most.min(MOST);
+        // Not in the gate, where nobody allocates.
+        items.reserve(most.min(self.count_on(group, node)));
+        let most = most.min(items.capacity());
+        let site = listed.site();
+        // SAFETY: the list's references keep the items there.
+        let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+        let Some(hands) = hands else { return walked };
+        // Whatever happens, those that are still held then go back, the newest first.
+        let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
+        held.left.reserve(held.items.len());
+        held.items.reverse();
+        while let Some(&item) = held.items.last().filter(|_| !walked.stopped) {
+            walked.scanned += 1;
+            // SAFETY: the list's, which stays its own while it is in hands.
+            let entry = ManuallyDrop::new(unsafe { reference::<T>(item) });
+            let verdict = decide(&entry.value);
+            if verdict == Verdict::Stop {
+                walked.stopped = true;
+                continue;
+            }
+            held.items.pop();
+            match verdict {
+                Verdict::Removed => {
+                    let entry = ManuallyDrop::into_inner(entry);
+                    // Otherwise somebody has removed it, and this is only the list's reference.
+                    if entry.item.leave_hands() {
+                        walked.removed += 1;
+                        evicted(Handle(entry));
+                    }
+                }
+                Verdict::Rotate => put_back::<T>(&hands, item, End::Newest),
+                _ => held.left.push(item),
+            }
+        }
+        drop(held);
+        walked
+    }
+}
+
+fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
+    // SAFETY: an `Arc` leads somewhere.
+    unsafe { NonNull::new_unchecked(Arc::into_raw(entry).cast_mut()).cast() }
+}
+
+/// Puts an item back, with the list's reference, or drops that where the value was removed meanwhile.
+fn put_back<T>(hands: &Hands<'_, Source<'static, Linux>>, item: NonNull<Item>, end: End) {
+    // SAFETY: the list's reference keeps it there.
+    if !unsafe { hands.put_back(item, end) } {
+        // SAFETY: nobody else has the list's.
+        drop(unsafe { reference::<T>(item) });
+    }
+}
+
+/// Items in hands.
+struct Held<'h, 'a, T> {
+    hands: &'h Hands<'a, Source<'static, Linux>>,
+    /// Those not asked about, the oldest last.
+    items: Vec<NonNull<Item>>,
+    /// Those that stay where they were, the oldest first: all of them older.
+    left: Vec<NonNull<Item>>,
+    values: PhantomData<T>,
+}
+
+impl<T> Drop for Held<'_, '_, T> {
+    fn drop(&mut self) {
+        let newest_first = self.items.drain(..).chain(self.left.drain(..).rev());
+        newest_first.for_each(|item| put_back::<T>(self.hands, item, End::Oldest));
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for LruList<T> {
+    fn drop(&mut self) {
+        let Some(listed) = made() else { return };
+        for node in 0..listed.grouped().platform().nodes() {
+            let dispose = |item: NonNull<Item>| {
+                // SAFETY: it was the list's, which nobody else uses any more.
+                let entry = unsafe { reference::<T>(item) };
+                entry.item.leave_hands();
+            };
+            // SAFETY: nothing is asked under the lock.
+            unsafe { self.list.walk_node(&listed.site(), node, usize::MAX, |_| Verdict::Removed, dispose) };
+        }
+        // SAFETY: it is empty, and nobody uses it.
+        unsafe { listed.site().close_list(self.list) };
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for LruList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LruList").finish_non_exhaustive()
+    }
+}

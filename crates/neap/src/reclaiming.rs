@@ -1,0 +1,553 @@
+//! Reclaim in a manager: shrinkers and passes, made when the first shrinker is registered, with what they stand on.
+//!
+//! Sits between [`Mm`] and `neap-reclaim`. Here passes meet groups, shrinkers and the clock, and callbacks are watched. What nobody asks for costs a load in
+//! a tick, and one at a limit. No lock of its own; callbacks run outside the gate and with no lock held.
+
+use crate::memory_groups::Grouped;
+use crate::mm::{Core, Mm};
+use crate::per_cpu_data::Source;
+use crate::reclaimers::Reclaim;
+use core::cell::Cell;
+use core::ptr::NonNull;
+use neap_base::Platform;
+use neap_groups::protection::Standing;
+use neap_groups::{Bound, Event, GroupId, Groups, Info, Seat};
+use neap_objects::size_class::Class;
+use neap_os::clock;
+use neap_percpu::Host as _;
+use neap_reclaim::reclaim::{Ask, BUDGET, Culprit, Domain, Given, Got, Grip, Lane, Level, Levels, Verdict, press};
+use neap_reclaim::{
+    Asked, Caller, EMPTY, FIRST_PRIORITY, Host, NotDone, Press, Report, STOP, ShrinkerId, Shrinkers, Spec,
+    Unregistered, Visited, WHOLE,
+};
+
+/// More objects, or bytes, than anybody has.
+const ABSURD: u64 = 1 << 48;
+/// From one look for free pages to the next while the budget is at its watermark, in nanoseconds: each empties all caches.
+const LOOK: u64 = 5_000_000;
+/// Bytes that memory for tables is on a multiple of.
+const LINE: usize = 64;
+
+/// Reclaim of a manager: what [`reclaim`](crate::reclaim) stands on.
+#[derive(Debug)]
+pub struct Reclaiming<'m, P: Platform> {
+    grouped: Grouped<'m, P>,
+    pub(crate) reclaim: &'m Reclaim,
+}
+
+impl<P: Platform> Clone for Reclaiming<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Reclaiming<'_, P> {}
+
+/// Who runs a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runner {
+    /// The number of a reclaimer; 0: a thread of the program's.
+    pub(crate) reclaimer: u32,
+    /// It may hold what some callbacks take.
+    pub(crate) inline_only: bool,
+}
+
+impl<P: Platform> Host for Source<'_, P> {
+    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let (core, mm) = (self.core(), self.mm());
+        let memory = match Class::of_layout(bytes, LINE, core.objects.pages.page_size()) {
+            Some(class) => core.objects.allocate(&mm.hot, class)?,
+            None => {
+                let (memory, _) = core.allocate_run(mm, bytes, LINE)?;
+                core.count_run(bytes.max(1), 0);
+                memory
+            }
+        };
+        // SAFETY: it has so many bytes, and nobody else knows it.
+        unsafe { memory.write_bytes(0, bytes) };
+        NonNull::new(memory)
+    }
+
+    unsafe fn give_back(&self, memory: NonNull<u8>, _bytes: usize) {
+        let (core, mm) = (self.core(), self.mm());
+        match core.class_of(memory.as_ptr(), "free") {
+            Class::NONE => {
+                let bytes = core.free_run(memory.as_ptr());
+                core.count_run(0, bytes);
+            }
+            class => {
+                // It is marked as allocated, and is to be put away.
+                if core.objects.disown(memory.as_ptr()) {
+                    core.objects.free(&mm.hot, class, memory.as_ptr());
+                }
+            }
+        }
+    }
+
+    fn mark(&self, shrinker: u64, seat: Seat, node: usize) {
+        if let Some(reclaim) = self.core().reclaim.get() {
+            reclaim.shrinkers.mark(self, ShrinkerId::from_bits(shrinker), seat.slot, node as u32);
+        }
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// The manager's shrinkers and reclaim, which are made where there are none yet, with its groups.
+    ///
+    /// # Errors
+    /// [`NotDone::NoMemory`].
+    pub fn reclaiming(&self) -> Result<Reclaiming<'_, P>, NotDone> {
+        if let Some(reclaiming) = self.reclaiming_if_made() {
+            return Ok(reclaiming);
+        }
+        let grouped = self.groups().map_err(|_| NotDone::NoMemory)?;
+        let core = self.core().ok_or(NotDone::NoMemory)?;
+        let (_, source) = grouped.parts();
+        // Not inside the gate, which making them passes.
+        let mut made = Some(Shrinkers::open(source)?);
+        let reclaim =
+            source.inside(|| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(NotDone::NoMemory)))?;
+        if let Some(second) = made {
+            // SAFETY: somebody else was first, and nobody has seen these.
+            unsafe { second.close(source) };
+        }
+        Ok(Reclaiming { grouped, reclaim })
+    }
+
+    /// The same, if anybody has asked for it before.
+    #[inline]
+    pub fn reclaiming_if_made(&self) -> Option<Reclaiming<'_, P>> {
+        let reclaim = self.core_if_open()?.reclaim.get()?;
+        Some(Reclaiming { grouped: self.groups_if_made()?, reclaim })
+    }
+}
+
+impl<'m, P: Platform> Reclaiming<'m, P> {
+    fn source(&self) -> &Source<'m, P> {
+        self.grouped.source()
+    }
+
+    fn groups(&self) -> &'m Groups {
+        self.grouped.groups()
+    }
+
+    pub(crate) fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.source().inside(body)
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.source().platform().now()
+    }
+
+    pub(crate) fn used(&self, group: GroupId) -> Option<u64> {
+        self.grouped.used(group).ok()
+    }
+
+    pub(crate) fn info(&self, group: GroupId) -> Option<Info> {
+        self.grouped.info(group).ok()
+    }
+
+    pub(crate) fn drain(&self, group: GroupId) {
+        self.grouped.drain(group);
+    }
+
+    /// Whether a group, or one above it, is beyond its `high`.
+    pub(crate) fn is_above_high(&self, group: GroupId) -> bool {
+        let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
+        chain.into_iter().any(|info| info.charged > info.bounds[Bound::High as usize])
+    }
+
+    /// Whether anything was ever registered or marked: otherwise there is nobody to ask.
+    pub(crate) fn is_anybody_there(&self) -> bool {
+        let nodes = self.source().platform().nodes() as u32;
+        (0..nodes).any(|node| self.reclaim.shrinkers.next_with_anything(node, 0).is_some())
+    }
+
+    /// [`Shrinkers::prepare`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn prepare(&self, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+        // SAFETY: as the caller promises.
+        unsafe { self.reclaim.shrinkers.prepare(self.source(), spec) }
+    }
+
+    /// [`Shrinkers::start`]; and makes the threads that run callbacks, and watch over them, where it can.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start(&self, id: ShrinkerId) -> Result<(), NotDone> {
+        self.reclaim.shrinkers.start(self.source(), id)?;
+        let source = self.source();
+        source.want_thread();
+        source.core().has_reclaimer(source.mm(), self.reclaim);
+        Ok(())
+    }
+
+    /// [`Shrinkers::unregister`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unregister(&self, id: ShrinkerId) -> Result<Unregistered, NotDone> {
+        self.reclaim.shrinkers.unregister(self.source(), id).inspect(|_| self.reclaim.lanes.forget(id.to_bits()))
+    }
+
+    /// [`Shrinkers::synchronize`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn synchronize(&self) -> Result<(), NotDone> {
+        self.reclaim.shrinkers.synchronize(self.source())
+    }
+
+    /// [`Shrinkers::mark`] by group, or its heir; `false` if it has none.
+    pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
+        self.inside(|| {
+            let reading = self.groups().reading();
+            let seat = self.groups().seat(&reading, group);
+            seat.inspect(|seat| self.reclaim.shrinkers.mark(self.source(), id, seat.slot, node)).is_some()
+        })
+    }
+
+    /// [`Shrinkers::each`].
+    pub fn each(&self, each: impl FnMut(&Report)) {
+        self.reclaim.shrinkers.each(self.source(), each);
+    }
+
+    /// What is known of the shrinkers that were blamed.
+    pub fn each_culprit(&self, each: impl FnMut(Culprit)) {
+        self.reclaim.lanes.each_culprit(each);
+    }
+
+    /// Calls `each` with the groups that a shrinker may have something of, with the node, and what is deferred there.
+    pub(crate) fn each_place(&self, report: &Report, mut each: impl FnMut(GroupId, u32, u64)) {
+        let (shrinkers, nodes) = (&self.reclaim.shrinkers, self.source().platform().nodes() as u32);
+        for node in 0..if report.by_node { nodes } else { 1 } {
+            let mut from = 0;
+            while let Some(slot) = shrinkers.next_with_anything(node, from) {
+                from = slot + 1;
+                if shrinkers.is_marked(report.id, slot, node)
+                    && let Some(standing) = self.groups().standing(self.source(), slot, GroupId::ROOT)
+                {
+                    each(standing.id, node, shrinkers.deferred(report.id, slot, node));
+                }
+            }
+        }
+    }
+
+    /// Reclaimers, those that do not come back, waits for them, and those in vain.
+    pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
+        self.reclaim.threads()
+    }
+
+    /// [`Passes::counts`](neap_reclaim::reclaim::Passes::counts).
+    pub fn passes(&self) -> [[u64; 5]; 2] {
+        self.reclaim.passes.counts()
+    }
+
+    /// How often shrinkers were blamed so far, by [`Verdict`].
+    pub fn blames(&self) -> [u32; Verdict::ALL.len()] {
+        self.reclaim.lanes.counts()
+    }
+
+    /// Blames a shrinker, which is not asked for some time then; `stuck`: until it comes back.
+    pub(crate) fn blame(&self, shrinker: u64, verdict: Verdict, stuck: bool) {
+        let mut name = None;
+        self.each(|report| {
+            if report.id.to_bits() == shrinker {
+                name = Some(report.name);
+            }
+        });
+        let name = name.as_ref().map_or("(unregistered)", |name| name.as_str());
+        self.inside(|| self.reclaim.lanes.blame(shrinker, name, verdict, clock::precise(), stuck));
+    }
+
+    /// The same for one that panicked, by who caught it.
+    pub fn has_panicked(&self, id: ShrinkerId) {
+        self.blame(id.to_bits(), Verdict::Panicked, false);
+    }
+
+    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
+    /// that they take. Inside a callback it does nothing.
+    pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
+        let ask = Ask { top: group, bytes, deadline, background: false };
+        let (got, _) = self.run(&ask, Runner { reclaimer: 0, inline_only: false });
+        self.drain(group);
+        got
+    }
+
+    /// Has a shrinker look at so many objects of a group on a node; callbacks run in this thread. `None`: there is no such shrinker, or it is
+    /// not to be asked now.
+    pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
+        self.scan_as(0, id, group, node, objects).map(|(visited, _)| visited)
+    }
+
+    /// The same by the reclaimer of a number; and whether it was written off meanwhile.
+    pub(crate) fn scan_as(
+        &self,
+        reclaimer: u32,
+        id: ShrinkerId,
+        group: GroupId,
+        node: u32,
+        objects: u64,
+    ) -> Option<(Visited, bool)> {
+        let lane = self.reclaim.lanes.enter(reclaimer)?;
+        let watch = Watch::new(self, &lane, u64::MAX);
+        let visited = self.reclaim.shrinkers.scan(self.source(), &watch, id, group, node, objects)?;
+        Some((visited, watch.is_written_off.get()))
+    }
+
+    /// How many objects a shrinker says that it has of a group on a node.
+    pub fn count(&self, id: ShrinkerId, group: GroupId, node: u32) -> Option<u64> {
+        self.count_as(0, id, group, node).map(|(objects, _)| objects)
+    }
+
+    /// The same by the reclaimer of a number; and whether it was written off meanwhile.
+    pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<(u64, bool)> {
+        let lane = self.reclaim.lanes.enter(reclaimer)?;
+        let watch = Watch::new(self, &lane, u64::MAX);
+        let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
+        Some((objects, watch.is_written_off.get()))
+    }
+
+    /// Calls `each` with who would pay if a group were asked for so many bytes, and how much: in proportion to what each group has beyond what is
+    /// protected, of those that say that they have something. Counts, and frees nothing; callbacks run in this thread.
+    pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
+        let domain = self.domain(top, 0);
+        let mut whole = 0_u64;
+        self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
+        self.each_payer(&domain, top, |payment| {
+            let share = u128::from(payment.bytes) * u128::from(bytes.min(whole)) / u128::from(whole.max(1));
+            each(Payment { bytes: share as u64, ..payment });
+        });
+    }
+
+    /// The groups that have something, with all that each could pay.
+    fn each_payer(&self, domain: &Ground<'_, 'm, P>, top: GroupId, mut each: impl FnMut(Payment)) {
+        let mut from = 0;
+        while let Some(slot) = (0..domain.nodes()).filter_map(|node| domain.next(top, node, from)).min() {
+            from = slot + 1;
+            let Some(standing) = domain.standing(slot, top) else { continue };
+            let Ok(Press { share, .. }) = press(&standing, 0, FIRST_PRIORITY, Grip::Fair) else { continue };
+            let mut objects = 0_u64;
+            self.each(|report| {
+                let nodes = if report.by_node { domain.nodes() as u32 } else { 1 };
+                let marked = (0..nodes).filter(|&node| self.reclaim.shrinkers.is_marked(report.id, slot, node));
+                objects = marked
+                    .filter_map(|node| self.count(report.id, standing.id, node))
+                    .fold(objects, u64::saturating_add);
+            });
+            if objects > 0 {
+                let bytes = u128::from(standing.own) * u128::from(share) / u128::from(WHOLE);
+                each(Payment { group: standing.id, objects, bytes: bytes as u64 });
+            }
+        }
+    }
+
+    fn domain(&self, top: GroupId, background: u32) -> Ground<'_, 'm, P> {
+        let is_leaf = self.info(top).is_some_and(|info| info.children == 0);
+        let seat = || {
+            self.inside(|| {
+                let reading = self.groups().reading();
+                self.groups().seat(&reading, top)
+            })
+        };
+        let leaf = if is_leaf { seat().map(|seat| seat.slot) } else { None };
+        Ground {
+            reclaiming: self,
+            watch: None,
+            leaf,
+            inline_only: false,
+            is_budget: background > 0,
+            looked: Cell::new(0),
+            enough: Cell::new(false),
+        }
+    }
+
+    /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
+    pub(crate) fn run(&self, ask: &Ask, runner: Runner) -> (Got, bool) {
+        let Some(lane) = self.reclaim.lanes.enter(runner.reclaimer) else { return (Got::default(), false) };
+        let watch = Watch::new(self, &lane, ask.deadline);
+        let mut domain = self.domain(ask.top, u32::from(ask.background));
+        (domain.watch, domain.inline_only) = (Some(&watch), runner.inline_only);
+        let got = self.reclaim.passes.run(&domain, ask);
+        (got, watch.is_written_off.get())
+    }
+
+    /// # Safety
+    /// As for [`Shrinkers::close`].
+    pub(crate) unsafe fn close(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { self.reclaim.shrinkers.close(self.source()) };
+    }
+
+    /// In a forked child.
+    ///
+    /// # Safety
+    /// As for [`Shrinkers::forget_others`].
+    pub(crate) unsafe fn forget_others(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { self.reclaim.shrinkers.forget_others(self.source()) };
+        self.inside(|| self.reclaim.forget_others());
+    }
+}
+
+/// Who would pay how much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Payment {
+    /// The group.
+    pub group: GroupId,
+    /// Objects that its shrinkers say they have.
+    pub objects: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Watches over callbacks of one pass.
+struct Watch<'w, 'm, P: Platform> {
+    reclaiming: &'w Reclaiming<'m, P>,
+    lane: &'w Lane<'w>,
+    deadline: u64,
+    is_written_off: Cell<bool>,
+    counted: Cell<u64>,
+}
+
+impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
+    fn new(reclaiming: &'w Reclaiming<'m, P>, lane: &'w Lane<'w>, deadline: u64) -> Self {
+        Watch { reclaiming, lane, deadline, is_written_off: Cell::new(false), counted: Cell::new(0) }
+    }
+}
+
+impl<P: Platform> Caller for Watch<'_, '_, P> {
+    fn began(&self, id: ShrinkerId) -> bool {
+        let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
+        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), clock::precise())
+    }
+
+    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
+        let (took, is_written_off) = self.lane.ended(clock::precise());
+        if is_written_off {
+            self.is_written_off.set(true);
+        } else if took > BUDGET {
+            self.reclaiming.blame(id.to_bits(), Verdict::Overran, false);
+        }
+        let is_count = asked.to_scan == 0;
+        let objects = if answer >= EMPTY { 0 } else { answer };
+        // More than it was asked for, and more than it has just said that it has, nobody can have freed.
+        let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
+        if is_count {
+            self.counted.set(objects);
+        }
+        if answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD) {
+            self.reclaiming.blame(id.to_bits(), Verdict::Lied, false);
+        }
+        took
+    }
+}
+
+/// What a pass goes through.
+struct Ground<'g, 'm, P: Platform> {
+    reclaiming: &'g Reclaiming<'m, P>,
+    watch: Option<&'g Watch<'g, 'm, P>>,
+    /// The slot of the one group that there is.
+    leaf: Option<u32>,
+    inline_only: bool,
+    /// It is for the budget, and ends when enough of that is free.
+    is_budget: bool,
+    /// When that was last looked at, and what was seen.
+    looked: Cell<u64>,
+    enough: Cell<bool>,
+}
+
+impl<P: Platform> Domain for Ground<'_, '_, P> {
+    fn nodes(&self) -> usize {
+        self.reclaiming.source().platform().nodes()
+    }
+
+    fn now(&self) -> u64 {
+        self.reclaiming.now()
+    }
+
+    fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
+        let (shrinkers, groups) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.groups());
+        if let Some(leaf) = self.leaf {
+            return (from <= leaf && shrinkers.next_with_anything(node as u32, leaf) == Some(leaf)).then_some(leaf);
+        }
+        let mut slot = shrinkers.next_with_anything(node as u32, from)?;
+        if top == GroupId::ROOT {
+            return Some(slot);
+        }
+        self.reclaiming.inside(|| {
+            let reading = groups.reading();
+            let top = groups.seat(&reading, top)?;
+            loop {
+                let above = core::iter::successors(Some(slot), |&slot| Some(groups.parent_of(slot)?.slot));
+                if above.into_iter().any(|slot| slot == top.slot) {
+                    return Some(slot);
+                }
+                slot = shrinkers.next_with_anything(node as u32, slot + 1)?;
+            }
+        })
+    }
+
+    fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+        self.reclaiming.groups().standing(self.reclaiming.source(), slot, top)
+    }
+
+    fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
+        let Some(watch) = self.watch else { return Given::default() };
+        let press = Press { inline_only: self.inline_only, ..press };
+        let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
+        let Visited { scanned, freed, freed_bytes, .. } =
+            shrinkers.visit(source, watch, group, slot, node as u32, press);
+        self.enough.set(self.enough.get() && freed == 0);
+        Given { scanned, freed, bytes: freed_bytes }
+    }
+
+    fn used(&self, top: GroupId) -> [u64; 2] {
+        let core = self.reclaiming.source().core();
+        // Of what is charged to nobody, it is known how many pages are in use.
+        let pages = if top == GroupId::ROOT { core.pages_in_use() } else { 0 };
+        [self.reclaiming.used(top).unwrap_or(0), pages]
+    }
+
+    fn tell(&self, group: GroupId, event: Event) {
+        self.reclaiming.groups().happened(self.reclaiming.source(), group, event);
+    }
+
+    fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level> {
+        self.reclaiming.inside(|| levels.note(group, scanned, freed))
+    }
+
+    fn has_enough(&self) -> bool {
+        if self.watch.is_some_and(|watch| watch.is_written_off.get()) {
+            return true;
+        }
+        if !self.is_budget || self.enough.get() {
+            return self.is_budget;
+        }
+        let now = clock::precise();
+        if now.saturating_sub(self.looked.get()) >= LOOK {
+            self.looked.set(now);
+            let core = self.reclaiming.source().core();
+            self.enough.set(self.reclaiming.inside(|| core.has_free_pages()));
+        }
+        self.enough.get()
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Bytes of pages that are handed out.
+    fn pages_in_use(&self) -> u64 {
+        u64::from(self.objects.pages.statistics().used) * self.objects.pages.page_size() as u64
+    }
+
+    /// Whether as much of the budget is free as background reclaim stops at, once nothing is cached. Inside the gate.
+    fn has_free_pages(&self) -> bool {
+        self.drain_everything();
+        self.objects.pages.free_pages() > u64::from(self.objects.pages.statistics().watermarks.high)
+    }
+}

@@ -1,0 +1,140 @@
+//! What another process is told about shrinkers: numbers, as words in the page of numbers.
+//!
+//! Sits between a request ([`requests`](crate::requests)) and the registry, whose lock is not taken: a shrinker that is being unregistered waits for no
+//! report. It is gathered on the stack, outside the gate, and copied then. A report begins at the index that was asked for; many shrinkers
+//! take several. Nothing is allocated, and no callback is called: who wants to know how much there is asks for that by itself.
+//!
+//! A report, in words of 64 bits: whether there are shrinkers; entries in this report; the index to ask for next, all bits set if there is none;
+//! reclaimer threads, and those that do not come back; waits for them, and those in vain; of direct, then of background passes how many,
+//! groups asked, objects looked at, objects freed, bytes; how often shrinkers were blamed, by [`Verdict`]. Then for each shrinker its id; flags
+//! (1: by node, 2: by group, 4: inline, 8: it is gone, and was blamed); seeks; batch; calls; objects looked at, and freed; nanoseconds;
+//! how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it does not come back; how long its name is, and the name; how many
+//! groups follow, and for each its id, the node, and what is deferred.
+
+use crate::reclaiming::Reclaiming;
+use neap_base::Platform;
+use neap_groups::{GroupId, LONGEST_NAME};
+use neap_os::clock;
+use neap_reclaim::Report;
+use neap_reclaim::reclaim::{Culprit, Verdict};
+
+/// Words before the entries.
+pub const HEAD: usize = 17 + Verdict::ALL.len();
+/// Words of a shrinker, without groups, and of each of these.
+pub const SHRINKER: usize = 11 + Verdict::ALL.len() + LONGEST_NAME / 8;
+/// See [`SHRINKER`].
+pub const PLACE: usize = 3;
+/// Groups of a shrinker that are told.
+pub const MOST_PLACES: usize = 16;
+/// Words of a report.
+pub(crate) const WORDS: usize = 512;
+
+/// The flags.
+pub const BY_NODE: u64 = 1;
+/// See [`BY_NODE`].
+pub const BY_GROUP: u64 = 2;
+/// See [`BY_NODE`].
+pub const INLINE: u64 = 4;
+/// See [`BY_NODE`].
+pub const GONE: u64 = 8;
+
+/// Words, one behind the other. Those beyond the end are lost.
+struct Draft<'w>(&'w mut [u64; WORDS], usize);
+
+impl Draft<'_> {
+    fn write(&mut self, words: impl IntoIterator<Item = u64>) {
+        for word in words {
+            self.0.get_mut(self.1).into_iter().for_each(|place| *place = word);
+            self.1 += 1;
+        }
+    }
+
+    fn write_name(&mut self, name: &str) {
+        let mut padded = [0; LONGEST_NAME];
+        let length = name.len().min(LONGEST_NAME);
+        padded[..length].copy_from_slice(&name.as_bytes()[..length]);
+        self.write([length as u64]);
+        self.write(padded.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())));
+    }
+
+    fn has_room(&self) -> bool {
+        self.1 + SHRINKER + PLACE * MOST_PLACES <= WORDS
+    }
+}
+
+/// Gathers a report on the shrinkers from index `from` on. Outside the gate.
+pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    let Some(reclaiming) = reclaiming else { return words };
+    let mut draft = Draft(&mut words, HEAD);
+    let (mut entries, mut next) = (0, u64::MAX);
+    let now = clock::precise();
+    reclaiming.each(|report| {
+        let index = report.id.index();
+        if index < from || next != u64::MAX {
+            return;
+        }
+        if !draft.has_room() {
+            next = index.into();
+            return;
+        }
+        let blamed = culprit(&reclaiming, |culprit| culprit.shrinker == report.id.to_bits());
+        write_shrinker(&mut draft, report, blamed, now);
+        write_places(&mut draft, &reclaiming, report);
+        entries += 1;
+    });
+    if next == u64::MAX {
+        // Those that are gone, as far as there is room.
+        reclaiming.each_culprit(|gone| {
+            let mut is_there = false;
+            reclaiming.each(|report| is_there |= report.id.to_bits() == gone.shrinker);
+            if !is_there && draft.has_room() {
+                draft.write([gone.shrinker, GONE, 0, 0, 0, 0, 0, 0]);
+                draft.write(gone.counts.map(u64::from));
+                draft.write([0]);
+                draft.write_name(gone.name());
+                draft.write([0]);
+                entries += 1;
+            }
+        });
+    }
+    let (threads, lost, waits, late) = reclaiming.threads();
+    let mut head = Draft(&mut words, 0);
+    head.write([1, entries, next, threads.into(), lost.into(), waits, late]);
+    head.write(reclaiming.passes().into_iter().flatten());
+    head.write(reclaiming.blames().map(u64::from));
+    words
+}
+
+fn culprit<P: Platform>(reclaiming: &Reclaiming<'_, P>, is_it: impl Fn(&Culprit) -> bool) -> Option<Culprit> {
+    let mut found = None;
+    reclaiming.each_culprit(|culprit| found = found.or(Some(culprit).filter(&is_it)));
+    found
+}
+
+fn write_shrinker(draft: &mut Draft<'_>, report: &Report, blamed: Option<Culprit>, now: u64) {
+    let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+    let flags = flag(report.by_node, BY_NODE) | flag(report.by_group, BY_GROUP) | flag(report.inline, INLINE);
+    draft.write([report.id.to_bits(), flags, report.seeks.into(), report.batch, report.calls]);
+    draft.write([report.scanned, report.freed, report.nanoseconds]);
+    draft.write(blamed.map_or([0; Verdict::ALL.len()], |culprit| culprit.counts).map(u64::from));
+    let barred = match blamed.map_or(0, |culprit| culprit.until) {
+        u64::MAX => 2,
+        until => u64::from(until > now),
+    };
+    draft.write([barred]);
+    draft.write_name(report.name.as_str());
+}
+
+fn write_places<P: Platform>(draft: &mut Draft<'_>, reclaiming: &Reclaiming<'_, P>, report: &Report) {
+    let count = draft.1;
+    draft.write([0]);
+    let mut places = 0;
+    reclaiming.each_place(report, |group: GroupId, node, deferred| {
+        if places < MOST_PLACES {
+            draft.write([group.to_bits(), node.into(), deferred]);
+            places += 1;
+        }
+    });
+    draft.0[count] = places as u64;
+}

@@ -1,0 +1,204 @@
+//! LRU lists of the process: values by handle, from any thread, in groups that go, across forks.
+#![cfg(feature = "std")]
+
+use core::panic::AssertUnwindSafe;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use neap::groups::Group;
+use neap::lru::{Handle, LruList, Verdict};
+use neap::process::PROCESS;
+use std::panic::catch_unwind;
+use std::sync::Arc;
+
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+/// A value that says when it is dropped.
+#[derive(Debug)]
+struct Counted(u32, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Relaxed);
+    }
+}
+
+fn verify() {
+    PROCESS.verify(64).unwrap_or_else(|finding| panic!("{finding:?}"));
+}
+
+/// The values of a group, oldest first.
+fn all(list: &LruList<Counted>, group: Group) -> Vec<u32> {
+    let mut all = Vec::new();
+    let look = |value: &Counted| {
+        all.push(value.0);
+        Verdict::Skip
+    };
+    assert_eq!(list.walk(group, 0, usize::MAX, look, drop).removed, 0);
+    all
+}
+
+#[test]
+fn values_live_as_long_as_the_list_or_a_handle_has_them() {
+    let (dropped, group) = (Arc::new(AtomicUsize::new(0)), Group::create("lru/lives").unwrap());
+    let list = LruList::new().unwrap();
+    let handles: Vec<Handle<Counted>> =
+        (0..6).map(|number| list.add_on(group, 0, Counted(number, dropped.clone())).unwrap()).collect();
+    assert_eq!((list.count(group), all(&list, group)), (6, vec![0, 1, 2, 3, 4, 5]));
+    assert!(!list.add_again(group, 0, &handles[0]).unwrap(), "it is on it");
+    assert!(list.remove(&handles[0]) && !list.remove(&handles[0]) && list.add_again(group, 0, &handles[0]).unwrap());
+    assert_eq!(all(&list, group), [1, 2, 3, 4, 5, 0]);
+    let other = LruList::<Counted>::new().unwrap();
+    assert!(!other.remove(&handles[1]) && !other.add_again(group, 0, &handles[1]).unwrap(), "it is another list's");
+    // Functions that walks call may do anything, also with what the walk has in hands.
+    let mut evicted = Vec::new();
+    let walked = list.walk(
+        group,
+        0,
+        100,
+        |value| match value.0 {
+            1 => {
+                assert!(list.remove(&handles[1]) && list.remove(&handles[3]) && list.remove(&handles[0]));
+                drop(vec![0_u8; 1 << 20]);
+                Verdict::Removed
+            }
+            2 | 5 => Verdict::Skip,
+            4 => Verdict::Rotate,
+            _ => Verdict::Removed,
+        },
+        |handle| evicted.push(handle.0),
+    );
+    assert_eq!((walked.scanned, walked.removed, evicted), (6, 0, vec![]), "all that was to go was removed before");
+    assert_eq!(all(&list, group), [2, 5, 4]);
+    drop(handles);
+    assert_eq!(dropped.load(Relaxed), 3);
+    let walked = list.walk(group, 0, 1, |_| Verdict::Removed, |handle| assert_eq!(handle.0, 2));
+    assert_eq!((walked.removed, dropped.load(Relaxed)), (1, 4));
+    // What is on a list goes with it, and what the group had is its parent's before.
+    group.delete().unwrap();
+    assert_eq!((list.count(group), all(&list, Group::find("lru").unwrap())), (0, vec![5, 4]));
+    verify();
+    drop(list);
+    assert_eq!(dropped.load(Relaxed), 6);
+    verify();
+}
+
+#[test]
+fn a_function_that_panics_loses_nothing() {
+    let (dropped, group) = (Arc::new(AtomicUsize::new(0)), Group::create("panics").unwrap());
+    let list = LruList::new().unwrap();
+    (0..5).for_each(|number| drop(list.add_on(group, 0, Counted(number, dropped.clone())).unwrap()));
+    let decide = |value: &Counted| match value.0 {
+        0 => Verdict::Removed,
+        1 => Verdict::Skip,
+        2 => panic!("in the middle"),
+        _ => Verdict::Stop,
+    };
+    let panicked = catch_unwind(AssertUnwindSafe(|| list.walk(group, 0, 10, decide, drop)));
+    assert!(panicked.is_err());
+    assert_eq!((dropped.load(Relaxed), list.count(group)), (1, 4));
+    let mut left = all(&list, group);
+    left.sort_unstable();
+    assert_eq!(left, [1, 2, 3, 4]);
+    let stopped = list.walk(group, 0, 10, |value| if value.0 > 2 { Verdict::Stop } else { Verdict::Skip }, drop);
+    assert!(stopped.stopped && stopped.removed == 0 && list.count(group) == 4);
+    drop(list);
+    assert_eq!(dropped.load(Relaxed), 5);
+}
+
+/// Threads add, remove and walk while groups come and go: each value is dropped once.
+#[test]
+fn threads_share_a_list_while_groups_go() {
+    const EACH: u32 = 2000;
+    let (dropped, over) = (Arc::new(AtomicUsize::new(0)), AtomicBool::new(false));
+    let (list, evicted) = (LruList::new().unwrap(), AtomicUsize::new(0));
+    let tenants = Group::create("sharing").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0.. {
+                if over.load(Relaxed) {
+                    break;
+                }
+                let group = Group::create(&format!("sharing/{round}")).unwrap();
+                list.walk(tenants, 0, 64, |_| Verdict::Rotate, drop);
+                group.delete().unwrap();
+                PROCESS.tick(0);
+            }
+        });
+        let workers: Vec<_> = (0..4_u32)
+            .map(|thread| {
+                let (list, dropped, evicted) = (&list, dropped.clone(), &evicted);
+                scope.spawn(move || {
+                    let mut handles = Vec::new();
+                    for number in 0..EACH {
+                        let group = tenants.children().next().unwrap_or(tenants);
+                        // It may have gone meanwhile, and nobody is known to be its heir.
+                        match list.add_on(group, 0, Counted(number, dropped.clone())) {
+                            Ok(handle) => handles.push(handle),
+                            Err(_) => continue,
+                        }
+                        if number % 3 == thread % 3 {
+                            list.remove(&handles.swap_remove(number as usize % handles.len()));
+                        }
+                        if number % 16 == 0 {
+                            let verdict = |value: &Counted| [Verdict::Removed, Verdict::Skip][value.0 as usize % 2];
+                            list.walk(tenants, 0, 8, verdict, |_| _ = evicted.fetch_add(1, Relaxed));
+                        }
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        over.store(true, Relaxed);
+    });
+    verify();
+    drop(list);
+    assert!(evicted.load(Relaxed) > 0);
+    assert_eq!(dropped.load(Relaxed), 4 * EACH as usize, "each value is dropped once");
+    verify();
+}
+
+/// Forks while other threads are in lists: the child finds none of their locks held, and every list in order.
+#[test]
+fn a_child_finds_lists_in_order() {
+    let list = LruList::new().unwrap();
+    let group = Group::create("forks").unwrap();
+    let kept: Vec<_> = (0..100_u32).map(|number| list.add_on(group, 0, number).unwrap()).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    let handle = list.add_on(group, 0, 1000).unwrap();
+                    assert!(list.remove(&handle));
+                    let below = Group::create(&format!("forks/{:?}", std::thread::current().id())).unwrap();
+                    drop(list.add_on(below, 0, 2000).unwrap());
+                    below.delete().unwrap();
+                    list.walk(group, 0, 1, |value| if *value == 2000 { Verdict::Removed } else { Verdict::Skip }, drop);
+                }
+            });
+        }
+        for _ in 0..12 {
+            // SAFETY: the child calls nothing but what it may, and ends.
+            match unsafe { libc::fork() } {
+                0 => {
+                    let in_order = PROCESS.verify(64).is_ok();
+                    // Some may be in hands of walks, which are no more.
+                    let removed = kept.iter().filter(|handle| list.remove(handle)).count();
+                    let handle = list.add_on(group, 0, 7);
+                    let is_good = in_order && removed == kept.len() && handle.is_ok_and(|handle| list.remove(&handle));
+                    // SAFETY: nothing of the parent's is ended.
+                    unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
+                }
+                child => {
+                    assert!(child > 0);
+                    let mut status = 0;
+                    // SAFETY: the place is this function's.
+                    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                    assert_eq!(status, 0, "the child found something else");
+                }
+            }
+        }
+        over.store(true, Relaxed);
+    });
+    assert_eq!(kept.iter().filter(|handle| list.remove(handle)).count(), 100);
+}

@@ -1,0 +1,393 @@
+//! Reclaim in a process: caches that shrink at limits, and callbacks that behave badly.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::time::Duration;
+use neap::groups::{Bound, Charge, Event, Group};
+use neap::process::PROCESS;
+use neap::reclaim::{self, NotDone, Shrinker, Verdict};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+const OBJECT: u64 = 64 << 10;
+
+/// A cache whose objects are charged to a group.
+struct Cache {
+    objects: Arc<Mutex<HashMap<u64, Charge>>>,
+    group: Group,
+    next: AtomicU64,
+    _shrinker: Shrinker,
+}
+
+impl Cache {
+    fn new(name: &str, group: Group) -> Cache {
+        let objects = Arc::new(Mutex::new(HashMap::new()));
+        let (counted, shrunk) = (objects.clone(), objects.clone());
+        let count = move || {
+            counted
+                .try_lock()
+                .map_or(0, |objects: std::sync::MutexGuard<'_, HashMap<u64, Charge>>| objects.len() as u64)
+        };
+        let evict = move |wanted| evict(&shrunk, wanted);
+        let shrinker = Shrinker::named(name).group(group).batch(4).register(count, evict).unwrap();
+        Cache { objects, group, next: AtomicU64::new(0), _shrinker: shrinker }
+    }
+
+    /// Whether there was room.
+    fn insert(&self) -> bool {
+        let Ok(charge) = self.group.charge(OBJECT) else { return false };
+        self.objects.lock().unwrap().insert(self.next.fetch_add(1, Relaxed), charge);
+        true
+    }
+
+    fn len(&self) -> u64 {
+        self.objects.lock().unwrap().len() as u64
+    }
+}
+
+fn evict(objects: &Mutex<HashMap<u64, Charge>>, wanted: u64) -> u64 {
+    let Ok(mut objects) = objects.try_lock() else { return 0 };
+    let keys: Vec<u64> = objects.keys().copied().take(wanted as usize).collect();
+    keys.iter().filter(|key| objects.remove(key).is_some()).count() as u64
+}
+
+fn culprit(name: &str) -> Option<reclaim::Culprit> {
+    let mut found = None;
+    reclaim::each_culprit(|culprit| found = found.or((culprit.name() == name).then_some(culprit)));
+    found
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < end, "{what} does not come true");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
+    let group = Group::create("shrinks/a").unwrap();
+    group.set(Bound::Max, 64 * OBJECT).unwrap();
+    let cache = Cache::new("shrinks", group);
+    for _ in 0..1000 {
+        assert!(cache.insert());
+        assert!(group.info().unwrap().charged <= 64 * OBJECT);
+    }
+    assert!((32..=64).contains(&cache.len()), "{} are left", cache.len());
+    // The limit of a group above it asks it as well, and one that falls does at the next charge.
+    Group::find("shrinks").unwrap().set(Bound::Max, 16 * OBJECT).unwrap();
+    assert!(cache.insert() && cache.len() <= 16);
+    assert_eq!(group.info().unwrap().events[Event::Refused as usize], 0);
+}
+
+#[test]
+fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
+    let group = Group::create("high").unwrap();
+    group.set(Bound::High, 64 * OBJECT).unwrap();
+    let cache = Cache::new("high", group);
+    (0..2000).for_each(|_| assert!(cache.insert()));
+    assert!(cache.len() < 128, "{} are left", cache.len());
+}
+
+#[test]
+fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
+    let all = Group::create("tenants").unwrap();
+    let [protected, greedy] = ["tenants/protected", "tenants/greedy"].map(|path| Group::create(path).unwrap());
+    all.set(Bound::Max, 64 * OBJECT).unwrap();
+    protected.set(Bound::Low, 32 * OBJECT).unwrap();
+    let [first, second] = [("protected", protected), ("greedy", greedy)].map(|(name, group)| Cache::new(name, group));
+    (0..32).for_each(|_| assert!(first.insert()));
+    (0..1000).for_each(|_| assert!(second.insert()));
+    assert_eq!((first.len(), protected.info().unwrap().events[Event::Low as usize]), (32, 0));
+    assert!((8..=32).contains(&second.len()), "{} are left", second.len());
+    // Without others to take from, what `low` protects goes, and what `min` protects does not.
+    drop(second);
+    protected.set(Bound::Low, u64::MAX).unwrap();
+    all.set(Bound::Max, 16 * OBJECT).unwrap();
+    assert!(first.insert() && first.len() <= 16);
+    assert!(protected.info().unwrap().events[Event::Low as usize] > 0);
+    protected.set(Bound::Min, u64::MAX).unwrap();
+    let before = first.len();
+    all.set(Bound::Max, OBJECT).unwrap();
+    assert!(!first.insert() && first.len() == before);
+}
+
+#[test]
+fn reclaim_is_asked_for_and_says_beforehand_who_would_pay() {
+    let (group, other) = (Group::create("asked/a").unwrap(), Group::create("asked/b").unwrap());
+    let (cache, beside) = (Cache::new("asked", group), Cache::new("beside", other));
+    (0..300).for_each(|_| assert!(cache.insert()));
+    (0..100).for_each(|_| assert!(beside.insert()));
+    let mut payments = Vec::new();
+    reclaim::dry_run(Group::find("asked").unwrap(), 40 * OBJECT, |payment| payments.push(payment));
+    payments.sort_by_key(|payment| payment.bytes);
+    let objects: Vec<_> = payments.iter().map(|payment| (Group::from_id(payment.group), payment.objects)).collect();
+    assert_eq!(objects, [(other, 100), (group, 300)]);
+    let bytes: u64 = payments.iter().map(|payment| payment.bytes).sum();
+    assert!(bytes <= 40 * OBJECT && bytes + 2 >= 40 * OBJECT);
+    assert!(payments[1].bytes.abs_diff(30 * OBJECT) < OBJECT, "{payments:?}");
+    assert_eq!((cache.len(), beside.len()), (300, 100), "nothing was taken");
+    let got = reclaim::reclaim(group, 40 * OBJECT, Duration::from_secs(10));
+    assert!(got.bytes >= 40 * OBJECT && got.freed == 300 - cache.len() && beside.len() == 100, "{got:?}");
+}
+
+#[test]
+fn what_a_deleted_group_cached_its_parent_is_asked_for() {
+    let (above, group) = (Group::create("heir").unwrap(), Group::create("heir/gone").unwrap());
+    let cache = Cache::new("heir", group);
+    (0..32).for_each(|_| assert!(cache.insert()));
+    group.delete().unwrap();
+    above.set(Bound::Max, 32 * OBJECT).unwrap();
+    let more: Vec<_> = (0..8).map(|_| above.charge(OBJECT).unwrap()).collect();
+    assert!(cache.len() <= 32 - more.len() as u64);
+}
+
+#[test]
+fn pressure_is_told_up_the_tree() {
+    let (above, group) = (Group::create("pressure").unwrap(), Group::create("pressure/below").unwrap());
+    let count = |group: Group, event| group.info().unwrap().events[event as usize];
+    let cache = Cache::new("pressure", group);
+    (0..2000).for_each(|_| assert!(cache.insert()));
+    reclaim::reclaim(group, 1000 * OBJECT, Duration::from_secs(10));
+    assert!(count(above, Event::PressureLow) > 0 && count(above, Event::PressureCritical) == 0);
+    let useless = Shrinker::named("useless").group(group).batch(512).register(|| 100_000, |_| 0).unwrap();
+    reclaim::reclaim(group, u64::MAX, Duration::from_secs(10));
+    assert!(count(above, Event::PressureCritical) > 0);
+    drop(useless);
+}
+
+/// The thread that waits for memory holds the lock that the callback takes.
+#[test]
+fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim_goes_on() {
+    let group = Group::create("blocked").unwrap();
+    group.set(Bound::Max, 32 * OBJECT).unwrap();
+    let lock = Arc::new(Mutex::new(0_u64));
+    let (counted, taken) = (lock.clone(), lock.clone());
+    let bad = Shrinker::named("blocks on the lock")
+        .group(group)
+        .batch(1)
+        .register(move || *counted.lock().unwrap() + 1000, move |_| *taken.lock().unwrap())
+        .unwrap();
+    let good = Cache::new("beside it", group);
+    (0..32).for_each(|_| assert!(good.insert()));
+    let held = lock.lock().unwrap();
+    let refused = (0..64).filter(|_| !good.insert()).count();
+    assert!(refused < 64, "all of them");
+    until("the culprit is named", || {
+        culprit("blocks on the lock").is_some_and(|culprit| culprit.counts[Verdict::Overran as usize] > 0)
+    });
+    (0..64).for_each(|_| assert!(good.insert(), "nobody waits for the culprit any more"));
+    drop(held);
+    drop(bad);
+    assert!(group.info().unwrap().charged <= 32 * OBJECT);
+}
+
+#[test]
+fn panics_and_lies_are_counted_and_named_and_go_no_further() {
+    let group = Group::create("panics").unwrap();
+    let panics = Shrinker::named("panics").group(group).batch(1).register(|| 100, |_| panic!("in a callback")).unwrap();
+    let throws = Shrinker::named("throws at count").group(group).register(|| panic!("in a count"), |_| 0).unwrap();
+    let lies = Shrinker::named("lies").group(group).batch(1).register(|| 10, |_| u64::MAX / 2).unwrap();
+    let cache = Cache::new("honest", group);
+    (0..100).for_each(|_| assert!(cache.insert()));
+    reclaim::reclaim(group, u64::MAX, Duration::from_secs(10));
+    for (name, verdict) in
+        [("panics", Verdict::Panicked), ("throws at count", Verdict::Panicked), ("lies", Verdict::Lied)]
+    {
+        let counts = culprit(name).unwrap_or_else(|| panic!("{name} is not named")).counts;
+        assert_eq!(counts.iter().sum::<u32>(), 1, "barred from then on: {name} {counts:?}");
+        assert_eq!(counts[verdict as usize], 1, "{name}");
+    }
+    drop((panics, throws, lies));
+}
+
+/// S10.
+#[test]
+fn s10_a_callback_that_charges_or_asks_begins_no_second_reclaim() {
+    let group = Group::create("nested").unwrap();
+    group.set(Bound::Max, 8 * OBJECT).unwrap();
+    let (refused, asked) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (counts, asks) = (refused.clone(), asked.clone());
+    let shrinker = Shrinker::named("nested")
+        .group(group)
+        .batch(1)
+        .register(
+            || 1000,
+            move |_| {
+                counts.fetch_add(u64::from(group.charge(OBJECT).is_err()), Relaxed);
+                let got = reclaim::reclaim(group, OBJECT, Duration::from_secs(10));
+                asks.fetch_add(u64::from(got == reclaim::Got::default()), Relaxed);
+                assert_eq!(reclaim::synchronize(), Err(NotDone::InCallback));
+                let mut memory = Vec::with_capacity(1 << 20);
+                memory.push(0_u8);
+                core::hint::black_box(&memory);
+                0
+            },
+        )
+        .unwrap();
+    let full: Vec<_> = (0..8).map(|_| group.charge(OBJECT).unwrap()).collect();
+    assert!(group.charge(OBJECT).is_err());
+    assert!(refused.load(Relaxed) > 0 && asked.load(Relaxed) == refused.load(Relaxed));
+    drop((shrinker, full));
+}
+
+#[test]
+fn inline_charges_call_those_that_allow_it_in_their_own_thread() {
+    let group = Group::create("inline").unwrap();
+    group.set(Bound::Max, 8 * OBJECT).unwrap();
+    let objects = Arc::new(Mutex::new(HashMap::new()));
+    let (counted, shrunk, own) = (objects.clone(), objects.clone(), Arc::new(AtomicU64::new(0)));
+    let (calls, thread) = (own.clone(), std::thread::current().id());
+    let shrinker = Shrinker::named("inline")
+        .group(group)
+        .batch(1)
+        .inline(true)
+        .register(
+            move || counted.lock().unwrap().len() as u64,
+            move |wanted| {
+                calls.fetch_add(u64::from(std::thread::current().id() == thread), Relaxed);
+                evict(&shrunk, wanted)
+            },
+        )
+        .unwrap();
+    for key in 0..32 {
+        let charge = group.charge_inline(OBJECT).unwrap();
+        objects.lock().unwrap().insert(key, charge);
+    }
+    assert!(own.load(Relaxed) >= 24);
+    drop(shrinker);
+}
+
+#[test]
+fn a_child_asks_its_own_copy_of_a_cache() {
+    let group = Group::create("forked").unwrap();
+    group.set(Bound::Max, 32 * OBJECT).unwrap();
+    let cache = Cache::new("forked", group);
+    (0..64).for_each(|_| assert!(cache.insert()));
+    // SAFETY: the child charges, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let all = (0..64).all(|_| cache.insert());
+        // SAFETY: ends the child without anything of the parent's.
+        unsafe { libc::_exit(if all { 7 } else { 8 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this test's own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+    assert!(cache.insert());
+}
+
+/// Callbacks that block, lie, allocate, panic, unregister themselves and each other, charge their own group at its limit, and take a lock that threads hold
+/// which charge: nothing stops, no limit is exceeded, culprits are named.
+#[test]
+fn a_storm_of_bad_citizens_stops_nobody() {
+    const TENANTS: usize = 4;
+    let seconds = std::env::var("NEAP_STORM_SECONDS").map_or(5, |text| text.parse().unwrap());
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let groups: Vec<Group> = (0..TENANTS).map(|tenant| Group::create(&format!("storm/{tenant}")).unwrap()).collect();
+    let all = Group::find("storm").unwrap();
+    groups.iter().for_each(|group| _ = group.set(Bound::Max, 32 * OBJECT).unwrap());
+    all.set(Bound::Max, 96 * OBJECT).unwrap();
+    let caches: Vec<Cache> = groups.iter().map(|&group| Cache::new("good citizen", group)).collect();
+    let lock = Arc::new(Mutex::new(()));
+    let others: Arc<Mutex<Vec<Shrinker>>> = Arc::default();
+    let stop = AtomicBool::new(false);
+    let (inserted, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    let bad = |kind: u64, group: Group| -> Result<Shrinker, NotDone> {
+        let (lock, others) = (lock.clone(), others.clone());
+        let evict = move |wanted: u64| match kind {
+            0 => {
+                std::thread::sleep(Duration::from_millis(150));
+                0
+            }
+            1 => u64::MAX / 4,
+            2 => {
+                core::hint::black_box(vec![1_u8; 3 << 20]);
+                wanted
+            }
+            3 => panic!("a bad citizen"),
+            4 => {
+                // Unregisters others, perhaps itself, from within a callback.
+                let taken = others.try_lock().ok().and_then(|mut others| others.pop());
+                drop(taken);
+                0
+            }
+            5 => {
+                drop(group.charge(OBJECT));
+                0
+            }
+            6 => {
+                drop(lock.lock());
+                0
+            }
+            _ => neap::reclaim::STOP,
+        };
+        let names = ["blocks", "lies", "allocates", "panics", "unregisters", "charges", "takes the lock", "stops"];
+        Shrinker::named(names[kind as usize % 8]).group(group).batch(8).register(|| 1000, evict)
+    };
+    std::panic::set_hook(Box::new(|info| {
+        if info.payload().downcast_ref::<&str>().is_none_or(|text| *text != "a bad citizen") {
+            eprintln!("{info}");
+        }
+    }));
+    std::thread::scope(|scope| {
+        for (tenant, cache) in caches.iter().enumerate() {
+            for _ in 0..2 {
+                let (stop, inserted, refused, lock) = (&stop, &inserted, &refused, &lock);
+                scope.spawn(move || {
+                    let mut round = tenant as u64;
+                    while !stop.load(Relaxed) {
+                        round = round.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let held = (round >> 60 == 0).then(|| lock.lock().unwrap());
+                        let count = if cache.insert() { inserted } else { refused };
+                        count.fetch_add(1, Relaxed);
+                        drop(held);
+                        assert!(cache.group.info().unwrap().charged <= 32 * OBJECT);
+                    }
+                });
+            }
+        }
+        // They come and go.
+        scope.spawn(|| {
+            let mut round = 0;
+            while Instant::now() < end {
+                if let Ok(shrinker) = bad(round % 8, groups[round as usize / 8 % TENANTS]) {
+                    others.lock().unwrap().push(shrinker);
+                }
+                let oldest = {
+                    let mut others = others.lock().unwrap();
+                    (others.len() > 24).then(|| others.remove(0))
+                };
+                drop(oldest);
+                assert!(all.info().unwrap().charged <= 96 * OBJECT);
+                round += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            stop.store(true, Relaxed);
+        });
+    });
+    let _ = std::panic::take_hook();
+    let left = core::mem::take(&mut *others.lock().unwrap());
+    drop(left);
+    // Nothing is lost: what is charged is what is cached.
+    reclaim::synchronize().unwrap();
+    for cache in &caches {
+        assert_eq!(cache.group.used().unwrap(), cache.len() * OBJECT);
+    }
+    assert!(inserted.load(Relaxed) > 500, "{inserted:?} and {refused:?}");
+    let mut named = Vec::new();
+    reclaim::each_culprit(|culprit| named.push((culprit.name().to_string(), culprit.counts)));
+    let is_named = |name: &str, verdict: Verdict| {
+        named.iter().any(|(known, counts)| known == name && counts[verdict as usize] > 0)
+    };
+    assert!(is_named("panics", Verdict::Panicked) && is_named("lies", Verdict::Lied), "{named:?}");
+    assert!(is_named("blocks", Verdict::Overran), "{named:?}");
+    // And everybody is asked again.
+    let before = caches[0].len();
+    reclaim::reclaim(groups[0], u64::MAX, Duration::from_secs(10));
+    assert!(caches[0].len() < before);
+    println!("{inserted:?} objects, {refused:?} refused, {} culprits", named.len());
+    _ = PROCESS.tick(0);
+}
