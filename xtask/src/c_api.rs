@@ -25,6 +25,7 @@ const PROGRAMS: &[(&str, bool)] = &[
     ("examples/tenants.c", false),
     ("examples/caches.c", false),
     ("examples/waiting.c", false),
+    ("examples/shrinking.c", false),
 ];
 
 /// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.

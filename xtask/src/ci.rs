@@ -28,7 +28,8 @@ fn optimised(arguments: &[&str]) -> Result<()> {
 /// The crates' own tests. Those of what ships run by themselves, because in one invocation with the simulator they would test
 /// what the feature `lab` makes of it; what that feature adds is tested once more.
 fn units(report: &mut Report) {
-    let (mut ships, mut others) = (vec!["test"], vec!["test", "--workspace"]);
+    // With what only a program in Rust switches on.
+    let (mut ships, mut others) = (vec!["test", "--features", "neap/std"], vec!["test", "--workspace"]);
     for name in tidy::RING_0 {
         others.extend(["--exclude", name]);
         // That one has no tests, and a panic handler of its own.
@@ -70,7 +71,9 @@ type Step = (&'static str, fn() -> Result<Option<String>>);
 const STEPS: &[Step] = &[
     ("fmt", || cargo_step(&["fmt", "--all", "--check"]).map(|()| None)),
     ("tidy", || tidy::check().map(|()| None)),
-    ("clippy", || cargo_step(&["clippy", "--all-targets", "--", "-D", "warnings"]).map(|()| None)),
+    ("clippy", || {
+        cargo_step(&["clippy", "--all-targets", "--features", "neap/std", "--", "-D", "warnings"]).map(|()| None)
+    }),
     // By itself and optimised for the reasons given in build.rs: one set of features, and a panic that aborts.
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)

@@ -1,5 +1,5 @@
 /*
- * neap.h: per-CPU data that gives its pages back, and memory groups. C11 and C++17; `pkg-config --cflags --libs neap` to link.
+ * neap.h: per-CPU data that gives its pages back, memory groups, LRU lists, and caches that shrink. C11 and C++17; `pkg-config --cflags --libs neap` to link.
  *
  * Per-CPU data has one copy for each CPU that the machine may ever have, on cache lines of its own. What belongs together has an
  * owner, whose data shares pages with no other owner's as far as it can: so when an owner goes, pages go with it. What is freed is back
@@ -69,7 +69,11 @@ enum neap_error {
     /* Groups below it have to go first. */
     NEAP_E_CHILDREN = -13,
     /* It is no eventfd, or one without EFD_NONBLOCK. */
-    NEAP_E_EVENTFD = -14
+    NEAP_E_EVENTFD = -14,
+    /* There is no such shrinker, or it was ended. */
+    NEAP_E_SHRINKER = -15,
+    /* A shrinker's callback would wait for itself. */
+    NEAP_E_CALLBACK = -16
 };
 
 /* What an answer means, in a few words; never NULL. Signal-safe. */
@@ -334,6 +338,13 @@ typedef struct neap_group_info {
     uint64_t changed_events;
     /* Groups right below it. */
     uint64_t children;
+    /*
+     * How often, for it or one below it, memory was looked for and: there was enough; of what was looked at, less than two fifths was
+     * given; nearly nothing was.
+     */
+    uint64_t pressure_low_events;
+    uint64_t pressure_medium_events;
+    uint64_t pressure_critical_events;
 } neap_group_info;
 
 /*
@@ -427,9 +438,14 @@ typedef struct neap_refusal {
     uint64_t reserved[6];
 } neap_refusal;
 
-/* What becomes of a charge beyond a limit: it is refused, or granted and counted, for somebody who must not fail. */
+/*
+ * What becomes of a charge beyond a limit, once shrinkers have given what they can: it is refused, or granted and counted, for somebody
+ * who must not fail. NEAP_INLINE_CHARGE: refused, but shrinkers with NEAP_INLINE are called in this thread, which holds nothing that
+ * they wait for.
+ */
 #define NEAP_REFUSE 0u
 #define NEAP_OVERCHARGE 1u
+#define NEAP_INLINE_CHARGE 4u
 
 /*
  * Charges a group and all above it, and puts the charge into `charge`, over whatever is there. While the CPU has some in stock this
@@ -472,6 +488,10 @@ enum neap_event {
     NEAP_EVENT_REFUSED = 3,
     NEAP_EVENT_OVERCHARGED = 4,
     NEAP_EVENT_LIMIT_CHANGED = 5,
+    /* How hard it is to have memory of it, as reclaim finds. */
+    NEAP_EVENT_PRESSURE_LOW = 6,
+    NEAP_EVENT_PRESSURE_MEDIUM = 7,
+    NEAP_EVENT_PRESSURE_CRITICAL = 8,
     /* The group is gone: the last that is told. */
     NEAP_EVENT_GONE = -1
 };
@@ -504,6 +524,186 @@ int neap_group_subscribe_fd(neap_listener *listener, neap_group group, unsigned 
  * All zeroes then. NEAP_E_ARGUMENT: it has ended already.
  */
 int neap_group_unsubscribe(neap_listener *listener);
+
+/* ---- Shrinkers and reclaim ---- */
+
+/*
+ * A cache that can shrink: two functions, of which one says how many objects there are, and the other gives some of them up. They are
+ * called when the group that pays for the cache, or one above it, is at its limit; when the process is at its own; and by
+ * neap_reclaim. Within malloc and neap_group_charge neap's own threads call them, since the caller may hold the very lock that they
+ * take, and the caller waits 200 ms at most; they come into being with the first shrinker. A callback that has not come back after 100 ms,
+ * or answers what cannot be true, makes its shrinker one that is not called for a second, and for twice as long each further time.
+ */
+typedef uint64_t neap_shrinker;
+
+/* What a callback is asked. Not to be kept. */
+typedef struct neap_asked {
+    /* The group and the node whose objects are meant. */
+    neap_group group;
+    uint32_t node;
+    uint32_t reserved;
+    /* How many objects to look at; 0 for a count. */
+    uint64_t to_scan;
+    /* How many were: `to_scan`, unless the callback says otherwise. */
+    uint64_t scanned;
+    /* How many bytes were freed, if the callback says so. Of what is charged to groups it is known without that. */
+    uint64_t freed_bytes;
+} neap_asked;
+
+/* How many objects there are, about and at once; 0: none for now; NEAP_EMPTY: none until neap_shrinker_mark. */
+typedef uint64_t (*neap_count_fn)(void *data, const neap_asked *asked);
+/* Gives up so many objects, and answers how many it has; NEAP_STOP: it cannot, for now. */
+typedef uint64_t (*neap_scan_fn)(void *data, neap_asked *asked);
+/* Is called once, when nobody will ever call the others again: `data` can go. */
+typedef void (*neap_gone_fn)(void *data);
+
+#define NEAP_EMPTY (UINT64_MAX - 1)
+#define NEAP_STOP UINT64_MAX
+
+/* It knows nodes: it is called for each, and otherwise for node 0. */
+#define NEAP_BY_NODE 1u
+/* It knows groups: it is called for those that it has marked. */
+#define NEAP_BY_GROUP 2u
+/* It waits for nothing that a thread which charges may hold. */
+#define NEAP_INLINE 4u
+/* For `seeks`: objects cost nothing to make again. */
+#define NEAP_NO_SEEKS UINT32_MAX
+
+/* What is said of a cache. All zeroes first: later versions may have more at the end. */
+typedef struct neap_shrinker_spec {
+    /* 1 to 56 bytes, no '/'. */
+    const char *name;
+    neap_count_fn count;
+    neap_scan_fn scan;
+    /* May be NULL. */
+    neap_gone_fn gone;
+    /* What these get. They may be called by any thread, and by several at a time. */
+    void *data;
+    /* Who pays for what is cached, or its heir; 0: nobody, or several groups. */
+    neap_group group;
+    /* Objects to ask for at a time; 0: 128. Few where they are large. */
+    uint64_t batch;
+    /* What it costs to make an object again; 0: 2. */
+    uint32_t seeks;
+    /* NEAP_BY_NODE, NEAP_BY_GROUP, NEAP_INLINE. */
+    uint32_t flags;
+} neap_shrinker_spec;
+
+/*
+ * Registers a cache. `size`: of `spec`, sizeof(neap_shrinker_spec). NEAP_E_ARGUMENT, NEAP_E_NAME, NEAP_E_GROUP, NEAP_E_FULL, NEAP_E_MEMORY; `gone` is
+ * not called then.
+ */
+int neap_shrinker_register(neap_shrinker *shrinker, const neap_shrinker_spec *spec, size_t size);
+
+/*
+ * Ends it, from any thread, also in a callback: no call of it begins from now on. Waits for those that run, and for no others; 1: it is in
+ * a callback itself, does not wait, and `gone` is called when they have ended. The caller holds nothing that the callbacks take.
+ * NEAP_E_SHRINKER; NEAP_E_FENCE, and it goes on.
+ */
+int neap_shrinker_unregister(neap_shrinker shrinker);
+
+/*
+ * Says that a shrinker with NEAP_BY_GROUP may have something of a group, or its heir, on a node: when the first object is there,
+ * after `count` sees it. NEAP_E_GROUP. In callbacks, too.
+ */
+int neap_shrinker_mark(neap_shrinker shrinker, neap_group group, unsigned node);
+
+/* Waits for all callbacks that run at the moment. NEAP_E_CALLBACK: the caller is one; NEAP_E_FENCE. */
+int neap_shrinkers_synchronize(void);
+
+/* What came back. Later versions may have more at the end. */
+typedef struct neap_reclaimed {
+    uint64_t bytes;
+    /* Objects that callbacks looked at, and freed, as they said. */
+    uint64_t scanned;
+    uint64_t freed;
+    /* Not 0: the time was over. */
+    uint64_t late;
+} neap_reclaimed;
+
+/*
+ * Asks a group, and all below it, for so many bytes, for so long at most; NEAP_FOREVER for no end. Shrinkers are called in this thread, which
+ * holds nothing that they take. Whether anything came back; `reclaimed`, which may be NULL, is told what. 0 in a callback. NEAP_E_GROUP.
+ */
+int neap_reclaim(neap_group group, uint64_t bytes, int64_t nanoseconds, neap_reclaimed *reclaimed, size_t size);
+
+/* ---- LRU lists ---- */
+
+/*
+ * What is cached, oldest first, by group and node, so that whoever wants memory back from a group finds its oldest. Each group's and
+ * node's part has a lock of its own and is made when it is first used; when the group is deleted it is its parent's at once.
+ * Objects are on a list by a neap_item inside them. All memory that a list takes is for its parts.
+ */
+typedef struct neap_list {
+    uint64_t reserved[4];
+} neap_list;
+
+/* Part of an object. All zeroes before it is first put on a list, and where it is on none. */
+typedef struct neap_item {
+    uint64_t reserved[3];
+} neap_item;
+
+/*
+ * Makes a list, over whatever is there. `flags`: NEAP_BY_GROUP; without it all items are the root's. `shrinker`: one with NEAP_BY_GROUP that
+ * is marked for a group when it gets its first item on a node; 0 for none. NEAP_E_ARGUMENT, NEAP_E_MEMORY.
+ */
+int neap_list_init(neap_list *list, unsigned flags, neap_shrinker shrinker);
+
+/* Ends it; nobody uses it any more. Items on it are no list's: make them all zeroes before they are used again. NEAP_E_ARGUMENT. */
+int neap_list_destroy(neap_list *list);
+
+/*
+ * Puts an item on it, as the newest of a group, or its heir, on a node. Answers 1; 0 if the item is on a list already. It stays where it
+ * is until neap_list_del has answered true, or a walk's `dispose` has got it. NEAP_E_GROUP: the group is gone, and nobody is known to
+ * be its heir; NEAP_E_ARGUMENT.
+ */
+int neap_list_add(const neap_list *list, neap_group group, unsigned node, neap_item *item);
+
+/*
+ * Takes an item off, whichever group's it is by now; whether this call did. If not, it is on no list, or on another, or a walk has taken it off,
+ * whose `dispose` gets it. Who got it, here or there, and nobody else, may free it.
+ */
+bool neap_list_del(const neap_list *list, neap_item *item);
+
+/* Items of a group alone on a node, at this moment; 0 where it is gone. Takes no lock. */
+size_t neap_list_count(const neap_list *list, neap_group group, unsigned node);
+
+/* What becomes of an item that a walk has come to. */
+enum neap_verdict {
+    /* It is taken off, and handed to `dispose`. */
+    NEAP_REMOVED = 0,
+    /* It was in use: it is the newest from now on. */
+    NEAP_ROTATE = 1,
+    /* It stays where it is. */
+    NEAP_SKIP = 2,
+    /* It cannot be said: its owner's lock is held. The list's lock is let go for a moment, and the walk begins again. */
+    NEAP_RETRY = 3,
+    /* The walk is over. */
+    NEAP_OVER = 4
+};
+
+/* What a walk did: verdicts asked for, items taken off, and 1 if a verdict ended it. */
+typedef struct neap_walked {
+    uint64_t scanned;
+    uint64_t removed;
+    uint64_t stopped;
+} neap_walked;
+
+/*
+ * Asks `isolate` about up to `most` items of a group alone on a node, oldest first and each once but for retries, and does what it answers.
+ * `isolate` is called under the lock of the items, and fork waits for it: it calls nothing of neap's, allocates and frees nothing, and only
+ * tries its own locks. Then `dispose` is called, without a lock, for each that was taken off: it may free the object.
+ * `walked` may be NULL. NEAP_E_GROUP, NEAP_E_ARGUMENT.
+ */
+int neap_list_walk(const neap_list *list, neap_group group, unsigned node, size_t most,
+                   int (*isolate)(neap_item *item, void *argument), void (*dispose)(neap_item *item, void *argument),
+                   void *argument, neap_walked *walked);
+
+/* Whether an item is on a list, or in hands of a walk that has taken it off. Signal-safe. */
+bool neap_item_is_linked(const neap_item *item);
+
+/* For `dispose`: lets the item be put on a list again, instead of freeing it. Whether it was in hands. Signal-safe. */
+bool neap_item_leave_hands(neap_item *item);
 
 /* ---- The instance ---- */
 

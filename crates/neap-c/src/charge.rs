@@ -60,11 +60,12 @@ unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
     Error::Charge
 }
 
-/// What becomes of a charge beyond a limit.
-fn how(flags: c_uint) -> Result<How, Error> {
+/// Charges a group, by what the flags say of a limit.
+fn charge_by(flags: c_uint, group: Group, bytes: u64) -> Result<Result<Charge, Refused>, Error> {
     match flags {
-        0 => Ok(How::Refuse),
-        1 => Ok(How::Overcharge),
+        0 => Ok(group.charge_on(0, bytes, How::Refuse)),
+        1 => Ok(group.charge_on(0, bytes, How::Overcharge)),
+        4 => Ok(group.charge_inline(bytes)),
         _ => Err(Error::Argument),
     }
 }
@@ -80,9 +81,9 @@ pub(crate) unsafe extern "C" fn neap_group_charge(
     refusal: *mut Refusal,
 ) -> c_int {
     let make = || {
-        let (group, how) = (group(number)?, how(flags)?);
+        let charged = charge_by(flags, group(number)?, bytes)?;
         // SAFETY: as the caller promises.
-        group.charge_on(0, bytes, how).map_err(|refused| unsafe { told(refused, refusal) })
+        charged.map_err(|refused| unsafe { told(refused, refusal) })
     };
     // SAFETY: as the caller promises.
     unsafe { Object::make(charge, make) }

@@ -1,6 +1,6 @@
 //! What went wrong, as C hears of it.
 //!
-//! Sits between the errors of [`neap::percpu`] and [`neap::groups`] and the numbers of `enum neap_error`.
+//! Sits between the errors of [`neap::percpu`], [`neap::groups`] and [`neap::reclaim`] and the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
 use neap::groups::{Denied, NotSubscribed};
@@ -24,10 +24,12 @@ pub(crate) enum Error {
     Deep = -12,
     Children = -13,
     EventFd = -14,
+    Shrinker = -15,
+    Callback = -16,
 }
 
 impl Error {
-    pub(crate) const ALL: [Error; 14] = [
+    pub(crate) const ALL: [Error; 16] = [
         Error::Argument,
         Error::Owner,
         Error::Charge,
@@ -42,6 +44,8 @@ impl Error {
         Error::Deep,
         Error::Children,
         Error::EventFd,
+        Error::Shrinker,
+        Error::Callback,
     ];
 
     fn text(self) -> &'static CStr {
@@ -60,6 +64,8 @@ impl Error {
             Error::Deep => c"no group can be deeper",
             Error::Children => c"groups below it have to go first",
             Error::EventFd => c"it is no eventfd, or one without EFD_NONBLOCK",
+            Error::Shrinker => c"there is no such shrinker",
+            Error::Callback => c"a shrinker's callback would wait for itself",
         }
     }
 }

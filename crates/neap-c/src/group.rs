@@ -33,6 +33,9 @@ pub(crate) struct Info {
     pub(crate) overcharged_events: u64,
     pub(crate) changed_events: u64,
     pub(crate) children: u64,
+    pub(crate) pressure_low_events: u64,
+    pub(crate) pressure_medium_events: u64,
+    pub(crate) pressure_critical_events: u64,
 }
 
 impl From<neap::groups::Info> for Info {
@@ -41,7 +44,9 @@ impl From<neap::groups::Info> for Info {
         name.iter_mut().zip(known.name.as_str().bytes()).for_each(|(to, from)| *to = from);
         let [max_bytes, high_bytes, low_bytes, min_bytes] = known.bounds;
         let [pages_bytes, objects_bytes, percpu_bytes, by_hand_bytes] = known.kinds;
-        let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events] = known.events;
+        let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events, pressure @ ..] =
+            known.events;
+        let [pressure_low_events, pressure_medium_events, pressure_critical_events] = pressure;
         Info {
             group: known.id.to_bits(),
             parent: known.parent.map_or(0, GroupId::to_bits),
@@ -63,6 +68,9 @@ impl From<neap::groups::Info> for Info {
             overcharged_events,
             changed_events,
             children: known.children.into(),
+            pressure_low_events,
+            pressure_medium_events,
+            pressure_critical_events,
         }
     }
 }

@@ -8,10 +8,13 @@ use crate::event::Listens;
 use crate::group::{Count, Info, Inside};
 use crate::histogram::Histogram;
 use crate::instance::Usage;
+use crate::list::{List, VERDICTS, Walked};
 use crate::reference::Ref;
+use crate::shrinker::{BY_GROUP, BY_NODE, INLINE, NO_SEEKS, Reclaimed, Said};
 use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
 use neap::groups::{Bound, Event, Group, UNLIMITED};
+use neap::reclaim::{Asked, EMPTY, STOP};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -60,7 +63,8 @@ fn constants_and_layouts_are_those_of_the_library() {
         writeln!(text, "static_assert({what} == {value}, \"{what}\");").unwrap();
     };
     let names =
-        "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD".split(' ');
+        "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD SHRINKER CALLBACK"
+            .split(' ');
     assert_eq!(names.clone().count(), Error::ALL.len());
     for (name, error) in names.zip(Error::ALL) {
         assert_eq!(format!("{error:?}").to_uppercase(), name);
@@ -91,11 +95,25 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_entered", size_of::<Inside>(), align_of::<Inside>(), 32);
     object("neap_listener", size_of::<Listens>(), align_of::<Listens>(), 64);
     object("neap_charge", size_of::<Charged>(), align_of::<Charged>(), 32);
+    object("neap_list", size_of::<List>(), align_of::<List>(), 32);
+    object("neap_item", size_of::<neap::lru::Item>(), align_of::<neap::lru::Item>(), 24);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
     same("sizeof(neap_group_info)", size_of::<Info>() as i128);
     same("sizeof(neap_group_count)", size_of::<Count>() as i128);
     same("sizeof(neap_holder)", size_of::<Holder>() as i128);
     same("sizeof(neap_refusal)", size_of::<Refusal>() as i128);
+    same("sizeof(neap_asked)", size_of::<Asked>() as i128);
+    same("sizeof(neap_shrinker_spec)", size_of::<Said>() as i128);
+    for (name, verdict) in "REMOVED ROTATE SKIP RETRY OVER".split(' ').zip(VERDICTS) {
+        same(&format!("NEAP_{name}"), verdict as i128);
+    }
+    same("sizeof(neap_walked)", size_of::<Walked>() as i128);
+    same("sizeof(neap_reclaimed)", size_of::<Reclaimed>() as i128);
+    same("(NEAP_EMPTY == UINT64_MAX - 1)", (EMPTY == u64::MAX - 1).into());
+    same("(NEAP_STOP == UINT64_MAX)", (STOP == u64::MAX).into());
+    for (name, flag) in [("BY_NODE", BY_NODE), ("BY_GROUP", BY_GROUP), ("INLINE", INLINE), ("NO_SEEKS", NO_SEEKS)] {
+        same(&format!("NEAP_{name}"), flag.into());
+    }
     macro_rules! fields {
         ($name:literal, $layout:ty: $($field:ident)*) => {
             $(same(concat!("offsetof(", $name, ", ", stringify!($field), ")"), offset_of!($layout, $field) as i128);)*
@@ -106,11 +124,21 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_info", Info: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
     fields!("neap_group_info", Info: max_events refused_events overcharged_events changed_events children);
     fields!("neap_group_count", Count: live dying ids);
+    fields!("neap_group_info", Info: pressure_low_events pressure_medium_events pressure_critical_events);
     fields!("neap_holder", Holder: group bytes);
+    fields!("neap_asked", Asked: group node reserved to_scan scanned freed_bytes);
+    fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);
+    fields!("neap_walked", Walked: scanned removed stopped);
+    fields!("neap_reclaimed", Reclaimed: bytes scanned freed late);
     fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reserved);
-    for (name, bytes) in
-        [("neap_owner", 8), ("neap_percpu", 8), ("neap_group", 8), ("bool", 1), ("size_t", size_of::<usize>())]
-    {
+    for (name, bytes) in [
+        ("neap_owner", 8),
+        ("neap_percpu", 8),
+        ("neap_group", 8),
+        ("neap_shrinker", 8),
+        ("bool", 1),
+        ("size_t", size_of::<usize>()),
+    ] {
         same(&format!("sizeof({name})"), bytes as i128);
     }
     text.push_str("int main(void) { return 0; }\n");

@@ -1,0 +1,162 @@
+//! LRU lists: objects with a link inside, by group and node.
+//!
+//! Sits between C and [`RawList`]. The functions that a walk calls under the lock of the items are C's own.
+
+use crate::error::{Error, answer};
+use crate::group::group;
+use crate::object::{Kind, Object};
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::NonNull;
+use neap::lru::{By, Item, RawList, Verdict};
+use neap::reclaim::ShrinkerId;
+
+/// A list that C has: closed when it is destroyed.
+pub(crate) struct Open(RawList);
+
+/// `neap_list`.
+pub(crate) type List = Object<Open>;
+
+impl Kind for Open {
+    const MARK: u64 = u64::from_ne_bytes(*b"neapList");
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: as whoever destroys the list promises.
+        unsafe { self.0.close() };
+    }
+}
+
+type Isolate = unsafe extern "C" fn(*mut Item, *mut c_void) -> c_int;
+type Dispose = unsafe extern "C" fn(*mut Item, *mut c_void);
+
+/// `neap_walked`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Walked {
+    pub(crate) scanned: u64,
+    pub(crate) removed: u64,
+    pub(crate) stopped: u64,
+}
+
+/// In the order of their numbers.
+pub(crate) const VERDICTS: [Verdict; 5] =
+    [Verdict::Removed, Verdict::Rotate, Verdict::Skip, Verdict::Retry, Verdict::Stop];
+
+/// The item at an address, if one can be there.
+fn item(item: *mut Item) -> Option<NonNull<Item>> {
+    NonNull::new(item).filter(|item| item.is_aligned())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_init(list: *mut List, flags: c_uint, shrinker: u64) -> c_int {
+    let make = || {
+        let list = match (flags, shrinker) {
+            (0, 0) => RawList::open(By::Nobody)?,
+            (2, 0) => RawList::open(By::Group)?,
+            (2, shrinker) => RawList::open_for(ShrinkerId::from_bits(shrinker))?,
+            _ => return Err(Error::Argument),
+        };
+        Ok(Open(list))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { Object::make(list, make) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_destroy(list: *mut List) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { Object::destroy(list) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_add(list: *const List, number: u64, node: c_uint, at: *mut Item) -> c_int {
+    let add = || {
+        // SAFETY: as the caller promises.
+        let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
+        let (group, item) = (group(number)?, item(at).ok_or(Error::Argument)?);
+        // SAFETY: as the caller promises.
+        Ok(unsafe { list.0.add(group, node as usize, item) }?.into())
+    };
+    answer(add())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) -> bool {
+    // SAFETY: as the caller promises.
+    let list: Option<&Open> = unsafe { Object::value(list) };
+    // SAFETY: as the caller promises.
+    list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.del(item) })
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_count(list: *const List, number: u64, node: c_uint) -> usize {
+    // SAFETY: as the caller promises.
+    let list: Option<&Open> = unsafe { Object::value(list) };
+    list.zip(group(number).ok()).map_or(0, |(list, group)| list.0.count(group, node as usize))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_walk(
+    list: *const List,
+    number: u64,
+    node: c_uint,
+    most: usize,
+    isolate: Option<Isolate>,
+    dispose: Option<Dispose>,
+    argument: *mut c_void,
+    walked: *mut Walked,
+) -> c_int {
+    let walk = || {
+        // SAFETY: as the caller promises.
+        let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
+        let (Some(isolate), Some(dispose), group) = (isolate, dispose, group(number)?) else {
+            return Err(Error::Argument);
+        };
+        let isolate = |item: NonNull<Item>| {
+            // SAFETY: as the caller promises.
+            let verdict = unsafe { isolate(item.as_ptr(), argument) };
+            // What is none changes nothing.
+            usize::try_from(verdict).ok().and_then(|verdict| VERDICTS.get(verdict).copied()).unwrap_or(Verdict::Skip)
+        };
+        // SAFETY: as the caller promises.
+        let dispose = |item: NonNull<Item>| unsafe { dispose(item.as_ptr(), argument) };
+        // SAFETY: as the caller promises.
+        let done = unsafe { list.0.walk(group, node as usize, most, isolate, dispose) };
+        if !walked.is_null() && walked.is_aligned() {
+            let [scanned, removed, stopped] = [done.scanned, done.removed, usize::from(done.stopped)].map(|n| n as u64);
+            // SAFETY: as the caller promises.
+            unsafe { walked.write(Walked { scanned, removed, stopped }) };
+        }
+        Ok(0)
+    };
+    answer(walk())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_item_is_linked(at: *const Item) -> bool {
+    // SAFETY: as the caller promises.
+    item(at.cast_mut()).is_some_and(|item| unsafe { item.as_ref() }.is_linked())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_item_leave_hands(at: *mut Item) -> bool {
+    // SAFETY: as the caller promises.
+    item(at).is_some_and(|item| unsafe { item.as_ref() }.leave_hands())
+}

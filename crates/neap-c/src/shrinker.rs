@@ -1,0 +1,165 @@
+//! Shrinkers and reclaim: caches that are asked before a charge is refused.
+//!
+//! Sits between C and [`neap::reclaim`]. What C says of a cache comes in a structure that later versions make longer, so whoever registers one says how
+//! long theirs is; what is missing is zero. Callbacks are C's own; nothing here holds a lock while one runs.
+
+use crate::error::{Error, answer, into};
+use crate::group::group;
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr::copy_nonoverlapping;
+use core::time::Duration;
+use neap::reclaim::{self, CountFn, GoneFn, NotDone, ScanFn, ShrinkerId, Spec, Unregistered};
+
+/// What `seeks` is where nobody says, and what says that objects cost nothing.
+const SEEKS: c_uint = 2;
+pub(crate) const NO_SEEKS: c_uint = c_uint::MAX;
+pub(crate) const BY_NODE: c_uint = 1;
+pub(crate) const BY_GROUP: c_uint = 2;
+pub(crate) const INLINE: c_uint = 4;
+
+/// `neap_shrinker_spec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Said {
+    pub(crate) name: *const c_char,
+    pub(crate) count: Option<CountFn>,
+    pub(crate) scan: Option<ScanFn>,
+    pub(crate) gone: Option<GoneFn>,
+    pub(crate) data: *mut c_void,
+    pub(crate) group: u64,
+    pub(crate) batch: u64,
+    pub(crate) seeks: c_uint,
+    pub(crate) flags: c_uint,
+}
+
+/// `neap_reclaimed`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Reclaimed {
+    pub(crate) bytes: u64,
+    pub(crate) scanned: u64,
+    pub(crate) freed: u64,
+    pub(crate) late: u64,
+}
+
+impl From<NotDone> for Error {
+    fn from(error: NotDone) -> Error {
+        match error {
+            NotDone::NoSuchShrinker => Error::Shrinker,
+            NotDone::NoSuchGroup => Error::Group,
+            NotDone::BadName => Error::Name,
+            NotDone::Full => Error::Full,
+            NotDone::NoMemory => Error::Memory,
+            NotDone::InCallback => Error::Callback,
+            NotDone::Fence(_) => Error::Fence,
+        }
+    }
+}
+
+/// What C says, as far as it goes; what it does not say is zero.
+///
+/// # Safety
+/// `said` is null, misaligned or of at least `size` bytes.
+unsafe fn said(said: *const Said, size: usize) -> Result<Said, Error> {
+    if said.is_null() || !said.is_aligned() {
+        return Err(Error::Argument);
+    }
+    let null = core::ptr::null_mut();
+    let mut own = Said {
+        name: null,
+        count: None,
+        scan: None,
+        gone: None,
+        data: null.cast(),
+        group: 0,
+        batch: 0,
+        seeks: 0,
+        flags: 0,
+    };
+    // SAFETY: as the caller promises; numbers and pointers, of which any are some, and functions that are C's or null.
+    unsafe { copy_nonoverlapping(said.cast::<u8>(), (&raw mut own).cast(), size.min(size_of::<Said>())) };
+    Ok(own)
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_shrinker_register(place: *mut u64, spec: *const Said, size: usize) -> c_int {
+    let register = || {
+        // SAFETY: as the caller promises.
+        let said = unsafe { said(spec, size) }?;
+        let (Some(count), Some(scan)) = (said.count, said.scan) else { return Err(Error::Argument) };
+        if said.name.is_null() || said.flags & !(BY_NODE | BY_GROUP | INLINE) != 0 {
+            return Err(Error::Argument);
+        }
+        let of = if said.group == 0 { None } else { Some(group(said.group)?) };
+        // SAFETY: as the caller promises.
+        let name = unsafe { CStr::from_ptr(said.name) }.to_str().map_err(|_| Error::Name)?;
+        let seeks = match said.seeks {
+            0 => SEEKS,
+            NO_SEEKS => 0,
+            seeks => seeks,
+        };
+        let is = |flag: c_uint| said.flags & flag != 0;
+        let by_group = is(BY_GROUP) || of.is_some();
+        let Said { data, gone, batch, .. } = said;
+        let (by_node, inline) = (is(BY_NODE), is(INLINE));
+        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
+        // SAFETY: as the caller promises.
+        Ok(unsafe { reclaim::register(&spec, of) }?.to_bits())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { into(place, register) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_shrinker_unregister(number: u64) -> c_int {
+    let ended = reclaim::unregister(ShrinkerId::from_bits(number)).map_err(Error::from);
+    answer(ended.map(|ended| (ended == Unregistered::Later).into()))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_shrinker_mark(number: u64, of: u64, node: c_uint) -> c_int {
+    let mark = || {
+        let group = group(of)?;
+        if reclaim::mark(ShrinkerId::from_bits(number), group, node) { Ok(0) } else { Err(Error::Group) }
+    };
+    answer(mark())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_shrinkers_synchronize() -> c_int {
+    answer(reclaim::synchronize().map(|()| 0).map_err(Error::from))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_reclaim(
+    of: u64,
+    bytes: u64,
+    nanoseconds: i64,
+    reclaimed: *mut Reclaimed,
+    size: usize,
+) -> c_int {
+    let ask = || {
+        let group = group(of)?;
+        group.info()?;
+        let time = u64::try_from(nanoseconds).map_or(Duration::MAX, Duration::from_nanos);
+        let got = reclaim::reclaim(group, bytes, time);
+        if !reclaimed.is_null() && reclaimed.is_aligned() {
+            let known = Reclaimed { bytes: got.bytes, scanned: got.scanned, freed: got.freed, late: got.late.into() };
+            // SAFETY: as the caller promises: there are so many bytes. What this version does not know of is zero.
+            unsafe {
+                reclaimed.cast::<u8>().write_bytes(0, size);
+                copy_nonoverlapping(
+                    (&raw const known).cast::<u8>(),
+                    reclaimed.cast(),
+                    size.min(size_of::<Reclaimed>()),
+                );
+            }
+        }
+        Ok(got.is_something().into())
+    };
+    answer(ask())
+}
