@@ -28,6 +28,10 @@ pub(crate) const CHUNKS: u32 = 1;
 pub(crate) const GROUPS: u32 = 2;
 /// Wanted: that a bound of a group changes.
 pub(crate) const BOUND: u32 = 3;
+/// Wanted: a report on shrinkers.
+pub(crate) const SHRINKERS: u32 = 4;
+/// Wanted: that a shrinker looks at some objects, or says how many it has.
+pub(crate) const SHRINK: u32 = 5;
 /// Wanted: what neap has mapped, what its pages are and what it believes.
 pub(crate) const MAP: u32 = 7;
 /// Refused because the group is gone.

@@ -23,6 +23,7 @@ mod published;
 mod reconcile;
 mod report;
 mod run;
+mod shrinkers;
 mod stat;
 mod statistics;
 mod top;
@@ -39,6 +40,7 @@ Examples:
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
   neap group 1234 tenant/acme max=1g   bound one of them
+  neap shrink 1234 pages 100           have one of its caches give objects up
   neap top 1234                        watch the same live, drain it by a key
   neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap demo                            see a burst of memory flow back to the system
@@ -63,6 +65,7 @@ enum Command {
     Top(top::Options),
     Drain(drain::Options),
     Group(groups::BoundOptions),
+    Shrink(shrinkers::Options),
     Demo(demo::Options),
     Bench(bench::Options),
     Lab(lab::Options),
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),
         Command::Group(options) => groups::change_bound(&options),
+        Command::Shrink(options) => shrinkers::shrink(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Lab(options) => lab::main(&options),

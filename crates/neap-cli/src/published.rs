@@ -6,7 +6,7 @@
 //! trace the process. The process is neither stopped nor signalled. What comes from it may be wrong or hostile: it is
 //! checked here, and escaped before it reaches a terminal.
 //!
-//! The page's format, version 4, is described where it is written, in the crate `neap`. It is read here by bytes, since the
+//! The page's format, version 5, is described where it is written, in the crate `neap`. It is read here by bytes, since the
 //! library in a process may be of another version than this command.
 
 use core::time::Duration;
@@ -189,7 +189,7 @@ impl Process {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 const HEADER: usize = 32;
 /// Where requests lie in the page, and behind them the text.
 pub(crate) const DESK: usize = HEADER;
@@ -296,12 +296,12 @@ pub(crate) mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 5;
+        newer[8] = 6;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "is no page"),
-            (newer, "format 5"),
+            (newer, "format 6"),
             (long, "damaged"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),

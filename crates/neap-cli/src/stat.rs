@@ -12,7 +12,7 @@ use clap::Args;
 use crate::numbers::{Class, Cpu, Node, Numbers, PerCpu, Watermarks};
 use crate::published::{Process, monotonic};
 use crate::report::{number, table};
-use crate::{chunks, groups, reconcile};
+use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,10 +24,12 @@ Examples:
                           who holds what, and what deleted groups have left
   neap stat 1234 --reconcile
                           what is resident, by what it is of, beside what neap believes to have
+  neap stat 1234 --shrinkers
+                          which caches can shrink, what they gave, and which behave badly
 
 For the process's own user and root. The numbers are those of its last look for memory to give
 back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
-are counted one after the other, so those of a busy process agree only about. With --percpu, --groups and --reconcile the
+are counted one after the other, so those of a busy process agree only about. With --percpu, --groups, --shrinkers and --reconcile the
 process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";
 
@@ -47,8 +49,12 @@ pub(crate) struct Options {
     /// Show its memory groups instead, as a tree
     #[arg(long, conflicts_with = "percpu")]
     groups: bool,
-    /// Compare what it is charged, believes to have and has resident instead
+    /// Show its shrinkers instead: caches that give memory back
     #[arg(long, conflicts_with_all = ["percpu", "groups"])]
+    shrinkers: bool,
+
+    /// Compare what it is charged, believes to have and has resident instead
+    #[arg(long, conflicts_with_all = ["percpu", "groups", "shrinkers"])]
     reconcile: bool,
     /// Also what is left of groups that are gone
     #[arg(long, requires = "groups")]
@@ -68,6 +74,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     if options.reconcile {
         return reconcile::show(&process, options.json);
+    }
+    if options.shrinkers {
+        return shrinkers::show(&process, options.json);
     }
     let page = process.page()?;
     let age = monotonic().saturating_sub(page.published) / 1_000_000;

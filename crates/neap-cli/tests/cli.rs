@@ -172,6 +172,18 @@ fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
             &["charge_ratio", "charge_ratio_sharded_64", "level_ratio_hit", "level_ratio_miss", "shared_ops_ratio_16"],
         ),
         ("churn", &["metadata_growth_bytes", "dying_after_1s", "delete_p99_us", "bytes_per_group", "walk_ratio"]),
+        (
+            "shrink",
+            &[
+                "registry_share.lockless",
+                "registry_share.rwlock",
+                "throughput_ratio_64",
+                "one_percent_pass_ratio",
+                "empty_pass_us",
+                "direct_p99_us",
+            ],
+        ),
+        ("register", &["reclaim_ratio", "srcu_ratio", "foreign_waits", "foreign_waits.srcu", "register_us"]),
         ("counter", &["add_ns", "add_ratio_thread_local", "add_ratio_atomic_crowd", "read_ns"]),
         (
             "percpu",

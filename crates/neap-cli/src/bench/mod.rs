@@ -18,6 +18,8 @@ mod pair;
 mod percpu;
 mod pft;
 mod programs;
+mod register;
+mod shrink;
 mod start;
 mod warm;
 
@@ -47,6 +49,7 @@ Examples:
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
   neap bench charge                          memory groups: what a charge costs
+  neap bench shrink                          shrinkers: what a visit of theirs costs, and a pass
 
 Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
 them). One that is missing is named and its figures are left out. Progress goes to standard error.
@@ -54,7 +57,7 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge` and `churn` use neap's parts inside this
+`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink` and `register` use neap's parts inside this
 executable, and no peers. Before each run of `idle`, `page` and `holes` as much memory as a run needs is touched and given back: none pays
 for what the host of a virtual machine took meanwhile.";
 
@@ -125,6 +128,10 @@ enum Which {
     Charge,
     /// Memory groups that come and go by the thousand while others are charged: times, and what they leave
     Churn,
+    /// Visits of the shrinkers of 4000 groups: against a read-write lock, by threads, and passes by how many have anything
+    Shrink,
+    /// Shrinkers that come and go while others are called: against a registry that waits for every walk
+    Register,
     /// malloc and free of a thread in a memory group, of one in none, and of an older library
     Accounting,
     /// Real programs: same output, peak memory, memory kept, time
@@ -147,6 +154,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Accounting => accounting::main(options),
         Which::Charge => charge::main(options),
         Which::Churn => churn::main(options),
+        Which::Shrink => shrink::main(options),
+        Which::Register => register::main(options),
         Which::Programs => programs::main(options),
     }
 }

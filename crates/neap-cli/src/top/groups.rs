@@ -125,6 +125,14 @@ impl Known {
             .column("at max", "at_max", count(Event::Max))
             .column("at high", "at_high", count(Event::High))
             .column("over", "overcharged", count(Event::Overcharged));
+        let press = |row: &Row<'_>| {
+            let [medium, critical] =
+                [Event::PressureMedium, Event::PressureCritical].map(|event| row.group.events[event as usize]);
+            medium + critical
+        };
+        if rows.iter().any(|row| press(row) > 0) {
+            listing = listing.column("pressed", "pressed", move |row| Cell::Number(press(row)));
+        }
         for bound in [Bound::Low, Bound::Min] {
             let (head, json) = if bound == Bound::Low { ("low", "low_bytes") } else { ("min", "min_bytes") };
             if rows.iter().any(|row| row.group.bounds[bound as usize] > 0) {
@@ -178,7 +186,7 @@ pub(super) mod tests {
             (5, 1, "cache", 2 << 20),
         ]);
         after.groups[3].bounds = [4 << 20, 3 << 20, 1 << 20, 0];
-        after.groups[3].events = [0, 12, 34, 5, 1, 2];
+        after.groups[3].events = [0, 12, 34, 5, 1, 2, 0, 0, 0];
         assert_eq!(known.follow(Ok(Some(before)), 9_500_000_000), None);
         assert_eq!(known.follow(Ok(Some(after)), 10_500_000_000), None);
         known
@@ -211,6 +219,17 @@ pub(super) mod tests {
             "overcharged": 1, "low_bytes": 1 << 20,
         });
         assert_eq!((&object[4], &object[0]["path"], &object[0]["max_bytes"]), (&expected, &json!(""), &Value::Null));
+    }
+
+    #[test]
+    fn pressure_is_shown_where_there_was_any() {
+        let mut known = known();
+        assert!(!lines(&known, true)[0].contains("pressed"));
+        let group = &mut known.current.as_mut().unwrap().groups[3];
+        group.events[Event::PressureMedium as usize] = 3;
+        group.events[Event::PressureCritical as usize] = 4;
+        assert!(lines(&known, true)[0].contains("pressed"));
+        assert_eq!(known.listing(NOW, Duration::from_secs(1), true).json()[4]["pressed"], 7);
     }
 
     #[test]

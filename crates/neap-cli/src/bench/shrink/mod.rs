@@ -1,0 +1,371 @@
+//! `neap bench shrink`: what it costs to visit the shrinkers of 4000 groups, by as many threads as there are.
+//!
+//! There are 4000 groups and 4000 shrinkers, each with a bit in one group, as source 004's file systems had. A *count-only* visit asks one
+//! that has nothing to give now. Variants: `neap`; `rwlock`, whose visits take a read-write lock for reading, if they get it at once, as before source
+//! 004; `srcu`, whose walks are readers that who unregisters waits for; and `nothing`, where shrinkers cannot come and go: the walk alone. With 1
+//! to 64 threads on the CPUs in turn; each thread's median part counts, so who waits for a CPU is not measured.
+//!
+//! A *pass* visits every group that may have something. `full`: each gives one batch of 128 objects of 64 bytes; `one-percent`: 40 do; `empty`: none
+//! does, and every group is visited all the same, so what the bitmap of groups saves is not counted. `direct-N`: N threads each free 128 KiB by
+//! visits from a common position on, in thread CPU time; what a pass does above visits (protection, shares) is not in it.
+//!
+//! Figures: `throughput_ratio_2` (count-only visits per second of neap over the lock's, with a thread on each of 2 CPUs), `throughput_ratio_64`
+//! (on 64 CPUs that are not there: a visit of neap's lasts as long as one alone does here, since nobody writes what another one needs; under the lock there
+//! are no more visits than with 2 CPUs here, whose operations on its line come one after the other already), `registry_share.lockless` and `registry_share.rwlock` (of the operations on lines that
+//! other visitors use as well, as counted in full passes by one thread for each CPU: those of the registry, in percent; the others are on bits, deferred work, and the
+//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (of `direct-64`).
+
+pub(crate) mod old;
+pub(crate) mod stage;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::process::ExitCode;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use neap_base::Linux;
+use neap_reclaim::{Press, ShrinkerId, Shrinkers, Visited};
+
+use super::counter::timed;
+use super::{Options, Session, Workload};
+use crate::report::{cell, table};
+use crate::work::Outcome;
+use crate::work::meter::{cpus, pin_to, thread_cpu_ns};
+use old::{Guarding, Old, counted};
+use stage::{Cache, Here, count_nothing, group};
+
+const GROUPS: usize = 4000;
+/// Groups that have something in a pass where one percent has.
+const FEW: usize = GROUPS / 100;
+/// What direct reclaim is after: 32 pages.
+const GOAL: u64 = 32 * 4096;
+const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// CPUs of the machine that is not there.
+const VIRTUAL: f64 = 64.0;
+/// Operations of a read-write lock on its line: taking it, and giving it back.
+const LOCK_OPERATIONS: f64 = 2.0;
+
+const RWLOCK: &str = "rwlock";
+const SRCU: &str = "srcu";
+const NOTHING: &str = "nothing";
+const VARIANTS: [&str; 4] = ["neap", RWLOCK, SRCU, NOTHING];
+
+/// A place of a thread's own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Position(AtomicUsize);
+
+impl Position {
+    fn next(&self) -> usize {
+        let next = (self.0.load(Ordering::Relaxed) + 1) % GROUPS;
+        self.0.store(next, Ordering::Relaxed);
+        next
+    }
+}
+
+/// Count-only visits.
+struct Counting<'a> {
+    host: Here<'a>,
+    shrinkers: &'a Shrinkers,
+    old: Vec<(&'static str, Old)>,
+    positions: Vec<Position>,
+}
+
+impl<'a> Counting<'a> {
+    fn open(host: Here<'a>, shrinkers: &'a Shrinkers) -> Result<Counting<'a>> {
+        let linux = host.0.platform;
+        let old: Vec<(&'static str, Old)> =
+            [(RWLOCK, Guarding::ReadWriteLock), (SRCU, Guarding::Srcu), (NOTHING, Guarding::Nothing)]
+                .map(|(name, guarding)| (name, Old::new(guarding, linux, GROUPS)))
+                .into();
+        for slot in 0..GROUPS {
+            let spec = counted(count_nothing, core::ptr::null_mut());
+            // SAFETY: the callbacks use nothing.
+            let id = unsafe { shrinkers.register(&host, &spec) }?;
+            shrinkers.mark(&host, id, slot as u32, 0);
+            old.iter().for_each(|(_, old)| _ = old.register(spec, slot));
+        }
+        let positions = (0..64).map(|at| Position(AtomicUsize::new(at * GROUPS / 64))).collect();
+        Ok(Counting { host, shrinkers, old, positions })
+    }
+
+    fn run(&self, variant: &str, on: &[usize], times: u64) -> Result<Outcome> {
+        let positions = &self.positions;
+        match self.old.iter().find(|(name, _)| *name == variant) {
+            Some((_, old)) => timed(on, times, move |thread| _ = old.visit(positions[thread].next())),
+            None => {
+                let (host, shrinkers, press) = (&self.host, self.shrinkers, Press::of(12));
+                timed(on, times, move |thread| {
+                    let slot = positions[thread].next();
+                    shrinkers.visit(host, &(), group(slot), slot as u32, 0, press);
+                })
+            }
+        }
+    }
+
+    fn close(self, linux: &Linux) {
+        self.old.into_iter().for_each(|(_, old)| old.close(linux));
+    }
+}
+
+/// Passes over caches that have something.
+struct Passes<'a> {
+    host: Here<'a>,
+    shrinkers: &'a Shrinkers,
+    caches: Vec<Cache>,
+    ids: Vec<ShrinkerId>,
+}
+
+/// One batch of each, whatever the priority.
+const ONE_BATCH: Press = Press { least: true, ..Press::of(12) };
+
+impl Passes<'_> {
+    fn fill(&self, groups: impl Iterator<Item = usize>) {
+        for slot in groups {
+            if self.caches[slot].fill() {
+                self.shrinkers.mark(&self.host, self.ids[slot], slot as u32, 0);
+            }
+        }
+    }
+
+    fn visit(&self, slot: u32) -> Visited {
+        self.shrinkers.visit(&self.host, &(), group(slot as usize), slot, 0, ONE_BATCH)
+    }
+
+    /// Visits all that may have something; the time, and what came of it.
+    fn pass(&self) -> (u64, Visited) {
+        let (start, mut sum) = (Instant::now(), Visited::default());
+        self.shrinkers.each_group_with_anything(0, |slot| sum.add(self.visit(slot)));
+        (start.elapsed().as_nanos() as u64, sum)
+    }
+
+    /// A pass of which so many groups have a batch.
+    fn timed(&self, full: usize) -> Outcome {
+        // What is left from before, and then bits that nobody has looked at since.
+        while self.pass().1.calls > 0 {}
+        self.fill((0..GROUPS).step_by((GROUPS / full.max(1)).max(1)).take(full));
+        let (wall_ns, sum) = if full > 0 { self.pass() } else { self.visit_all() };
+        let counts = [("freed".to_string(), sum.freed as f64), ("calls".to_string(), sum.calls as f64)].into();
+        Outcome { operations: 1, wall_ns, counts, ..Outcome::default() }
+    }
+
+    fn visit_all(&self) -> (u64, Visited) {
+        let (start, mut sum) = (Instant::now(), Visited::default());
+        (0..GROUPS as u32).for_each(|slot| sum.add(self.visit(slot)));
+        (start.elapsed().as_nanos() as u64, sum)
+    }
+
+    /// Full passes by a thread on each CPU, at the same time: operations on lines that others use, by where they are, for each visit.
+    fn shared(&self, on: &[usize]) -> Outcome {
+        self.fill(0..GROUPS);
+        let taken = || {
+            let mut sum = 0;
+            self.shrinkers.each(&self.host, |report| sum += report.shared);
+            sum
+        };
+        let (before, sum) = (taken(), Mutex::new(Visited::default()));
+        let pass = |cpu: usize| {
+            // Where it may not run there, it runs elsewhere.
+            let _ = pin_to(cpu);
+            let (_, visited) = self.pass();
+            sum.lock().into_iter().for_each(|mut sum| sum.add(visited));
+        };
+        let pass = &pass;
+        thread::scope(|scope| on.iter().for_each(|&cpu| _ = scope.spawn(move || pass(cpu))));
+        let sum = sum.into_inner().unwrap_or_default();
+        // Taking and putting, of a reference and of being a reader.
+        let registry = 4.0 * (taken() - before) as f64;
+        // A scan takes and gives back its cache's lock.
+        let others = sum.written as f64 + 2.0 * sum.freed as f64 / stage::BATCH as f64;
+        let counts = [("registry", registry), ("others", others)].map(|(name, count)| (name.to_string(), count));
+        Outcome { operations: GROUPS as u64 * on.len() as u64, counts: counts.into(), ..Outcome::default() }
+    }
+
+    /// Threads that each free so much, one time after the other.
+    fn direct(&self, on: &[usize], times: u64) -> Result<Outcome> {
+        let (position, barrier) = (AtomicU32::new(0), Barrier::new(on.len()));
+        let worst = Mutex::new(Vec::new());
+        let filled = AtomicU64::new(0);
+        let run = |cpu: usize| -> Result<()> {
+            pin_to(cpu)?;
+            let (mut took, mut slots) = (Vec::with_capacity(times as usize), Vec::new());
+            barrier.wait();
+            for _ in 0..times {
+                let (start, mut freed, mut idle) = (thread_cpu_ns(), 0, 0);
+                while freed < GOAL && idle < 2 {
+                    // From where the last one stopped.
+                    let from = position.load(Ordering::Relaxed);
+                    match self.shrinkers.next_with_anything(0, from) {
+                        Some(slot) => {
+                            position.store(slot + 1, Ordering::Relaxed);
+                            freed += self.visit(slot).freed_bytes;
+                            slots.push(slot as usize);
+                        }
+                        None => {
+                            position.store(0, Ordering::Relaxed);
+                            idle += 1;
+                        }
+                    }
+                }
+                took.push(thread_cpu_ns() - start);
+                filled.fetch_add(freed, Ordering::Relaxed);
+                // What was freed is cached again.
+                self.fill(slots.drain(..));
+            }
+            worst.lock().map_err(|_| anyhow!("a thread panicked"))?.extend(took);
+            Ok(())
+        };
+        self.fill(0..GROUPS);
+        let run = &run;
+        thread::scope(|scope| {
+            let threads: Vec<_> = on.iter().map(|&cpu| scope.spawn(move || run(cpu))).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+        })?;
+        let mut took = worst.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
+        took.sort_unstable();
+        let at = |percent: usize| took.get(took.len() * percent / 100).copied().unwrap_or(0) as f64 / 1e3;
+        let bytes = filled.into_inner() as f64;
+        let counts = [("p50_us", at(50)), ("p99_us", at(99)), ("freed_bytes", bytes)];
+        let counts = counts.map(|(name, count)| (name.to_string(), count));
+        Ok(Outcome {
+            operations: took.len() as u64,
+            cpu_ns: took.iter().sum(),
+            wall_ns: took.iter().sum(),
+            counts: counts.into(),
+            ..Outcome::default()
+        })
+    }
+}
+
+pub(super) fn main(options: &Options) -> Result<ExitCode> {
+    let mut session = Session::of_parts("shrink", &VARIANTS)?;
+    let (rounds, on, times) = (options.rounds(20), cpus()?, options.amount(500_000));
+    let crowd = |threads: usize| on.iter().copied().cycle().take(threads).collect::<Vec<usize>>();
+    let count = |threads: usize| Workload::timed(&format!("count-{threads}"), rounds, &[]);
+    let counting: Vec<Workload> =
+        THREADS.map(count).into_iter().chain([Workload::timed("line", rounds, &[])]).collect();
+    stage::with(|host, shrinkers| {
+        let stage = Counting::open(host, shrinkers)?;
+        session.measure(&counting, |variant, workload, _| {
+            let threads: usize = workload.name.trim_start_matches("count-").parse().unwrap_or(1);
+            Some(stage.run(variant.name, &crowd(threads), times / threads as u64))
+        });
+        stage.close(host.0.platform);
+        Ok(())
+    })?;
+    let micros = |name: &str| Workload {
+        unit: "us",
+        metric: |outcome| outcome.ns_each() / 1e3,
+        ..Workload::timed(name, rounds, &[])
+    };
+    let direct =
+        |threads: usize| Workload { metric: |outcome| outcome.count("p99_us"), ..micros(&format!("direct-{threads}")) };
+    let shared = Workload {
+        unit: "operations on shared lines for each visit",
+        metric: |outcome| (outcome.count("registry") + outcome.count("others")) / outcome.operations.max(1) as f64,
+        ..Workload::timed("shared", 1, &[])
+    };
+    let mut passes = vec![micros("empty"), micros("one-percent"), micros("full"), shared];
+    passes.extend(THREADS.map(direct));
+    stage::with(|host, shrinkers| {
+        let caches: Vec<Cache> = (0..GROUPS).map(|_| Cache::default()).collect();
+        let ids = stage::register(host, shrinkers, &caches)?;
+        let stage = Passes { host, shrinkers, caches, ids };
+        stage.fill(0..GROUPS);
+        session.measure(&passes, |variant, workload, _| {
+            (variant.name == "neap").then(|| match workload.name.as_str() {
+                "empty" => Ok(stage.timed(0)),
+                "one-percent" => Ok(stage.timed(FEW)),
+                "full" => Ok(stage.timed(GROUPS)),
+                "shared" => Ok(stage.shared(&on)),
+                name => {
+                    let threads = name.trim_start_matches("direct-").parse().unwrap_or(1);
+                    stage.direct(&crowd(threads), (times / 500 / threads as u64).max(1))
+                }
+            })
+        });
+        Ok(())
+    })?;
+    figures(&mut session);
+    let tables = tables(&session);
+    session.finish(options.json, &tables)
+}
+
+fn figures(session: &mut Session) {
+    let median = |session: &Session, variant, name: &str| session.summary(variant, name).map(|summary| summary.median);
+    // Of times, so the lock's over neap's.
+    let ratio = session.ratio(RWLOCK, "neap", "count-2");
+    session.figure_of_ratio("throughput_ratio_2", ratio);
+    let neap = median(session, "neap", "count-1");
+    let lock = [1, 2].map(|threads| median(session, RWLOCK, &format!("count-{threads}")));
+    let known = neap.zip(lock[0]).zip(lock[1]).map(|((neap, alone), two)| modelled_ratio(VIRTUAL, neap, alone, two));
+    session.figure("throughput_ratio_64", known);
+    if let Some(outcome) = session.outcomes("neap", "shared").first().cloned() {
+        let (registry, others) = (outcome.count("registry"), outcome.count("others"));
+        let share = |registry: f64| 100.0 * registry / (registry + others).max(1.0);
+        session.figure("registry_share.lockless", Some(share(registry)));
+        session.figure("registry_share.rwlock", Some(share(LOCK_OPERATIONS * outcome.operations as f64)));
+    }
+    let [few, full, empty] = ["one-percent", "full", "empty"].map(|name| median(session, "neap", name));
+    session.figure("one_percent_pass_ratio", few.zip(full).map(|(few, full)| few / full));
+    session.figure("empty_pass_us", empty);
+    session.figure("direct_p99_us", median(session, "neap", "direct-64"));
+}
+
+/// Visits per second over those under a lock, on so many CPUs, by nanoseconds: of a visit alone, and of one under the lock alone and with two CPUs.
+fn modelled_ratio(cpus: f64, neap: f64, alone: f64, two: f64) -> f64 {
+    let under_lock = (cpus / alone).min(2.0 / two);
+    cpus / neap / under_lock
+}
+
+fn tables(session: &Session) -> String {
+    let row = |threads: usize| {
+        let cells = VARIANTS.map(|variant| cell(session.summary(variant, &format!("count-{threads}")), 1));
+        [threads.to_string()].into_iter().chain(cells).collect()
+    };
+    let counting =
+        table(&["threads", "ns for a visit, neap", "read-write lock", "SRCU-like", "nothing"], &THREADS.map(row));
+    let of = |name: &str| cell(session.summary("neap", name), 1);
+    let passes =
+        [("4000 empty groups, each visited", "empty"), ("1 % give a batch", "one-percent"), ("all do", "full")];
+    let passes = table(&["pass", "us"], &passes.map(|(name, workload)| vec![name.to_string(), of(workload)]));
+    let row = |threads: usize| {
+        let name = format!("direct-{threads}");
+        let p50 = cell(session.summary_of("neap", &name, |outcome| outcome.count("p50_us")), 1);
+        vec![threads.to_string(), p50, of(&name)]
+    };
+    let direct = table(&["threads that free 128 KiB", "thread CPU us, p50", "p99"], &THREADS.map(row));
+    format!("Visits that only count, {GROUPS} groups and shrinkers.\n{counting}\n{passes}\n{direct}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_the_limit_of_many_cpus_and_not_of_one() {
+        // 64 CPUs, 50 ns a visit, or two visits in 200 ns, however many CPUs.
+        assert_eq!(modelled_ratio(64.0, 50.0, 40.0, 200.0), 64.0 / 50.0 * 100.0);
+        assert_eq!(modelled_ratio(1.0, 50.0, 400.0, 200.0), 8.0);
+    }
+
+    #[test]
+    fn a_full_pass_takes_a_batch_of_each_and_an_empty_one_nothing() {
+        stage::with(|host, shrinkers| {
+            let caches: Vec<Cache> = (0..GROUPS).map(|_| Cache::default()).collect();
+            let ids = stage::register(host, shrinkers, &caches)?;
+            let passes = Passes { host, shrinkers, caches, ids };
+            for (full, freed) in [(GROUPS, GROUPS), (FEW, FEW), (0, 0)] {
+                assert_eq!(passes.timed(full).count("freed"), (freed * stage::BATCH) as f64);
+            }
+            let shared = passes.shared(&[0]);
+            assert!(shared.count("others") >= 2.0 * GROUPS as f64);
+            let direct = passes.direct(&[0], 10).unwrap();
+            assert!(direct.count("freed_bytes") >= 10.0 * GOAL as f64);
+            Ok(())
+        })
+        .unwrap();
+    }
+}

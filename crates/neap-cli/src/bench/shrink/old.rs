@@ -1,0 +1,149 @@
+//! Registries as they were, for comparison: walks under a read-write lock that is only tried, under a domain of readers, or under nothing.
+//!
+//! Sits beside neap's registry in `bench shrink` and `bench register`, with the same bits: a summary and words for each group. Under the lock, as
+//! before source 004, a visit takes the lock for reading, or gives up where somebody changes the registry; under the domain of readers (SRCU, tried and
+//! reverted before it) who unregisters waits for every walk that is under way. Without either nobody may unregister: that is what the walk itself costs.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
+
+use neap_base::{Linux, Rcu};
+use neap_reclaim::{Asked, Spec};
+
+use super::stage::group;
+
+const BITS: usize = 64;
+
+/// What keeps a shrinker there while it is called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guarding {
+    ReadWriteLock,
+    Srcu,
+    Nothing,
+}
+
+/// The bits of a group.
+#[repr(align(128))]
+struct Bits {
+    summary: AtomicU64,
+    words: [AtomicU64; BITS],
+}
+
+/// A shrinker: null, or one that is called. All have the same count.
+struct Entry(AtomicPtr<Spec<'static>>);
+
+/// A registry of up to 4096 shrinkers.
+pub(crate) struct Old {
+    guarding: Guarding,
+    lock: RwLock<()>,
+    readers: Rcu,
+    table: Vec<Entry>,
+    free: Mutex<Vec<usize>>,
+    groups: Vec<Bits>,
+}
+
+impl Old {
+    pub(crate) fn new(guarding: Guarding, linux: &Linux, groups: usize) -> Old {
+        let readers = Rcu::new();
+        // Without memory for sequences readers do without.
+        let _ = readers.open(linux);
+        let bits = || Bits { summary: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; BITS] };
+        Old {
+            guarding,
+            lock: RwLock::new(()),
+            readers,
+            table: (0..BITS * BITS).map(|_| Entry(AtomicPtr::default())).collect(),
+            free: Mutex::new((0..BITS * BITS).rev().collect()),
+            groups: (0..groups).map(|_| bits()).collect(),
+        }
+    }
+
+    /// Registers one that has a bit in a group; its index.
+    pub(crate) fn register(&self, spec: Spec<'static>, slot: usize) -> Option<usize> {
+        let index = self.free.lock().ok()?.pop()?;
+        let writing = (self.guarding == Guarding::ReadWriteLock).then(|| self.lock.write());
+        self.table[index].0.store(Box::into_raw(Box::new(spec)), Ordering::Release); // Pairs with the Acquire in `visit`.
+        drop(writing);
+        let bits = &self.groups[slot];
+        bits.words[index / BITS].fetch_or(1 << (index % BITS), Ordering::Relaxed);
+        bits.summary.fetch_or(1 << (index / BITS), Ordering::Relaxed);
+        Some(index)
+    }
+
+    /// Ends one, and waits for whoever may be calling it; bits are left to the next visits.
+    pub(crate) fn unregister(&self, linux: &Linux, index: usize) {
+        let writing = (self.guarding == Guarding::ReadWriteLock).then(|| self.lock.write());
+        let spec = self.table[index].0.swap(core::ptr::null_mut(), Ordering::AcqRel); // Pairs with the Acquire in `visit`.
+        drop(writing);
+        if self.guarding == Guarding::Srcu {
+            // It fails where the system forbids fences: then it is not compared.
+            let _ = self.readers.grace(linux, &());
+        }
+        if !spec.is_null() {
+            // SAFETY: from `register`, and nobody can be reading it any more.
+            drop(unsafe { Box::from_raw(spec) });
+        }
+        self.free.lock().into_iter().for_each(|mut free| free.push(index));
+    }
+
+    /// Visits a group's shrinkers, which are counted and nothing else; answers how many.
+    pub(crate) fn visit(&self, slot: usize) -> u64 {
+        let reading = match self.guarding {
+            Guarding::ReadWriteLock => match self.lock.try_read() {
+                Ok(lock) => Some(lock),
+                Err(_) => return 0,
+            },
+            _ => None,
+        };
+        let walking = (self.guarding == Guarding::Srcu).then(|| self.readers.enter());
+        let bits = &self.groups[slot];
+        let asked =
+            Asked { group: group(slot).to_bits(), node: 0, reserved: 0, to_scan: 0, scanned: 0, freed_bytes: 0 };
+        let mut calls = 0;
+        let mut summary = bits.summary.load(Ordering::Relaxed);
+        while summary != 0 {
+            let word = summary.trailing_zeros() as usize;
+            summary &= summary - 1;
+            let mut left = bits.words[word].load(Ordering::Relaxed);
+            while left != 0 {
+                let bit = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let spec = self.table[word * BITS + bit].0.load(Ordering::Acquire); // Pairs with the Release in `register`.
+                // SAFETY: it is there while this reads, by what guards it; its data outlives the registry.
+                match unsafe { spec.as_ref() } {
+                    Some(spec) => {
+                        // SAFETY: as above.
+                        core::hint::black_box(unsafe { (spec.count)(spec.data, &raw const asked) });
+                        calls += 1;
+                    }
+                    None => _ = bits.words[word].fetch_and(!(1 << bit), Ordering::Relaxed),
+                }
+            }
+        }
+        drop(walking);
+        drop(reading);
+        calls
+    }
+
+    /// Gives back what readers took.
+    pub(crate) fn close(self, linux: &Linux) {
+        for entry in &self.table {
+            let spec = entry.0.swap(core::ptr::null_mut(), Ordering::Relaxed);
+            if !spec.is_null() {
+                // SAFETY: from `register`; nobody visits any more.
+                drop(unsafe { Box::from_raw(spec) });
+            }
+        }
+        // SAFETY: nobody reads any more.
+        unsafe { self.readers.close(linux) };
+    }
+}
+
+/// A shrinker that is only counted.
+pub(crate) fn counted(count: neap_reclaim::CountFn, data: *mut c_void) -> Spec<'static> {
+    unsafe extern "C" fn scan(_: *mut c_void, _: *mut Asked) -> u64 {
+        neap_reclaim::STOP
+    }
+    Spec { count, scan, data, ..super::stage::Cache::default().spec() }
+}

@@ -1,0 +1,140 @@
+//! What benchmarks of shrinkers run on: this machine, a registry, groups that are numbers, and a cache for each.
+//!
+//! Sits between `bench shrink`, `bench register` and neap-reclaim. Memory is this process's malloc. No locks but the caches' own.
+
+use core::alloc::Layout;
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::{alloc_zeroed, dealloc};
+use std::sync::Mutex;
+
+use anyhow::{Result, anyhow};
+use neap_base::{Linux, Platform};
+use neap_groups::{GroupId, Reclaimer};
+use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_reclaim::{Asked, EMPTY, Host, ShrinkerId, Shrinkers, Spec};
+
+/// Objects that a group has to give in a full pass: one batch.
+pub(crate) const BATCH: usize = 128;
+/// Bytes of an object.
+pub(crate) const OBJECT: usize = 64;
+
+/// This machine, by itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Here<'a>(pub(crate) Alone<'a, Linux>);
+
+impl neap_percpu::Host for Here<'_> {
+    type Platform = Linux;
+    type Charge = ();
+
+    fn platform(&self) -> &Linux {
+        self.0.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.0.data
+    }
+}
+
+impl Reclaimer for Here<'_> {}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, 64).ok()
+}
+
+impl Host for Here<'_> {
+    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: nobody asks for nothing.
+        layout(bytes).and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }))
+    }
+
+    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+        // SAFETY: it is from above, as the caller promises.
+        layout(bytes).into_iter().for_each(|layout| unsafe { dealloc(memory.as_ptr(), layout) });
+    }
+}
+
+/// Runs `f` with a machine and a registry, and closes both.
+pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Result<R> {
+    let linux = Linux::probe();
+    let data =
+        PerCpuData::open(&linux, &Shape::usual(linux.cpus()), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
+    let host = Here(Alone { data: &data, platform: &linux });
+    let shrinkers = Shrinkers::open(&host)?;
+    let answer = f(host, &shrinkers);
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        shrinkers.close(&host);
+        data.close(&linux);
+    }
+    answer
+}
+
+/// The group that has a slot.
+pub(crate) fn group(slot: usize) -> GroupId {
+    GroupId::from_bits(GroupId::ROOT.to_bits() + slot as u64)
+}
+
+/// A cache of one group, under a lock of its own.
+#[derive(Default)]
+pub(crate) struct Cache {
+    #[expect(clippy::vec_box, reason = "each object is malloc's")]
+    objects: Mutex<Vec<Box<[u8; OBJECT]>>>,
+    length: AtomicU64,
+}
+
+impl Cache {
+    /// Fills it up to one batch; whether it was empty.
+    pub(crate) fn fill(&self) -> bool {
+        let Ok(mut objects) = self.objects.lock() else { return false };
+        let was_empty = objects.is_empty();
+        objects.resize_with(BATCH, || Box::new([1; OBJECT]));
+        self.length.store(BATCH as u64, Ordering::Relaxed);
+        was_empty
+    }
+
+    pub(crate) fn spec(&self) -> Spec<'static> {
+        unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
+            // SAFETY: registered with a cache, which outlives it.
+            match unsafe { &*data.cast::<Cache>() }.length.load(Ordering::Relaxed) {
+                0 => EMPTY,
+                length => length,
+            }
+        }
+        unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+            // SAFETY: as above, and what is asked is this call's.
+            let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
+            let Ok(mut objects) = cache.objects.lock() else { return neap_reclaim::STOP };
+            let left = objects.len().saturating_sub(asked.to_scan as usize);
+            let freed = objects.split_off(left);
+            cache.length.store(left as u64, Ordering::Relaxed);
+            drop(objects);
+            asked.freed_bytes = (freed.len() * OBJECT) as u64;
+            freed.len() as u64
+        }
+        Spec {
+            name: "cache",
+            count,
+            scan,
+            data: core::ptr::from_ref(self).cast_mut().cast(),
+            gone: None,
+            seeks: neap_reclaim::DEFAULT_SEEKS,
+            batch: BATCH as u64,
+            by_node: true,
+            by_group: true,
+            inline: true,
+        }
+    }
+}
+
+/// Whose count says 0: it has something, and nothing to give now.
+pub(crate) unsafe extern "C" fn count_nothing(_: *mut c_void, _: *const Asked) -> u64 {
+    0
+}
+
+/// A group for each of so many caches, each with a shrinker of its own that has a bit in that group alone, as source 004's file systems do.
+pub(crate) fn register(host: Here<'_>, shrinkers: &Shrinkers, caches: &[Cache]) -> Result<Vec<ShrinkerId>> {
+    // SAFETY: they outlive the registry.
+    caches.iter().map(|cache| Ok(unsafe { shrinkers.register(&host, &cache.spec()) }?)).collect()
+}

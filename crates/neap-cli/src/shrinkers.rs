@@ -1,0 +1,331 @@
+//! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which has one of them give objects up.
+//!
+//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader. What a report says may be
+//! anything: it is checked for sizes that make sense. The format is described in the crate `neap`, `shrinker_report`. How many objects there are is
+//! asked of the shrinkers one by one, whose callbacks run on the process's own threads for that.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use neap::reclaim::Verdict;
+use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MOST_PLACES, PLACE, SHRINKER};
+use serde_json::{Value, json};
+
+use crate::desk::{Desk, Request, SHRINK, SHRINKERS};
+use crate::groups::Seen as Groups;
+use crate::published::{Page, Process};
+use crate::report::{number, table};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap shrink 1234 pages 100
+                          have the cache \"pages\" of process 1234 look at 100 objects of each group
+  neap shrink 1234 pages 100 --group tenant/acme
+                          of one group only
+  neap stat 1234 --shrinkers
+                          to see them
+
+For the process's own user and root. Callbacks run on threads of the process that are there for it; one that has not come back after
+100 ms is written off, and its shrinker barred for some time.";
+
+/// Have a cache of a running process shrink.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// The shrinker's name; all that have it
+    name: String,
+    /// How many objects it is to look at, of each group and node
+    objects: u64,
+    /// Only of the group at this path
+    #[arg(long, value_name = "PATH")]
+    group: Option<String>,
+    /// Only on this node
+    #[arg(long)]
+    node: Option<u32>,
+}
+
+/// Of a group, on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    group: u64,
+    node: u32,
+    deferred: u64,
+    /// Not asked yet, or not answered.
+    objects: Option<u64>,
+}
+
+/// What a report says of a shrinker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shrinker {
+    id: u64,
+    flags: u64,
+    seeks: u64,
+    batch: u64,
+    calls: u64,
+    scanned: u64,
+    freed: u64,
+    nanoseconds: u64,
+    blames: [u64; Verdict::ALL.len()],
+    barred: u64,
+    name: String,
+    places: Vec<Place>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    shrinkers: Vec<Shrinker>,
+    /// Reclaimers, those that do not come back, waits for them, and those in vain.
+    threads: [u64; 4],
+    /// Of direct and background passes: how many, groups asked, objects looked at, objects freed, bytes.
+    passes: [[u64; 5]; 2],
+    /// Paths of groups.
+    paths: BTreeMap<u64, String>,
+}
+
+/// What one report adds, and the index to ask for next.
+fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
+    ensure!(words.len() >= HEAD, "it has {} words", words.len());
+    if words[0] == 0 {
+        return Ok(None);
+    }
+    seen.threads = core::array::from_fn(|at| words[3 + at]);
+    seen.passes = core::array::from_fn(|which| core::array::from_fn(|at| words[7 + 5 * which + at]));
+    let mut rest = &words[HEAD..];
+    for _ in 0..words[1] {
+        let (head, more) = rest.split_at_checked(SHRINKER).context("it ends within a shrinker")?;
+        let count = head[SHRINKER - 1] as usize;
+        ensure!(count <= MOST_PLACES, "{count} groups of a shrinker in it");
+        let (places, more) = more.split_at_checked(count * PLACE).context("it ends within a shrinker's groups")?;
+        rest = more;
+        let place = |words: &[u64]| Place { group: words[0], node: words[1] as u32, deferred: words[2], objects: None };
+        let length = head[12] as usize;
+        let name: Vec<u8> = head[13..SHRINKER - 1].iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+        seen.shrinkers.push(Shrinker {
+            id: head[0],
+            flags: head[1],
+            seeks: head[2],
+            batch: head[3],
+            calls: head[4],
+            scanned: head[5],
+            freed: head[6],
+            nanoseconds: head[7],
+            blames: core::array::from_fn(|at| head[8 + at]),
+            barred: head[11],
+            name: String::from_utf8_lossy(&name).escape_debug().to_string(),
+            places: places.chunks_exact(PLACE).map(place).collect(),
+        });
+    }
+    Ok(Some(u32::try_from(words[2]).ok()))
+}
+
+/// What asks a shrinker for how many objects it has, or to look at so many.
+fn request(shrinker: &Shrinker, place: &Place, objects: Option<u64>) -> Request {
+    let (index, rest) = (shrinker.id as u32, (shrinker.id >> 32) as u32);
+    Request { what: SHRINK, from: index, cpu: Some(rest), node: Some(place.node), until: objects, group: place.group }
+}
+
+impl Seen {
+    /// Asks until every shrinker was told of; `None` if there are none, or were none when the process last published.
+    fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
+        let Some(groups) = Groups::ask(process, page)? else { return Ok(None) };
+        let mut seen = Seen::default();
+        if !Desk::of(process, page)?.reports(SHRINKERS, |words| read(words, &mut seen))? {
+            return Ok(None);
+        }
+        seen.paths = groups.sorted().into_iter().map(|(path, _, group)| (group.id, path)).collect();
+        Ok(Some(seen))
+    }
+
+    fn path(&self, group: u64) -> String {
+        match self.paths.get(&group).map(String::as_str) {
+            Some("") => "(all)".to_string(),
+            Some(path) => path.to_string(),
+            None => format!("group {group}"),
+        }
+    }
+
+    /// Asks every shrinker that may be called how much it has.
+    fn count(&mut self, desk: &Desk<'_>) -> Result<()> {
+        for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
+            let whole = shrinker.clone();
+            for place in &mut shrinker.places {
+                place.objects = (desk.ask(&request(&whole, place, None))? == 0).then(|| desk.number(OBJECTS));
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&self, process: &Process) -> String {
+        let [threads, lost, waits, late] = self.threads;
+        let [direct, background] = self.passes;
+        let mut text = format!(
+            "Process {} ({}): {threads} reclaimers, {lost} that do not come back; {waits} waits for them, {late} in vain\n",
+            process.pid,
+            process.name.escape_debug(),
+        );
+        for (name, [passes, visits, scanned, freed, bytes]) in [("Direct", direct), ("Background", background)] {
+            text += &format!(
+                "{name}: {passes} passes asked {visits} groups, looked at {scanned} objects, freed {freed}; {} MiB\n",
+                number(bytes as f64 / f64::from(1 << 20), 1)
+            );
+        }
+        let row = |shrinker: &Shrinker| {
+            let milliseconds = number(shrinker.nanoseconds as f64 / 1e6, 1);
+            let numbers = [shrinker.calls, shrinker.scanned, shrinker.freed].map(|count| count.to_string());
+            let state = match (shrinker.flags & GONE != 0, shrinker.barred) {
+                (true, _) => "gone",
+                (_, 0) => "",
+                (_, 1) => "barred",
+                _ => "does not come back",
+            };
+            let blames = shrinker.blames.map(|count| count.to_string());
+            [shrinker.name.clone()]
+                .into_iter()
+                .chain(numbers)
+                .chain([milliseconds])
+                .chain(blames)
+                .chain([state.to_string()])
+                .collect()
+        };
+        let rows: Vec<Vec<String>> = self.shrinkers.iter().map(row).collect();
+        let mut heads = vec!["shrinker", "calls", "looked at", "freed", "ms"];
+        heads.extend(Verdict::ALL.map(Verdict::name));
+        heads.push("state");
+        text += &format!("\n{}", table(&heads, &rows));
+        let place = |(shrinker, place): (&Shrinker, &Place)| {
+            let objects = place.objects.map_or("?".to_string(), |objects| objects.to_string());
+            let node = if shrinker.flags & BY_NODE != 0 { place.node.to_string() } else { String::new() };
+            vec![self.path(place.group), shrinker.name.clone(), node, objects, place.deferred.to_string()]
+        };
+        let places =
+            self.shrinkers.iter().flat_map(|shrinker| shrinker.places.iter().map(move |place| (shrinker, place)));
+        let rows: Vec<Vec<String>> = places.map(place).collect();
+        text += &format!("\n{}", table(&["group", "shrinker", "node", "objects", "deferred"], &rows));
+        text
+    }
+
+    fn object(&self) -> Value {
+        let pass = |[passes, visits, scanned, freed, bytes]: [u64; 5]| json!({"passes": passes, "groups": visits, "scanned": scanned, "freed": freed, "bytes": bytes});
+        let shrinker = |shrinker: &Shrinker| {
+            let place = |place: &Place| {
+                let path = self.paths.get(&place.group);
+                json!({"group": place.group, "path": path, "node": place.node, "objects": place.objects, "deferred": place.deferred})
+            };
+            let blames: serde_json::Map<_, _> = Verdict::ALL
+                .iter()
+                .zip(shrinker.blames)
+                .map(|(verdict, count)| (verdict.name().into(), count.into()))
+                .collect();
+            let is = |flag: u64| shrinker.flags & flag != 0;
+            json!({
+                "name": shrinker.name, "id": shrinker.id, "by_node": is(BY_NODE), "by_group": is(BY_GROUP), "inline": is(INLINE),
+                "gone": is(GONE), "seeks": shrinker.seeks, "batch": shrinker.batch, "calls": shrinker.calls,
+                "scanned": shrinker.scanned, "freed": shrinker.freed, "nanoseconds": shrinker.nanoseconds, "blamed": blames,
+                "barred": shrinker.barred > 0, "places": shrinker.places.iter().map(place).collect::<Vec<_>>(),
+            })
+        };
+        let [reclaimers, lost, waits, late] = self.threads;
+        let [direct, background] = self.passes.map(pass);
+        json!({
+            "reclaimers": reclaimers, "lost": lost, "waits": waits, "late": late, "direct": direct, "background": background,
+            "shrinkers": self.shrinkers.iter().map(shrinker).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Where the answer says how many objects, in the desk.
+const OBJECTS: usize = 56;
+
+/// `neap stat PID --shrinkers`.
+pub(crate) fn show(process: &Process, is_json: bool) -> Result<ExitCode> {
+    let mut first = None;
+    for page in process.pages()? {
+        if let Some(mut seen) = Seen::ask(process, &page)? {
+            seen.count(&Desk::of(process, &page)?)?;
+            first = Some(seen);
+            break;
+        }
+    }
+    if is_json {
+        let shrinkers = first.as_ref().map(Seen::object);
+        println!("{}", json!({"pid": process.pid, "name": process.name, "reclaim": shrinkers}));
+    } else {
+        match first {
+            Some(seen) => print!("{}", seen.text(process)),
+            None => println!("Process {} ({}) has no shrinkers.", process.pid, process.name.escape_debug()),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `neap shrink`.
+pub(crate) fn shrink(options: &Options) -> Result<ExitCode> {
+    let process = Process::look(options.pid)?;
+    for page in process.pages()? {
+        let Some(seen) = Seen::ask(&process, &page)? else { continue };
+        let desk = Desk::of(&process, &page)?;
+        let named = |shrinker: &&Shrinker| shrinker.name == options.name && shrinker.flags & GONE == 0;
+        let wanted = |place: &&Place| {
+            let of_group = options.group.as_ref().is_none_or(|path| seen.paths.get(&place.group) == Some(path));
+            of_group && options.node.is_none_or(|node| place.node == node)
+        };
+        let mut asked = 0;
+        for shrinker in seen.shrinkers.iter().filter(named) {
+            for place in shrinker.places.iter().filter(wanted) {
+                asked += 1;
+                let path = seen.path(place.group);
+                match desk.ask(&request(shrinker, place, Some(options.objects)))? {
+                    0 => println!("{path}, node {}: {} objects freed", place.node, desk.number(OBJECTS)),
+                    _ => println!("{path}, node {}: no answer (it is barred, gone, or too slow)", place.node),
+                }
+            }
+        }
+        if asked > 0 {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let of = options
+        .group
+        .as_ref()
+        .map_or(String::new(), |path| format!(" with anything of group \"{}\"", path.escape_debug()));
+    bail!("process {} has no shrinker \"{}\"{of}", process.pid, options.name.escape_debug())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_as_it_is_written_and_a_damaged_one_is_refused() {
+        let mut words = vec![0; HEAD];
+        words[..3].copy_from_slice(&[1, 1, 7]);
+        words[3..7].copy_from_slice(&[2, 1, 30, 4]);
+        words[7] = 5;
+        words.extend([7 << 32 | 3, BY_GROUP | INLINE, 2, 32, 10, 20, 15, 3_000_000, 1, 0, 2, 1, 5]);
+        words.extend([u64::from_ne_bytes(*b"pages\0\0\0"), 0, 0, 0, 0, 0, 0, 1]);
+        words.extend([99, 0, 12]);
+        let mut seen = Seen::default();
+        assert_eq!(read(&words, &mut seen).unwrap(), Some(Some(7)));
+        let [shrinker] = &seen.shrinkers[..] else { panic!("one shrinker") };
+        let place = Place { group: 99, node: 0, deferred: 12, objects: None };
+        assert_eq!((shrinker.name.as_str(), shrinker.blames, &shrinker.places[..]), ("pages", [1, 0, 2], &[place][..]));
+        let object = seen.object();
+        assert_eq!((object["direct"]["passes"].as_u64(), object["late"].as_u64()), (Some(5), Some(4)));
+        assert_eq!(object["shrinkers"][0]["blamed"]["panicked"].as_u64(), Some(2));
+        let asked = request(shrinker, &place, Some(5));
+        assert_eq!((asked.from, asked.cpu, asked.group, asked.until), (3, Some(7), 99, Some(5)));
+        for (at, wrong) in [(1, 2), (HEAD + SHRINKER - 1, 17), (1, u64::MAX)] {
+            let mut damaged = words.clone();
+            damaged[at] = wrong;
+            assert!(read(&damaged, &mut Seen::default()).is_err(), "{at}");
+        }
+        assert!(read(&words[..HEAD - 1], &mut Seen::default()).is_err());
+        assert_eq!(read(&[0; HEAD], &mut Seen::default()).unwrap(), None);
+    }
+}

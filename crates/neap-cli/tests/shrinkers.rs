@@ -1,0 +1,76 @@
+//! `neap stat --shrinkers` and `neap shrink` on a process with caches: this one.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use neap::groups::{Bound, Charge, Group};
+use neap::reclaim::Shrinker;
+use running::{neap, object, until};
+use serde_json::Value;
+use std::sync::{Arc, Mutex};
+
+const OBJECT: u64 = 64 << 10;
+
+fn look() -> Value {
+    object("stat", std::process::id(), &["--shrinkers"]).unwrap()["reclaim"].take()
+}
+
+fn shrinker<'v>(seen: &'v Value, name: &str) -> &'v Value {
+    let all = seen["shrinkers"].as_array().unwrap_or_else(|| panic!("{seen}"));
+    all.iter().find(|shrinker| shrinker["name"] == name).unwrap_or_else(|| panic!("no {name} in {seen}"))
+}
+
+#[test]
+fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
+    let group = Group::create("tenant/acme").unwrap();
+    group.set(Bound::Max, 128 * OBJECT).unwrap();
+    let objects: Arc<Mutex<Vec<Charge>>> = Arc::default();
+    let (counted, shrunk) = (objects.clone(), objects.clone());
+    let evict = move |wanted: u64| {
+        let mut objects = shrunk.lock().unwrap();
+        let left = objects.len().saturating_sub(wanted as usize);
+        (objects.drain(left..).count()) as u64
+    };
+    let count = move || counted.lock().unwrap().len() as u64;
+    let cache = Shrinker::named("pages").group(group).batch(4).register(count, evict).unwrap();
+    let bad = Shrinker::named("bad one").group(group).batch(1).register(|| 1000, |_| u64::MAX / 2).unwrap();
+    for _ in 0..1000 {
+        let charge = group.charge(OBJECT).unwrap();
+        objects.lock().unwrap().push(charge);
+    }
+    let pid = std::process::id();
+    let seen = until("a report", || (look()["shrinkers"].as_array()?.len() >= 2).then(look));
+    let pages = shrinker(&seen, "pages");
+    assert!(pages["freed"].as_u64() >= Some(800) && pages["calls"].as_u64() >= Some(200), "{pages}");
+    let place = &pages["places"][0];
+    assert_eq!(
+        (place["path"].as_str(), place["objects"].as_u64()),
+        (Some("tenant/acme"), Some(objects.lock().unwrap().len() as u64))
+    );
+    let blamed = shrinker(&seen, "bad one");
+    assert!(blamed["blamed"]["lied"].as_u64() >= Some(1), "{blamed}");
+    assert!(seen["direct"]["bytes"].as_u64() >= Some(800 * OBJECT) && seen["reclaimers"].as_u64() >= Some(1), "{seen}");
+    // By name, of a group.
+    let before = objects.lock().unwrap().len();
+    let shrunk = neap("shrink", pid, &["pages", "20", "--group", "tenant/acme"]);
+    let text = String::from_utf8_lossy(&shrunk.stdout);
+    assert!(shrunk.status.success() && text.contains("tenant/acme, node 0: 20 objects freed"), "{text}");
+    assert_eq!(objects.lock().unwrap().len(), before - 20);
+    for (more, complaint) in [
+        (&["nobody", "1"][..], "has no shrinker \"nobody\""),
+        (&["pages", "1", "--group", "other"], "anything of group \"other\""),
+        (&["pages", "1", "--node", "31"], "has no shrinker \"pages\""),
+    ] {
+        let refused = neap("shrink", pid, more);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && text.contains(complaint), "{text}");
+    }
+    let report = neap("stat", pid, &["--shrinkers"]);
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(report.status.success() && text.lines().any(|line| line.starts_with("| bad one")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("| tenant/acme") && line.contains("pages")), "{text}");
+    drop((cache, bad));
+    let gone = look();
+    assert_eq!(shrinker(&gone, "bad one")["gone"].as_bool(), Some(true), "it is still named");
+}
