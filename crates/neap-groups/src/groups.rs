@@ -302,9 +302,7 @@ impl Groups {
         host.inside(|| {
             let charged = self.tree.with(id, Group::usage)?;
             let mut unused = 0;
-            let mut see = |payer: Payer, bytes: u64| unused += if self.is_below(payer.id(), id) { bytes } else { 0 };
-            self.stocks.each(&mut see);
-            host.each_kept(&mut see);
+            self.each_slack(host, &mut |payer, bytes| unused += if self.is_below(payer.id(), id) { bytes } else { 0 });
             Ok(charged.saturating_sub(unused))
         })
     }
@@ -316,10 +314,15 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
 
-    /// Calls `each` with the bytes of every word of every stock, and the group that they are charged to, as far as that can be seen at this
-    /// moment. Inside the gate.
-    pub fn each_stocked(&self, mut each: impl FnMut(GroupId, u64)) {
-        self.stocks.each(|payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
+    /// Calls `each` with bytes that are charged and that nobody uses, stocked or kept by caches, and the group that they are charged to, as far as
+    /// that can be seen at this moment. Inside the gate.
+    pub fn each_unused<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(GroupId, u64)) {
+        self.each_slack(host, &mut |payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
+    }
+
+    fn each_slack<H: Reclaimer>(&self, host: &H, each: &mut dyn FnMut(Payer, u64)) {
+        self.stocks.each(&mut *each);
+        host.each_kept(each);
     }
 
     /// Bytes of a kind that somebody uses, in all groups together: charged, and not stocked. Exact while nobody charges. Inside the gate.

@@ -38,9 +38,9 @@ pub(crate) struct Group {
     /// Bytes of its own, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
     pub(crate) events: [u64; Event::ALL.len()],
-    /// Bytes of its own that are stocked, and nobody uses.
+    /// Bytes of its own that nobody uses: stocked, or kept by caches.
     pub(crate) stocked: u64,
-    /// Bytes that it and those below it use: what is charged without what is stocked.
+    /// Bytes that it and those below it use: what is charged without what is so.
     pub(crate) used: u64,
 }
 

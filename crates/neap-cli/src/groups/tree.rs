@@ -49,7 +49,7 @@ pub(super) fn report(process: &Process, seen: &Seen, dead: bool) -> String {
         let _ = writeln!(text, "{}", remarks(group));
     }
     let _ = writeln!(text);
-    let _ = writeln!(text, "# of its own limit, - of what all use. Peaks count what was stocked on CPUs, too.");
+    let _ = writeln!(text, "# of its own limit, - of what all use. Peaks count what CPUs and caches kept, too.");
     if dead {
         let _ = writeln!(text);
         let _ = writeln!(text, "Deleted groups on their way out: {}.", seen.dying);
