@@ -21,7 +21,7 @@ use crate::tree::{Count, Denied, Tree};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
-use neap_percpu::{Handle, Host, Owner, Wait};
+use neap_percpu::{Alone, Charge, Handle, Host, Owner, Wait};
 
 /// Looks whether somebody is still on the way through what is to end, one after the other: a few more than are needed where nobody is.
 const LOOKS: u32 = 4;
@@ -54,6 +54,9 @@ pub trait Reclaimer: Host {
     /// lock ([`Groups::above`] and its like), and is done soon.
     fn offline(&self, _groups: &Groups, _child: Seat, _parent: Seat) {}
 }
+
+/// Nobody is asked for anything.
+impl<P: Platform, C: Charge> Reclaimer for Alone<'_, P, C> {}
 
 /// How soon [`Groups::tick`] wants to come again, in nanoseconds, where nothing is more urgent.
 pub const INTERVAL: u64 = 250_000_000;

@@ -21,58 +21,56 @@ global_asm!(
     ".popsection",
 );
 
+/// Where the words lie behind the name, in bytes.
+const ENTERED: usize = 0;
+const CALLING: usize = 8;
+
 /// What this thread has entered; 0: nothing.
 #[inline(always)]
 pub fn entered() -> usize {
-    let word: usize;
-    // SAFETY: reads a word of this thread's own, whose place the loader has put where the first instruction looks.
-    unsafe {
-        asm!(
-            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov {0}, qword ptr fs:[{0}]",
-            out(reg) word, options(nostack, readonly, preserves_flags)
-        );
-    }
-    word
+    word::<ENTERED>()
 }
 
 /// Says what this thread has entered from now on; 0: nothing.
 #[inline(always)]
 pub fn set_entered(word: usize) {
-    // SAFETY: writes a word of this thread's own, which nothing but these two functions knows.
-    unsafe {
-        asm!(
-            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov qword ptr fs:[{0}], {1}",
-            out(reg) _, in(reg) word, options(nostack, preserves_flags)
-        );
-    }
+    set_word::<ENTERED>(word);
 }
 
 /// What this thread is calling; 0: nothing.
 #[inline(always)]
 pub fn calling() -> usize {
+    word::<CALLING>()
+}
+
+/// Says what this thread is calling from now on; 0: nothing. What the word leads to is written before.
+#[inline(always)]
+pub fn set_calling(word: usize) {
+    set_word::<CALLING>(word);
+}
+
+#[inline(always)]
+fn word<const AT: usize>() -> usize {
     let word: usize;
-    // SAFETY: as for `entered`; the word is behind that.
+    // SAFETY: reads a word of this thread's own, whose place the loader has put where the first instruction looks.
     unsafe {
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov {0}, qword ptr fs:[{0} + 8]",
-            out(reg) word, options(nostack, readonly, preserves_flags)
+            "mov {0}, qword ptr fs:[{0} + {at}]",
+            out(reg) word, at = const AT, options(nostack, readonly, preserves_flags)
         );
     }
     word
 }
 
-/// Says what this thread is calling from now on; 0: nothing.
 #[inline(always)]
-pub fn set_calling(word: usize) {
-    // SAFETY: as for `set_entered`; the word is behind that. What the word leads to is written before.
+fn set_word<const AT: usize>(word: usize) {
+    // SAFETY: writes a word of this thread's own, which nothing but the functions above knows.
     unsafe {
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov qword ptr fs:[{0} + 8], {1}",
-            out(reg) _, in(reg) word, options(nostack, preserves_flags)
+            "mov qword ptr fs:[{0} + {at}], {1}",
+            out(reg) _, in(reg) word, at = const AT, options(nostack, preserves_flags)
         );
     }
 }

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use anyhow::{Result, anyhow};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, How, Kind, Payer, Reclaimer};
-use neap_percpu::{Alone, Host, PerCpuData, Shape};
+use neap_groups::{GroupId, Groups, How, Kind, Payer};
+use neap_percpu::{Alone, PerCpuData, Shape};
 
 use super::PAGE;
 use crate::work::Outcome;
@@ -35,30 +35,14 @@ impl Pattern {
 /// Pages between a charge and its return where that is by another CPU.
 const ON_THE_WAY: usize = 1000;
 
-#[derive(Clone, Copy)]
-struct Machine<'a>(Alone<'a, Virtual>);
-
-impl Host for Machine<'_> {
-    type Platform = Virtual;
-    type Charge = ();
-
-    fn platform(&self) -> &Virtual {
-        self.0.platform
-    }
-
-    fn data(&self) -> &PerCpuData {
-        self.0.data
-    }
-}
-
-impl Reclaimer for Machine<'_> {}
+type Machine<'a> = Alone<'a, Virtual>;
 
 /// Calls of a pattern to a group so deep on so many CPUs, after a tenth as many to warm up; `shared` of its counts is the operations.
 pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Result<Outcome> {
     let machine = Virtual::new(neap_os::memory::page_size(), cpus);
     let shape = Shape { span: 16 << 20, ..Shape::usual(cpus) };
     let data = PerCpuData::open(&machine, &shape, |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let host = Machine(Alone { data: &data, platform: &machine });
+    let host = Alone { data: &data, platform: &machine };
     let groups = Groups::open(&host)?;
     let mut group = GroupId::ROOT;
     for _ in 0..depth {
