@@ -17,7 +17,7 @@ use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
 use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Order, Pfn};
 use neap_pages::{NodePages, Shape, SideTable};
@@ -95,6 +95,8 @@ pub struct Objects<P: Platform> {
     pub(crate) surplus: Surplus,
     /// Bytes of all vectors of [`owners`](crate::owners).
     pub(crate) vector_bytes: AtomicU64,
+    /// Whether anything has ever had an owner.
+    pub(crate) owned: AtomicBool,
     /// How owners are paid back.
     pub payback: Payback,
     /// Objects that went around a busy slot.
@@ -142,6 +144,7 @@ impl<P: Platform> Objects<P> {
             surplus: Surplus::default(),
             others,
             vector_bytes: AtomicU64::new(0),
+            owned: AtomicBool::new(false),
             payback: Payback::closed(),
             busy: AtomicU64::new(0),
             platform,

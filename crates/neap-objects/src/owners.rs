@@ -1,13 +1,14 @@
-//! Who pays for an object: a word for each, in vectors beside the pages that need them.
+//! Who pays for an object: a word for all that start on a page while it is one owner, and then one for each, in a vector.
 //!
 //! Sits between whoever charges for what is allocated, whose owners are numbers and no more here, and the state bytes,
-//! which say whether an object has one. A page of a slab gets a vector when the first object that starts there is to have
-//! an owner; where it lies, and how an object's place on the page leads to its entry, is in the page's frame. A vector is
-//! an object of neap's own, in no state, so that freeing it by hand is found out; it goes back when its slab has no other
-//! objects in use, and when its page is about to become a hole. What nobody pays for costs nothing here.
+//! which say whether an object has one. The frame of a slab's page says who its first owner was; the second gets the page
+//! a vector: where it lies, and how an object's place on the page leads to its entry, is then in the frame instead. A
+//! vector is an object of neap's own, in no state, so that freeing it by hand is found out. All that is forgotten when the
+//! slab has no objects in use but neap's own, and when the page is about to become a hole.
 //!
-//! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. A vector is installed by
-//! whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when nobody has one.
+//! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. An owner or a vector is
+//! installed by whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when
+//! nobody has one.
 
 use crate::hot::Hot;
 use crate::objects::Objects;
@@ -20,8 +21,47 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::{Pfn, Platform};
 use neap_pages::State;
 
-/// What the [word](neap_pages::Frame::word) of a slab's page holds: the address of the page's vector, and below it a factor
-/// that leads from grains of the page to entries of the vector. All zeroes: no vector.
+/// What the [word](neap_pages::Frame::word) of a slab's page holds: 0, while nobody has paid for anything there; who pays
+/// for every object that somebody pays for, below a bit that says so; or a [`Vector`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owners(u64);
+
+impl Owners {
+    /// One for all. No vector has this bit.
+    const SOLE: u64 = 1 << 63;
+
+    const fn sole(owner: u64) -> Owners {
+        Owners(owner | Owners::SOLE)
+    }
+
+    /// The one who pays for all.
+    #[inline(always)]
+    fn owner(self) -> Option<u64> {
+        (self.0 & Owners::SOLE != 0).then_some(self.0 & !Owners::SOLE)
+    }
+
+    /// Where there is more than one.
+    #[inline(always)]
+    pub(crate) fn vector(self) -> Option<Vector> {
+        if self.0 & Owners::SOLE != 0 { None } else { Vector(self.0).some() }
+    }
+
+    /// Who pays for an object of the page that somebody pays for, and whose grain of the page is `grain`.
+    ///
+    /// # Safety
+    /// As for [`Vector::entry`].
+    #[inline(always)]
+    unsafe fn of(self, grain: impl FnOnce() -> usize) -> Option<u64> {
+        match self.owner() {
+            Some(owner) => Some(owner),
+            // SAFETY: as the caller promises.
+            None => self.vector().map(|vector| unsafe { vector.entry(grain()) }.load(Relaxed)),
+        }
+    }
+}
+
+/// Where a page's owners are if it has several: an address, and below it a factor that leads from grains of the page to
+/// entries of 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vector(u64);
 
@@ -42,13 +82,17 @@ impl Vector {
         Vector((address as u64) << Vector::ADDRESS | Vector::factor(class))
     }
 
-    /// The class of vectors for pages of slabs of `class`.
-    pub(crate) fn class(class: Class, page_size: usize) -> Class {
-        let last = Vector::new(0, class).entry_of(page_size / GRAIN - 1);
-        Class::of_size((last + 1) * size_of::<u64>())
+    /// Entries for a page.
+    const fn entries(self, page_size: usize) -> usize {
+        self.entry_of(page_size / GRAIN - 1) + 1
     }
 
-    pub(crate) fn some(self) -> Option<Vector> {
+    /// The class of vectors for pages of slabs of `class`.
+    pub(crate) fn class(class: Class, page_size: usize) -> Class {
+        Class::of_size(Vector::new(0, class).entries(page_size) * size_of::<u64>())
+    }
+
+    fn some(self) -> Option<Vector> {
         (self.0 != 0).then_some(self)
     }
 
@@ -78,49 +122,48 @@ impl Vector {
 pub(crate) struct VectorList(u64);
 
 impl Hot {
-    /// The vector of the page that an object starts on.
+    /// Who pays for objects of the page that an object starts on.
     ///
     /// # Safety
     /// The object lies in the arena that this was opened for.
     #[inline(always)]
-    unsafe fn vector(&self, object: *const u8) -> Option<Vector> {
+    unsafe fn owners(&self, object: *const u8) -> Owners {
         let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
-        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in `own_slowly`: what the vector's
+        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in `own_slowly`: what a vector's
         // memory was before is over.
-        Vector(unsafe { &*frame }.word().load(Acquire)).some()
+        Owners(unsafe { &*frame }.word().load(Acquire))
     }
 
-    /// The entry of an object in its page's vector.
-    ///
-    /// # Safety
-    /// Somebody has the object, so that the page keeps its vector.
     #[inline(always)]
-    unsafe fn entry(&self, vector: Vector, object: *const u8) -> &AtomicU64 {
-        // SAFETY: as the caller promises.
-        unsafe { vector.entry((object.addr() & self.page_mask.load(Relaxed)) / GRAIN) }
+    fn grain_of_page(&self, object: *const u8) -> usize {
+        (object.addr() & self.page_mask.load(Relaxed)) / GRAIN
     }
 
-    /// What an object's entry says.
+    /// Who pays for an object.
     ///
     /// # Safety
-    /// Somebody pays for the object, and the caller has it.
+    /// Somebody does, and the caller has it.
     #[inline(always)]
     pub(crate) unsafe fn owner(&self, object: *const u8) -> Option<u64> {
         // SAFETY: as the caller promises.
-        unsafe { Some(self.entry(self.vector(object)?, object).load(Relaxed)) }
+        unsafe { self.owners(object).of(|| self.grain_of_page(object)) }
     }
 
     /// Says who pays for an object from now on, whoever it was before; `false`, and nothing has changed, where that takes
     /// [`Objects::own_slowly`].
     ///
     /// # Safety
-    /// The object is one of `class` that the caller alone has, of the instance that this was opened for; `owner` is not 0.
+    /// The object is one of `class` that the caller alone has, of the instance that this was opened for; `owner` is neither 0
+    /// nor above 2^63.
     #[inline]
     pub unsafe fn own(&self, class: Class, object: *mut u8, owner: u64) -> bool {
         // SAFETY: as the caller promises.
         unsafe {
-            let Some(vector) = self.vector(object) else { return false };
-            self.entry(vector, object).store(owner, Relaxed);
+            let owners = self.owners(object);
+            if owners != Owners::sole(owner) {
+                let Some(vector) = owners.vector() else { return false };
+                vector.entry(self.grain_of_page(object)).store(owner, Relaxed);
+            }
             self.states().set(class.place(), object.addr() / GRAIN, ACCOUNTED);
         }
         true
@@ -141,21 +184,35 @@ impl Hot {
 }
 
 impl<P: Platform> Objects<P> {
-    /// As [`Hot::own`], and makes the page's vector if it has none; `false`, and nothing has changed, where there is no
-    /// memory for that.
+    /// As [`Hot::own`], and makes the page's vector if the object's owner is its second; `false`, and nothing has changed, where
+    /// there is no memory for that.
+    ///
+    /// Who has an object of the page keeps the word from being forgotten, and it only ever goes from 0 to an owner to a vector.
+    /// One that comes late for the first finds another owner, and one that comes late for a vector finds that.
     ///
     /// # Safety
     /// As for [`Hot::own`]; `hot` was opened for this instance.
     #[cold]
     #[inline(never)]
     pub unsafe fn own_slowly(&self, hot: &Hot, class: Class, object: *mut u8, owner: u64) -> bool {
+        self.owned.store(true, Relaxed);
         let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
-        if word.load(Relaxed) == 0 {
+        // Relaxed: no memory is behind an owner.
+        let first = match word.compare_exchange(0, Owners::sole(owner).0, Relaxed, Relaxed) {
+            Ok(_) => None,
+            Err(found) => Owners(found).owner().filter(|first| *first != owner),
+        };
+        if let Some(first) = first {
             let vector_class = Vector::class(class, self.pages.page_size());
             let Some(memory) = self.private_memory(hot, vector_class) else { return false };
             let vector = Vector::new(memory.expose_provenance().get(), class);
-            // Release pairs with the Acquire in `owner_entry`.
-            match word.compare_exchange(0, vector.0, Release, Relaxed) {
+            // SAFETY: the memory is this thread's alone, and has so many entries.
+            unsafe {
+                core::slice::from_raw_parts_mut(memory.as_ptr().cast::<u64>(), vector.entries(self.pages.page_size()))
+            }
+            .fill(first);
+            // Release pairs with the Acquire in `Hot::owners` and `Objects::owners`.
+            match word.compare_exchange(Owners::sole(first).0, vector.0, Release, Relaxed) {
                 Ok(_) => _ = self.vector_bytes.fetch_add(vector_class.size() as u64, Relaxed),
                 // Another thread has made one for another object of the page.
                 Err(_) => self.flush_private(vector_class, memory.as_ptr()),
@@ -179,15 +236,16 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Detaches the vectors of some pages of a slab.
+    /// Forgets who paid for objects of some pages of a slab, and detaches their vectors.
     ///
     /// # Safety
     /// The caller holds the lock of the slab's class cache. No object that starts on these pages is anybody's but neap's own,
     /// and none will be before the lock is dropped.
     pub(crate) unsafe fn detach(&self, pages: Range<u32>, vectors: &mut VectorList) {
         for page in pages {
-            let Some(vector) = self.vector(Pfn(page)) else { continue };
+            let owners = self.owners(Pfn(page));
             self.pages.frames().frame(Pfn(page)).word().store(0, Relaxed);
+            let Some(vector) = owners.vector() else { continue };
             // SAFETY: nobody else has the vector now; every one has a first entry.
             unsafe { vector.entry(0) }.store(vectors.0, Relaxed);
             vectors.0 = vector.0;
@@ -210,17 +268,22 @@ impl<P: Platform> Objects<P> {
         self.vector_bytes.load(Relaxed)
     }
 
-    /// The vector of a slab's page.
-    pub(crate) fn vector(&self, page: Pfn) -> Option<Vector> {
-        // Acquire pairs with the Release in `own_slowly`.
-        Vector(self.pages.frames().frame(page).word().load(Acquire)).some()
+    /// Whether anything has ever had an owner.
+    pub fn has_owned(&self) -> bool {
+        self.owned.load(Relaxed)
     }
 
-    /// What the entry of an object says that somebody pays for; 0 where its page has no vector.
+    /// Who pays for objects of a slab's page.
+    pub(crate) fn owners(&self, page: Pfn) -> Owners {
+        // Acquire pairs with the Release in `own_slowly`.
+        Owners(self.pages.frames().frame(page).word().load(Acquire))
+    }
+
+    /// Who pays for an object that somebody pays for; 0 where its page knows nobody.
     pub(crate) fn owner_at(&self, object: usize) -> u64 {
         let grain = (object & (self.pages.page_size() - 1)) / GRAIN;
         // SAFETY: the object exists, so the page keeps its vector.
-        self.vector(self.pages.pfn(object)).map_or(0, |vector| unsafe { vector.entry(grain) }.load(Relaxed))
+        unsafe { self.owners(self.pages.pfn(object)).of(|| grain) }.unwrap_or(0)
     }
 
     /// Calls `each` with the class of every object that somebody pays for, cached ones included, the object, and its owner; and
@@ -275,7 +338,7 @@ mod tests {
                 }
                 // No more entries than objects may start on a page: 8 bytes for each.
                 let most = page_size.div_ceil(class.size());
-                assert_eq!(vector.entry_of(page_size / GRAIN - 1) + 1, most, "{class:?} on {page_size}");
+                assert_eq!(vector.entries(page_size), most, "{class:?} on {page_size}");
             }
         }
     }
@@ -283,13 +346,18 @@ mod tests {
     #[test]
     fn a_word_keeps_address_and_factor_apart() {
         for class in Class::all() {
-            for address in [16, 0x7fff_ffff_fff0, 0xffff_ffff_fff0, 0x5555_5555_5550] {
+            for address in [16, 0x7fff_ffff_fff0, 0x5555_5555_5550] {
                 let vector = Vector::new(address, class);
                 assert_eq!((vector.address(), vector.some()), (address, Some(vector)), "{class:?}");
+                let owners = Owners(vector.0);
+                assert_eq!((owners.owner(), owners.vector()), (None, Some(vector)), "{class:?}");
                 assert_eq!(vector.entry_of(0), 0);
             }
         }
-        assert_eq!(Vector(0).some(), None);
+        for owner in [1, u64::MAX >> 1] {
+            assert_eq!((Owners::sole(owner).owner(), Owners::sole(owner).vector()), (Some(owner), None));
+        }
+        assert_eq!((Owners(0).owner(), Owners(0).vector()), (None, None));
         assert_eq!(Vector::new(0, Class(1)).entry_of(4095), 4095, "every grain");
     }
 }

@@ -141,7 +141,7 @@ impl<P: Platform> Objects<P> {
     /// Calls `each` with class and owner of every object in a stack or a full sheaf that somebody has paid for: exactly while nobody
     /// allocates or frees, else about so. Takes the class caches' locks, one at a time, and none that a fast path takes.
     pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64)) {
-        if self.vector_bytes() == 0 {
+        if !self.has_owned() {
             return;
         }
         for class in Class::all() {

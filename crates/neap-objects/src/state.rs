@@ -169,12 +169,7 @@ impl States {
     pub unsafe fn release(self, place: u16, grain: usize) -> bool {
         // SAFETY: as the caller promises.
         let (byte, start) = unsafe { self.byte(place, grain) };
-        let state = byte.load(Ordering::Relaxed) ^ start;
-        let held = state == ALLOCATED || state == ACCOUNTED;
-        if held {
-            byte.store(state ^ FREED ^ start, Ordering::Relaxed);
-        }
-        held
+        States::let_go(byte, start)
     }
 
     /// The same for a small object, by the first of [`States::origins`] alone.
@@ -184,18 +179,22 @@ impl States {
     #[inline(always)]
     pub(crate) unsafe fn release_small(small: *const AtomicU8, grain: usize) -> bool {
         // SAFETY: as the caller promises.
-        let byte = unsafe { &*small.wrapping_add(grain) };
+        States::let_go(unsafe { &*small.wrapping_add(grain) }, 0)
+    }
+
+    /// A state that depended on the one before, without a jump for what somebody pays for, is what the next malloc would wait for.
+    #[inline(always)]
+    fn let_go(byte: &AtomicU8, start: u8) -> bool {
         let state = byte.load(Ordering::Relaxed);
-        // Constants, and a jump for what somebody pays for: a state that depends on the one before is what the next malloc waits for.
-        if state == ALLOCATED {
-            byte.store(CACHED, Ordering::Relaxed);
+        if state == ALLOCATED ^ start {
+            byte.store(CACHED ^ start, Ordering::Relaxed);
             return true;
         }
         core::hint::cold_path();
-        if state != ACCOUNTED {
+        if state != ACCOUNTED ^ start {
             return false;
         }
-        byte.store(PAID, Ordering::Relaxed);
+        byte.store(PAID ^ start, Ordering::Relaxed);
         true
     }
 

@@ -271,7 +271,7 @@ impl<P: Platform> Objects<P> {
         self.verify_kinds(page, pages, class)?;
         for inside in 0..pages {
             let useless = holes >> inside & 1 == 1 || free + private == objects;
-            self.verify_vector(page.plus(inside), class, useless, walk)?;
+            self.verify_owners(page.plus(inside), class, useless, walk)?;
         }
         let census = self.walk_objects(id, class, objects, at)?;
         let bytes = pages as usize * self.pages.page_size();
@@ -289,12 +289,15 @@ impl<P: Platform> Objects<P> {
         Ok(pages)
     }
 
-    /// The vector of a slab's page is an object of neap's own that the page's objects have their entries in.
-    fn verify_vector(&self, page: Pfn, class: Class, useless: bool, walk: &mut Walk) -> Result<(), Finding> {
-        let Some(vector) = self.vector(page) else { return Ok(()) };
+    /// A page has owners only while somebody may have an object of it, and its vector is an object of neap's own that the page's
+    /// objects have their entries in.
+    fn verify_owners(&self, page: Pfn, class: Class, useless: bool, walk: &mut Walk) -> Result<(), Finding> {
+        let (owners, known) = (self.owners(page), u64::from(self.pages.frames().frame(page).word().load(Relaxed) != 0));
+        let at = self.pages.address(page);
+        Finding::unless_equal("owner where nobody can have an object", class, at, 0, known & u64::from(useless))?;
+        let Some(vector) = owners.vector() else { return Ok(()) };
         let (at, memory) = (vector.address(), Vector::class(class, self.pages.page_size()));
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
-        equal("vector where nobody can have an object", 0, useless.into())?;
         let kind = self.class_at(core::ptr::without_provenance(at)).map_or(u8::MAX, |kind| kind.0);
         equal("class of a vector's memory", memory.0.into(), kind.into())?;
         let frame = self.pages.frames().frame(self.pages.pfn(at));

@@ -1,8 +1,8 @@
 //! Owners of objects.
 //!
 //! Goal: who pays for an object is who was said to last, from any thread and CPU, whatever becomes of its neighbours; an
-//! object that nobody pays for is as before; vectors are there where they are needed and nowhere else, and all gone when
-//! everything is free, also where slabs hold vectors for each other; what has gone wrong with memory for a vector has
+//! object that nobody pays for is as before; vectors are there where a page has several owners and nowhere else, and all gone
+//! when everything is free, also where slabs hold vectors for each other; what has gone wrong with memory for a vector has
 //! changed nothing. Method: virtual machines of every page size against a model, real threads on real sequences, and the
 //! proof after everything.
 
@@ -100,6 +100,11 @@ fn check(o: &Instance, held: &Held) {
     assert_eq!(met, kept, "what caches keep");
 }
 
+/// Who pays for an object where neighbours are to have different owners, of `owners` and one more.
+fn in_turn(address: usize, size: usize, owners: u64) -> u64 {
+    owners + (address / size % 2) as u64
+}
+
 /// Gives everything back: then there is no vector, and no slab.
 fn end(o: &Instance, held: Held) {
     held.into_iter().for_each(|(address, (class, owner))| assert_eq!(give(o, class, pointer(address)), owner));
@@ -117,8 +122,15 @@ fn pages(held: &Held, wanted: impl Fn(u64) -> bool) -> usize {
     pages.len()
 }
 
+/// Pages on which several objects start.
+fn shared_pages(held: &Held) -> usize {
+    let mut objects = BTreeMap::<usize, usize>::new();
+    held.keys().for_each(|address| *objects.entry(address / 4096).or_default() += 1);
+    objects.values().filter(|objects| **objects > 1).count()
+}
+
 /// So many vectors of so many bytes are all that there are.
-fn bytes(o: &Instance, vectors: usize, of: usize) {
+fn bytes<P: Platform>(o: &Opened<P>, vectors: usize, of: usize) {
     assert_eq!(o.vector_bytes(), (vectors * Class::of_size(of).size()) as u64);
 }
 
@@ -180,20 +192,23 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
 }
 
 #[test]
-fn an_owner_costs_eight_bytes_where_one_is_and_nothing_elsewhere() {
+fn one_owner_of_a_page_costs_nothing_and_several_cost_eight_bytes_an_object() {
     for (size, on_a_page) in [(16, 256), (64, 64), (1024, 4), (2048, 2)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let class = Class::of_size(size);
         let mut held: Held = (0..40 * on_a_page).map(|_| (o.take(class).unwrap().addr(), (class, 0))).collect();
         assert_eq!(o.vector_bytes(), 0, "nobody pays for anything");
-        for (&address, (_, owner)) in &mut held {
-            if address / 4096 % 2 == 0 {
-                *owner = address as u64;
+        let mut owned_by = |of: fn(usize) -> u64| {
+            for (&address, (_, owner)) in held.iter_mut().filter(|(address, _)| **address / 4096 % 2 == 0) {
+                *owner = of(address);
                 assert!(own(&o, class, pointer(address), *owner));
             }
-        }
+            check(&o, &held);
+            o.vector_bytes()
+        };
+        assert_eq!(owned_by(|page| (page / 4096) as u64), 0, "one for each page");
+        owned_by(|object| object as u64);
         bytes(&o, pages(&held, |owner| owner != 0), 8 * on_a_page);
-        check(&o, &held);
         end(&o, held);
     }
 }
@@ -206,11 +221,13 @@ fn slabs_that_hold_vectors_for_each_other_go_all_the_same() {
     let mut held = Held::new();
     let mut take = |class: Class| {
         let object = o.take(class).unwrap();
-        held.insert(object.addr(), (class, 1));
+        held.insert(object.addr(), (class, 2));
         object
     };
     let objects = [(small, take(small)), (large, take(large))];
-    objects.iter().for_each(|&(class, object)| assert!(own(&o, class, object, 1)));
+    for owner in [1, 2] {
+        objects.iter().for_each(|&(class, object)| assert!(own(&o, class, object, owner)));
+    }
     let slab = |object: usize| o.pages.frames().frame(o.pages.pfn(object)).owner();
     // What the two classes have is one slab each, so there is nowhere else for the vectors to be.
     let (census, slabs) = (o.prove(), objects.map(|(_, object)| slab(object.addr())));
@@ -223,16 +240,16 @@ fn slabs_that_hold_vectors_for_each_other_go_all_the_same() {
 fn the_vector_of_a_page_goes_when_the_page_does() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let class = Class::of_size(1024);
-    let mut held: Held = (0..640).map(|_| (o.take(class).unwrap().addr(), (class, 7))).collect();
-    held.keys().for_each(|&address| assert!(own(&o, class, pointer(address), 7)));
-    bytes(&o, pages(&held, |_| true), 32);
+    let take = || o.take(class).unwrap().addr();
+    let mut held: Held = (0..640).map(|_| take()).map(|at| (at, (class, in_turn(at, 1024, 7)))).collect();
+    held.iter().for_each(|(&address, &(_, owner))| assert!(own(&o, class, pointer(address), owner)));
+    bytes(&o, shared_pages(&held), 32);
     let given: Vec<usize> = held.keys().copied().filter(|address| address / 4096 % 8 != 3).collect();
     for address in given {
-        assert_eq!(give(&o, class, pointer(address)), 7);
-        held.remove(&address);
+        assert_eq!(give(&o, class, pointer(address)), held.remove(&address).unwrap().1);
     }
     o.drain();
-    let left = pages(&held, |_| true);
+    let left = shared_pages(&held);
     assert!(o.prove().vectors as usize > left, "pages of slabs in use keep theirs");
     assert!(o.punch(true, &|| false).released > 0);
     bytes(&o, left, 32);
@@ -240,9 +257,12 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
     // A page that comes again has none until somebody pays.
     let (more, before) = (o.take_many(class, 300), o.vector_bytes());
     bytes(&o, left, 32);
-    more.iter().for_each(|&object| assert_eq!((payer(&o, class, object), own(&o, class, object, 8)), (None, true)));
+    let owner = |object: *mut u8| in_turn(object.addr(), 1024, 8);
+    more.iter().for_each(|&object| {
+        assert_eq!((payer(&o, class, object), own(&o, class, object, owner(object))), (None, true));
+    });
     assert!(o.vector_bytes() > before);
-    more.into_iter().for_each(|object| assert_eq!(give(&o, class, object), 8));
+    more.into_iter().for_each(|object| assert_eq!(give(&o, class, object), owner(object)));
     end(&o, held);
 }
 
@@ -269,17 +289,23 @@ fn no_memory_for_a_vector_changes_nothing() {
     let class = Class::of_size(64);
     let all: Vec<*mut u8> = core::iter::from_fn(|| o.take(class)).collect();
     assert!(all.len() > 1000);
-    for &object in &all {
+    let (paid, unpaid) = all.split_at(1);
+    assert!(own(&o, class, paid[0], 2), "one owner takes no memory");
+    for &object in unpaid.iter().take_while(|object| object.addr() / 4096 == paid[0].addr() / 4096) {
         assert!(!own(&o, class, object, 3), "there is no memory left");
         assert_eq!((o.is_allocated(object), payer(&o, class, object)), (true, None));
     }
-    assert_eq!((o.prove().accounted, o.vector_bytes()), (0, 0));
+    assert!(!own(&o, class, paid[0], 3), "nor for another owner of the same");
+    assert_eq!(payer(&o, class, paid[0]), Some(2));
+    assert_eq!((o.prove().accounted, o.vector_bytes()), (1, 0));
     // With the memory of one slab there is enough for some.
     let (first, rest) = all.split_at(all.len() / 2);
-    first.iter().for_each(|&object| assert_eq!(give(&o, class, object), 0));
+    assert_eq!(first.iter().map(|&object| give(&o, class, object)).sum::<u64>(), 2);
     o.drain();
-    assert!(rest.iter().all(|&object| own(&o, class, object, 3)));
-    let held: Held = rest.iter().map(|object| (object.addr(), (class, 3))).collect();
+    let owner = |object: *mut u8| in_turn(object.addr(), 64, 3);
+    assert!(rest.iter().all(|&object| own(&o, class, object, owner(object))));
+    let held: Held = rest.iter().map(|&object| (object.addr(), (class, owner(object)))).collect();
+    assert!(o.vector_bytes() > 0);
     check(&o, &held);
     end(&o, held);
 }
@@ -294,18 +320,22 @@ fn a_system_that_refuses_memory_for_a_vector_is_asked_again() {
     for class in sizes.map(Class::of_size) {
         held.extend(core::iter::from_fn(|| o.take(class)).map(|object| (object.addr(), (class, 0))));
     }
-    let refused: Vec<usize> = held
-        .iter()
-        .filter(|&(&address, &(class, _))| !own(&o, class, pointer(address), 9))
-        .map(|(address, _)| *address)
-        .collect();
-    assert_eq!(refused.len(), held.len(), "all memory is in the program's hands");
-    check(&o, &held);
+    let mut own_all = |first: u64| {
+        let all = held.iter_mut().map(|(&address, (class, owner))| {
+            let new = in_turn(address, class.size(), first);
+            let owned = own(&o, *class, pointer(address), new);
+            *owner = if owned { new } else { *owner };
+            usize::from(!owned)
+        });
+        let refused: usize = all.sum();
+        check(&o, &held);
+        (refused, held.len())
+    };
+    let (refused, of) = own_all(9);
+    assert!(refused > 0 && refused < of && o.vector_bytes() == 0, "all memory is in the program's hands");
     o.platform.fail(Call::MapAt, 0, 0);
-    for (&address, (class, owner)) in &mut held {
-        *owner = 9;
-        assert!(own(&o, *class, pointer(address), 9));
-    }
+    assert_eq!(own_all(9).0, 0);
+    assert!(o.vector_bytes() > 0);
     check(&o, &held);
     end(&o, held);
 }
@@ -399,7 +429,7 @@ fn a_page_has_one_vector_whoever_comes_first() {
             }
         });
         let held: Held = objects.iter().map(|&address| (address, (class, address as u64))).collect();
-        assert_eq!(o.vector_bytes(), 512 * pages(&held, |_| true) as u64);
+        bytes(&o, shared_pages(&held), 512);
         objects.into_iter().for_each(|address| assert_eq!(give(&o, class, pointer(address)), address as u64));
         o.prove();
         o.drain();

@@ -233,16 +233,21 @@ fn a_bit_or_a_state_that_is_wrong() {
 
 #[test]
 fn owners_and_their_vectors() {
-    /// The same where the first object that is held has an owner; `damage` is told the word of its page.
-    fn finds_of(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
+    /// The same where the first object that is held has an owner, or had one before it; `damage` is told the word of its page.
+    fn finds_with(owners: u64, what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
         finds(what, |o, held| {
             let object = held[0];
             // SAFETY: the object is the test's.
-            assert!(unsafe { o.own_slowly(&o.hot, CLASS, object, 77) });
-            assert_eq!((o.prove().accounted, o.prove().vectors), (1, 1));
+            (0..owners).for_each(|owner| assert!(unsafe { o.own_slowly(&o.hot, CLASS, object, 77 + owner) }));
+            assert_eq!((o.prove().accounted, o.prove().vectors), (1, owners - 1));
             damage(o, held, o.pages.frames().frame(o.pages.pfn(object.addr())).word());
         });
     }
+    fn finds_of(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
+        finds_with(2, what, damage);
+    }
+    finds_with(1, "owner of an object that somebody pays for", |_, _, word| word.store(1 << 63, Relaxed));
+    finds_with(1, "owner of an object that somebody pays for", |_, _, word| word.store(0, Relaxed));
     let address = |word: &AtomicU64| (word.load(Relaxed) >> 16) as usize;
     finds_of("owner of an object that somebody pays for", |_, _, word| {
         let entries = core::ptr::with_exposed_provenance::<[AtomicU64; 2]>(address(word));
@@ -264,10 +269,12 @@ fn owners_and_their_vectors() {
         let other = held.iter().find(|object| object.addr() / 4096 != held[0].addr() / 4096).unwrap();
         o.pages.frames().frame(o.pages.pfn(other.addr())).word().store(word.load(Relaxed), Relaxed);
     });
-    finds_of("vector where nobody can have an object", |o, _, word| {
-        // The vector's slab has no other objects.
-        o.pages.frames().frame(o.pages.pfn(address(word))).word().store(word.load(Relaxed), Relaxed);
-    });
+    for owners in [|_| 1 << 63 | 77, |word| word] {
+        finds_of("owner where nobody can have an object", |o, _, word| {
+            // The vector's slab has no other objects.
+            o.pages.frames().frame(o.pages.pfn(address(word))).word().store(owners(word.load(Relaxed)), Relaxed);
+        });
+    }
     finds_of("objects of neap's own in a slab", |o, held, _| slab(o, held[0]).private += 1);
 }
 

@@ -1,8 +1,7 @@
 //! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
 //!
 //! Sits between the entry points of [`Mm`], which come here when the thread's [word](neap_os::entered) is not that of threads in no group,
-//! and the groups, objects and runs. An object is charged for its class's size and its entry in a vector of owners, by one restartable sequence, popped and
-//! marked by another. A charge beyond a limit goes beyond it, counted, unless the option `refuse` says otherwise. Frees, from any thread,
+//! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it, counted, unless the option `refuse` says otherwise. Frees, from any thread,
 //! uncharge whoever paid, or its heir. A thread whose group is deleted goes on in its heir. No lock of its own.
 
 use crate::memory_groups::Grouped;
@@ -17,22 +16,26 @@ use neap_objects::size_class::{CLASSES, Class};
 use neap_os::entered::{entered, set_entered};
 use neap_reclaim::is_calling;
 
-/// Bytes of an entry in a vector of owners.
-const OWNER: u64 = size_of::<u64>() as u64;
 /// Bits of a thread's word that say whose groups it is about; above them is the group's id.
 const TAG_BITS: u32 = 28;
 const TAG: usize = (1 << TAG_BITS) - 1;
+/// Of a manager that is not open: no thread's word has it, since others are odd.
+pub(crate) const NO_TAG: usize = 2;
 
 /// What is charged for an object.
 pub(crate) fn price(class: Class) -> u64 {
-    class.size() as u64 + OWNER
+    class.size() as u64
 }
 
 impl<P: Platform> Mm<P> {
-    /// Of several managers in a process, this one: never 0.
+    /// Says which of a process's managers this one is, in the words of threads, before any is in a group of its own.
+    pub(crate) fn make_tag(&self) {
+        self.tag.store((core::ptr::from_ref(self).addr() >> 7 | 1) & TAG, Ordering::Relaxed);
+    }
+
     #[inline(always)]
     fn tag(&self) -> usize {
-        (core::ptr::from_ref(self).addr() >> 7 | 1) & TAG
+        self.tag.load(Ordering::Relaxed)
     }
 
     /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
@@ -58,31 +61,22 @@ impl<P: Platform> Mm<P> {
     /// paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        let group = entered() ^ self.tag();
-        if group & TAG != 0 {
-            return self.allocate_elsewhere_or(size, slow);
-        }
-        // Of an owner nothing but the id is compared: the node is that of the object.
-        match self.hot.allocate_owned(size, |owner| owner << TAG_BITS == group as u64) {
+        // One comparison says that the thread is in a group of this manager's, and that the group has paid. Of an owner nothing but
+        // the id is looked at: the node is that of the object.
+        match self.hot.allocate_owned(size, |owner| (owner as usize) << TAG_BITS | self.tag() == entered()) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
             Owned::Nothing => slow(),
         }
     }
 
-    /// The same for a thread that is in another manager's group, or in none.
-    #[cold]
-    #[inline(never)]
-    fn allocate_elsewhere_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        self.hot.allocate(size, 0).map_or_else(slow, NonNull::as_ptr)
-    }
-
     /// Charges the thread's group for an object in its hands that is marked as cached, and is one for `size` bytes. Without a stock for
-    /// that it is put back, and the answer is that of `slow`.
+    /// that it is put back, and the answer is that of `slow`; and where the thread is in another manager's group, or in none, that of the
+    /// fast path.
     #[inline(never)]
     fn pay_for_or(&self, size: usize, object: NonNull<u8>, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        let class = Class::of_size(size);
-        if let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) {
+        let (class, group) = (Class::of_size(size), self.group_of_thread());
+        if let (Some(group), Some(grouped)) = (group, self.groups_if_made()) {
             let payer = group.payer(Kind::Objects, grouped.node());
             if grouped.take(payer, price(class)) {
                 // SAFETY: a stack gave it out.
@@ -94,7 +88,8 @@ impl<P: Platform> Mm<P> {
         if !unsafe { self.hot.put(self.hot.kind(object.as_ptr()), object.as_ptr()) } {
             self.free_unplaced(object.as_ptr(), class);
         }
-        slow()
+        let elsewhere = group.is_none().then(|| self.hot.allocate(size, 0)).flatten();
+        elsewhere.map_or_else(slow, NonNull::as_ptr)
     }
 
     /// An object that is charged already, and to be booked to its payer. Where there is no memory for that it is nobody's.
@@ -195,7 +190,7 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return };
         let (platform, objects) = (&core.objects.platform, &core.objects);
         let began = platform.now();
-        if objects.vector_bytes() == 0 || began < core.next_flush.load(Ordering::Relaxed) {
+        if !objects.has_owned() || began < core.next_flush.load(Ordering::Relaxed) {
             return;
         }
         let mut classes = [false; CLASSES];

@@ -5,6 +5,7 @@
 //! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
+use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
 use crate::options::{Options, ThreadGroups};
@@ -14,7 +15,7 @@ use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
@@ -38,6 +39,8 @@ const OPEN: u32 = 2;
 pub struct Mm<P: Platform> {
     /// Read by every call.
     pub(crate) hot: Hot,
+    /// Which one of a process's managers this is.
+    pub(crate) tag: AtomicUsize,
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
@@ -95,6 +98,7 @@ impl<P: Platform> Mm<P> {
     pub const fn new(hooks: Hooks<P>) -> Mm<P> {
         Mm {
             hot: Hot::closed(),
+            tag: AtomicUsize::new(NO_TAG),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
             hooks,
@@ -118,6 +122,7 @@ impl<P: Platform> Mm<P> {
         let answer = opened.map(|core| {
             // SAFETY: the state OPENING is this thread's alone.
             let core = unsafe { (*self.core.get()).write(core) };
+            self.make_tag();
             // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
             unsafe { core.objects.open_hot(&self.hot) };
             if options.groups != ThreadGroups::Off {

@@ -186,7 +186,10 @@ mod tests {
         let objects: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(SIZE)).collect();
         assert_eq!(mm.usage().owner_vectors, 0);
         // SAFETY: the objects are this test's.
-        objects.iter().for_each(|&object| assert!(unsafe { core.objects.own_slowly(&mm.hot, class, object, 5) }));
+        let own = |object, owner| assert!(unsafe { core.objects.own_slowly(&mm.hot, class, object, owner) });
+        objects.iter().for_each(|&object| own(object, 5));
+        assert_eq!(mm.usage().owner_vectors, 0, "one owner of all");
+        objects.iter().for_each(|&object| own(object, 6));
         assert!((8000..9000).contains(&mm.usage().owner_vectors), "{:?}", mm.usage());
         assert_eq!(mm.verify(0).unwrap().accounted, 1000);
         for &object in &objects {

@@ -59,8 +59,7 @@ fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operat
                 let before = mm.enter(Some(groups[at]));
                 let memory = mm.allocate(size);
                 mm.leave(before);
-                let usable = mm.usable_size(memory) as u64;
-                (Held::Memory(memory), if size > 32_768 { usable } else { usable + 8 })
+                (Held::Memory(memory), mm.usable_size(memory) as u64)
             }
         };
         bytes += taken.1;
