@@ -9,10 +9,15 @@ use crate::object::{Kind, Object};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicU32, Ordering};
 use neap::groups::{Event, Group, Happened, Heard, Listener};
+use neap_os::futex::{self, Scope};
 
 /// What a listener calls.
 pub(crate) type Told = extern "C" fn(*mut c_void, u64, c_int, u64);
+
+/// Nanoseconds between two looks at a listener that is being made.
+const LOOK: u64 = 100_000;
 
 /// What happened when the group is gone, which no event is.
 pub(crate) const GONE: c_int = -1;
@@ -24,10 +29,12 @@ pub(crate) struct Ear {
     argument: *mut c_void,
     /// Written by whoever makes it, and by whoever ends it; callbacks read the others.
     heard: UnsafeCell<Option<Heard>>,
+    /// 1: written by whoever makes it, who is not to be found here any more.
+    is_made: AtomicU32,
 }
 
 impl Kind for Ear {
-    const MARK: u64 = u64::from_ne_bytes(*b"neapList");
+    const MARK: u64 = u64::from_ne_bytes(*b"neapEars");
 }
 
 /// `neap_listener`.
@@ -66,17 +73,24 @@ unsafe fn subscribe(
     listener: Listener,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    let made = unsafe { Object::make(place, || Ok(Ear { told, argument, heard: UnsafeCell::new(None) })) };
+    let made = unsafe {
+        Object::make(place, || Ok(Ear { told, argument, heard: UnsafeCell::new(None), is_made: AtomicU32::new(0) }))
+    };
     if made != 0 {
         return made;
     }
     let subscribe = || {
         let (group, (events, count)): (Group, _) = (group(number)?, events(mask)?);
-        let heard = group.subscribe(&events[..count], listener)?;
-        // SAFETY: made above. Nobody but the caller uses this part of it.
+        // SAFETY: made above.
         let ear: Option<&Ear> = unsafe { Object::value(place) };
-        // SAFETY: as above.
-        ear.inspect(|ear| unsafe { *ear.heard.get() = Some(heard) });
+        // From here on it may be called, and 1. a callback ends the listener 2. while this thread has not said what to end, 3. and the program
+        // frees its memory. Therefore 1. waits for the store below, behind which nothing here is touched.
+        let heard = group.subscribe(&events[..count], listener)?;
+        ear.inspect(|ear| {
+            // SAFETY: whoever ends it waits for the store below.
+            unsafe { *ear.heard.get() = Some(heard) };
+            ear.is_made.store(1, Ordering::Release); // Pairs with the Acquire in `neap_group_unsubscribe`.
+        });
         Ok(0)
     };
     answer(subscribe().inspect_err(|_| {
@@ -123,6 +137,10 @@ pub(crate) unsafe extern "C" fn neap_group_subscribe_fd(
 pub(crate) unsafe extern "C" fn neap_group_unsubscribe(listener: *mut Listens) -> c_int {
     // SAFETY: as the caller promises.
     let Some(ear): Option<&Ear> = (unsafe { Object::value(listener) }) else { return Error::Argument as c_int };
+    // Acquire pairs with the Release in `subscribe`. That is a few instructions away, and nobody wakes who waits for it.
+    while ear.is_made.load(Ordering::Acquire) == 0 {
+        futex::wait(&ear.is_made, 0, Some(LOOK), Scope::Process);
+    }
     // Before it is no listener any more: a callback that runs elsewhere is waited for, and reads it.
     // SAFETY: only whoever ends it uses this part.
     drop(unsafe { (*ear.heard.get()).take() });

@@ -15,6 +15,7 @@ use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
 use neap::groups::{Bound, Event, Group, UNLIMITED};
 use neap::reclaim::{Asked, EMPTY, STOP};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -89,6 +90,8 @@ fn constants_and_layouts_are_those_of_the_library() {
         same(&format!("sizeof({name})"), room as i128);
         same(&format!("alignof({name})"), 8);
     };
+    let marks = [Counter::MARK, Ref::MARK, Histogram::MARK, Inside::MARK, Listens::MARK, Charged::MARK, List::MARK];
+    assert_eq!(marks.iter().collect::<BTreeSet<_>>().len(), marks.len(), "no kind is taken for another");
     object("neap_counter", size_of::<Counter>(), align_of::<Counter>(), 128);
     object("neap_ref", size_of::<Ref>(), align_of::<Ref>(), 128);
     object("neap_histogram", size_of::<Histogram>(), align_of::<Histogram>(), 4096);

@@ -21,6 +21,10 @@ pub(crate) struct Object<T> {
 }
 
 impl<T: Kind> Object<T> {
+    /// What says that there is one.
+    #[cfg(test)]
+    pub(crate) const MARK: u64 = T::MARK;
+
     /// The object at an address, if one can be there.
     ///
     /// # Safety

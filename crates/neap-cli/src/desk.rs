@@ -58,6 +58,12 @@ pub(crate) struct Request {
     pub(crate) group: u64,
 }
 
+/// A name in a report. Neap's own have no control characters; those of a process that pretends do no harm to a terminal.
+pub(crate) fn name_of(bytes: &[u8]) -> String {
+    let name = String::from_utf8_lossy(bytes);
+    name.chars().map(|character| if character.is_control() { char::REPLACEMENT_CHARACTER } else { character }).collect()
+}
+
 /// The part of a page that is for requests, mapped.
 pub(crate) struct Desk<'a> {
     process: &'a Process,

@@ -62,6 +62,11 @@ fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
             of: of.unwrap_or(Source::Arena),
         });
     }
+    let room = (1_u64 << 47).saturating_sub(told.base as u64) / (told.page * WORDS * 16) as u64;
+    ensure!(
+        told.pieces.len() as u64 + pieces.len() as u64 / WORDS as u64 <= room,
+        "more pages than there are addresses in it"
+    );
     told.pieces.extend(pieces.chunks_exact(WORDS).filter_map(|words| <[u64; WORDS]>::try_from(words).ok()));
     Ok(Some(u32::try_from(next).ok()))
 }

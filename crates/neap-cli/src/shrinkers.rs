@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use neap::reclaim::Verdict;
-use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MOST_PLACES, PLACE, SHRINKER};
+use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PLACES, PLACE, SHRINKER};
 use serde_json::{Value, json};
 
-use crate::desk::{Desk, Request, SHRINK, SHRINKERS};
+use crate::desk::{Desk, Request, SHRINK, SHRINKERS, name_of};
 use crate::groups::Seen as Groups;
 use crate::published::{Page, Process};
 use crate::report::{number, table};
@@ -76,6 +76,26 @@ struct Shrinker {
     places: Vec<Place>,
 }
 
+impl Shrinker {
+    /// Asks for the groups that one report has no room for.
+    fn ask_more(&mut self, desk: &Desk<'_>) -> Result<()> {
+        while self.flags & MORE != 0 {
+            let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
+            ensure!(
+                desk.ask(&Request { what, from, cpu, ..Request::default() })? == 0,
+                "a shrinker's groups are not told"
+            );
+            let mut more = Seen::default();
+            read(&desk.report()?, &mut more)?;
+            // It may be gone meanwhile.
+            let Some(found) = more.shrinkers.into_iter().find(|found| found.id == self.id) else { break };
+            self.flags = if found.places.is_empty() { found.flags & !MORE } else { found.flags };
+            self.places.extend(found.places);
+        }
+        Ok(())
+    }
+}
+
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
@@ -117,7 +137,7 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
             nanoseconds: head[7],
             blames: core::array::from_fn(|at| head[8 + at]),
             barred: head[11],
-            name: String::from_utf8_lossy(&name).escape_debug().to_string(),
+            name: name_of(&name),
             places: places.chunks_exact(PLACE).map(place).collect(),
         });
     }
@@ -135,9 +155,11 @@ impl Seen {
     fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
         let Some(groups) = Groups::ask(process, page)? else { return Ok(None) };
         let mut seen = Seen::default();
-        if !Desk::of(process, page)?.reports(SHRINKERS, |words| read(words, &mut seen))? {
+        let desk = Desk::of(process, page)?;
+        if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {
             return Ok(None);
         }
+        seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&desk))?;
         seen.paths = groups.sorted().into_iter().map(|(path, _, group)| (group.id, path)).collect();
         Ok(Some(seen))
     }
@@ -275,19 +297,22 @@ pub(crate) fn shrink(options: &Options) -> Result<ExitCode> {
             let of_group = options.group.as_ref().is_none_or(|path| seen.paths.get(&place.group) == Some(path));
             of_group && options.node.is_none_or(|node| place.node == node)
         };
-        let mut asked = 0;
+        let (mut asked, mut unanswered) = (0, 0);
         for shrinker in seen.shrinkers.iter().filter(named) {
             for place in shrinker.places.iter().filter(wanted) {
                 asked += 1;
                 let path = seen.path(place.group);
                 match desk.ask(&request(shrinker, place, Some(options.objects)))? {
                     0 => println!("{path}, node {}: {} objects freed", place.node, desk.number(OBJECTS)),
-                    _ => println!("{path}, node {}: no answer (it is barred, gone, or too slow)", place.node),
+                    _ => {
+                        unanswered += 1;
+                        println!("{path}, node {}: no answer (it is barred, gone, or too slow)", place.node);
+                    }
                 }
             }
         }
         if asked > 0 {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(if unanswered < asked { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
     }
     let of = options

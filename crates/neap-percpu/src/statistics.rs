@@ -136,7 +136,7 @@ impl<C: Charge> PerCpuData<C> {
 
     /// Bytes of all copies of what owners have for whom somebody pays: a walk over their rows, under the lock.
     pub fn paid_bytes(&self) -> u64 {
-        let (state, mut granules) = (self.state.lock(), 0);
+        let (state, mut granules) = (self.settled(), 0);
         let rows = &state.rows;
         let owners = (0..rows.owners.reach()).map(|index| rows.owners.get(index));
         for owner in owners.filter(|owner| owner.exists && owner.payer != 0) {

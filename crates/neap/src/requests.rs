@@ -171,7 +171,9 @@ impl<P: Platform> Core<P> {
     }
 
     fn report_shrinkers(&self, mm: &Mm<P>, desk: &Desk) -> bool {
-        let gathered = shrinker_report::gather(mm.reclaiming_if_made(), desk.from.load(Ordering::Relaxed));
+        let [from, skip] = [&desk.from, &desk.cpu].map(|word| word.load(Ordering::Relaxed));
+        let skip = if skip == u32::MAX { 0 } else { skip };
+        let gathered = shrinker_report::gather(mm.reclaiming_if_made(), from, skip);
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let write = |words: &[AtomicU64]| {
             words.iter().zip(gathered).for_each(|(place, word)| place.store(word, Ordering::Relaxed));

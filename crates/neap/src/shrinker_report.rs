@@ -2,12 +2,12 @@
 //!
 //! Sits between a request ([`requests`](crate::requests)) and the registry, whose lock is not taken: a shrinker that is being unregistered waits for no
 //! report. It is gathered on the stack, outside the gate, and copied then. A report begins at the index that was asked for; many shrinkers
-//! take several. Nothing is allocated, and no callback is called: who wants to know how much there is asks for that by itself.
+//! take several. The groups of a shrinker that has many are asked for by themselves, from a number on. Nothing is allocated, and no callback is called: who wants to know how much there is asks for that by itself.
 //!
 //! A report, in words of 64 bits: whether there are shrinkers; entries in this report; the index to ask for next, all bits set if there is none;
 //! reclaimer threads, and those that do not come back; waits for them, and those in vain; of direct, then of background passes how many,
 //! groups asked, objects looked at, objects freed, bytes; how often shrinkers were blamed, by [`Verdict`]. Then for each shrinker its id; flags
-//! (1: by node, 2: by group, 4: inline, 8: it is gone, and was blamed); seeks; batch; calls; objects looked at, and freed; nanoseconds;
+//! (1: by node, 2: by group, 4: inline, 8: it is gone, and was blamed, 16: it has more groups than follow); seeks; batch; calls; objects looked at, and freed; nanoseconds;
 //! how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it does not come back; how long its name is, and the name; how many
 //! groups follow, and for each its id, the node, and what is deferred.
 
@@ -24,7 +24,7 @@ pub const HEAD: usize = 17 + Verdict::ALL.len();
 pub const SHRINKER: usize = 11 + Verdict::ALL.len() + LONGEST_NAME / 8;
 /// See [`SHRINKER`].
 pub const PLACE: usize = 3;
-/// Groups of a shrinker that are told.
+/// Groups of a shrinker that one report tells.
 pub const MOST_PLACES: usize = 16;
 /// Words of a report.
 pub(crate) const WORDS: usize = 512;
@@ -37,6 +37,8 @@ pub const BY_GROUP: u64 = 2;
 pub const INLINE: u64 = 4;
 /// See [`BY_NODE`].
 pub const GONE: u64 = 8;
+/// See [`BY_NODE`].
+pub const MORE: u64 = 16;
 
 /// Words, one behind the other. Those beyond the end are lost.
 struct Draft<'w>(&'w mut [u64; WORDS], usize);
@@ -62,8 +64,8 @@ impl Draft<'_> {
     }
 }
 
-/// Gathers a report on the shrinkers from index `from` on. Outside the gate.
-pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32) -> [u64; WORDS] {
+/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone and its groups behind so many. Outside the gate.
+pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };
     let mut draft = Draft(&mut words, HEAD);
@@ -71,7 +73,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     let now = clock::precise();
     reclaiming.each(|report| {
         let index = report.id.index();
-        if index < from || next != u64::MAX {
+        if index < from || next != u64::MAX || skip > 0 && index > from {
             return;
         }
         if !draft.has_room() {
@@ -79,11 +81,14 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
             return;
         }
         let blamed = culprit(&reclaiming, |culprit| culprit.shrinker == report.id.to_bits());
+        let flags = draft.1 + 1;
         write_shrinker(&mut draft, report, blamed, now);
-        write_places(&mut draft, &reclaiming, report);
+        if write_places(&mut draft, &reclaiming, report, skip) {
+            draft.0[flags] |= MORE;
+        }
         entries += 1;
     });
-    if next == u64::MAX {
+    if next == u64::MAX && skip == 0 {
         // Those that are gone, as far as there is room.
         reclaiming.each_culprit(|gone| {
             let mut is_there = false;
@@ -126,15 +131,23 @@ fn write_shrinker(draft: &mut Draft<'_>, report: &Report, blamed: Option<Culprit
     draft.write_name(report.name.as_str());
 }
 
-fn write_places<P: Platform>(draft: &mut Draft<'_>, reclaiming: &Reclaiming<'_, P>, report: &Report) {
-    let count = draft.1;
+/// Answers whether there are more.
+fn write_places<P: Platform>(
+    draft: &mut Draft<'_>,
+    reclaiming: &Reclaiming<'_, P>,
+    report: &Report,
+    skip: u32,
+) -> bool {
+    let (count, skip) = (draft.1, skip as usize);
     draft.write([0]);
-    let mut places = 0;
+    let mut met = 0;
     reclaiming.each_place(report, |group: GroupId, node, deferred| {
-        if places < MOST_PLACES {
+        if (skip..skip + MOST_PLACES).contains(&met) {
             draft.write([group.to_bits(), node.into(), deferred]);
-            places += 1;
         }
+        met += 1;
     });
-    draft.0[count] = places as u64;
+    let behind = met.saturating_sub(skip);
+    draft.0[count] = behind.min(MOST_PLACES) as u64;
+    behind > MOST_PLACES
 }

@@ -15,7 +15,7 @@ use neap::group_report::{GROUP, HEAD, LEFT};
 use neap::groups::{Bound, Event, Kind, UNLIMITED};
 use serde_json::{Map, Value, json};
 
-use crate::desk::{Desk, GROUPS};
+use crate::desk::{Desk, GROUPS, name_of};
 use crate::published::{Page, Process};
 
 pub(crate) use bound::main as change_bound;
@@ -111,7 +111,7 @@ fn read_group(words: &[u64]) -> Group {
         bounds: core::array::from_fn(|at| fill(bounds, at)),
         kinds: core::array::from_fn(|at| fill(kinds, at)),
         events: core::array::from_fn(|at| fill(events, at)),
-        name: String::from_utf8_lossy(&name).escape_debug().to_string(),
+        name: name_of(&name),
         stocked: 0,
         used: 0,
     }

@@ -1,7 +1,7 @@
 //! The pane of memory groups: a tree that can be folded, or a list by whatever the user sorts it by.
 //!
 //! Sits between the reports of groups that the process was asked for ([`asking`](super::asking)) and the pane's rows. A report that did
-//! not come leaves the last one, with its age. Nothing is asked here, and names were escaped where they were read.
+//! not come leaves the last one, with its age. Nothing is asked here, and names were made harmless where they were read.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,8 +2,9 @@
 //!
 //! Sits between a manager's counters, the state of every page, and the kernel's view of the process ([`neap_os::mappings`]). Each
 //! resident byte is put to a [`Source`]; where neap has a count of its own, that stands beside the kernel's, so a drift has a name. The same sums
-//! are made for another process, which tells its part by a [report](crate::map_report). Allocates nothing; takes the locks of the layers one at
-//! a time, and closes the gate, as fork does, where there are groups: what is charged is compared with what is there.
+//! are made for another process, which tells its part by a [report](crate::map_report), for which nobody is stopped. Allocates nothing; takes the locks of
+//! the layers one at a time. A process that asks about itself closes the gate, as fork does, where there are groups: what is charged is compared with what
+//! is there.
 
 mod sources;
 mod tally;
@@ -91,30 +92,33 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// What this manager believes. Not inside the gate, which is closed for it where there are groups, unless a thread on an isolated CPU might
-    /// have to wait for that.
+    /// What this manager believes, without what is there of objects and runs that somebody pays for: nobody is stopped for it. Not inside the gate.
     pub(crate) fn books(&self) -> Books {
         let mut books = Books::BLANK;
-        let Some(core) = self.core_if_open() else { return books };
-        let platform = &core.objects.platform;
-        let Some(grouped) = self.groups_if_made() else {
-            let _inside = self.gate.enter(platform.cpu());
+        if let Some(core) = self.core_if_open() {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
             core.count(&mut books);
-            return books;
-        };
+            self.count_charged(&mut books);
+        }
+        books
+    }
+
+    fn count_charged(&self, books: &mut Books) {
+        let Some(grouped) = self.groups_if_made() else { return };
         let (groups, source) = grouped.parts();
-        let charged = |books: &mut Books| {
-            Kind::ALL.iter().for_each(|&kind| books.charged[kind as usize] = groups.used_of_kind(source, kind));
-        };
-        if platform.is_isolated_cpu_in_use() {
-            let _inside = self.gate.enter(platform.cpu());
-            core.count(&mut books);
-            charged(&mut books);
-            return books;
+        Kind::ALL.iter().for_each(|&kind| books.charged[kind as usize] = groups.used_of_kind(source, kind));
+        books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
+    }
+
+    /// What is there that somebody pays for, and what is charged at the same moment: who allocates or frees waits meanwhile, unless a thread on an
+    /// isolated CPU might have to; then it stays unknown.
+    fn count_payable(&self, books: &mut Books) {
+        let Some(core) = self.core_if_open() else { return };
+        if self.groups_if_made().is_none() || core.objects.platform.is_isolated_cpu_in_use() {
+            return;
         }
         self.close_for_fork(LOOKS);
-        core.count(&mut books);
-        charged(&mut books);
+        self.count_charged(books);
         if self.gate.is_empty() {
             let (mut objects, mut runs) = (0, 0);
             core.objects.each_accounted(&mut |class, memory, _| match class {
@@ -123,14 +127,13 @@ impl<P: Platform> Mm<P> {
             });
             books.payable[Kind::Objects as usize] = objects;
             books.payable[Kind::Pages as usize] = runs;
-            books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
         }
         self.reopen_after_fork();
-        books
     }
 
     /// Compares what is charged, what this manager believes to have, and what the kernel says is resident in the process. Takes some milliseconds,
-    /// more for an arena of many gibibytes. What other threads do meanwhile is seen in a part of the numbers.
+    /// more for an arena of many gibibytes. What other threads do meanwhile is seen in a part of the numbers. Where there are groups, threads that
+    /// allocate or free wait while what is charged is compared with what is there: a look at every object that somebody pays for.
     ///
     /// ```
     /// let kept = vec![1_u8; 1 << 20];
@@ -145,7 +148,8 @@ impl<P: Platform> Mm<P> {
     pub fn reconcile(&self) -> Result<Reconciliation, Errno> {
         let view = Mappings::own()?;
         let (mut ranges, mut count) = ([Range { start: 0, length: 0, of: Source::Arena }; RANGES], 0);
-        let books = self.books();
+        let mut books = self.books();
+        self.count_payable(&mut books);
         let core = self.core_if_open();
         if let Some(core) = core {
             let _inside = self.gate.enter(core.objects.platform.cpu());
