@@ -92,9 +92,14 @@ impl Jobs {
         };
         job.waiters += u32::from(waits);
         drop(jobs);
+        self.call();
+        Some(Ticket(index))
+    }
+
+    /// Lets a reclaimer that sleeps look for a job: to be called whenever there is one to be taken that was not before.
+    fn call(&self) {
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
         futex::wake(&self.posted, 1, Scope::Process);
-        Some(Ticket(index))
     }
 
     /// What came of a job that is done, or 0 where its waiter is `giving_up`; the ticket is void then. Inside the gate.
@@ -138,7 +143,14 @@ impl Jobs {
         for job in jobs.iter_mut().filter(|job| job.state == State::Taken(reclaimer)) {
             job.state = if job.waiters > 0 { State::Posted } else { State::Free };
         }
-        jobs.iter().any(|job| job.state == State::Posted)
+        let is_needed = jobs.iter().any(|job| job.state == State::Posted);
+        drop(jobs);
+        // 1. Two reclaimers; one sleeps, the other's callback sticks. 2. It is written off. 3. One job, one reclaimer: nobody makes another. So the
+        // one that sleeps has to hear of it.
+        if is_needed {
+            self.call();
+        }
+        is_needed
     }
 
     /// How many wait to be taken, and how many are. Inside the gate.
@@ -213,6 +225,31 @@ mod tests {
         assert!(jobs.post(Aim::Budget, false).is_some() && jobs.take(3) == Some(Aim::Budget));
         assert!(!jobs.give_back(3), "nobody waits for it");
         assert_eq!(jobs.count(), (0, 0));
+    }
+
+    /// Fails by never ending where nobody is woken; the number that reclaimers sleep on says it at once.
+    #[test]
+    fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
+        let jobs = Jobs::new();
+        let ticket = jobs.post(bytes(20), true).unwrap();
+        assert_eq!(jobs.take(1), Some(BOTH));
+        let posts = jobs.posts();
+        std::thread::scope(|scope| {
+            let idle = scope.spawn(|| {
+                loop {
+                    let posts = jobs.posts();
+                    match jobs.take(2) {
+                        Some(aim) => break aim,
+                        None => jobs.sleep(posts),
+                    }
+                }
+            });
+            assert!(jobs.give_back(1));
+            assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+            assert_eq!(idle.join().unwrap(), BOTH);
+        });
+        jobs.finish(2, 7);
+        assert_eq!(jobs.look(ticket, false), Some(7));
     }
 
     #[test]
