@@ -3,6 +3,7 @@
 #![cfg(loom)]
 
 mod loom_lists;
+mod loom_seat;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

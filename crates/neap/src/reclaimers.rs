@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::{clock, thread};
-use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Passes, Verdict, goal};
+use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Overdue, Passes, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, is_calling};
 
 /// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
@@ -165,15 +165,16 @@ impl<P: Platform> Core<P> {
     /// Writes off threads whose callbacks do not come back, and makes others in their place.
     pub(crate) fn watch(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
         let reclaim = reclaiming.reclaim;
-        let mut is_needed = false;
-        reclaim.lanes.write_off(clock::precise(), |overdue| {
-            reclaiming.blame(overdue.shrinker, Verdict::Overran, true);
+        let (now, mut is_needed) = (clock::precise(), false);
+        let name = |shrinker| reclaim.shrinkers.name_of(ShrinkerId::from_bits(shrinker));
+        let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
                 reclaim.threads.fetch_sub(1, Ordering::Relaxed);
                 reclaim.lost.fetch_add(1, Ordering::Relaxed);
-                is_needed |= reclaiming.inside(|| reclaim.jobs.give_back(overdue.reclaimer));
+                is_needed |= reclaim.jobs.give_back(overdue.reclaimer);
             }
-        });
+        };
+        reclaiming.inside(|| reclaim.lanes.write_off(now, name, replace));
         if is_needed {
             self.hire(mm, reclaiming);
         }

@@ -253,21 +253,16 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.lanes.counts()
     }
 
-    /// Blames a shrinker, which is not asked for some time then; `stuck`: until it comes back.
-    pub(crate) fn blame(&self, shrinker: u64, verdict: Verdict, stuck: bool) {
-        let mut name = None;
-        self.each(|report| {
-            if report.id.to_bits() == shrinker {
-                name = Some(report.name);
-            }
-        });
-        let name = name.as_ref().map_or("(unregistered)", |name| name.as_str());
-        self.inside(|| self.reclaim.lanes.blame(shrinker, name, verdict, clock::precise(), stuck));
+    /// Blames a shrinker, which is not asked for some time then.
+    pub(crate) fn blame(&self, shrinker: ShrinkerId, verdict: Verdict) {
+        let Reclaim { shrinkers, lanes, .. } = self.reclaim;
+        let name = shrinkers.name_of(shrinker);
+        self.inside(|| lanes.blame(shrinker.to_bits(), name, verdict, clock::precise()));
     }
 
     /// The same for one that panicked, by who caught it.
     pub fn has_panicked(&self, id: ShrinkerId) {
-        self.blame(id.to_bits(), Verdict::Panicked, false);
+        self.blame(id, Verdict::Panicked);
     }
 
     /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
@@ -430,9 +425,10 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
         let (took, is_written_off) = self.lane.ended(clock::precise());
         if is_written_off {
+            self.reclaiming.inside(|| self.lane.is_back(clock::precise()));
             self.is_written_off.set(true);
         } else if took > BUDGET {
-            self.reclaiming.blame(id.to_bits(), Verdict::Overran, false);
+            self.reclaiming.blame(id, Verdict::Overran);
         }
         let is_count = asked.to_scan == 0;
         let objects = if answer >= EMPTY { 0 } else { answer };
@@ -442,7 +438,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
             self.counted.set(objects);
         }
         if answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD) {
-            self.reclaiming.blame(id.to_bits(), Verdict::Lied, false);
+            self.reclaiming.blame(id, Verdict::Lied);
         }
         took
     }

@@ -2,14 +2,16 @@
 //!
 //! Sits between passes and whoever watches over them. A thread that is about to run callbacks takes a lane, and says there what it runs; whoever waits for
 //! it looks through the lanes, and writes one off that has been in one callback for longer than [`BUDGET`]: the shrinker is a culprit from then on, and
-//! nobody runs it while that callback is not back. A thread that comes back to a lane that was written off ends, if it is a reclaimer: it has been
-//! replaced. Culprits are barred for a second, and for twice as long each further time, up to a minute. A callback writes its own lane and nothing else; one mutex, a leaf,
-//! for blaming. Nothing here waits, and nobody is stopped.
+//! nobody runs it while that callback, or another one of it that was written off, is not back. A thread that comes back to a lane that was written off ends, if it is a
+//! reclaimer: it has been replaced. Culprits are barred for a second, and for twice as long each further time, up to a minute. Who of the two was first is
+//! decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else, unless it was written off; one mutex, a leaf, for writing off and blaming, and for
+//! coming back from that. Nothing here waits, and nobody is stopped.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use super::seat::{Running, Seat};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use neap_base::Mutex;
-use neap_base::sync::me;
+use neap_groups::Name;
 
 /// How long one callback may take, in nanoseconds.
 pub const BUDGET: u64 = 100_000_000;
@@ -22,6 +24,8 @@ const LANES: usize = 64;
 const CULPRITS: usize = 64;
 /// Bytes of a culprit's name.
 const NAME: usize = 48;
+/// The name of one that is gone.
+const GONE: &str = "(unregistered)";
 
 /// What a shrinker is blamed for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,18 +51,10 @@ impl Verdict {
 
 /// A thread that may run callbacks.
 #[derive(Debug, Default)]
-struct Seat {
-    taken: AtomicBool,
-    /// The thread, and its number among the reclaimers; 0 for one that is none.
-    owner: AtomicUsize,
-    reclaimer: AtomicU32,
-    /// Odd while a callback runs.
-    turn: AtomicU32,
-    /// The turn that was written off; 0: none.
-    written_off: AtomicU32,
-    /// The shrinker whose callback runs, and since when.
-    shrinker: AtomicU64,
-    since: AtomicU64,
+struct Place {
+    seat: Seat,
+    /// The record that counts what runs here among those that do not come back, plus one; under the mutex.
+    record: AtomicU32,
 }
 
 /// A shrinker that was blamed.
@@ -66,8 +62,9 @@ struct Seat {
 struct Record {
     /// 0: nobody's.
     shrinker: AtomicU64,
-    /// Until when it is not asked; all bits set while a callback of it that was written off is not back.
+    /// Until when it is not asked, and how many callbacks of it were written off and are not back: until then it is not asked either.
     until: AtomicU64,
+    stuck: AtomicU32,
     /// How often for what, by [`Verdict`].
     counts: [AtomicU32; Verdict::ALL.len()],
     name: [AtomicU64; NAME / 8],
@@ -99,7 +96,7 @@ impl Culprit {
 /// All lanes, and all who were blamed.
 #[derive(Debug)]
 pub struct Lanes {
-    seats: [CachePadded<Seat>; LANES],
+    places: [CachePadded<Place>; LANES],
     records: [Record; CULPRITS],
     /// Records that were ever used.
     known: AtomicU32,
@@ -111,7 +108,7 @@ pub struct Lanes {
 impl Default for Lanes {
     fn default() -> Lanes {
         Lanes {
-            seats: core::array::from_fn(|_| CachePadded::default()),
+            places: core::array::from_fn(|_| CachePadded::default()),
             records: core::array::from_fn(|_| Record::default()),
             known: AtomicU32::new(0),
             blaming: Mutex::new(()),
@@ -124,7 +121,7 @@ impl Default for Lanes {
 #[derive(Debug)]
 pub struct Lane<'l> {
     lanes: &'l Lanes,
-    seat: &'l Seat,
+    place: &'l Place,
 }
 
 /// A callback that has run for too long.
@@ -139,14 +136,8 @@ pub struct Overdue {
 impl Lanes {
     /// Takes a lane for this thread, the reclaimer of a number, or none for 0; `None` where too many threads run callbacks.
     pub fn enter(&self, reclaimer: u32) -> Option<Lane<'_>> {
-        let take = |seat: &&CachePadded<Seat>| {
-            // Acquire pairs with the Release in `Lane::drop`.
-            seat.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
-        let seat = self.seats.iter().find(take)?;
-        seat.owner.store(me(), Ordering::Relaxed);
-        seat.reclaimer.store(reclaimer, Ordering::Relaxed);
-        Some(Lane { lanes: self, seat })
+        let place = self.places.iter().find(|place| place.seat.take(reclaimer))?;
+        Some(Lane { lanes: self, place })
     }
 
     fn record(&self, shrinker: u64) -> Option<&Record> {
@@ -156,17 +147,24 @@ impl Lanes {
 
     /// Whether a shrinker is not to be asked now.
     pub fn is_barred(&self, shrinker: u64, now: u64) -> bool {
-        self.record(shrinker).is_some_and(|record| now < record.until.load(Ordering::Relaxed))
+        self.record(shrinker).is_some_and(|record| now < record.until())
     }
 
-    /// Blames a shrinker, which is barred for some time then; `stuck`: until it comes back. Inside the gate.
-    pub fn blame(&self, shrinker: u64, name: &str, verdict: Verdict, now: u64, stuck: bool) {
+    /// Blames a shrinker, which is barred for some time then. Inside the gate.
+    pub fn blame(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) {
         let _blaming = self.blaming.lock();
+        if let Some(record) = self.count(shrinker, name, verdict, now) {
+            record.bar(now);
+        }
+    }
+
+    /// Counts a verdict; answers the shrinker's record, if there is room for one. Under the mutex.
+    fn count(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) -> Option<&Record> {
         self.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
-        let Some(record) = self.record(shrinker).or_else(|| self.new_record(shrinker, name, now)) else { return };
+        let name = name.as_ref().map_or(GONE, Name::as_str);
+        let record = self.record(shrinker).or_else(|| self.new_record(shrinker, name, now))?;
         record.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
-        let until = if stuck { u64::MAX } else { now.saturating_add(record.penalty()) };
-        record.until.store(until, Ordering::Relaxed);
+        Some(record)
     }
 
     /// A shrinker is gone: its record is known for as long as nobody else needs it.
@@ -182,7 +180,7 @@ impl Lanes {
         let index = if known < CULPRITS {
             known
         } else {
-            let until = |index: &usize| self.records[*index].until.load(Ordering::Relaxed);
+            let until = |index: &usize| self.records[*index].until();
             (0..CULPRITS).min_by_key(until).filter(|index| until(index) <= now)?
         };
         let record = &self.records[index];
@@ -197,20 +195,25 @@ impl Lanes {
         Some(record)
     }
 
-    /// Writes off callbacks that have run for longer than [`BUDGET`], and calls `each` with them; each once.
-    pub fn write_off(&self, now: u64, mut each: impl FnMut(Overdue)) {
-        for seat in &self.seats {
-            // Acquire pairs with the Release in `Lane::began`: what runs in that turn, or a later one.
-            let turn = seat.turn.load(Ordering::Acquire);
-            let (shrinker, since) = (seat.shrinker.load(Ordering::Relaxed), seat.since.load(Ordering::Relaxed));
-            let runs = turn % 2 == 1 && seat.written_off.load(Ordering::Relaxed) != turn;
-            if !runs || now.saturating_sub(since) <= BUDGET || seat.turn.load(Ordering::Relaxed) != turn {
-                continue;
+    /// Writes off callbacks that have run for longer than [`BUDGET`], blames their shrinkers, by the `name` of one, and calls `each` with them; each once. Inside
+    /// the gate.
+    pub fn write_off(&self, now: u64, name: impl Fn(u64) -> Option<Name>, mut each: impl FnMut(Overdue)) {
+        for place in &self.places {
+            let is_overdue = |running: &Running| now.saturating_sub(running.since) > BUDGET;
+            let Some(running) = place.seat.running().filter(is_overdue) else { continue };
+            let (shrinker, name) = (running.shrinker, name(running.shrinker));
+            {
+                // The mutex first: 1. W writes it off. 2. The callback is back, and hears of it. 3. It waits here until what is known of it says that it was stuck.
+                let _blaming = self.blaming.lock();
+                if !place.seat.write_off(&running) {
+                    continue;
+                }
+                let record = self.count(shrinker, name, Verdict::Overran, now);
+                record.inspect(|record| _ = record.stuck.fetch_add(1, Ordering::Relaxed));
+                let index = record.and_then(|record| self.records.element_offset(record)).map_or(0, |index| index + 1);
+                place.record.store(index as u32, Ordering::Relaxed);
             }
-            // A turn that is just over is written off in vain: nobody looks at its number again.
-            if seat.written_off.swap(turn, Ordering::Relaxed) != turn {
-                each(Overdue { shrinker, reclaimer: seat.reclaimer.load(Ordering::Relaxed) });
-            }
+            each(Overdue { shrinker, reclaimer: running.reclaimer });
         }
     }
 
@@ -223,7 +226,7 @@ impl Lanes {
             }
             each(Culprit {
                 shrinker: record.shrinker.load(Ordering::Relaxed),
-                until: record.until.load(Ordering::Relaxed),
+                until: record.until(),
                 counts: record.counts.each_ref().map(|count| count.load(Ordering::Relaxed)),
                 name,
             });
@@ -237,14 +240,18 @@ impl Lanes {
 
     /// In a forked child: nobody else runs anything, and what does not come back there may be asked here. This thread keeps its lane.
     pub fn forget_others(&self) {
-        for seat in self.seats.iter().filter(|seat| seat.owner.load(Ordering::Relaxed) != me()) {
-            seat.turn.store(0, Ordering::Relaxed);
-            seat.written_off.store(0, Ordering::Relaxed);
-            seat.taken.store(false, Ordering::Relaxed);
+        self.records.iter().for_each(|record| record.stuck.store(0, Ordering::Relaxed));
+        for place in &self.places {
+            if !place.seat.is_mine() {
+                place.seat.forget();
+            } else if place.seat.is_off() {
+                self.stuck_at(place).inspect(|record| _ = record.stuck.fetch_add(1, Ordering::Relaxed));
+            }
         }
-        for record in &self.records {
-            let _ = record.until.compare_exchange(u64::MAX, 0, Ordering::Relaxed, Ordering::Relaxed);
-        }
+    }
+
+    fn stuck_at(&self, place: &Place) -> Option<&Record> {
+        self.records.get((place.record.load(Ordering::Relaxed) as usize).checked_sub(1)?)
     }
 }
 
@@ -253,35 +260,49 @@ impl Record {
         let times: u32 = self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
         BARRED << times.saturating_sub(1).min(DOUBLINGS)
     }
+
+    /// Until when it is not asked; all bits set while nobody knows.
+    fn until(&self) -> u64 {
+        if self.stuck.load(Ordering::Relaxed) > 0 { u64::MAX } else { self.until.load(Ordering::Relaxed) }
+    }
+
+    /// It is not asked for some time.
+    fn bar(&self, now: u64) {
+        self.until.store(now.saturating_add(self.penalty()), Ordering::Relaxed);
+    }
 }
 
 impl Lane<'_> {
     /// A callback begins, unless its shrinker is barred; answers whether.
     pub fn began(&self, shrinker: u64, now: u64) -> bool {
-        if self.lanes.is_barred(shrinker, now) {
-            return false;
+        let begins = !self.lanes.is_barred(shrinker, now);
+        if begins {
+            self.place.seat.begin(shrinker, now);
         }
-        self.seat.shrinker.store(shrinker, Ordering::Relaxed);
-        self.seat.since.store(now, Ordering::Relaxed);
-        self.seat.turn.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `write_off`.
-        true
+        begins
     }
 
-    /// The callback is back; answers for how long it ran, and whether it was written off meanwhile. Where it was, its shrinker is barred for some more
-    /// time, and no longer.
+    /// The callback is back; answers for how long it ran, and whether it was written off meanwhile: then [`Lane::is_back`] is to follow.
     pub fn ended(&self, now: u64) -> (u64, bool) {
-        let turn = self.seat.turn.fetch_add(1, Ordering::Relaxed);
-        let was_written_off = self.seat.written_off.load(Ordering::Relaxed) == turn;
-        if was_written_off && let Some(record) = self.lanes.record(self.seat.shrinker.load(Ordering::Relaxed)) {
-            record.until.store(now.saturating_add(record.penalty()), Ordering::Relaxed);
+        let (_, since) = self.place.seat.last();
+        (now.saturating_sub(since), self.place.seat.end())
+    }
+
+    /// The callback that was written off is back: its shrinker is barred for some more time, and, unless another one of it is stuck, no longer. Inside the gate.
+    pub fn is_back(&self, now: u64) {
+        let _blaming = self.lanes.blaming.lock();
+        if let Some(record) = self.lanes.stuck_at(self.place) {
+            // A child has forgotten all that were stuck.
+            let stuck = record.stuck.load(Ordering::Relaxed);
+            record.stuck.store(stuck.saturating_sub(1), Ordering::Relaxed);
+            record.bar(now);
         }
-        (now.saturating_sub(self.seat.since.load(Ordering::Relaxed)), was_written_off)
     }
 }
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
-        self.seat.taken.store(false, Ordering::Release); // Pairs with the Acquire in `Lanes::enter`.
+        self.place.seat.leave();
     }
 }
 
@@ -292,6 +313,19 @@ mod tests {
     use std::vec::Vec;
 
     const SECOND: u64 = 1_000_000_000;
+
+    fn named(name: &str) -> Option<Name> {
+        let shared = neap_groups::SharedName::default();
+        shared.set(name);
+        Some(shared.get())
+    }
+
+    /// All that are written off now, by whoever looks.
+    fn overdue(lanes: &Lanes, now: u64) -> Vec<Overdue> {
+        let mut all = Vec::new();
+        lanes.write_off(now, |_| named("seven"), |overdue| all.push(overdue));
+        all
+    }
 
     fn culprits(lanes: &Lanes) -> Vec<Culprit> {
         let mut all = Vec::new();
@@ -304,18 +338,13 @@ mod tests {
         let lanes = Lanes::default();
         let lane = lanes.enter(1).unwrap();
         assert!(lane.began(7, 1000));
-        let overdue = |now| {
-            let mut all = Vec::new();
-            lanes.write_off(now, |overdue| all.push(overdue));
-            all
-        };
-        assert_eq!(overdue(1000 + BUDGET), []);
-        assert_eq!(overdue(1001 + BUDGET), [Overdue { shrinker: 7, reclaimer: 1 }]);
-        lanes.blame(7, "seven", Verdict::Overran, BUDGET, true);
-        assert_eq!(overdue(SECOND), [], "once");
+        assert_eq!(overdue(&lanes, 1000 + BUDGET), []);
+        assert_eq!(overdue(&lanes, 1001 + BUDGET), [Overdue { shrinker: 7, reclaimer: 1 }]);
+        assert_eq!(overdue(&lanes, SECOND), [], "once");
         assert!(lanes.is_barred(7, u64::MAX - 1) && !lanes.is_barred(8, 0));
         assert!(!lanes.enter(0).unwrap().began(7, SECOND));
         assert_eq!(lane.ended(3 * SECOND), (3 * SECOND - 1000, true));
+        lane.is_back(3 * SECOND);
         assert!(lanes.is_barred(7, 4 * SECOND - 1) && !lanes.is_barred(7, 4 * SECOND));
         assert!(lane.began(7, 4 * SECOND));
         assert_eq!(lane.ended(4 * SECOND + 5), (5, false));
@@ -328,7 +357,7 @@ mod tests {
         let lanes = Lanes::default();
         let barred = [1, 2, 4, 8, 16, 32, 64, 64].map(|seconds| seconds * SECOND);
         for seconds in barred {
-            lanes.blame(1, "one", Verdict::Lied, 0, false);
+            lanes.blame(1, named("one"), Verdict::Lied, 0);
             assert!(lanes.is_barred(1, seconds - 1) && !lanes.is_barred(1, seconds));
         }
     }
@@ -336,8 +365,8 @@ mod tests {
     #[test]
     fn a_name_is_cut_between_characters() {
         let lanes = Lanes::default();
-        lanes.blame(1, &"ä".repeat(40), Verdict::Panicked, 0, false);
-        lanes.blame(2, &format!("x{}", "ä".repeat(40)), Verdict::Panicked, 0, false);
+        lanes.blame(1, named(&"ä".repeat(28)), Verdict::Panicked, 0);
+        lanes.blame(2, named(&format!("x{}", "ä".repeat(27))), Verdict::Panicked, 0);
         let names: Vec<_> = culprits(&lanes).iter().map(|culprit| culprit.name().len()).collect();
         assert_eq!(names, [48, 47]);
     }
@@ -345,10 +374,10 @@ mod tests {
     #[test]
     fn when_all_records_are_taken_those_who_are_not_barred_any_more_give_theirs() {
         let lanes = Lanes::default();
-        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, "old", Verdict::Lied, id, false));
-        lanes.blame(99, "new", Verdict::Lied, 1, false);
+        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, id));
+        lanes.blame(99, named("new"), Verdict::Lied, 1);
         assert!(!lanes.is_barred(99, 1), "all others are barred");
-        lanes.blame(99, "new", Verdict::Lied, 1 + SECOND, false);
+        lanes.blame(99, named("new"), Verdict::Lied, 1 + SECOND);
         assert!(lanes.is_barred(99, 1 + SECOND) && !lanes.is_barred(1, 0));
         assert_eq!((culprits(&lanes).len(), lanes.counts()[1]), (CULPRITS, CULPRITS as u32 + 2));
     }
@@ -356,10 +385,10 @@ mod tests {
     #[test]
     fn one_that_is_gone_gives_its_record_first() {
         let lanes = Lanes::default();
-        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, "old", Verdict::Lied, id, false));
+        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, id));
         lanes.forget(7);
         assert_eq!(culprits(&lanes).iter().filter(|culprit| culprit.shrinker == 7).count(), 1, "it is still known");
-        lanes.blame(99, "new", Verdict::Lied, 1, false);
+        lanes.blame(99, named("new"), Verdict::Lied, 1);
         assert_eq!(culprits(&lanes)[6].shrinker, 99);
     }
 
@@ -370,7 +399,7 @@ mod tests {
             let others = scope.spawn(|| {
                 let mut all: Vec<_> = (1..LANES).map(|_| lanes.enter(0).unwrap()).collect();
                 assert!(all[0].began(6, 0));
-                lanes.blame(6, "six", Verdict::Overran, 0, true);
+                assert_eq!(overdue(&lanes, SECOND).len(), 1);
                 drop(all.pop());
                 all.push(lanes.enter(1).unwrap());
                 // They are as in a parent, when it forks.
@@ -379,11 +408,62 @@ mod tests {
             others.join().unwrap();
         });
         let own = lanes.enter(0).unwrap();
-        assert!(own.began(5, 0) && lanes.enter(0).is_none());
+        assert!(own.began(5, 0) && lanes.enter(0).is_none() && lanes.is_barred(6, 0));
         lanes.forget_others();
         assert!(!lanes.is_barred(6, 0));
-        let mut overdue = Vec::new();
-        lanes.write_off(SECOND, |callback| overdue.push(callback.shrinker));
-        assert_eq!((overdue, lanes.enter(0).is_some()), (Vec::from([5]), true));
+        assert_eq!(overdue(&lanes, SECOND), [Overdue { shrinker: 5, reclaimer: 0 }]);
+        assert!(lanes.enter(0).is_some() && lanes.is_barred(5, u64::MAX - 1));
+        lanes.forget_others();
+        assert!(lanes.is_barred(5, u64::MAX - 1), "its own is as stuck there");
+        assert!(own.ended(SECOND).1);
+        own.is_back(SECOND);
+        assert!(lanes.is_barred(5, SECOND) && !lanes.is_barred(5, 3 * SECOND));
+    }
+
+    /// 1. W looks. 2. The callback returns, and perhaps another one begins. 3. W goes on.
+    #[test]
+    fn a_callback_that_comes_back_while_somebody_looks_is_not_written_off() {
+        for again in [None, Some(7), Some(8)] {
+            let lanes = Lanes::default();
+            let lane = lanes.enter(1).unwrap();
+            assert!(lane.began(7, 1000));
+            let name = |shrinker| {
+                assert_eq!((shrinker, lane.ended(SECOND)), (7, (SECOND - 1000, false)));
+                assert!(again.is_none_or(|again| lane.began(again, 1000)));
+                named("seven")
+            };
+            lanes.write_off(SECOND, name, |overdue| panic!("{overdue:?}"));
+            assert!(!lanes.is_barred(7, 0) && culprits(&lanes).is_empty());
+            assert!(again.is_none() || !lane.ended(SECOND).1);
+        }
+    }
+
+    #[test]
+    fn a_shrinker_is_barred_until_the_last_of_its_callbacks_that_are_stuck_is_back() {
+        let lanes = Lanes::default();
+        let [first, second] = [1, 2].map(|reclaimer| lanes.enter(reclaimer).unwrap());
+        assert!(first.began(7, 0) && second.began(7, 0));
+        assert_eq!(overdue(&lanes, SECOND).len(), 2);
+        lanes.blame(7, named("seven"), Verdict::Panicked, SECOND);
+        assert!(lanes.is_barred(7, u64::MAX - 1), "both are stuck");
+        assert!(first.ended(SECOND).1);
+        first.is_back(SECOND);
+        assert!(lanes.is_barred(7, u64::MAX - 1), "one is");
+        assert!(second.ended(SECOND).1);
+        second.is_back(SECOND);
+        assert!(lanes.is_barred(7, SECOND) && !lanes.is_barred(7, 5 * SECOND), "three verdicts: four seconds");
+    }
+
+    #[test]
+    fn what_is_stuck_where_there_is_no_record_for_it_bars_nobody() {
+        let lanes = Lanes::default();
+        let lane = lanes.enter(1).unwrap();
+        assert!(lane.began(99, 0));
+        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, SECOND));
+        assert_eq!(overdue(&lanes, SECOND).len(), 1);
+        lanes.blame(99, named("new"), Verdict::Lied, 3 * SECOND);
+        assert!(lane.ended(3 * SECOND).1);
+        lane.is_back(3 * SECOND);
+        assert!(lanes.is_barred(99, 3 * SECOND) && !lanes.is_barred(99, 4 * SECOND));
     }
 }

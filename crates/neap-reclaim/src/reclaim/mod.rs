@@ -7,6 +7,7 @@
 mod lanes;
 mod level;
 mod pass;
+pub mod seat;
 mod share;
 mod walk;
 

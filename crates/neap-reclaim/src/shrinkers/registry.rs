@@ -19,7 +19,7 @@ use super::shrinker::{Shrinker, ShrinkerId, Spec, Total, WORDS};
 use crate::host::Host;
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{self, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform, Rcu};
 use neap_groups::table::{Entry, Table};
@@ -429,6 +429,15 @@ impl Shrinkers {
                 each(&report);
             }
         }
+    }
+
+    /// The name of a shrinker, also of one that ends. Takes no reference, so whoever asks is never the one to tell `gone`.
+    pub fn name_of(&self, id: ShrinkerId) -> Option<Name> {
+        let shrinker = self.of(id)?;
+        let name = shrinker.name();
+        // 1. The index is free. 2. Its next life begins, and sets another name. 3. That is prepared, with another generation. Who has read any of 2 sees 1 or 3.
+        atomic::fence(Ordering::Acquire); // Pairs with the one in `Shrinker::begin`.
+        shrinker.is(id).then_some(name)
     }
 
     /// Puts a reference.

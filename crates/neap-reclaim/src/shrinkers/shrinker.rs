@@ -8,7 +8,7 @@
 use super::life::{FREE, Life};
 use core::ffi::c_void;
 use core::fmt;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use neap_groups::{GroupId, Name, SharedName};
 use neap_percpu::LentWords;
 
@@ -173,6 +173,8 @@ impl Shrinker {
 
     /// Begins another life. Under the registry's mutex, of one that is free.
     pub(crate) fn begin(&self, spec: &Spec<'_>) -> u32 {
+        // Pairs with the fence in `Shrinkers::name_of`: who reads any of what follows sees that the life before is over.
+        fence(Ordering::Release);
         for word in 0..WORDS {
             if word > 0 {
                 self.life.0.words().clear(word);
@@ -198,7 +200,8 @@ impl Shrinker {
     }
 
     pub(crate) fn is(&self, id: ShrinkerId) -> bool {
-        self.generation.load(Ordering::Relaxed) == id.generation() && self.life.0.state() != FREE
+        // The state first: who sees that of a later life sees its generation.
+        self.life.0.state() != FREE && self.generation.load(Ordering::Relaxed) == id.generation()
     }
 
     /// Whose it is at the moment.
