@@ -1,17 +1,22 @@
-//! What reclaimer threads have to do: who asks for memory of which group, and what came of it.
+//! What reclaimer threads have to do: who asks for memory of which group, and what came of it; and how many of these threads there are.
 //!
 //! Sits between threads that need memory, which may hold anything and so call nobody's callbacks themselves, and the reclaimers, which hold nothing. Who asks for
-//! the same group at the same time shares a job. A job whose reclaimer does not come back is given to another one. One mutex, a leaf, inside the gate; who
-//! waits does so outside, to a deadline. Nothing here runs callbacks or makes threads.
+//! the same group at the same time shares a job; the oldest is done first. A job whose reclaimer does not come back is given to another one: each reclaimer has one
+//! job at a time, so whoever finds it taken by that number, the watcher who writes the thread off or the thread itself when it is back, lets go of it and counts the thread,
+//! and the other one finds nothing. One mutex, a leaf, inside the gate; who waits does so outside, to a deadline. Nothing here runs callbacks or makes threads.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use neap_base::Mutex;
+use neap_base::mutex::{Guard, Mutex};
 use neap_groups::GroupId;
 use neap_os::futex::{self, Scope};
 use neap_reclaim::ShrinkerId;
 
 /// Jobs at a time.
 const JOBS: usize = 16;
+/// Threads that may be in callbacks that do not come back, before no more are made.
+const MOST_LOST: u32 = 32;
+/// How long nobody tries to make a thread after that has failed, in nanoseconds.
+const AGAIN: u64 = 1_000_000_000;
 
 /// What a reclaimer is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,13 +60,34 @@ struct Job {
     state: State,
     aim: Aim,
     waiters: u32,
+    /// Somebody who does not wait wants it, too.
+    wanted: bool,
+    /// The lower, the older.
+    age: u64,
+}
+
+#[derive(Debug)]
+struct Board {
+    jobs: [Job; JOBS],
+    /// Jobs that there ever were.
+    posted: u64,
+    /// Somebody waits for room for a job.
+    is_full: bool,
+    /// Threads that work, and those that were written off and are not back.
+    threads: u32,
+    lost: u32,
+    /// The number of the last one, and of the last that a parent had.
+    last: u32,
+    parents: u32,
+    /// Until when none is made, because none could be.
+    until: u64,
 }
 
 /// The jobs, and how many reclaimers there are.
 #[derive(Debug)]
 pub(crate) struct Jobs {
-    jobs: Mutex<[Job; JOBS]>,
-    /// Changes when a job is posted: reclaimers sleep on it; and when one is done: who waits sleeps on it.
+    board: Mutex<Board>,
+    /// Changes when there is a job to be taken: reclaimers sleep on it; and when one is done, or there is room for another: who waits sleeps on it.
     posted: AtomicU32,
     done: AtomicU32,
 }
@@ -70,29 +96,84 @@ pub(crate) struct Jobs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket(usize);
 
-impl Jobs {
-    pub(crate) fn new() -> Jobs {
-        let job = Job { state: State::Free, aim: Aim::Budget, waiters: 0 };
-        Jobs { jobs: Mutex::new([job; JOBS]), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
+/// What a reclaimer does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    Job(Aim),
+    /// There is nothing to do.
+    Nothing,
+    /// It ends: it is a copy of its parent's, and counted nowhere.
+    End,
+}
+
+impl Board {
+    fn index_of(&self, state: State) -> Option<usize> {
+        self.jobs.iter().position(|job| job.state == state)
     }
 
-    /// Posts a job; `None` where there are too many. With `waits`, [`Jobs::look`] is to follow until it has answered. Inside the gate.
+    fn count(&self, is: impl Fn(State) -> bool) -> u32 {
+        self.jobs.iter().filter(|job| is(job.state)).count() as u32
+    }
+
+    /// The reclaimer of a number has its job no more: it is done, with so many bytes, or to be done by another one; `idle` is called if no pass for the budget is under
+    /// way from now on. Answers what the job is now; `None` if it had none.
+    fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce()) -> Option<State> {
+        let index = self.index_of(State::Taken(reclaimer))?;
+        let job = &mut self.jobs[index];
+        if job.aim == Aim::Budget {
+            idle();
+        }
+        job.state = match done {
+            Some(bytes) if job.waiters > 0 => State::Done(bytes),
+            // For the budget the next tick asks.
+            None if job.waiters > 0 || job.wanted && job.aim != Aim::Budget => State::Posted,
+            _ => State::Free,
+        };
+        Some(job.state)
+    }
+}
+
+impl Jobs {
+    pub(crate) fn new() -> Jobs {
+        let job = Job { state: State::Free, aim: Aim::Budget, waiters: 0, wanted: false, age: 0 };
+        let jobs = [job; JOBS];
+        let board = Board { jobs, posted: 0, is_full: false, threads: 0, lost: 0, last: 0, parents: 0, until: 0 };
+        Jobs { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
+    }
+
+    /// Posts a job; `None` where there are too many: with `waits`, [`Jobs::wait`] ends when there may be room. With `waits`, [`Jobs::look`] is to follow until it has
+    /// answered. Inside the gate.
     pub(crate) fn post(&self, aim: Aim, waits: bool) -> Option<Ticket> {
-        let mut jobs = self.jobs.lock();
-        // What a reclaimer has begun with is not what is needed now.
-        let same = |job: &Job| (job.state == State::Posted).then(|| job.aim.and(aim)).flatten();
-        let index = match jobs.iter().position(|job| same(job).is_some()) {
-            Some(index) => index,
-            None => jobs.iter().position(|job| job.state == State::Free)?,
+        let mut board = self.board.lock();
+        let same = |job: &Job| match job.state {
+            State::Posted => job.aim.and(aim),
+            // What a reclaimer has begun with is not what is needed now; but the budget is looked at as it goes on.
+            State::Taken(_) => job.aim.and(aim).filter(|both| *both == Aim::Budget),
+            _ => None,
         };
-        let job = &mut jobs[index];
-        *job = match same(job) {
-            Some(both) => Job { aim: both, ..*job },
-            None => Job { state: State::Posted, aim, waiters: 0 },
+        let (index, is_new) = match board.jobs.iter().position(|job| same(job).is_some()) {
+            Some(index) => (index, false),
+            None => match board.index_of(State::Free) {
+                Some(index) => (index, true),
+                None => {
+                    board.is_full |= waits;
+                    return None;
+                }
+            },
         };
+        if is_new {
+            board.posted += 1;
+            board.jobs[index] = Job { state: State::Posted, aim, waiters: 0, wanted: false, age: board.posted };
+        }
+        let job = &mut board.jobs[index];
+        job.aim = same(job).unwrap_or(aim);
         job.waiters += u32::from(waits);
-        drop(jobs);
-        self.call();
+        job.wanted |= !waits;
+        let is_posted = job.state == State::Posted;
+        drop(board);
+        if is_posted {
+            self.call();
+        }
         Some(Ticket(index))
     }
 
@@ -102,87 +183,148 @@ impl Jobs {
         futex::wake(&self.posted, 1, Scope::Process);
     }
 
+    /// Lets those who wait look: for what came of a job, or for room.
+    fn tell(&self) {
+        self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
+        futex::wake(&self.done, i32::MAX as u32, Scope::Process);
+    }
+
+    /// Wakes whoever is concerned by what a job is now, and opens the board for others.
+    fn leave(&self, mut board: Guard<'_, Board>, state: State) {
+        let is_room = state == State::Free && core::mem::take(&mut board.is_full);
+        drop(board);
+        match state {
+            // 1. Two reclaimers; one sleeps, the other's callback sticks. 2. It is written off. 3. One job, one reclaimer: nobody makes another. So the one that
+            // sleeps has to hear of it.
+            State::Posted => self.call(),
+            State::Done(_) => self.tell(),
+            _ if is_room => self.tell(),
+            _ => {}
+        }
+    }
+
     /// What came of a job that is done, or 0 where its waiter is `giving_up`; the ticket is void then. Inside the gate.
     pub(crate) fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
-        let mut jobs = self.jobs.lock();
-        let job = jobs.get_mut(ticket.0)?;
+        let mut board = self.board.lock();
+        let job = board.jobs.get_mut(ticket.0)?;
         let bytes = match job.state {
             State::Done(bytes) => bytes,
             _ if giving_up => 0,
+            // A parent's.
+            State::Free => 0,
             _ => return None,
         };
         job.waiters = job.waiters.saturating_sub(1);
-        // What nobody waits for any more is not begun either.
-        if job.waiters == 0 && !matches!(job.state, State::Taken(_)) {
+        // What nobody wants any more is not begun either.
+        let is_void = match job.state {
+            State::Done(_) => job.waiters == 0,
+            State::Posted => job.waiters == 0 && !job.wanted,
+            _ => false,
+        };
+        if is_void {
             job.state = State::Free;
+            self.leave(board, State::Free);
         }
         Some(bytes)
     }
 
     /// The next job, for the reclaimer of a number. Inside the gate.
-    pub(crate) fn take(&self, reclaimer: u32) -> Option<Aim> {
-        let mut jobs = self.jobs.lock();
-        let job = jobs.iter_mut().find(|job| job.state == State::Posted)?;
-        job.state = State::Taken(reclaimer);
-        Some(job.aim)
-    }
-
-    /// The job of a reclaimer is done, unless it was given to another one. Inside the gate.
-    pub(crate) fn finish(&self, reclaimer: u32, bytes: u64) {
-        let mut jobs = self.jobs.lock();
-        let Some(job) = jobs.iter_mut().find(|job| job.state == State::Taken(reclaimer)) else { return };
-        job.state = if job.waiters > 0 { State::Done(bytes) } else { State::Free };
-        drop(jobs);
-        self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
-        futex::wake(&self.done, i32::MAX as u32, Scope::Process);
-    }
-
-    /// A reclaimer does not come back: another one is to do what it was at. Answers whether there is anything to do. Inside the gate.
-    pub(crate) fn give_back(&self, reclaimer: u32) -> bool {
-        let mut jobs = self.jobs.lock();
-        for job in jobs.iter_mut().filter(|job| job.state == State::Taken(reclaimer)) {
-            job.state = if job.waiters > 0 { State::Posted } else { State::Free };
+    pub(crate) fn take(&self, reclaimer: u32) -> Next {
+        let mut board = self.board.lock();
+        if reclaimer <= board.parents {
+            return Next::End;
         }
-        let is_needed = jobs.iter().any(|job| job.state == State::Posted);
-        drop(jobs);
-        // 1. Two reclaimers; one sleeps, the other's callback sticks. 2. It is written off. 3. One job, one reclaimer: nobody makes another. So the
-        // one that sleeps has to hear of it.
-        if is_needed {
-            self.call();
+        let posted = board.jobs.iter_mut().filter(|job| job.state == State::Posted);
+        let Some(oldest) = posted.min_by_key(|job| job.age) else { return Next::Nothing };
+        oldest.state = State::Taken(reclaimer);
+        Next::Job(oldest.aim)
+    }
+
+    /// The job of a reclaimer is done, unless it was given to another one. `idle`: see [`Jobs::write_off`]. Inside the gate.
+    pub(crate) fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce()) {
+        let mut board = self.board.lock();
+        if let Some(state) = board.let_go(reclaimer, Some(bytes), idle) {
+            self.leave(board, state);
         }
-        is_needed
     }
 
-    /// How many wait to be taken, and how many are. Inside the gate.
-    pub(crate) fn count(&self) -> (u32, u32) {
-        self.jobs.lock().iter().fold((0, 0), |(posted, taken), job| match job.state {
-            State::Posted => (posted + 1, taken),
-            State::Taken(_) => (posted, taken + 1),
-            _ => (posted, taken),
-        })
+    /// A reclaimer does not come back: another one is to do what it was at. `idle` is called, under the mutex, if that was the pass for the budget. Inside the gate.
+    pub(crate) fn write_off(&self, reclaimer: u32, idle: impl FnOnce()) {
+        let mut board = self.board.lock();
+        // Otherwise it is back already.
+        if let Some(state) = board.let_go(reclaimer, None, idle) {
+            board.threads -= 1;
+            board.lost += 1;
+            self.leave(board, state);
+        }
     }
 
-    /// In a forked child: nobody waits and nobody works. Inside the gate.
+    /// A reclaimer that was written off is back, and ends. `idle`: see [`Jobs::write_off`]. Inside the gate.
+    pub(crate) fn end(&self, reclaimer: u32, idle: impl FnOnce()) {
+        let mut board = self.board.lock();
+        if reclaimer <= board.parents {
+            return;
+        }
+        match board.let_go(reclaimer, None, idle) {
+            // Who has written it off comes too late for that.
+            Some(state) => {
+                board.threads -= 1;
+                self.leave(board, state);
+            }
+            None => board.lost -= 1,
+        }
+    }
+
+    /// The number of a reclaimer that is to be made, and counts already: where there are fewer than `least`, or more jobs than reclaimers who have nothing to
+    /// do, and fewer than `most`. Inside the gate.
+    pub(crate) fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
+        let mut board = self.board.lock();
+        let idle = board.threads.saturating_sub(board.count(|state| matches!(state, State::Taken(_))));
+        let is_short = board.threads < least || board.count(|state| state == State::Posted) > idle;
+        if !is_short || board.threads >= most || board.lost >= MOST_LOST || now < board.until {
+            return None;
+        }
+        board.threads += 1;
+        board.last += 1;
+        Some(board.last)
+    }
+
+    /// It could not be made. Inside the gate.
+    pub(crate) fn not_made(&self, now: u64) {
+        let mut board = self.board.lock();
+        board.threads -= 1;
+        board.until = now.saturating_add(AGAIN);
+    }
+
+    /// Threads that work, and those that were written off and are not back. Inside the gate.
+    pub(crate) fn threads(&self) -> (u32, u32) {
+        let board = self.board.lock();
+        (board.threads, board.lost)
+    }
+
+    /// In a forked child: nobody waits and nobody works. A reclaimer that forked in a callback ends. Inside the gate.
     pub(crate) fn forget_all(&self) {
-        self.jobs.lock().iter_mut().for_each(|job| job.state = State::Free);
+        let mut board = self.board.lock();
+        board.jobs.iter_mut().for_each(|job| job.state = State::Free);
+        (board.threads, board.lost, board.parents, board.until) = (0, 0, board.last, 0);
     }
 
-    /// How often a job was posted, to be read before [`Jobs::take`] finds none.
+    /// How often there was a job to be taken, to be read before [`Jobs::take`] finds none.
     pub(crate) fn posts(&self) -> u32 {
-        self.posted.load(Ordering::Acquire) // Pairs with the Release in `post`.
+        self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
     }
 
-    /// Sleeps until another one is.
+    /// Sleeps until there is another one.
     pub(crate) fn sleep(&self, posts: u32) {
         futex::wait(&self.posted, posts, None, Scope::Process);
     }
 
-    /// How often one was done, to be read before [`Jobs::look`] finds none.
+    /// How often one was done, to be read before [`Jobs::look`] finds none, or [`Jobs::post`] no room.
     pub(crate) fn dones(&self) -> u32 {
-        self.done.load(Ordering::Acquire) // Pairs with the Release in `finish`.
+        self.done.load(Ordering::Acquire) // Pairs with the Release in `tell`.
     }
 
-    /// Sleeps until another one is, or for so many nanoseconds.
+    /// Sleeps until another one is, or there is room, or for so many nanoseconds.
     pub(crate) fn wait(&self, dones: u32, nanoseconds: u64) {
         futex::wait(&self.done, dones, Some(nanoseconds), Scope::Process);
     }
@@ -198,71 +340,227 @@ mod tests {
         Aim::Bytes(GroupId::ROOT, bytes)
     }
 
+    fn high(number: u64) -> Aim {
+        Aim::High(GroupId::from_bits(number))
+    }
+
+    impl Jobs {
+        /// How many wait to be taken, and how many are.
+        fn count(&self) -> (u32, u32) {
+            let board = self.board.lock();
+            (board.count(|state| state == State::Posted), board.count(|state| matches!(state, State::Taken(_))))
+        }
+
+        fn took(&self, reclaimer: u32) -> Option<Aim> {
+            match self.take(reclaimer) {
+                Next::Job(aim) => Some(aim),
+                Next::Nothing => None,
+                Next::End => panic!("{reclaimer} is nobody's"),
+            }
+        }
+
+        /// Makes reclaimers up to the number of `last`.
+        fn with(last: u32) -> Jobs {
+            let jobs = Jobs::new();
+            (1..=last).for_each(|number| assert_eq!(jobs.hire(last, last, 0), Some(number)));
+            jobs
+        }
+
+        fn done(&self, reclaimer: u32, bytes: u64) {
+            self.finish(reclaimer, bytes, || ());
+        }
+    }
+
     #[test]
     fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::with(2);
         let (first, second) = (jobs.post(bytes(10), true).unwrap(), jobs.post(bytes(20), true).unwrap());
         assert_eq!((first, jobs.count()), (second, (1, 0)));
-        assert_eq!((jobs.take(1), jobs.take(2)), (Some(BOTH), None));
+        assert_eq!((jobs.took(1), jobs.took(2)), (Some(BOTH), None));
         let third = jobs.post(bytes(5), true).unwrap();
         assert_ne!(first, third);
         assert_eq!((jobs.look(first, false), jobs.count()), (None, (1, 1)));
-        jobs.finish(1, 99);
+        jobs.done(1, 99);
         assert_eq!([first, second].map(|ticket| jobs.look(ticket, false)), [Some(99); 2]);
-        assert_eq!((jobs.look(third, true), jobs.take(1)), (Some(0), None), "nobody waits for it");
+        assert_eq!((jobs.look(third, true), jobs.took(1)), (Some(0), None), "nobody waits for it");
     }
 
     #[test]
     fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::with(3);
         let ticket = jobs.post(bytes(20), true).unwrap();
-        assert_eq!(jobs.take(1), Some(BOTH));
-        assert!(jobs.give_back(1));
-        jobs.finish(1, 5);
-        assert_eq!((jobs.look(ticket, false), jobs.take(2)), (None, Some(BOTH)));
-        jobs.finish(2, 7);
+        assert_eq!(jobs.took(1), Some(BOTH));
+        jobs.write_off(1, || panic!("not for the budget"));
+        assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
+        jobs.done(1, 5);
+        assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(BOTH)));
+        jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
-        assert!(jobs.post(Aim::Budget, false).is_some() && jobs.take(3) == Some(Aim::Budget));
-        assert!(!jobs.give_back(3), "nobody waits for it");
+        assert!(jobs.post(Aim::Budget, false).is_some() && jobs.took(3) == Some(Aim::Budget));
+        jobs.write_off(3, || ());
+        assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
+        assert_eq!(jobs.threads(), (1, 2));
+        [1, 3].into_iter().for_each(|number| jobs.end(number, || panic!("it has let go")));
+        assert_eq!(jobs.threads(), (1, 0));
+    }
+
+    /// 1. W writes the thread off in its lane. 2. Its callback is back. 3. Either of the two comes here first.
+    #[test]
+    fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
+        for is_back_first in [false, true] {
+            let jobs = Jobs::with(2);
+            let ticket = jobs.post(bytes(20), true).unwrap();
+            assert_eq!(jobs.took(1), Some(BOTH));
+            let posts = jobs.posts();
+            if is_back_first {
+                jobs.end(1, || ());
+                assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
+                // By now another one may be at it.
+                assert_eq!(jobs.took(2), Some(BOTH));
+                jobs.write_off(1, || panic!("it has let go"));
+            } else {
+                jobs.write_off(1, || ());
+                assert_eq!((jobs.threads(), jobs.count()), ((1, 1), (1, 0)));
+                jobs.end(1, || panic!("it has let go"));
+                assert_eq!(jobs.took(2), Some(BOTH));
+            }
+            assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+            assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (0, 1)));
+            jobs.done(2, 7);
+            assert_eq!(jobs.look(ticket, false), Some(7));
+        }
+    }
+
+    #[test]
+    fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
+        let jobs = Jobs::new();
+        assert_eq!((jobs.hire(0, 3, 0), jobs.hire(1, 3, 0), jobs.hire(1, 3, 0)), (None, Some(1), None));
+        jobs.post(high(1), true).unwrap();
+        assert_eq!(jobs.hire(0, 3, 0), None, "one has nothing to do");
+        jobs.post(high(2), true).unwrap();
+        assert_eq!(jobs.hire(0, 3, 0), Some(2), "though it has not come yet");
+        jobs.not_made(7);
+        assert_eq!((jobs.threads(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
+        assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(3), None));
+        jobs.post(high(3), true).unwrap();
+        jobs.post(high(4), true).unwrap();
+        assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(4), None), "there are enough");
+    }
+
+    #[test]
+    fn no_more_are_made_while_too_many_do_not_come_back() {
+        let jobs = Jobs::new();
+        for number in 1..=MOST_LOST {
+            jobs.post(high(1), true).unwrap();
+            assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
+            jobs.write_off(number, || ());
+        }
+        assert_eq!((jobs.hire(0, 4, 0), jobs.threads()), (None, (0, MOST_LOST)));
+        jobs.end(1, || ());
+        assert_eq!(jobs.hire(0, 4, 0), Some(MOST_LOST + 1));
+    }
+
+    /// A tick asks for the budget each time that it finds too little, while a pass takes longer than the time between two.
+    #[test]
+    fn one_pass_for_the_budget_is_under_way_and_it_is_known_when_none_is() {
+        let jobs = Jobs::with(2);
+        let (mut idle, mut again) = (0, 0);
+        jobs.post(Aim::Budget, false).unwrap();
+        assert_eq!(jobs.took(1), Some(Aim::Budget));
+        jobs.post(Aim::Budget, false).unwrap();
+        assert_eq!((jobs.took(2), jobs.count()), (None, (0, 1)));
+        jobs.write_off(1, || idle += 1);
+        assert_eq!(idle, 1);
+        jobs.post(Aim::Budget, false).unwrap();
+        assert_eq!(jobs.took(2), Some(Aim::Budget));
+        jobs.end(1, || again += 1);
+        jobs.finish(2, 0, || idle += 1);
+        assert_eq!((idle, again, jobs.count()), (2, 0, (0, 0)));
+    }
+
+    #[test]
+    fn the_oldest_job_is_done_first_wherever_it_lies() {
+        let jobs = Jobs::with(1);
+        let tickets = [1, 2, 3].map(|number| jobs.post(high(number), true).unwrap());
+        assert_eq!(jobs.look(tickets[0], true), Some(0));
+        assert_eq!(jobs.post(high(4), true), Some(tickets[0]), "in the place of the first");
+        jobs.post(high(3), true).unwrap();
+        for number in [2, 3, 4] {
+            assert_eq!(jobs.took(1), Some(high(number)));
+            jobs.done(1, 1);
+        }
+    }
+
+    #[test]
+    fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_reclaimer_does_not_come_back() {
+        let jobs = Jobs::with(2);
+        let ticket = jobs.post(bytes(20), true).unwrap();
+        assert_eq!(jobs.post(bytes(10), false), Some(ticket));
+        assert_eq!((jobs.look(ticket, true), jobs.count()), (Some(0), (1, 0)));
+        assert_eq!(jobs.took(1), Some(BOTH));
+        jobs.write_off(1, || ());
+        assert_eq!(jobs.took(2), Some(BOTH));
+        jobs.done(2, 1);
         assert_eq!(jobs.count(), (0, 0));
+    }
+
+    #[test]
+    fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
+        let jobs = Jobs::with(2);
+        let ticket = jobs.post(bytes(20), true).unwrap();
+        assert_eq!(jobs.took(1), Some(BOTH));
+        jobs.write_off(1, || ());
+        assert_eq!(jobs.took(2), Some(BOTH));
+        jobs.forget_all();
+        assert_eq!((jobs.threads(), jobs.look(ticket, false)), ((0, 0), Some(0)));
+        for number in [1, 2] {
+            jobs.end(number, || panic!("it has nothing"));
+            jobs.write_off(number, || panic!("it has nothing"));
+            jobs.finish(number, 1, || panic!("it has nothing"));
+            assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
+        }
+        jobs.post(bytes(20), true).unwrap();
+        assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(BOTH)));
     }
 
     /// Fails by never ending where nobody is woken; the number that reclaimers sleep on says it at once.
     #[test]
     fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::with(2);
         let ticket = jobs.post(bytes(20), true).unwrap();
-        assert_eq!(jobs.take(1), Some(BOTH));
+        assert_eq!(jobs.took(1), Some(BOTH));
         let posts = jobs.posts();
         std::thread::scope(|scope| {
             let idle = scope.spawn(|| {
                 loop {
                     let posts = jobs.posts();
-                    match jobs.take(2) {
+                    match jobs.took(2) {
                         Some(aim) => break aim,
                         None => jobs.sleep(posts),
                     }
                 }
             });
-            assert!(jobs.give_back(1));
+            jobs.write_off(1, || ());
             assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
             assert_eq!(idle.join().unwrap(), BOTH);
         });
-        jobs.finish(2, 7);
+        jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
     }
 
     #[test]
     fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
         let jobs = Jobs::new();
-        let groups = (1..).map(|number| Aim::High(GroupId::from_bits(number)));
         let tickets: [Ticket; JOBS] = core::array::from_fn(|at| {
-            let aim = groups.clone().nth(at).unwrap();
-            assert!(jobs.post(aim, false).is_some(), "shares");
-            jobs.post(aim, true).unwrap()
+            let ticket = jobs.post(high(at as u64), true).unwrap();
+            assert_eq!(jobs.post(high(at as u64), true), Some(ticket), "shares");
+            ticket
         });
-        assert_eq!(jobs.post(Aim::Budget, true), None);
+        assert_eq!((jobs.post(Aim::Budget, false), jobs.post(Aim::Budget, true)), (None, None));
+        let dones = jobs.dones();
+        assert_eq!((jobs.look(tickets[3], true), jobs.dones()), (Some(0), dones), "another one waits for it");
         assert_eq!(jobs.look(tickets[3], true), Some(0));
+        assert_ne!(jobs.dones(), dones, "who waits for room is not told");
         assert_eq!(jobs.post(Aim::Budget, true), Some(tickets[3]));
         jobs.forget_all();
         assert_eq!(jobs.count(), (0, 0));

@@ -4,12 +4,12 @@
 //! reclaim. So such a thread calls nobody: it posts a [job](crate::jobs), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
 //! first shrinker, others when all are busy. Whoever waits, and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
 //! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
-//! back. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
+//! back. No free makes a thread. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
 
-use crate::jobs::{Aim, Jobs};
+use crate::jobs::{Aim, Jobs, Next};
 use crate::mm::{Core, Mm, Task};
 use crate::reclaiming::{Reclaiming, Runner};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::{clock, thread};
@@ -20,8 +20,6 @@ use neap_reclaim::{ShrinkerId, Shrinkers, is_calling};
 const PATIENCE: u64 = 2 * BUDGET;
 /// From one look at callbacks to the next.
 const LOOK: u64 = BUDGET / 4;
-/// Threads that may be in callbacks that do not come back, before no more are made.
-const MOST_LOST: u32 = 32;
 /// Reclaimers that there may be on a machine with fewer nodes: so that one slow callback does not keep other groups' from being called.
 const LEAST: usize = 4;
 /// How long a pass of a reclaimer may take.
@@ -34,13 +32,6 @@ pub(crate) struct Reclaim {
     pub(crate) passes: Passes,
     pub(crate) lanes: Lanes,
     pub(crate) jobs: Jobs,
-    /// Threads that work, and those that were written off and have not ended.
-    threads: AtomicU32,
-    lost: AtomicU32,
-    /// The number of the last one.
-    last: AtomicU32,
-    /// None can be had, or none is wanted.
-    never: AtomicBool,
     /// How often somebody waited for reclaimers, and in vain.
     pub(crate) waits: AtomicU64,
     pub(crate) late: AtomicU64,
@@ -53,18 +44,14 @@ impl Reclaim {
             passes: Passes::default(),
             lanes: Lanes::default(),
             jobs: Jobs::new(),
-            threads: AtomicU32::new(0),
-            lost: AtomicU32::new(0),
-            last: AtomicU32::new(0),
-            never: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             late: AtomicU64::new(0),
         }
     }
 
-    /// Threads that work, those that do not come back, waits for them, and waits in vain.
+    /// Threads that work, those that do not come back, waits for them, and waits in vain. Inside the gate.
     pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
-        let (threads, lost) = (self.threads.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));
+        let (threads, lost) = self.jobs.threads();
         (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
     }
 
@@ -72,8 +59,6 @@ impl Reclaim {
     pub(crate) fn forget_others(&self) {
         self.lanes.forget_others();
         self.jobs.forget_all();
-        self.threads.store(0, Ordering::Relaxed);
-        self.lost.store(0, Ordering::Relaxed);
     }
 }
 
@@ -141,86 +126,69 @@ impl<P: Platform> Core<P> {
 
     /// Posts a job, and waits for it for so long, if at all.
     fn ask_reclaimers(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: Aim, patience: Option<u64>) -> u64 {
-        let reclaim = reclaiming.reclaim;
-        if !self.has_reclaimer(mm, reclaim) {
+        let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
+        if mm.hooks.spawn.is_none() || !self.options.background {
             return 0;
         }
-        let Some(ticket) = reclaiming.inside(|| reclaim.jobs.post(aim, patience.is_some())) else { return 0 };
-        self.hire(mm, reclaiming);
-        let Some(patience) = patience else { return 0 };
-        reclaim.waits.fetch_add(1, Ordering::Relaxed);
+        let Some(patience) = patience else {
+            _ = reclaiming.inside(|| jobs.post(aim, false));
+            _ = self.recruit(mm, reclaiming, 0);
+            return 0;
+        };
         let end = clock::precise().saturating_add(patience);
+        waits.fetch_add(1, Ordering::Relaxed);
+        let mut ticket = None;
         loop {
-            let dones = reclaim.jobs.dones();
-            let left = end.saturating_sub(clock::precise());
-            if let Some(bytes) = reclaiming.inside(|| reclaim.jobs.look(ticket, left == 0)) {
-                reclaim.late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
+            let dones = jobs.dones();
+            // Where there are too many jobs it waits for room first.
+            ticket = ticket.or_else(|| reclaiming.inside(|| jobs.post(aim, true)));
+            let left = if self.recruit(mm, reclaiming, 0) { end.saturating_sub(clock::precise()) } else { 0 };
+            let answer = match ticket {
+                Some(ticket) => reclaiming.inside(|| jobs.look(ticket, left == 0)),
+                None => (left == 0).then_some(0),
+            };
+            if let Some(bytes) = answer {
+                late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return bytes;
             }
-            reclaim.jobs.wait(dones, left.min(LOOK));
-            self.watch(mm, reclaiming);
+            jobs.wait(dones, left.min(LOOK));
+            self.watch(reclaiming);
         }
     }
 
-    /// Writes off threads whose callbacks do not come back, and makes others in their place.
-    pub(crate) fn watch(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
-        let reclaim = reclaiming.reclaim;
-        let (now, mut is_needed) = (clock::precise(), false);
-        let name = |shrinker| reclaim.shrinkers.name_of(ShrinkerId::from_bits(shrinker));
+    /// Writes off threads whose callbacks do not come back: others are to do what they were at.
+    fn watch(&self, reclaiming: &Reclaiming<'_, P>) {
+        let Reclaim { shrinkers, lanes, jobs, .. } = reclaiming.reclaim;
+        let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
-                reclaim.threads.fetch_sub(1, Ordering::Relaxed);
-                reclaim.lost.fetch_add(1, Ordering::Relaxed);
-                is_needed |= reclaim.jobs.give_back(overdue.reclaimer);
+                jobs.write_off(overdue.reclaimer, || self.objects.pages.set_reclaiming(false));
             }
         };
-        reclaiming.inside(|| reclaim.lanes.write_off(now, name, replace));
-        if is_needed {
-            self.hire(mm, reclaiming);
-        }
+        reclaiming.inside(|| lanes.write_off(clock::precise(), name, replace));
     }
 
-    /// Whether there is a reclaimer; the first one is made.
-    pub(crate) fn has_reclaimer(&self, mm: &Mm<P>, reclaim: &Reclaim) -> bool {
-        reclaim.threads.load(Ordering::Relaxed) > 0 || self.make_reclaimer(mm, reclaim, 0)
-    }
-
-    /// Makes another reclaimer if all are busy.
-    fn hire(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
-        let reclaim = reclaiming.reclaim;
-        let (posted, taken) = reclaiming.inside(|| reclaim.jobs.count());
-        let threads = reclaim.threads.load(Ordering::Relaxed);
-        if posted > 0 && taken >= threads && (threads as usize) < self.objects.platform.nodes().max(LEAST) {
-            self.make_reclaimer(mm, reclaim, threads);
+    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Answers whether there is one now. Not inside the gate: making a thread
+    /// allocates.
+    pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
+        let Some(spawn) = mm.hooks.spawn.filter(|_| self.options.background) else { return false };
+        let (jobs, most) = (&reclaiming.reclaim.jobs, self.objects.platform.nodes().max(LEAST) as u32);
+        let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
+        match hired.map(|number| spawn(mm, Task::Reclaim(number))) {
+            Some(Err(_)) => {
+                reclaiming.inside(|| jobs.not_made(clock::precise()));
+                threads > 1
+            }
+            _ => threads > 0,
         }
-    }
-
-    /// Makes a reclaimer, if there are as many as are expected; whether there is one then. Not inside the gate: making a thread allocates.
-    fn make_reclaimer(&self, mm: &Mm<P>, reclaim: &Reclaim, expected: u32) -> bool {
-        let Some(spawn) = mm.hooks.spawn else { return false };
-        if !self.options.background
-            || reclaim.never.load(Ordering::Relaxed)
-            || reclaim.lost.load(Ordering::Relaxed) >= MOST_LOST
-        {
-            return false;
-        }
-        // Relaxed: only one thread has to be the one that makes it.
-        if reclaim.threads.compare_exchange(expected, expected + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return true;
-        }
-        let number = reclaim.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let made = spawn(mm, Task::Reclaim(number)).is_ok();
-        if !made {
-            reclaim.threads.fetch_sub(1, Ordering::Relaxed);
-            reclaim.never.store(expected == 0, Ordering::Relaxed);
-        }
-        made
     }
 
     /// What reclaim has to do in a tick. Not inside the gate.
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
-        self.watch(mm, &reclaiming);
+        self.watch(&reclaiming);
+        // What was handed back, or could not be given to anybody when it was posted.
+        _ = self.recruit(mm, &reclaiming, 0);
         if self.options.limit == 0 {
             return;
         }
@@ -254,19 +222,26 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn reclaimer(&self, number: u32) {
         thread::name(c"neap-reclaim");
         let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
-        let reclaim = reclaiming.reclaim;
+        let jobs = &reclaiming.reclaim.jobs;
+        let idle = || core.objects.pages.set_reclaiming(false);
         loop {
-            let posts = reclaim.jobs.posts();
-            let Some(aim) = reclaiming.inside(|| reclaim.jobs.take(number)) else {
-                reclaim.jobs.sleep(posts);
-                continue;
+            let posts = jobs.posts();
+            let aim = match reclaiming.inside(|| jobs.take(number)) {
+                Next::Job(aim) => aim,
+                Next::Nothing => {
+                    jobs.sleep(posts);
+                    continue;
+                }
+                Next::End => return,
             };
             let (bytes, is_written_off) = core.work(&reclaiming, aim, number);
             if is_written_off {
-                reclaim.lost.fetch_sub(1, Ordering::Relaxed);
+                reclaiming.inside(|| jobs.end(number, idle));
+                // Who has written it off may be about to, or not have been able to.
+                _ = core.recruit(self, &reclaiming, 0);
                 return;
             }
-            reclaiming.inside(|| reclaim.jobs.finish(number, bytes));
+            reclaiming.inside(|| jobs.finish(number, bytes, idle));
         }
     }
 }
@@ -313,9 +288,9 @@ impl<P: Platform> Core<P> {
                 let missing = (self.objects.pages.statistics().watermarks.high + 1)
                     .saturating_sub(self.objects.pages.free_pages().min(u32::MAX.into()) as u32);
                 let bytes = u64::from(missing) * self.objects.pages.page_size() as u64;
-                self.objects.pages.set_reclaiming(true);
+                // Until the job is not this thread's any more: whoever lets go of it says so.
+                reclaiming.inside(|| self.objects.pages.set_reclaiming(true));
                 let (got, is_written_off) = run(GroupId::ROOT, bytes, true);
-                self.objects.pages.set_reclaiming(false);
                 (got.bytes, is_written_off)
             }
         }

@@ -183,7 +183,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.start(self.source(), id)?;
         let source = self.source();
         source.want_thread();
-        source.core().has_reclaimer(source.mm(), self.reclaim);
+        _ = source.core().recruit(source.mm(), self, 1);
         Ok(())
     }
 
@@ -240,7 +240,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     /// Reclaimers, those that do not come back, waits for them, and those in vain.
     pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
-        self.reclaim.threads()
+        self.inside(|| self.reclaim.threads())
     }
 
     /// [`Passes::counts`](neap_reclaim::reclaim::Passes::counts).
@@ -387,6 +387,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         // SAFETY: as the caller promises.
         unsafe { self.reclaim.shrinkers.forget_others(self.source()) };
         self.inside(|| self.reclaim.forget_others());
+        self.source().core().objects.pages.set_reclaiming(false);
     }
 }
 
