@@ -214,7 +214,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     /// [`Shrinkers::each`].
     pub fn each(&self, each: impl FnMut(&Report)) {
-        self.reclaim.shrinkers.each(self.source(), each);
+        self.reclaim.shrinkers.each(each);
     }
 
     /// What is known of the shrinkers that were blamed.

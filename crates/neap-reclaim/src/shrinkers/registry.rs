@@ -13,7 +13,7 @@
 //! The registry must not be moved while a callback runs.
 
 use super::calling::{depth, is_calling};
-use super::life::{ENDING, PREPARED};
+use super::life::{ENDING, LIVE, PREPARED};
 use super::places::{BLOCK, BLOCKS, Places, UNIT};
 use super::shrinker::{Shrinker, ShrinkerId, Spec, Total, WORDS};
 use crate::host::Host;
@@ -405,12 +405,14 @@ impl Shrinkers {
         }
     }
 
-    /// Calls `each` with what is known of every shrinker. Takes no lock, and keeps nobody from unregistering: what `each` is given is a copy.
-    pub fn each<H: Host>(&self, host: &H, mut each: impl FnMut(&Report)) {
+    /// Calls `each` with what is known of every shrinker. Takes no lock and no reference, and keeps nobody from unregistering: what `each` is given is a copy.
+    pub fn each(&self, mut each: impl FnMut(&Report)) {
         for index in 0..self.used() {
-            let Some(shrinker) = self.at(index).filter(|shrinker| shrinker.try_get()) else { continue };
-            let report = Report {
-                id: shrinker.id(index),
+            let is_live = |shrinker: &&Shrinker| shrinker.life.0.state() == LIVE;
+            let Some(shrinker) = self.at(index).filter(is_live) else { continue };
+            let id = shrinker.id(index);
+            let read = |shrinker: &Shrinker| Report {
+                id,
                 name: shrinker.name(),
                 seeks: shrinker.seeks(),
                 batch: shrinker.batch(),
@@ -423,21 +425,24 @@ impl Shrinkers {
                 nanoseconds: shrinker.total(Total::Nanoseconds),
                 shared: shrinker.taken_elsewhere(),
             };
-            let ends = shrinker.life.0.state() == ENDING;
-            self.put(host, index, shrinker);
-            if !ends {
+            if let Some(report) = self.read(id, read).filter(|_| is_live(&shrinker)) {
                 each(&report);
             }
         }
     }
 
-    /// The name of a shrinker, also of one that ends. Takes no reference, so whoever asks is never the one to tell `gone`.
+    /// The name of a shrinker, also of one that ends.
     pub fn name_of(&self, id: ShrinkerId) -> Option<Name> {
-        let shrinker = self.of(id)?;
-        let name = shrinker.name();
-        // 1. The index is free. 2. Its next life begins, and sets another name. 3. That is prepared, with another generation. Who has read any of 2 sees 1 or 3.
+        self.read(id, Shrinker::name)
+    }
+
+    /// Reads what is said of a shrinker, if it is there all the while. Takes no reference, so who reads is never the one to tell `gone`, which may want a lock
+    /// that it holds.
+    fn read<R>(&self, id: ShrinkerId, read: impl FnOnce(&Shrinker) -> R) -> Option<R> {
+        let answer = read(self.of(id)?);
+        // 1. The index is free. 2. Its next life begins, and writes. 3. That is prepared, with another generation. Who has read any of 2 sees 1 or 3.
         atomic::fence(Ordering::Acquire); // Pairs with the one in `Shrinker::begin`.
-        shrinker.is(id).then_some(name)
+        self.of(id).map(|_| answer)
     }
 
     /// Puts a reference.

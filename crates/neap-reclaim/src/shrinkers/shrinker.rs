@@ -82,7 +82,7 @@ impl Asked {
 pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) -> u64;
 /// Looks at `to_scan` objects and frees those that nobody needs; answers how many it freed, or [`STOP`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
-/// Is called once, after the last call of the others has ended for good.
+/// Is called once, after the last call of the others has ended for good: by who unregisters, or by the thread that made that call.
 pub type GoneFn = unsafe extern "C" fn(data: *mut c_void);
 
 /// What is said of a shrinker when it is registered.
@@ -106,7 +106,7 @@ pub struct Spec<'a> {
     pub by_node: bool,
     /// It knows groups, and marks those that have something: otherwise it is called for the root, always.
     pub by_group: bool,
-    /// Its callbacks take no lock that a thread which charges may hold: they may run in one.
+    /// Its callbacks, `gone` among them, take no lock that a thread which charges may hold: they may run in one.
     pub inline: bool,
 }
 
@@ -173,7 +173,7 @@ impl Shrinker {
 
     /// Begins another life. Under the registry's mutex, of one that is free.
     pub(crate) fn begin(&self, spec: &Spec<'_>) -> u32 {
-        // Pairs with the fence in `Shrinkers::name_of`: who reads any of what follows sees that the life before is over.
+        // Pairs with the fence in `Shrinkers::read`: who reads any of what follows sees that the life before is over.
         fence(Ordering::Release);
         for word in 0..WORDS {
             if word > 0 {

@@ -225,6 +225,10 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     fn shrinker(&mut self, index: u32, spot: Option<Spot<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
+        // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants.
+        if self.press.inline_only && !shrinker.inline() {
+            return Had::Something;
+        }
         match shrinkers.referred(host, index, shrinker, || self.ask(index, shrinker, spot)) {
             Some(had) => had,
             // One that is not started yet has its marks. One that is live by now has taken the index meanwhile.

@@ -66,7 +66,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
         let caches = [Cache::of(1), Cache::of(2)];
         let ids = [0, 1].map(|at| register(shrinkers, host, &caches[at].spec()));
         let mut seen = Vec::new();
-        shrinkers.each(host, |report| {
+        shrinkers.each(|report| {
             // As a reader that is held up at its first line.
             if seen.is_empty() {
                 for id in ids {
@@ -83,7 +83,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
                 while shrinkers.is_there(id) {
                     thread::yield_now();
                 }
-                shrinkers.each(host, |report| assert_ne!(report.id, id, "it is going"));
+                shrinkers.each(|report| assert_ne!(report.id, id, "it is going"));
                 go_on();
                 assert_eq!(waiting.join().unwrap(), Ok(Unregistered::Gone));
             });
@@ -509,5 +509,75 @@ fn lies_about_numbers_are_bounded() {
         assert_eq!((visited.calls, visited.scanned, visited.freed), (3, 2000, 2000));
         let asked = shrinkers.scan(host, &(), id, ROOT, 0, 500).unwrap();
         assert_eq!((asked.calls, asked.scanned), (1, 500));
+    });
+}
+
+/// Who has a reference may be the one to put the last, and then tells `gone`, which may want what a thread holds that only reports, blames, or charges. What is
+/// not taken by a CPU's sequence is counted.
+#[test]
+fn who_calls_no_callback_takes_no_reference() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let cache = Cache::of(1000);
+        let id = register(shrinkers, host, &cache.spec());
+        let references = || {
+            let mut taken = None;
+            shrinkers.each(|report| taken = Some(report.shared));
+            taken.unwrap()
+        };
+        visit(shrinkers, host, 0, 0, 0);
+        let before = references();
+        assert!(before > 0, "they are not counted");
+        assert_eq!(shrinkers.name_of(id).unwrap().as_str(), "cache");
+        let inline_only = Press { inline_only: true, ..Press::of(0) };
+        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, inline_only).calls, 0);
+        assert_eq!(references(), before);
+        assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
+        assert_eq!(shrinkers.name_of(id), None);
+        let other = register(shrinkers, host, &Spec { name: "other", ..cache.spec() });
+        assert_eq!((other.index(), shrinkers.name_of(id)), (id.index(), None), "another one's name");
+        // One that ends is named until it has.
+        while_called(shrinkers, host, |id, go_on| {
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| shrinkers.unregister(host, id));
+                while shrinkers.is_there(id) {
+                    thread::yield_now();
+                }
+                assert!(shrinkers.name_of(id).is_some());
+                go_on();
+                assert_eq!(waiting.join().unwrap(), Ok(Unregistered::Gone));
+            });
+        });
+    });
+}
+
+/// Names are written while others read them.
+#[test]
+fn what_is_read_without_a_reference_is_of_one_life() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let (cache, stop) = (Cache::of(1), AtomicBool::new(false));
+        // As long as a name may be, so that a mixture would be seen.
+        let names = ["a".repeat(56), "b".repeat(56)];
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        shrinkers.each(|report| {
+                            assert_eq!(report.name.as_str(), names[(report.batch - 1) as usize]);
+                            if let Some(name) = shrinkers.name_of(report.id) {
+                                assert_eq!(name, report.name);
+                            }
+                        });
+                    }
+                });
+            }
+            for round in 0..if cfg!(miri) { 50 } else { 20_000 } {
+                let at = round % 2;
+                let spec = Spec { name: &names[at], batch: at as u64 + 1, ..cache.spec() };
+                // SAFETY: the cache outlives it.
+                let id = unsafe { shrinkers.register(host, &spec) }.unwrap();
+                assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
+            }
+            stop.store(true, Relaxed);
+        });
     });
 }

@@ -162,7 +162,7 @@ impl Passes<'_> {
         self.fill(0..GROUPS);
         let taken = || {
             let mut sum = 0;
-            self.shrinkers.each(&self.host, |report| sum += report.shared);
+            self.shrinkers.each(|report| sum += report.shared);
             sum
         };
         let (before, sum) = (taken(), Mutex::new(Visited::default()));
