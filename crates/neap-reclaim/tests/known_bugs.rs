@@ -197,8 +197,10 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
                 |_| Verdict::Removed,
                 |item| {
                     let thing = Thing::around(item);
-                    // The other is on its way to here, which goes over its link.
-                    assert!(things[thing.number..].iter().all(|thing| thing.item.is_linked()));
+                    // The other is on its way to here, which goes over its link: nobody lets it go.
+                    let others = &things[thing.number + 1..];
+                    assert!(thing.item.is_linked());
+                    assert!(others.iter().all(|thing| thing.item.is_linked() && !thing.item.leave_hands()));
                     assert!(!list.del(thing) && !list.add(GroupId::ROOT, 0, thing), "the walk has it");
                     assert!(thing.item.leave_hands() && !thing.item.is_linked());
                     thing.freed.store(true, Relaxed);

@@ -159,7 +159,7 @@ impl RawList {
 
     /// Hands up to `most` items of a group alone on a node to `isolate`, oldest first and each once at most but for retries, and does
     /// what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
-    /// its own then, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
+    /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
     ///
     /// # Safety
     /// `isolate` is called under the lock of the items, and a fork waits for it: it neither waits, nor allocates or frees, nor calls

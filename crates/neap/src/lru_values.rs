@@ -18,7 +18,7 @@ use neap_reclaim::lru::{End, Hands};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// Values that one call of [`LruList::walk`] asks about at most: they are off the list meanwhile.
+/// Values that one call of [`LruList::walk`] asks about at most: they are off the list meanwhile, and not counted.
 pub const MOST: usize = 1024;
 
 /// A value, and what it is on a list by.
@@ -165,7 +165,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         items.reserve(most.min(self.count_on(group, node)));
         let most = most.min(items.capacity());
         let site = listed.site();
-        // SAFETY: the list's references keep the items there.
+        // SAFETY: the list's references keep the items there. There is room for them, so nothing is allocated.
         let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
         let Some(hands) = hands else { return walked };
         // Whatever happens, those that are still held then go back, the newest first.

@@ -137,7 +137,12 @@ fn threads_share_a_list_while_groups_go() {
                             Err(_) => continue,
                         }
                         if number % 3 == thread % 3 {
-                            list.remove(&handles.swap_remove(number as usize % handles.len()));
+                            let at = number as usize % handles.len();
+                            // Some go to another group, also out of the hands of a walk.
+                            match list.remove(&handles[at]) && number % 2 == 0 {
+                                true => _ = list.add_again(tenants, 0, &handles[at]),
+                                false => drop(handles.swap_remove(at)),
+                            }
                         }
                         if number % 16 == 0 {
                             let verdict = |value: &Counted| [Verdict::Removed, Verdict::Skip][value.0 as usize % 2];

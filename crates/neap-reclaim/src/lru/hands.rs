@@ -2,11 +2,15 @@
 //!
 //! Sits between lists and whoever asks functions about items that may do anything, which no function may under a lock. While
 //! somebody has items of a sub-list in hands it leads to its heir though its group is gone, so they come back to where its other items are.
+//!
+//! Whoever took them does not look at their links, which another may have already:
+//! 1. A takes an item off, and names it as in hands; 2. B lets it leave these hands, and puts it on another list; 3. A would follow a link of that
+//!    list's. So A hears of items under the lock, before they are in hands, and goes by what it was told.
 
 use super::block::{self, Sub};
 use super::chain::End;
 use super::item::Item;
-use super::list::{LruList, Verdict, Walk};
+use super::list::LruList;
 use super::registry::Site;
 use crate::Host;
 use core::ptr::NonNull;
@@ -22,22 +26,22 @@ pub struct Hands<'a, H: Host> {
 }
 
 impl LruList {
-    /// Takes up to `most` of the oldest items of a group alone on a node off, and hands them to `each`, oldest first, with no lock
-    /// held. They are the caller's then: to be put back by the answer, or to be kept and let go by [`Item::leave_hands`]. `None` where
-    /// the group has nothing there.
+    /// Takes up to `most` of the oldest items of a group alone on a node off, which are in the caller's hands then: to be put back by the answer, or
+    /// to be let go by [`Item::leave_hands`], which is anybody's who keeps them there. `each` is told of them, oldest first. `None` where the
+    /// group has nothing there.
     ///
     /// # Safety
-    /// The items that are put back are there as [`LruList::add`] asks. Not called by a function that a walk calls under the lock.
+    /// `each` is called as `isolate` of [`LruList::walk`] is. The items that are put back are there as [`LruList::add`] asks. Not called
+    /// by a function that a walk calls under the lock.
     pub unsafe fn take<'a, H: Host>(
         self,
         site: &Site<'a, H>,
         group: GroupId,
         node: usize,
         most: usize,
-        each: impl FnMut(NonNull<Item>),
+        mut each: impl FnMut(NonNull<Item>),
     ) -> Option<Hands<'a, H>> {
-        let mut walk = Walk::new(most);
-        let hands = site.host.inside(|| {
+        site.host.inside(|| {
             let reading = site.groups.reading();
             let block = self.head().block(self.seat(site, &reading, group)?.slot)?;
             // SAFETY: found within the reading.
@@ -47,12 +51,17 @@ impl LruList {
                 return None;
             }
             chain.hands += 1;
-            drop(chain);
-            walk.over(sub, &mut |_| Verdict::Removed);
+            for _ in 0..most {
+                let Some(item) = chain.oldest() else { break };
+                chain.unlink(item);
+                sub.set_count(sub.count() - 1);
+                each(item);
+                // The last look at it: from here on it is anybody's.
+                // SAFETY: items on a chain are there.
+                unsafe { item.as_ref() }.hand_out();
+            }
             Some(Hands { site: *site, list: self, sub: NonNull::from(sub), node })
-        })?;
-        walk.taken.for_each(each);
-        Some(hands)
+        })
     }
 }
 

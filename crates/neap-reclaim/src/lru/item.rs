@@ -9,9 +9,14 @@ use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 
-/// What an item names that a walk has taken off.
+/// What an item names that was taken off, until somebody lets it go.
 fn in_hands() -> *mut Sub {
     without_provenance_mut(1)
+}
+
+/// The same while it is in a walk's chain, which leads over its link: nobody lets it go yet.
+fn chained() -> *mut Sub {
+    without_provenance_mut(2)
 }
 
 /// A part of an object, by which it is on a list. All zeroes are an item that is on none. On a list it stays where it is.
@@ -48,8 +53,9 @@ impl Item {
         !self.name.load(Ordering::Acquire).is_null() // Pairs with the Release in `let_go`.
     }
 
-    /// Ends that a walk has it in hands, for the walk's `dispose`, or for somebody else who keeps the object there for as long as the walk may
-    /// look at it; answers whether it had. From then on it may be put on a list again.
+    /// Ends that it is in hands, for the walk's `dispose`, or for somebody else who keeps the object there for as long as whoever took it off may
+    /// look at it; answers whether it was. From then on it may be put on a list again. A walk's `dispose` gets it before anybody
+    /// can do that.
     pub fn leave_hands(&self) -> bool {
         // AcqRel pairs with itself and with the others here: the links are the next one's.
         self.name.compare_exchange(in_hands(), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -58,7 +64,7 @@ impl Item {
     /// The sub-list that it names. Within a reading that stays there.
     pub(super) fn name(&self) -> Option<NonNull<Sub>> {
         let name = self.name.load(Ordering::Acquire); // Pairs with the Release in `rename` and `claim`: it is made.
-        NonNull::new(name).filter(|_| name != in_hands())
+        NonNull::new(name).filter(|_| name != in_hands() && name != chained())
     }
 
     /// Names a sub-list, under whose lock it is about to be linked, unless somebody else has the item. `from_hands`: out of the caller's.
@@ -79,14 +85,19 @@ impl Item {
         self.name.store(null_mut(), Ordering::Release); // Pairs with the Acquire in `claim` and `is_linked`.
     }
 
-    /// It is on no list any more, but in the caller's hands.
+    /// It is on no list any more, but in a walk's chain. Under the lock.
+    pub(super) fn take(&self) {
+        self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
+    }
+
+    /// It is on no list any more, but in the caller's hands, and this the last look at its links.
     pub(super) fn hand_out(&self) {
         self.name.store(in_hands(), Ordering::Release); // Pairs with the Acquire in `leave_hands` and `claim`.
     }
 
-    /// Its neighbours. Under the lock of the sub-list, or in hands.
+    /// Its neighbours. Under the lock of the sub-list, or in the caller's chain.
     pub(super) fn links(&self) -> Links {
-        // SAFETY: whoever has the lock, or the item in hands, is alone with them.
+        // SAFETY: whoever has the lock, or the item in a chain of its own, is alone with them.
         self.links.with_mut(|links| unsafe { *links })
     }
 

@@ -77,11 +77,11 @@ pub struct Walked {
 
 /// Items that a walk took off, oldest first.
 #[derive(Default)]
-pub(super) struct Taken(Option<(NonNull<Item>, NonNull<Item>)>);
+struct Taken(Option<(NonNull<Item>, NonNull<Item>)>);
 
 impl Taken {
     fn push(&mut self, item: NonNull<Item>) {
-        // SAFETY: items in hands are there.
+        // SAFETY: items in a walk's chain are there.
         unsafe { item.as_ref() }.relink(|links| links.next = null_mut());
         self.0 = Some(match self.0 {
             None => (item, item),
@@ -97,12 +97,14 @@ impl Taken {
 impl Iterator for Taken {
     type Item = NonNull<Item>;
 
-    /// Takes the oldest out: the last look at it.
+    /// Takes the oldest out, for `dispose`.
     fn next(&mut self) -> Option<NonNull<Item>> {
         let (first, last) = self.0?;
         // SAFETY: as above.
-        let next = NonNull::new(unsafe { first.as_ref() }.links().next);
+        let item = unsafe { first.as_ref() };
+        let next = NonNull::new(item.links().next);
         self.0 = next.map(|next| (next, last));
+        item.hand_out();
         Some(first)
     }
 }
@@ -291,7 +293,7 @@ impl LruList {
 
     /// Hands up to `most` items of a group alone on a node to `isolate`, oldest first and each once at most but for retries, and does
     /// what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
-    /// its own then, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
+    /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
     ///
     /// # Safety
     /// `isolate` is called under the lock of the items and inside the gate: it neither waits, nor allocates, nor calls anything of this
@@ -351,20 +353,20 @@ impl LruList {
 }
 
 /// A walk under way.
-pub(super) struct Walk {
+struct Walk {
     left: usize,
-    pub(super) walked: Walked,
-    pub(super) taken: Taken,
+    walked: Walked,
+    taken: Taken,
 }
 
 impl Walk {
-    pub(super) fn new(most: usize) -> Walk {
+    fn new(most: usize) -> Walk {
         Walk { left: most, walked: Walked::default(), taken: Taken::default() }
     }
 
     /// One hold of a sub-list's lock: until the budget is used, the end is reached, or a verdict ends it. Whether to begin again. Within a
     /// reading and the gate.
-    pub(super) fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
+    fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;
@@ -383,7 +385,7 @@ impl Walk {
                     chain.unlink(item);
                     sub.set_count(sub.count() - 1);
                     // SAFETY: items on a chain are there.
-                    unsafe { item.as_ref() }.hand_out();
+                    unsafe { item.as_ref() }.take();
                     self.taken.push(item);
                     self.walked.removed += 1;
                 }

@@ -9,7 +9,7 @@ use loom::thread;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups, Reclaimer, Seat};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{Item, Lists, LruList, Site, Verdict};
+use neap_reclaim::lru::{End, Item, Lists, LruList, Site, Verdict};
 use std::alloc::{alloc_zeroed, dealloc};
 
 /// Something to be cached, whose contents are not to be looked at by two at once, if one of them changes it.
@@ -359,5 +359,34 @@ fn an_item_is_taken_off_while_it_is_renamed() {
         other.join().unwrap();
         world.verify();
         assert!(world.del(1) && world.del(2));
+    });
+}
+
+/// One takes items off and puts them back; another lets the first go meanwhile, and puts it on another part, where something is.
+#[test]
+fn an_item_leaves_the_hands_that_have_it_and_goes_elsewhere() {
+    model(|| {
+        let world = World::new();
+        world.add(world.child, 0);
+        world.add(world.child, 1);
+        world.add(world.parent, 2);
+        let other = beside(&world, |world| {
+            let moved = world.del(0) || world.things[0].item.leave_hands();
+            if moved {
+                world.add(world.parent, 0);
+            }
+        });
+        world.on(|site, list| {
+            let mut items = Vec::with_capacity(2);
+            // SAFETY: things outlive the list, and the vector does not grow.
+            let hands = unsafe { list.take(site, world.child, 0, 2, |item| items.push(item)) };
+            // SAFETY: as above.
+            let put_back = |item| hands.as_ref().is_some_and(|hands| unsafe { hands.put_back(item, End::Oldest) });
+            items.into_iter().for_each(|item| _ = put_back(item));
+        });
+        other.join().unwrap();
+        world.verify();
+        assert_eq!(world.count(world.parent) + world.count(world.child), 3);
+        assert!(world.del(0) && world.del(1) && world.del(2));
     });
 }
