@@ -6,7 +6,7 @@
 use super::block::Block;
 use crate::Host;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use neap_base::sync::{AtomicPtr, Ordering};
 
 const BITS: u32 = 7;
 const FAN: usize = 1 << BITS;
@@ -29,8 +29,10 @@ const fn part(slot: u32, level: u32) -> usize {
 const _: () = assert!(neap_groups::MOST_GROUPS < 1 << (BITS * LEVELS));
 
 impl Radix {
-    pub(super) const fn new() -> Radix {
-        Radix { top: AtomicPtr::new(null_mut()) }
+    neap_base::constructor! {
+        pub(super) fn new() -> Radix {
+            Radix { top: AtomicPtr::new(null_mut()) }
+        }
     }
 
     /// The entry of a slot, if there are nodes for it.
@@ -54,9 +56,11 @@ impl Radix {
             if node.is_null() {
                 let Some(memory) = host.memory(size_of::<Node>()) else { return false };
                 node = memory.as_ptr().cast();
+                // SAFETY: there are that many bytes, aligned, which nobody else knows of.
+                unsafe { node.write(Node([(); FAN].map(|()| AtomicPtr::new(null_mut())))) };
                 entry.store(node, Ordering::Release); // Pairs with the Acquire in `entry`.
             }
-            // SAFETY: a node, of zeroes at first, which are null pointers.
+            // SAFETY: a node, which stays.
             entry = unsafe { &(&(*node).0)[part(slot, level)] };
         }
         true

@@ -234,14 +234,16 @@ impl<H: Host> Site<'_, H> {
         let heir = match head.block(parent.slot) {
             Some(heir) => heir,
             None if registry.reserve(self.host, head, parent.slot) => {
-                for (node, sub) in subs() {
-                    let mut chain = sub.lock_this();
-                    chain.seat = parent;
-                    drop(chain);
-                    self.mark(head, sub.count(), parent, node);
-                }
+                subs().for_each(|(_, sub)| sub.lock_this().seat = parent);
                 registry.install(head, parent.slot, block);
                 head.table.set(child.slot, None);
+                // Not before it is the parent's, whose count would not see what is there:
+                // 1. the parent is marked; 2. a visitor counts nothing there, and clears the mark; 3. now the parent has items.
+                for (node, sub) in subs() {
+                    // Who adds the first item behind this marks the parent itself.
+                    let items = Some(sub.lock_this()).map_or(0, |_chain| sub.count());
+                    self.mark(head, items, parent, node);
+                }
                 return;
             }
             None => self.nearest(head, parent),

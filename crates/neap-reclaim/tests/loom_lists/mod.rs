@@ -2,14 +2,15 @@
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
+use neap_base::sync::{AtomicUsize, Ordering};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups, Reclaimer, Seat};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::lru::{End, Item, Lists, LruList, Site, Verdict};
+use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
 use std::alloc::{alloc_zeroed, dealloc};
 
 /// Something to be cached, whose contents are not to be looked at by two at once, if one of them changes it.
@@ -26,8 +27,8 @@ unsafe impl Sync for Thing {}
 struct World {
     machine: Virtual,
     data: PerCpuData,
-    /// Marks, by slot.
-    marks: [AtomicUsize; 4],
+    /// Of the list's shrinker, by slot.
+    bits: [AtomicUsize; 4],
     lists: Lists,
     groups: Option<Groups>,
     list: Option<LruList>,
@@ -55,6 +56,10 @@ impl neap_percpu::Host for Host<'_> {
 impl Reclaimer for Host<'_> {
     fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
         Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
+        // As shrinkers do.
+        if self.0.bits[child.slot as usize].swap(0, Ordering::Acquire) != 0 {
+            raise([self.0.bit(parent.slot)]);
+        }
     }
 }
 
@@ -70,7 +75,7 @@ impl neap_reclaim::Host for Host<'_> {
     }
 
     fn mark(&self, _shrinker: u64, seat: Seat, _node: usize) {
-        self.0.marks[seat.slot as usize].fetch_add(1, Relaxed);
+        raise([self.0.bit(seat.slot)]);
     }
 }
 
@@ -83,7 +88,7 @@ impl World {
         let mut world = World {
             machine,
             data,
-            marks: Default::default(),
+            bits: [(); 4].map(|()| AtomicUsize::new(0)),
             lists: Lists::new(),
             groups: None,
             list: None,
@@ -136,10 +141,25 @@ impl World {
         self.on(|site, _| site.verify().unwrap());
     }
 
-    fn marked(&self, group: GroupId) -> bool {
+    fn slot(&self, group: GroupId) -> u32 {
         let groups = self.groups();
-        let slot = groups.seat(&groups.reading(), group).unwrap().slot;
-        self.marks[slot as usize].load(Relaxed) > 0
+        groups.seat(&groups.reading(), group).unwrap().slot
+    }
+
+    fn bit(&self, slot: u32) -> Bit<'_> {
+        Bit { word: &self.bits[slot as usize], bit: 3 }
+    }
+
+    fn marked(&self, group: GroupId) -> bool {
+        self.bit(self.slot(group)).is_set()
+    }
+
+    /// As who looks for something to be had of the group in a slot: where there is nothing the bit is cleared.
+    fn visit(&self, group: GroupId, slot: u32) {
+        let is_empty = || self.count(group) == 0;
+        if self.bit(slot).is_set() && is_empty() {
+            lower([self.bit(slot)], is_empty);
+        }
     }
 
     /// Changes what is in a thing, as who frees it would.
@@ -209,7 +229,8 @@ fn an_item_is_added_while_its_group_goes() {
             if has_part {
                 world.add(world.parent, 2);
                 assert!(world.del(2));
-                world.marks.iter().for_each(|mark| mark.store(0, Relaxed));
+                world.visit(world.parent, world.slot(world.parent));
+                assert!(!world.marked(world.parent));
             }
             let other = beside(&world, |world| world.add(world.child, 0));
             world.delete_child();
@@ -389,4 +410,37 @@ fn an_item_leaves_the_hands_that_have_it_and_goes_elsewhere() {
         assert_eq!(world.count(world.parent) + world.count(world.child), 3);
         assert!(world.del(0) && world.del(1) && world.del(2));
     });
+}
+
+/// A visitor looks at the parent, and then at the group, while that goes with an item, or with none and one is added.
+#[test]
+fn what_a_group_leaves_is_found_by_visitors() {
+    for (has_part, has_item) in PARENTS.into_iter().flat_map(|part| [(part, true), (part, false)]) {
+        model(move || {
+            let world = World::new();
+            world.add(world.child, 0);
+            if has_part {
+                world.add(world.parent, 2);
+                assert!(world.del(2));
+            }
+            if !has_item {
+                assert!(world.del(0));
+            }
+            let slots = [world.parent, world.child].map(|group| (group, world.slot(group)));
+            slots.into_iter().for_each(|(group, slot)| world.visit(group, slot));
+            let visitor = beside(&world, move |world| {
+                slots.into_iter().for_each(|(group, slot)| world.visit(group, slot));
+            });
+            let adder = (!has_item).then(|| beside(&world, |world| world.add(world.child, 0)));
+            world.delete_child();
+            visitor.join().unwrap();
+            adder.into_iter().for_each(|adder| adder.join().unwrap());
+            world.verify();
+            assert!(
+                world.count(world.parent) == 1 && world.marked(world.parent),
+                "there is something that nobody finds"
+            );
+            assert!(world.del(0));
+        });
+    }
 }
