@@ -5,7 +5,7 @@
 
 use core::error::Error;
 use core::time::Duration;
-use neap::groups::{Bound, Bytes, Charge, Group};
+use neap::groups::{Bound, Bytes, Charge, Event, Group};
 use neap::reclaim::{self, Shrinker};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -62,11 +62,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     for cache in [&greedy, &modest] {
         let info = cache.group.info()?;
         println!("{}: {} values, {} of {} charged", cache.group, cache.len(), Bytes(info.charged), Bytes(LIMIT));
+        assert!(info.peak <= LIMIT && info.events[Event::Refused as usize] == 0, "room was made for each value");
     }
+    assert!(greedy.len() >= 32 && modest.len() == 64, "who grows pays for it");
     reclaim::dry_run(Group::find("tenants")?, 4 << 20, |payment| {
         println!("of 4 MiB, {} would pay {}", Group::from_id(payment.group), Bytes(payment.bytes));
     });
-    let got = reclaim::reclaim(greedy.group, 1 << 20, Duration::from_secs(1));
+    let got = reclaim::reclaim(greedy.group, 1 << 20, Duration::from_secs(10));
     println!("asked for 1 MiB, {} gave {} values, {}", greedy.group, got.freed, Bytes(got.bytes));
+    assert!(got.bytes >= 1 << 20 && greedy.group.used()? == (greedy.len() * VALUE) as u64);
     Ok(())
+}
+
+#[test]
+fn it_is_as_it_says() {
+    main().unwrap();
 }

@@ -1,0 +1,76 @@
+//! A cache of moka's that shrinks at its group's limit, and again when the limit is lowered.
+//!
+//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_moka`. moka evicts by itself beyond its capacity; asked for some objects, it
+//! gives those that it names first, which is no use of them. Its capacity is as good as none here: how much it may have is the group's to say.
+
+use core::error::Error;
+use core::time::Duration;
+use moka::sync::Cache;
+use neap::groups::{Bound, Bytes, Charge, Event, Group};
+use neap::reclaim::{self, Shrinker};
+use std::sync::Arc;
+
+const VALUE: usize = 64 << 10;
+const LIMIT: u64 = 8 << 20;
+
+/// A value, and the charge that goes when it does: when it is out of the cache, and nobody reads it any more.
+struct Page {
+    _bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+type Pages = Cache<u64, Arc<Page>>;
+
+/// Evicts so many objects; answers how many.
+fn evict(pages: &Pages, wanted: u64) -> u64 {
+    let keys: Vec<u64> = pages.iter().take(wanted as usize).map(|(key, _)| *key).collect();
+    let evicted = keys.iter().filter(|key| pages.remove(*key).is_some()).count();
+    // What is removed moka keeps for a while, and counts for longer: until this.
+    pages.run_pending_tasks();
+    evicted as u64
+}
+
+fn insert(pages: &Pages, group: Group, key: u64) -> Result<(), Box<dyn Error>> {
+    // This may have the cache shrunk. None of its locks is held here, as one would be within a function that it calls for a missing value.
+    let charge = group.charge(VALUE as u64)?;
+    pages.insert(key, Arc::new(Page { _bytes: vec![0; VALUE], _charge: charge }));
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let group = Group::create("moka")?;
+    group.set(Bound::Max, LIMIT)?;
+    let pages = Pages::new(1 << 16);
+    let (counted, shrunk) = (pages.clone(), pages.clone());
+    let count = move || {
+        counted.run_pending_tasks();
+        counted.entry_count()
+    };
+    let shrinker =
+        Shrinker::named("moka").group(group).batch(8).register(count, move |wanted| evict(&shrunk, wanted))?;
+
+    (0..3000).try_for_each(|key| insert(&pages, group, key))?;
+    let (info, values) = (group.info()?, pages.iter().count());
+    println!("{values} of 3000 values, {} of {} charged", Bytes(info.charged), Bytes(LIMIT));
+    assert!(info.peak <= LIMIT && info.events[Event::Refused as usize] == 0, "the cache has made room for each value");
+    assert!(values >= 32, "and no more than that");
+
+    group.set(Bound::Max, LIMIT / 4)?;
+    insert(&pages, group, 3000)?;
+    println!("with a limit of {}: {} charged", Bytes(LIMIT / 4), Bytes(group.used()?));
+    assert!(group.used()? <= LIMIT / 4, "it has given what is too much");
+
+    let before = group.used()?;
+    let got = reclaim::reclaim(group, 1 << 20, Duration::from_secs(10));
+    let after = group.used()?;
+    println!("asked for 1 MiB: {} values, {}", got.freed, Bytes(got.bytes));
+    assert!(after + (1 << 20) <= before && got.bytes >= 1 << 20);
+    assert_eq!(after, (pages.iter().count() * VALUE) as u64, "what is charged is what is cached");
+    drop(shrinker);
+    Ok(())
+}
+
+#[test]
+fn it_is_as_it_says() {
+    main().unwrap();
+}
