@@ -26,6 +26,7 @@ const PROGRAMS: &[(&str, bool)] = &[
     ("examples/caches.c", false),
     ("examples/waiting.c", false),
     ("examples/shrinking.c", false),
+    ("examples/lists.c", false),
 ];
 
 /// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.
