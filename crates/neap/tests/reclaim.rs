@@ -1,9 +1,8 @@
 //! Reclaim in a process: caches that shrink at limits, and callbacks that behave badly.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
-use neap::process::PROCESS;
 use neap::reclaim::{self, NotDone, Shrinker, Verdict};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -185,6 +184,12 @@ fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim
 
 #[test]
 fn panics_and_lies_are_counted_and_named_and_go_no_further() {
+    // A trace of each call, where one is asked for, may take longer than a callback may.
+    std::panic::set_hook(Box::new(|info| {
+        if info.payload().downcast_ref::<&str>().is_none_or(|text| !text.starts_with("in a c")) {
+            eprintln!("{info}");
+        }
+    }));
     let group = Group::create("panics").unwrap();
     let panics = Shrinker::named("panics").group(group).batch(1).register(|| 100, |_| panic!("in a callback")).unwrap();
     let throws = Shrinker::named("throws at count").group(group).register(|| panic!("in a count"), |_| 0).unwrap();
@@ -277,117 +282,4 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
     assert!(cache.insert());
-}
-
-/// Callbacks that block, lie, allocate, panic, unregister themselves and each other, charge their own group at its limit, and take a lock that threads hold
-/// which charge: nothing stops, no limit is exceeded, culprits are named.
-#[test]
-fn a_storm_of_bad_citizens_stops_nobody() {
-    const TENANTS: usize = 4;
-    let seconds = std::env::var("NEAP_STORM_SECONDS").map_or(5, |text| text.parse().unwrap());
-    let end = Instant::now() + Duration::from_secs(seconds);
-    let groups: Vec<Group> = (0..TENANTS).map(|tenant| Group::create(&format!("storm/{tenant}")).unwrap()).collect();
-    let all = Group::find("storm").unwrap();
-    groups.iter().for_each(|group| _ = group.set(Bound::Max, 32 * OBJECT).unwrap());
-    all.set(Bound::Max, 96 * OBJECT).unwrap();
-    let caches: Vec<Cache> = groups.iter().map(|&group| Cache::new("good citizen", group)).collect();
-    let lock = Arc::new(Mutex::new(()));
-    let others: Arc<Mutex<Vec<Shrinker>>> = Arc::default();
-    let stop = AtomicBool::new(false);
-    let (inserted, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-    let bad = |kind: u64, group: Group| -> Result<Shrinker, NotDone> {
-        let (lock, others) = (lock.clone(), others.clone());
-        let evict = move |wanted: u64| match kind {
-            0 => {
-                std::thread::sleep(Duration::from_millis(150));
-                0
-            }
-            1 => u64::MAX / 4,
-            2 => {
-                core::hint::black_box(vec![1_u8; 3 << 20]);
-                wanted
-            }
-            3 => panic!("a bad citizen"),
-            4 => {
-                // Unregisters others, perhaps itself, from within a callback.
-                let taken = others.try_lock().ok().and_then(|mut others| others.pop());
-                drop(taken);
-                0
-            }
-            5 => {
-                drop(group.charge(OBJECT));
-                0
-            }
-            6 => {
-                drop(lock.lock());
-                0
-            }
-            _ => neap::reclaim::STOP,
-        };
-        let names = ["blocks", "lies", "allocates", "panics", "unregisters", "charges", "takes the lock", "stops"];
-        Shrinker::named(names[kind as usize % 8]).group(group).batch(8).register(|| 1000, evict)
-    };
-    std::panic::set_hook(Box::new(|info| {
-        if info.payload().downcast_ref::<&str>().is_none_or(|text| *text != "a bad citizen") {
-            eprintln!("{info}");
-        }
-    }));
-    std::thread::scope(|scope| {
-        for (tenant, cache) in caches.iter().enumerate() {
-            for _ in 0..2 {
-                let (stop, inserted, refused, lock) = (&stop, &inserted, &refused, &lock);
-                scope.spawn(move || {
-                    let mut round = tenant as u64;
-                    while !stop.load(Relaxed) {
-                        round = round.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        let held = (round >> 60 == 0).then(|| lock.lock().unwrap());
-                        let count = if cache.insert() { inserted } else { refused };
-                        count.fetch_add(1, Relaxed);
-                        drop(held);
-                        assert!(cache.group.info().unwrap().charged <= 32 * OBJECT);
-                    }
-                });
-            }
-        }
-        // They come and go.
-        scope.spawn(|| {
-            let mut round = 0;
-            while Instant::now() < end {
-                if let Ok(shrinker) = bad(round % 8, groups[round as usize / 8 % TENANTS]) {
-                    others.lock().unwrap().push(shrinker);
-                }
-                let oldest = {
-                    let mut others = others.lock().unwrap();
-                    (others.len() > 24).then(|| others.remove(0))
-                };
-                drop(oldest);
-                assert!(all.info().unwrap().charged <= 96 * OBJECT);
-                round += 1;
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            stop.store(true, Relaxed);
-        });
-    });
-    let _ = std::panic::take_hook();
-    let left = core::mem::take(&mut *others.lock().unwrap());
-    drop(left);
-    // Nothing is lost: what is charged is what is cached.
-    reclaim::synchronize().unwrap();
-    for cache in &caches {
-        assert_eq!(cache.group.used().unwrap(), cache.len() * OBJECT);
-    }
-    assert!(inserted.load(Relaxed) > 500, "{inserted:?} and {refused:?}");
-    let mut named = Vec::new();
-    reclaim::each_culprit(|culprit| named.push((culprit.name().to_string(), culprit.counts)));
-    let is_named = |name: &str, verdict: Verdict| {
-        named.iter().any(|(known, counts)| known == name && counts[verdict as usize] > 0)
-    };
-    assert!(is_named("panics", Verdict::Panicked) && is_named("lies", Verdict::Lied), "{named:?}");
-    assert!(is_named("blocks", Verdict::Overran), "{named:?}");
-    // And everybody is asked again.
-    let before = caches[0].len();
-    reclaim::reclaim(groups[0], u64::MAX, Duration::from_secs(10));
-    assert!(caches[0].len() < before);
-    println!("{inserted:?} objects, {refused:?} refused, {} culprits", named.len());
-    _ = PROCESS.tick(0);
 }

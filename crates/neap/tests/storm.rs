@@ -1,0 +1,305 @@
+//! A storm of bad citizens: callbacks that block, lie, allocate, panic, unregister themselves and each other, call back, charge their own group at its limit, and take
+//! a lock that threads hold which charge, while shrinkers and groups come and go. Nothing stops, nothing is lost, no limit is exceeded, and culprits are named.
+//!
+//! Good citizens are values on an LRU list by tenant, which walks evict and threads remove. `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run
+//! says what it was, with its seed.
+
+#[path = "../../neap-pages/tests/machine/random.rs"]
+mod random;
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::time::Duration;
+use neap::groups::{Bound, Charge, Group};
+use neap::lru::{self, Handle, LruList};
+use neap::process::PROCESS;
+use neap::reclaim::{self, NotDone, Shrinker, Verdict};
+use random::{Random, number, seed};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+const OBJECT: u64 = 64 << 10;
+const TENANTS: usize = 4;
+/// What a tenant may have, and all of them.
+const LIMIT: u64 = 32 * OBJECT;
+const ALL: u64 = 96 * OBJECT;
+/// Bad citizens at a time.
+const BAD: usize = 24;
+/// Handles that a thread keeps.
+const KEPT: usize = 8;
+/// A thread that does nothing for so long does not go on.
+const STUCK: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Blocks,
+    Lies,
+    Allocates,
+    Panics,
+    UnregistersItself,
+    UnregistersOthers,
+    CallsBack,
+    Charges,
+    TakesTheLock,
+    Stops,
+}
+
+const KINDS: [(Kind, &str); 10] = [
+    (Kind::Blocks, "blocks"),
+    (Kind::Lies, "lies"),
+    (Kind::Allocates, "allocates"),
+    (Kind::Panics, "panics"),
+    (Kind::UnregistersItself, "unregisters itself"),
+    (Kind::UnregistersOthers, "unregisters others"),
+    (Kind::CallsBack, "calls back"),
+    (Kind::Charges, "charges"),
+    (Kind::TakesTheLock, "takes the lock"),
+    (Kind::Stops, "stops"),
+];
+
+/// What is cached: its charge is taken by whoever took it off the list, once.
+struct Value(Mutex<Option<Charge>>);
+
+type List = LruList<Value>;
+
+#[derive(Default)]
+struct Counts {
+    added: AtomicU64,
+    refused: AtomicU64,
+    removed: AtomicU64,
+    evicted: AtomicU64,
+    /// Tenants that were deleted with all they had.
+    deleted: AtomicU64,
+    /// Callbacks of bad citizens, by kind.
+    calls: [AtomicU64; KINDS.len()],
+}
+
+struct Storm {
+    list: List,
+    all: Group,
+    tenants: [Mutex<Group>; TENANTS],
+    /// Held by threads that charge, and taken by a callback.
+    lock: Mutex<()>,
+    bad: Mutex<Vec<Shrinker>>,
+    counts: Counts,
+    stop: AtomicBool,
+}
+
+fn took(value: &Handle<Value>, count: &AtomicU64) {
+    assert!(value.0.lock().unwrap().take().is_some(), "it was taken off twice");
+    count.fetch_add(1, Relaxed);
+}
+
+impl Storm {
+    fn tenant(&self, tenant: usize) -> Group {
+        *self.tenants[tenant].lock().unwrap()
+    }
+
+    /// The shrinker of a good citizen, for what a group has.
+    fn good(self: &Arc<Self>, group: Group) -> Shrinker {
+        let (counted, shrunk) = (self.clone(), self.clone());
+        let evict = move |wanted: u64| {
+            let evicted = |value: Handle<Value>| took(&value, &shrunk.counts.evicted);
+            shrunk.list.walk(group, 0, wanted as usize, |_| lru::Verdict::Removed, evicted).removed as u64
+        };
+        let count = move || counted.list.count(group) as u64;
+        Shrinker::named("good citizen").group(group).batch(4).register(count, evict).unwrap()
+    }
+
+    /// What a bad citizen does when it is called.
+    fn misbehave(&self, kind: Kind, group: Group, own: &OnceLock<reclaim::ShrinkerId>, wanted: u64) -> u64 {
+        self.counts.calls[kind as usize].fetch_add(1, Relaxed);
+        match kind {
+            Kind::Blocks => std::thread::sleep(Duration::from_millis(150)),
+            Kind::Lies => return u64::MAX / 4,
+            Kind::Allocates => {
+                core::hint::black_box(vec![1_u8; 3 << 20]);
+                return wanted;
+            }
+            Kind::Panics => panic!("a bad citizen"),
+            Kind::UnregistersItself => _ = own.get().map(|&id| reclaim::unregister(id)),
+            Kind::UnregistersOthers => {
+                let taken = self.bad.try_lock().ok().and_then(|mut bad| bad.pop());
+                drop(taken);
+            }
+            Kind::CallsBack => {
+                assert_eq!(reclaim::reclaim(group, OBJECT, Duration::from_secs(1)), reclaim::Got::default());
+                assert_eq!(reclaim::synchronize(), Err(NotDone::InCallback));
+                reclaim::each_shrinker(|_| ());
+                drop(Shrinker::named("short").group(group).register(|| 1, |_| 0));
+            }
+            Kind::Charges => drop(group.charge(OBJECT)),
+            Kind::TakesTheLock => drop(self.lock.lock()),
+            Kind::Stops => return reclaim::STOP,
+        }
+        0
+    }
+
+    fn bad(self: &Arc<Self>, kind: Kind, name: &str, group: Group) -> Result<Shrinker, NotDone> {
+        let (storm, own) = (self.clone(), Arc::new(OnceLock::new()));
+        let known = own.clone();
+        let evict = move |wanted| storm.misbehave(kind, group, &known, wanted);
+        let shrinker = Shrinker::named(name).group(group).batch(8).register(|| 1000, evict)?;
+        own.set(shrinker.id()).unwrap();
+        Ok(shrinker)
+    }
+
+    /// A thread that caches for a tenant.
+    fn charge(&self, tenant: usize, mut random: Random, progress: &AtomicU64) {
+        let mut kept = VecDeque::<Handle<Value>>::new();
+        while !self.stop.load(Relaxed) {
+            progress.fetch_add(1, Relaxed);
+            let held = (random.below(16) == 0).then(|| self.lock.lock().unwrap());
+            let group = self.tenant(tenant);
+            let Ok(charge) = group.charge(OBJECT) else {
+                self.counts.refused.fetch_add(1, Relaxed);
+                continue;
+            };
+            drop(held);
+            // Where the tenant is deleted at this moment it is its parent's.
+            let value = self.list.add_on(group, 0, Value(Mutex::new(Some(charge)))).unwrap();
+            self.counts.added.fetch_add(1, Relaxed);
+            kept.push_back(value);
+            if kept.len() > KEPT {
+                let value = kept.remove(random.below(KEPT)).unwrap();
+                if random.below(4) == 0 && self.list.remove(&value) {
+                    took(&value, &self.counts.removed);
+                }
+            }
+        }
+    }
+
+    /// Bad citizens come and go until the end, and sometimes a tenant does; with what all of them are blamed for.
+    fn come_and_go(self: &Arc<Self>, end: Instant, mut random: Random) -> BTreeMap<String, [u32; 3]> {
+        let mut named = BTreeMap::<String, [u32; 3]>::new();
+        let mut good: Vec<Shrinker> = (0..TENANTS).map(|tenant| self.good(self.tenant(tenant))).collect();
+        let of_all = self.good(self.all);
+        while Instant::now() < end {
+            let (kind, name) = KINDS[random.below(KINDS.len())];
+            let tenant = random.below(TENANTS);
+            if let Ok(shrinker) = self.bad(kind, name, self.tenant(tenant)) {
+                self.bad.lock().unwrap().push(shrinker);
+            }
+            let oldest = {
+                let mut bad = self.bad.lock().unwrap();
+                (bad.len() > BAD).then(|| bad.remove(0))
+            };
+            drop(oldest);
+            if random.below(64) == 0 {
+                let old = self.tenant(tenant);
+                old.delete().unwrap();
+                *self.tenants[tenant].lock().unwrap() = made(tenant);
+                good[tenant] = self.good(self.tenant(tenant));
+                self.counts.deleted.fetch_add(1, Relaxed);
+            }
+            let used = |group: Group| group.info().map_or(0, |info| info.peak);
+            assert!(used(self.all) <= ALL && (0..TENANTS).all(|tenant| used(self.tenant(tenant)) <= LIMIT));
+            reclaim::each_culprit(|culprit| {
+                let most = named.entry(culprit.name().to_string()).or_default();
+                most.iter_mut().zip(culprit.counts).for_each(|(most, count)| *most = count.max(*most));
+            });
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.stop.store(true, Relaxed);
+        let left = core::mem::take(&mut *self.bad.lock().unwrap());
+        drop((left, good, of_all));
+        named
+    }
+}
+
+fn made(tenant: usize) -> Group {
+    let group = Group::create(&format!("storm/{tenant}")).unwrap();
+    group.set(Bound::Max, LIMIT).unwrap();
+    group
+}
+
+/// Ends the process with a word where a thread does not go on: who waits for it would wait for ever.
+fn watch(storm: &Storm, progress: &[AtomicU64]) {
+    let mut last: Vec<_> = progress.iter().map(|_| (0, Instant::now())).collect();
+    while !storm.stop.load(Relaxed) {
+        for (thread, (count, last)) in progress.iter().zip(&mut last).enumerate() {
+            let now = count.load(Relaxed);
+            if now != last.0 {
+                *last = (now, Instant::now());
+            } else if last.1.elapsed() > STUCK {
+                eprintln!("thread {thread} of {} has stopped after {now} rounds", progress.len());
+                std::process::abort();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_storm_of_bad_citizens_stops_nobody_and_loses_nothing() {
+    let (seconds, threads) = (number("NEAP_STORM_SECONDS", 5), number("NEAP_STORM_THREADS", 8) as usize);
+    let seed = seed();
+    println!("{threads} threads, {seconds} seconds");
+    std::panic::set_hook(Box::new(|info| {
+        if info.payload().downcast_ref::<&str>().is_none_or(|text| *text != "a bad citizen") {
+            eprintln!("{info}");
+        }
+    }));
+    let tenants = core::array::from_fn(|tenant| Mutex::new(made(tenant)));
+    let all = Group::find("storm").unwrap();
+    all.set(Bound::Max, ALL).unwrap();
+    let storm = Arc::new(Storm {
+        list: LruList::new().unwrap(),
+        all,
+        tenants,
+        lock: Mutex::default(),
+        bad: Mutex::default(),
+        counts: Counts::default(),
+        stop: AtomicBool::new(false),
+    });
+    let progress: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let named = std::thread::scope(|scope| {
+        for (thread, progress) in progress.iter().enumerate() {
+            let storm = &storm;
+            scope.spawn(move || storm.charge(thread % TENANTS, Random(seed.wrapping_add(thread as u64 + 1)), progress));
+        }
+        scope.spawn(|| watch(&storm, &progress));
+        storm.come_and_go(end, Random(seed))
+    });
+    let _ = std::panic::take_hook();
+    reclaim::synchronize().unwrap();
+
+    // Each value is in one place: off the list, by whoever counted it, or on it, and charged.
+    let groups: Vec<Group> = (0..TENANTS).map(|tenant| storm.tenant(tenant)).chain([all]).collect();
+    let left: u64 = groups.iter().map(|&group| storm.list.count(group) as u64).sum();
+    let [added, refused, removed, evicted, deleted] = {
+        let Counts { added, refused, removed, evicted, deleted, .. } = &storm.counts;
+        [added, refused, removed, evicted, deleted].map(|count| count.load(Relaxed))
+    };
+    let lost = added.wrapping_sub(removed + evicted + left) as i64;
+    println!(
+        "{added} added, {refused} refused, {removed} removed, {evicted} evicted, {left} left, {lost} lost; {deleted} tenants deleted"
+    );
+    for ((_, name), calls) in KINDS.iter().zip(&storm.counts.calls) {
+        println!("  {name}: called {calls:?} times");
+    }
+    for (name, [overran, lied, panicked]) in &named {
+        println!("  {name}: overran {overran}, lied {lied}, panicked {panicked}, at most");
+    }
+    assert_eq!((lost, all.used().unwrap()), (0, left * OBJECT));
+    assert!(
+        added > 500 && evicted > 100 && removed > 0 && storm.counts.calls.iter().all(|calls| calls.load(Relaxed) > 0)
+    );
+    let is_named = |name, verdict| named.get(name).is_some_and(|counts: &[u32; 3]| counts[verdict as usize] > 0);
+    assert!(is_named("blocks", Verdict::Overran), "{named:?}");
+    assert!(is_named("panics", Verdict::Panicked) && is_named("lies", Verdict::Lied), "{named:?}");
+    let innocent = |name: &str| named.get(name).is_none_or(|counts| counts[1..] == [0, 0]);
+    assert!(innocent("good citizen") && innocent("short") && innocent("stops"), "{named:?}");
+
+    // And who is there now is asked.
+    let good: Vec<Shrinker> = groups.iter().map(|&group| storm.good(group)).collect();
+    let got = reclaim::reclaim(all, u64::MAX, Duration::from_secs(60));
+    let after: u64 = groups.iter().map(|&group| storm.list.count(group) as u64).sum();
+    assert!((left == 0 || after < left) && all.used().unwrap() == after * OBJECT, "{got:?} of {left}, {after}");
+    drop(good);
+    PROCESS.verify(64).unwrap_or_else(|finding| panic!("{finding:?}"));
+}
