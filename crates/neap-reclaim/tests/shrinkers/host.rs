@@ -19,6 +19,9 @@ pub(crate) struct Stage<P: Platform> {
     pub(crate) left: AtomicUsize,
     /// Bytes that were not given back.
     pub(crate) bytes: AtomicUsize,
+    /// A thread that asks for the platform loses its CPU once in so many times; 0: never.
+    pub(crate) loses_cpu: AtomicU64,
+    asked: AtomicU64,
 }
 
 impl Stage<Virtual> {
@@ -31,7 +34,8 @@ impl<P: Platform> Stage<P> {
     pub(crate) fn on(platform: P) -> Stage<P> {
         let shape = Shape { span: 16 << 20, ..Shape::usual(platform.cpus()) };
         let data = PerCpuData::open(&platform, &shape, |_| 0, ()).unwrap();
-        Stage { platform, data, left: AtomicUsize::new(usize::MAX), bytes: AtomicUsize::new(0) }
+        let (loses_cpu, asked) = (AtomicU64::new(0), AtomicU64::new(0));
+        Stage { platform, data, left: AtomicUsize::new(usize::MAX), bytes: AtomicUsize::new(0), loses_cpu, asked }
     }
 }
 
@@ -46,11 +50,24 @@ impl<P: Platform> Clone for On<'_, P> {
 
 impl<P: Platform> Copy for On<'_, P> {}
 
+impl<P: Platform> On<'_, P> {
+    /// Lets other threads go on, now and then.
+    pub(crate) fn lose_cpu(&self) {
+        let one_in = self.0.loses_cpu.load(Relaxed);
+        if one_in > 0
+            && self.0.asked.fetch_add(1, Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 < (1 << 32) / one_in
+        {
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl<P: Platform> neap_percpu::Host for On<'_, P> {
     type Platform = P;
     type Charge = ();
 
     fn platform(&self) -> &P {
+        self.lose_cpu();
         &self.0.platform
     }
 

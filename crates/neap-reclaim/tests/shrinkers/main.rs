@@ -3,6 +3,7 @@
 mod coming_and_going;
 mod host;
 mod known_bugs;
+mod many_threads;
 mod model;
 #[path = "../../../neap-pages/tests/machine/random.rs"]
 mod random;
