@@ -178,7 +178,7 @@ fn sixty_four_threads_visit_register_mark_report_and_wait() {
                         come.lock().unwrap().push(data);
                     }
                     _ if random.below(2) == 0 => assert_eq!(shrinkers.synchronize(host), Ok(())),
-                    _ => shrinkers.each(host, |report: &Report| {
+                    _ => shrinkers.each(|report: &Report| {
                         assert_eq!(report.name.as_str(), "one of many");
                         reports.fetch_add(1, Relaxed);
                     }),
