@@ -73,6 +73,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
+    /// Whether it was said to run.
+    pub fn is_reclaiming(&self) -> bool {
+        self.lists.is_reclaiming()
+    }
+
     /// Takes from all lists what they may no longer keep; those that somebody holds are told by the next tick.
     fn tell_pressure(&self) {
         let mut report = Report::default();

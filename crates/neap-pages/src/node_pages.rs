@@ -274,6 +274,11 @@ impl<P: Platform> NodePages<P> {
         self.all().for_each(|pages| pages.set_reclaiming(reclaiming));
     }
 
+    /// Whether it does, for any of them.
+    pub fn is_reclaiming(&self) -> bool {
+        self.all().any(|pages| pages.is_reclaiming())
+    }
+
     /// Gives back what was not needed since the last tick: see [`Pages::tick`].
     pub fn tick(&self, platform: &P) -> Report {
         self.tick_until(platform, &|| false)

@@ -274,7 +274,7 @@ impl<T: Policy> PageLists<T> {
         Supply {
             limits: &self.limits,
             free: self.free.load(Relaxed),
-            reclaiming: self.reclaiming.load(Relaxed),
+            reclaiming: self.is_reclaiming(),
             #[cfg(not(feature = "lab"))]
             now: self.told.load(Relaxed),
             #[cfg(feature = "lab")]
@@ -289,6 +289,10 @@ impl<T: Policy> PageLists<T> {
         let marks = self.limits.watermarks;
         let level = u8::from(free <= marks.high) + u8::from(free <= marks.low);
         level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
+    }
+
+    pub(crate) fn is_reclaiming(&self) -> bool {
+        self.reclaiming.load(Relaxed)
     }
 
     /// Notes whether background reclaim runs; answers whether it has begun.

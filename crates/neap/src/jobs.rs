@@ -115,6 +115,11 @@ impl Board {
         self.jobs.iter().filter(|job| is(job.state)).count() as u32
     }
 
+    fn is_short(&self, least: u32) -> bool {
+        let idle = self.threads.saturating_sub(self.count(|state| matches!(state, State::Taken(_))));
+        self.threads < least || self.count(|state| state == State::Posted) > idle
+    }
+
     /// The reclaimer of a number has its job no more: it is done, with so many bytes, or to be done by another one; `idle` is called if no pass for the budget is under
     /// way from now on. Answers what the job is now; `None` if it had none.
     fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce()) -> Option<State> {
@@ -275,13 +280,15 @@ impl Jobs {
         }
     }
 
-    /// The number of a reclaimer that is to be made, and counts already: where there are fewer than `least`, or more jobs than reclaimers who have nothing to
-    /// do, and fewer than `most`. Inside the gate.
+    /// Whether there are fewer reclaimers than `least`, or more jobs than reclaimers who have nothing to do. Inside the gate.
+    pub(crate) fn is_short(&self, least: u32) -> bool {
+        self.board.lock().is_short(least)
+    }
+
+    /// The number of a reclaimer that is to be made, and counts already: where that [is so](Jobs::is_short), and there are fewer than `most`. Inside the gate.
     pub(crate) fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut board = self.board.lock();
-        let idle = board.threads.saturating_sub(board.count(|state| matches!(state, State::Taken(_))));
-        let is_short = board.threads < least || board.count(|state| state == State::Posted) > idle;
-        if !is_short || board.threads >= most || board.lost >= MOST_LOST || now < board.until {
+        if !board.is_short(least) || board.threads >= most || board.lost >= MOST_LOST || now < board.until {
             return None;
         }
         board.threads += 1;

@@ -32,6 +32,8 @@ pub mod percpu;
 pub mod process;
 pub mod reclaim;
 mod reclaimers;
+#[cfg(test)]
+mod reclaimers_tests;
 pub mod reclaiming;
 pub mod reconcile;
 mod requests;

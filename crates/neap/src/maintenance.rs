@@ -16,6 +16,7 @@ use neap_objects::slots::Peek;
 use neap_os::futex::{self, Scope};
 use neap_os::thread;
 use neap_percpu::PerCpuData;
+use neap_reclaim::without_reclaim;
 
 /// No thread, and none was asked for.
 const ABSENT: u32 = 0;
@@ -205,7 +206,8 @@ impl<P: Platform> Core<P> {
         let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
         if look && !self.consider_thread(mm, call, 0) {
-            self.tick_if_due(mm);
+            // As in `consider_thread`: no free makes a thread.
+            self.tick_if_due(mm, call == Call::Allocation);
         }
         if self.page.is_asked() {
             self.answer_in_call(mm);
@@ -259,7 +261,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Ticks where the thread would have done it.
-    fn tick_if_due(&self, mm: &Mm<P>) {
+    fn tick_if_due(&self, mm: &Mm<P>, makes_threads: bool) {
         let platform = &self.objects.platform;
         if platform.is_isolated(platform.cpu()) {
             return;
@@ -267,7 +269,7 @@ impl<P: Platform> Core<P> {
         let now = platform.now();
         let interval = u64::from(self.options.interval) * 1_000_000;
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
-            self.tick(mm, now);
+            self.tick(mm, now, makes_threads);
         }
     }
 
@@ -309,17 +311,28 @@ impl<P: Platform> Core<P> {
     /// Makes the thread, if there is none and one may be made; whether it did. Not inside the gate.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let (thread, platform) = (&self.maintenance.thread, &self.objects.platform);
-        let Some(spawn) = mm.hooks.spawn else { return false };
         // A new thread may run where its maker may: there perhaps nowhere else. Who makes it says AWAKE at once: it will be.
-        if platform.is_isolated(platform.cpu())
+        if mm.hooks.spawn.is_none()
+            || platform.is_isolated(platform.cpu())
             || thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }
-        let made = spawn(mm, Task::Maintain).is_ok();
+        let made = self.spawn(mm, Task::Maintain);
         if !made {
             thread.store(NEVER, Ordering::Relaxed);
         }
+        made
+    }
+
+    /// Makes a thread of neap's own; whether it did. What that allocates in this thread is charged to nobody, as far as that can be, and asks nobody for memory:
+    /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C library allocates for that, under preload by this very
+    ///    manager. 3. That charge would post a job, and wait for the thread of 1.
+    pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> bool {
+        let Some(spawn) = mm.hooks.spawn else { return false };
+        let before = mm.enter(None);
+        let made = without_reclaim(|| spawn(mm, task).is_ok());
+        mm.leave(before);
         made
     }
 
@@ -345,9 +358,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
-    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
+    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
-        self.tick_reclaim(mm);
+        self.tick_reclaim(mm, makes_threads);
         let mut tick = self.give_back(mm, now);
         tick.left |= groups.is_some();
         Tick { groups, ..tick }
@@ -408,7 +421,7 @@ impl<P: Platform> Mm<P> {
     ///
     /// Those who want to hear of groups are called from here: the caller holds nothing that they may want.
     pub fn tick(&self, now: u64) -> Tick {
-        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now));
+        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now, true));
         self.deliver();
         tick
     }
@@ -446,7 +459,7 @@ impl<P: Platform> Mm<P> {
             // finds the rest empty, but not DROWSY any more, and ticks again.
             // SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
-            let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now());
+            let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();
             nap = groups.map_or(interval, |next| next.min(interval));
             // Acquire pairs with the Release in `after_without_thread`.

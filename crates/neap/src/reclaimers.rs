@@ -22,8 +22,8 @@ const PATIENCE: u64 = 2 * BUDGET;
 const LOOK: u64 = BUDGET / 4;
 /// Reclaimers that there may be on a machine with fewer nodes: so that one slow callback does not keep other groups' from being called.
 const LEAST: usize = 4;
-/// How long a pass of a reclaimer may take.
-const PASS: u64 = 10 * BUDGET;
+/// How long a pass of a reclaimer may take, and calls that somebody outside wants.
+pub(crate) const PASS: u64 = 10 * BUDGET;
 
 /// What a manager has once somebody has registered a shrinker.
 #[derive(Debug)]
@@ -116,7 +116,7 @@ impl<P: Platform> Core<P> {
         place: (GroupId, u32),
         scan: Option<u64>,
     ) -> Option<u64> {
-        let (reclaiming, (group, node)) = (mm.reclaiming_if_made()?, place);
+        let (reclaiming, (group, node)) = (mm.reclaiming_if_made().filter(|_| !is_calling())?, place);
         let aim = match scan {
             None => Aim::Look(id, group, node),
             Some(objects) => Aim::Scan(id, group, node, objects),
@@ -125,9 +125,15 @@ impl<P: Platform> Core<P> {
     }
 
     /// Posts a job, and waits for it for so long, if at all.
-    fn ask_reclaimers(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: Aim, patience: Option<u64>) -> u64 {
+    pub(crate) fn ask_reclaimers(
+        &self,
+        mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
+        aim: Aim,
+        patience: Option<u64>,
+    ) -> u64 {
         let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
-        if mm.hooks.spawn.is_none() || !self.options.background {
+        if !self.may_have_reclaimers(mm) {
             return 0;
         }
         let Some(patience) = patience else {
@@ -168,30 +174,49 @@ impl<P: Platform> Core<P> {
         reclaiming.inside(|| lanes.write_off(clock::precise(), name, replace));
     }
 
-    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Answers whether there is one now. Not inside the gate: making a thread
-    /// allocates.
+    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Answers whether there is one now, or will be. Not inside the gate: making a
+    /// thread allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
-        let Some(spawn) = mm.hooks.spawn.filter(|_| self.options.background) else { return false };
-        let (jobs, most) = (&reclaiming.reclaim.jobs, self.objects.platform.nodes().max(LEAST) as u32);
-        let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
-        match hired.map(|number| spawn(mm, Task::Reclaim(number))) {
-            Some(Err(_)) => {
-                reclaiming.inside(|| jobs.not_made(clock::precise()));
-                threads > 1
-            }
-            _ => threads > 0,
+        let (jobs, platform) = (&reclaiming.reclaim.jobs, &self.objects.platform);
+        if !self.may_have_reclaimers(mm) {
+            return false;
         }
+        // As in `make_thread`, not where the new one may perhaps run nowhere else; and not while this thread makes one, or runs a callback. The next tick does it.
+        if platform.is_isolated(platform.cpu()) || is_calling() {
+            let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(least), jobs.threads()));
+            if is_short {
+                self.come_soon();
+            }
+            return threads > 0 || self.maintenance.has_thread();
+        }
+        let most = platform.nodes().max(LEAST) as u32;
+        let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
+        if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number))) {
+            return threads > 0;
+        }
+        reclaiming.inside(|| jobs.not_made(clock::precise()));
+        threads > 1
+    }
+
+    fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
+        mm.hooks.spawn.is_some() && self.options.background
     }
 
     /// What reclaim has to do in a tick. Not inside the gate.
-    pub(crate) fn tick_reclaim(&self, mm: &Mm<P>) {
+    pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         self.watch(&reclaiming);
-        // What was handed back, or could not be given to anybody when it was posted.
-        _ = self.recruit(mm, &reclaiming, 0);
-        if self.options.limit == 0 {
-            return;
+        if self.options.limit > 0 {
+            self.look_at_budget(mm, &reclaiming);
         }
+        // Also for what was handed back, or had nobody when it was posted.
+        if makes_threads {
+            _ = self.recruit(mm, &reclaiming, 0);
+        }
+    }
+
+    /// Has background reclaim begin where too little of the budget is free.
+    fn look_at_budget(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
         // Exact: what lists hold counts as used, and nothing is counted in parts.
         let marks = self.objects.pages.statistics().watermarks;
         let free = self.objects.pages.free_pages();
@@ -200,8 +225,9 @@ impl<P: Platform> Core<P> {
         } else if free <= u64::from(marks.low)
             && !reclaiming.reclaim.passes.is_hopeless()
             && reclaiming.is_anybody_there()
+            && self.may_have_reclaimers(mm)
         {
-            self.ask_reclaimers(mm, &reclaiming, Aim::Budget, None);
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Budget, false));
         }
     }
 }
@@ -278,11 +304,12 @@ impl<P: Platform> Core<P> {
             // With one more, so that nothing is not nobody.
             Aim::Look(id, group, node) => {
                 let counted = reclaiming.count_as(number, id, group, node);
-                counted.map_or((0, false), |(objects, is_written_off)| (objects + 1, is_written_off))
+                counted.map_or((0, false), |(objects, is_written_off)| (objects.saturating_add(1), is_written_off))
             }
             Aim::Scan(id, group, node, objects) => {
                 let scanned = reclaiming.scan_as(number, id, group, node, objects);
-                scanned.map_or((0, false), |(visited, is_written_off)| (visited.freed + 1, is_written_off))
+                scanned
+                    .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
             }
             Aim::Budget => {
                 let missing = (self.objects.pages.statistics().watermarks.high + 1)

@@ -6,7 +6,7 @@
 use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::per_cpu_data::Source;
-use crate::reclaimers::Reclaim;
+use crate::reclaimers::{PASS, Reclaim};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use neap_base::Platform;
@@ -274,8 +274,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         got
     }
 
-    /// Has a shrinker look at so many objects of a group on a node; callbacks run in this thread. `None`: there is no such shrinker, or it is
-    /// not to be asked now.
+    /// Has a shrinker look at so many objects of a group on a node, or at all that it says it has, for a second at most; callbacks run in this thread. `None`: there
+    /// is no such shrinker, or it is not to be asked now.
     pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
         self.scan_as(0, id, group, node, objects).map(|(visited, _)| visited)
     }
@@ -290,8 +290,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         objects: u64,
     ) -> Option<(Visited, bool)> {
         let lane = self.reclaim.lanes.enter(reclaimer)?;
-        let watch = Watch::new(self, &lane, u64::MAX);
-        let visited = self.reclaim.shrinkers.scan(self.source(), &watch, id, group, node, objects)?;
+        let watch = Watch::new(self, &lane, self.now().saturating_add(PASS));
+        let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
+        // No more than there are: one that looks at nothing does not say so.
+        let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
+        let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
         Some((visited, watch.is_written_off.get()))
     }
 
@@ -303,7 +306,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// The same by the reclaimer of a number; and whether it was written off meanwhile.
     pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<(u64, bool)> {
         let lane = self.reclaim.lanes.enter(reclaimer)?;
-        let watch = Watch::new(self, &lane, u64::MAX);
+        let watch = Watch::new(self, &lane, self.now().saturating_add(PASS));
         let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
         Some((objects, watch.is_written_off.get()))
     }

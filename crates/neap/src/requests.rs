@@ -39,7 +39,7 @@ const SHRINKERS: u32 = 4;
 const SHRINK: u32 = 5;
 /// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the piece in `from` on.
 const MAP: u32 = 7;
-/// Refusals: what is wanted is not known here; the numbers are being written at this moment.
+/// Refusals: what is wanted is not known here; the numbers are being written at this moment, or a program's call cannot do what is wanted.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
@@ -120,8 +120,8 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk) -> u32 {
 
 impl<P: Platform> Core<P> {
     /// Does what another process asks for, if any does; answers whether one did. Not inside the gate. What is held by
-    /// somebody is tried again `retries` times: never from within a program's call, which is not to wait.
-    pub(crate) fn answer(&self, mm: &Mm<P>, retries: u32) -> bool {
+    /// somebody is tried again, but never from within a program's call, which is not to wait.
+    pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
         let Some(desk) = self.page.desk() else { return false };
         let ticket = desk.ticket();
         let taken = self.page.taken.load(Ordering::Relaxed);
@@ -134,6 +134,7 @@ impl<P: Platform> Core<P> {
         match desk.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
+                let retries = if is_call { 0 } else { RETRIES };
                 desk.answer_drain(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
             }
             CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
@@ -141,6 +142,8 @@ impl<P: Platform> Core<P> {
             MAP => desk.answer(ticket, if self.report_map(mm, desk) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
+            // Who asks waits for a reclaimer, and may make one.
+            SHRINK if is_call && self.options.background => desk.answer(ticket, BUSY),
             SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
@@ -200,7 +203,7 @@ impl<P: Platform> Core<P> {
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
             // Relaxed: two threads that find it late both look, and one of them takes the request.
             self.page.answered.store(now, Ordering::Relaxed);
-            self.answer(mm, 0);
+            self.answer(mm, true);
         }
     }
 
@@ -215,7 +218,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn sleep(&self, mm: &Mm<P>, nanoseconds: u64) {
         let end = clock::precise() + nanoseconds;
         loop {
-            self.answer(mm, RETRIES);
+            self.answer(mm, false);
             if self.is_wanted_soon() {
                 return;
             }
@@ -229,7 +232,7 @@ impl<P: Platform> Core<P> {
     /// Sleeps until a word of this process is not what is expected, or a request has been answered.
     pub(crate) fn sleep_on(&self, mm: &Mm<P>, own: (&AtomicU32, u32)) {
         // Acquire pairs with the Release of whoever changes the word.
-        while own.0.load(Ordering::Acquire) == own.1 && !self.answer(mm, RETRIES) {
+        while own.0.load(Ordering::Acquire) == own.1 && !self.answer(mm, false) {
             let taken = self.page.taken.load(Ordering::Relaxed);
             // Where the kernel cannot wait for both, requests wait until this thread is woken for another reason.
             match self.page.desk() {
@@ -314,6 +317,26 @@ mod tests {
             std::thread::sleep(core::time::Duration::from_nanos(PAUSE));
             assert_eq!((answered_by_a_call_on(0), desk.cpus.load(Ordering::Relaxed)), (ticket, 2));
         }
+        // SAFETY: nothing of it is used any more.
+        unsafe { mm.close() };
+    }
+
+    /// 1. Another process wants a shrinker to scan. 2. The call that finds it may be a free under a lock of the C library's, or a callback: it neither waits nor makes a
+    /// thread.
+    #[test]
+    fn a_call_asks_no_shrinker() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(())), ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options::DEFAULT) }.unwrap();
+        let reclaiming = mm.reclaiming().unwrap();
+        let core = mm.core_if_open().unwrap();
+        core.page.publish(|_| Ok(()));
+        let desk = core.page.desk().expect("a page of this process");
+        desk.what.store(SHRINK, Ordering::Relaxed);
+        desk.ticket.store(1, Ordering::Release); // As an asker's.
+        assert!(core.answer(&mm, true));
+        assert_eq!([&desk.answered, &desk.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
+        assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
         // SAFETY: nothing of it is used any more.
         unsafe { mm.close() };
     }

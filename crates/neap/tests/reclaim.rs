@@ -283,3 +283,30 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
     assert!(cache.insert());
 }
+
+/// The child's only thread is the copy of a reclaimer: it ends when the callback is back, and the child with it.
+#[test]
+fn a_reclaimer_that_forks_in_a_callback_ends_in_the_child() {
+    let group = Group::create("forks").unwrap();
+    group.set(Bound::Max, 4 * OBJECT).unwrap();
+    let child = Arc::new(AtomicU64::new(0));
+    let forked = child.clone();
+    let forks = move |_| {
+        if forked.load(Relaxed) == 0 {
+            // SAFETY: the child returns, and ends.
+            let child = unsafe { libc::fork() };
+            // Not once more, in the child.
+            forked.store(child.max(1) as u64, Relaxed);
+        }
+        0
+    };
+    let shrinker = Shrinker::named("forks").group(group).batch(1).register(|| 100, forks).unwrap();
+    let full: Vec<_> = (0..4).map(|_| group.charge(OBJECT).unwrap()).collect();
+    assert!(group.charge(OBJECT).is_err());
+    until("a callback forks", || child.load(Relaxed) > 0);
+    let (child, mut status) = (child.load(Relaxed) as i32, 0);
+    // SAFETY: the child is this test's own.
+    until("the child ends", || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    drop((shrinker, full));
+}

@@ -4,7 +4,7 @@
 //! second reclaim, one that unregisters does not wait for itself, and a forked child knows which references are its own. No locks.
 
 use core::marker::PhantomPinned;
-use core::pin::Pin;
+use core::pin::{Pin, pin};
 use neap_os::entered::{calling, set_calling};
 
 /// A callback that this thread is in.
@@ -45,6 +45,15 @@ impl Drop for Inside<'_> {
 #[inline]
 pub fn is_calling() -> bool {
     calling() != 0
+}
+
+/// Calls `f` as if it were a callback: nothing of reclaim begins in it, and what it charges goes beyond limits. For what neap itself has to do in a thread that may
+/// be waited for.
+pub fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
+    // No registry is at 0.
+    let frame = pin!(Frame::new(0, 0));
+    let _inside = frame.enter();
+    f()
 }
 
 /// How many calls of a shrinker this thread is in.

@@ -13,7 +13,7 @@ mod shrinker;
 mod visit;
 mod work;
 
-pub use calling::is_calling;
+pub use calling::{is_calling, without_reclaim};
 pub use registry::{MOST_SHRINKERS, NotDone, Report, Shrinkers, Unregistered};
 pub use shrinker::{Asked, CountFn, EMPTY, GoneFn, STOP, ScanFn, ShrinkerId, Spec};
 pub use visit::{Caller, Visited};

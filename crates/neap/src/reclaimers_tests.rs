@@ -1,0 +1,235 @@
+//! Who waits for reclaimers, and who makes them: on a virtual machine, where tests are the reclaimers.
+
+use crate::jobs::{Aim, Next};
+use crate::mm::{Hooks, Mm, Spawn, Task};
+use crate::options::Options;
+use crate::reclaimers::PASS;
+use crate::reclaiming::Reclaiming;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use neap_base::platform::Errno;
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{Bound, GroupId, How, Kind};
+use neap_reclaim::{Asked, ShrinkerId, Spec};
+use std::boxed::Box;
+use std::thread;
+use std::vec::Vec;
+
+const SECOND: u64 = 1_000_000_000;
+
+type Machine = Mm<Virtual>;
+
+fn manager(spawn: Spawn<Virtual>, options: &Options) -> Box<Machine> {
+    let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(spawn), ticked: None }));
+    // SAFETY: the manager stays in its box.
+    unsafe { mm.open(Virtual::new(4096, 2), &Options { stat: false, ..*options }) }.unwrap();
+    mm
+}
+
+fn close(mut mm: Box<Machine>) {
+    // SAFETY: nothing of it is used any more.
+    unsafe { mm.close() };
+}
+
+/// A thread that is not there.
+fn nobody(_: &Machine, _: Task) -> Result<(), Errno> {
+    Ok(())
+}
+
+unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
+    // SAFETY: registered with a number, which outlives it.
+    unsafe { &*data.cast::<AtomicU64>() }.load(Relaxed)
+}
+
+/// Looks at all that it is asked to look at, and never says otherwise.
+unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+    // SAFETY: as above; what is asked is the caller's.
+    let (objects, to_scan) = unsafe { (&*data.cast::<AtomicU64>(), (*asked).to_scan) };
+    let freed = objects.load(Relaxed).min(to_scan);
+    objects.fetch_sub(freed, Relaxed);
+    freed
+}
+
+fn spec(objects: &AtomicU64) -> Spec<'static> {
+    let data = core::ptr::from_ref(objects).cast_mut().cast();
+    let (by_node, by_group, inline) = (false, false, false);
+    Spec { name: "cache", count, scan, data, gone: None, seeks: 2, batch: 1, by_node, by_group, inline }
+}
+
+/// A cache that is in no group.
+fn register(reclaiming: &Reclaiming<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId {
+    // SAFETY: tests close their managers before what callbacks get goes.
+    let id = unsafe { reclaiming.prepare(spec) }.unwrap();
+    reclaiming.start(id).unwrap();
+    id
+}
+
+#[test]
+fn who_finds_no_room_for_a_job_waits_for_it() {
+    const ASKERS: u64 = 40;
+    let mm = manager(nobody, &Options::DEFAULT);
+    let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+    let jobs = &reclaiming.reclaim.jobs;
+    assert!(core.recruit(&mm, &reclaiming, 1));
+    thread::scope(|scope| {
+        let ask = |number| {
+            let (core, mm, reclaiming) = (&core, &mm, &reclaiming);
+            move || core.ask_reclaimers(mm, reclaiming, Aim::High(GroupId::from_bits(number)), Some(1000 * SECOND))
+        };
+        let askers: Vec<_> = (1..=ASKERS).map(|number| scope.spawn(ask(number))).collect();
+        while !askers.iter().all(|asker| asker.is_finished()) {
+            match reclaiming.inside(|| jobs.take(1)) {
+                Next::Job(Aim::High(group)) => reclaiming.inside(|| jobs.finish(1, group.to_bits(), || ())),
+                _ => thread::yield_now(),
+            }
+        }
+        let answers: Vec<u64> = askers.into_iter().map(|asker| asker.join().unwrap()).collect();
+        assert_eq!(answers, (1..=ASKERS).collect::<Vec<_>>());
+    });
+    close(mm);
+}
+
+static ALLOCATED: AtomicU32 = AtomicU32::new(0);
+
+/// As the C library's, under preload: it allocates by the manager whose thread it makes.
+fn allocates(mm: &Machine, _: Task) -> Result<(), Errno> {
+    for size in [100, 1 << 20] {
+        let memory = mm.allocate(size);
+        ALLOCATED.fetch_add(u32::from(!memory.is_null()), Relaxed);
+        // SAFETY: allocated above.
+        unsafe { mm.free(memory) };
+    }
+    // As where the budget has no more.
+    let asks = mm.core_if_open().and_then(|core| core.reclaim_for_budget(mm, 1)).is_some();
+    let is_in_group = mm.group_of_thread().is_some();
+    ALLOCATED.fetch_add(u32::from(asks) * 100 + u32::from(is_in_group) * 1000, Relaxed);
+    Ok(())
+}
+
+/// 1. A thread in a group at its limit is refused, and makes the first reclaimer. 2. That allocates. 3. It is neither refused, nor waits for the thread of 1.
+#[test]
+fn what_a_thread_costs_that_is_made_for_a_group_at_its_limit_is_not_the_groups() {
+    let objects = AtomicU64::new(1000);
+    let mm = manager(allocates, &Options { refuse: true, ..Options::DEFAULT });
+    let (groups, reclaiming) = (mm.groups().unwrap(), mm.reclaiming().unwrap());
+    register(&reclaiming, &spec(&objects));
+    reclaiming.reclaim.forget_others();
+    let group = groups.create(GroupId::ROOT, "full").unwrap();
+    groups.set_bound(group, Bound::Max, 4096).unwrap();
+    groups.charge(group.payer(Kind::Pages, 0), 4096, How::Refuse).unwrap();
+    ALLOCATED.store(0, Relaxed);
+    let before = mm.enter(Some(group));
+    assert!(mm.allocate(100).is_null(), "nobody makes room");
+    assert_eq!((mm.group_of_thread(), groups.used(group)), (Some(group), Ok(4096)));
+    mm.leave(before);
+    let (threads, _, waits, _) = reclaiming.threads();
+    assert_eq!((ALLOCATED.load(Relaxed), threads), (2, 1));
+    assert_eq!(waits, 1, "what the thread was made with waited for it");
+    close(mm);
+}
+
+static REFUSED: AtomicU32 = AtomicU32::new(0);
+
+fn refused(_: &Machine, task: Task) -> Result<(), Errno> {
+    REFUSED.fetch_add(u32::from(task != Task::Maintain), Relaxed);
+    Err(Errno::AGAIN)
+}
+
+#[test]
+fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
+    let objects = AtomicU64::new(1000);
+    let mm = manager(refused, &Options::DEFAULT);
+    let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+    register(&reclaiming, &spec(&objects));
+    assert_eq!(REFUSED.load(Relaxed), 1);
+    let aim = Aim::Bytes(GroupId::ROOT, 1);
+    (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, aim, Some(1000 * SECOND)), 0));
+    assert_eq!((REFUSED.load(Relaxed), reclaiming.threads().0), (1, 0));
+    close(mm);
+}
+
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// Never a thread that ticks, so that calls do.
+fn only_reclaimers(_: &Machine, task: Task) -> Result<(), Errno> {
+    if task == Task::Maintain {
+        return Err(Errno::AGAIN);
+    }
+    MADE.fetch_add(1, Relaxed);
+    Ok(())
+}
+
+/// The C library frees under the lock that making a thread takes.
+#[test]
+fn a_free_makes_no_thread_and_an_allocation_does() {
+    let objects = AtomicU64::new(1000);
+    let mm = manager(only_reclaimers, &Options { interval: 1, ..Options::DEFAULT });
+    let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+    assert!(!core.make_thread(&mm));
+    register(&reclaiming, &spec(&objects));
+    reclaiming.reclaim.forget_others();
+    reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Bytes(GroupId::ROOT, 1), false)).unwrap();
+    let made = MADE.load(Relaxed);
+    let ticks = || core.maintenance.counters().0;
+    let runs: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(100 << 10)).collect();
+    for run in runs {
+        core.objects.platform.advance(SECOND);
+        let before = ticks();
+        // SAFETY: allocated above.
+        unsafe { mm.free(run) };
+        if ticks() > before {
+            assert_eq!(MADE.load(Relaxed), made, "by a free");
+        }
+    }
+    assert!(ticks() > 0);
+    for _ in 0..200 {
+        core.objects.platform.advance(SECOND);
+        // SAFETY: allocated here.
+        unsafe { mm.free(mm.allocate(100 << 10)) };
+    }
+    assert_eq!(MADE.load(Relaxed), made + 1);
+    close(mm);
+}
+
+unsafe extern "C" fn count_no_end(_: *mut c_void, _: *const Asked) -> u64 {
+    1 << 40
+}
+
+/// A tenth of a second for each object.
+unsafe extern "C" fn scan_slowly(machine: *mut c_void, _: *mut Asked) -> u64 {
+    // SAFETY: registered with a machine, which outlives it.
+    unsafe { &*machine.cast::<Virtual>() }.advance(SECOND / 10);
+    0
+}
+
+#[test]
+fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at_most() {
+    let objects = AtomicU64::new(1000);
+    let mm = manager(nobody, &Options::DEFAULT);
+    let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+    let id = register(&reclaiming, &spec(&objects));
+    let visited = reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap();
+    assert_eq!((visited.scanned, visited.freed, objects.load(Relaxed)), (1000, 1000, 0));
+    assert_eq!(reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap().scanned, 0, "nothing is there");
+    let data = core::ptr::from_ref(&core.objects.platform).cast_mut().cast();
+    let endless = register(&reclaiming, &Spec { count: count_no_end, scan: scan_slowly, data, ..spec(&objects) });
+    assert_eq!(reclaiming.scan(endless, GroupId::ROOT, 0, u64::MAX).unwrap().scanned, PASS.div_ceil(SECOND / 10));
+    close(mm);
+}
+
+#[test]
+fn a_childs_page_lists_are_not_those_of_background_reclaim() {
+    let mm = manager(nobody, &Options { limit: 64 << 20, ..Options::DEFAULT });
+    let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+    let jobs = &reclaiming.reclaim.jobs;
+    assert!(core.recruit(&mm, &reclaiming, 1));
+    reclaiming.inside(|| {
+        assert!(jobs.post(Aim::Budget, false).is_some() && jobs.take(1) == Next::Job(Aim::Budget));
+        core.objects.pages.set_reclaiming(true);
+    });
+    mm.close_for_fork(10);
+    mm.reopen_in_child();
+    assert!(!core.objects.pages.is_reclaiming());
+    assert_eq!((reclaiming.inside(|| jobs.take(1)), reclaiming.threads().0), (Next::End, 0));
+    close(mm);
+}
