@@ -1,9 +1,10 @@
 //! Closing a manager for fork, and opening it again.
 //!
-//! Sits between the process's hooks and gate, sequences and CPU locks. See [`process`](crate::process) for the whole.
+//! Sits between the process's hooks and gate, sequences, CPU locks and the time that callbacks may take. See [`process`](crate::process) for the whole.
 
 use crate::mm::Mm;
 use neap_base::Platform;
+use neap_os::clock;
 
 /// Looks at the gate with a mere yield in between, before naps.
 const YIELDS: u32 = 20;
@@ -20,10 +21,14 @@ impl<P: Platform> Mm<P> {
         // Most cold paths are over in a microsecond; one whose thread was preempted takes as long as the scheduler lets it
         // wait.
         let mut seen = 0;
+        let stop_clock = || _ = core.reclaim.get().inspect(|reclaim| reclaim.clock.stop(clock::precise()));
         let empty = self.gate.close(looks, || {
+            // From here on the gate is this thread's.
+            stop_clock();
             seen += 1;
             if seen < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
         });
+        stop_clock();
         // A lock is held for a few instructions, unless its holder does not run.
         let mut naps = looks / 10;
         let wait = || {
@@ -43,6 +48,8 @@ impl<P: Platform> Mm<P> {
         if self.gate.is_empty() {
             core.objects.slots.open_table(&core.objects.platform);
         }
+        // Before the gate: whoever closes it next stops a clock that runs.
+        core.reclaim.get().inspect(|reclaim| reclaim.clock.go(clock::precise()));
         self.gate.open();
     }
 

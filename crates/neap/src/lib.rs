@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod chunk_report;
 pub mod drain;
+mod fair_clock;
 mod fork;
 mod global;
 pub mod group_report;

@@ -6,6 +6,7 @@
 //! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
 //! back. No free makes a thread. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
 
+use crate::fair_clock::FairClock;
 use crate::jobs::{Aim, Jobs, Next};
 use crate::mm::{Core, Mm, Task};
 use crate::reclaiming::{Reclaiming, Runner};
@@ -32,6 +33,8 @@ pub(crate) struct Reclaim {
     pub(crate) passes: Passes,
     pub(crate) lanes: Lanes,
     pub(crate) jobs: Jobs,
+    /// What lanes go by.
+    pub(crate) clock: FairClock,
     /// How often somebody waited for reclaimers, and in vain.
     pub(crate) waits: AtomicU64,
     pub(crate) late: AtomicU64,
@@ -44,6 +47,7 @@ impl Reclaim {
             passes: Passes::default(),
             lanes: Lanes::default(),
             jobs: Jobs::new(),
+            clock: FairClock::default(),
             waits: AtomicU64::new(0),
             late: AtomicU64::new(0),
         }
@@ -171,7 +175,7 @@ impl<P: Platform> Core<P> {
                 jobs.write_off(overdue.reclaimer, || self.objects.pages.set_reclaiming(false));
             }
         };
-        reclaiming.inside(|| lanes.write_off(clock::precise(), name, replace));
+        reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
     }
 
     /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Answers whether there is one now, or will be. Not inside the gate: making a

@@ -7,9 +7,11 @@ use crate::reclaimers::PASS;
 use crate::reclaiming::Reclaiming;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::time::Duration;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, GroupId, How, Kind};
+use neap_reclaim::reclaim::BUDGET;
 use neap_reclaim::{Asked, ShrinkerId, Spec};
 use std::boxed::Box;
 use std::thread;
@@ -231,5 +233,30 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     mm.reopen_in_child();
     assert!(!core.objects.pages.is_reclaiming());
     assert_eq!((reclaiming.inside(|| jobs.take(1)), reclaiming.threads().0), (Next::End, 0));
+    close(mm);
+}
+
+static LOCKED_OUT: AtomicU32 = AtomicU32::new(0);
+
+/// Forks, as far as the gate is concerned, for longer than a callback may take; as another thread might, while this one waits at the gate.
+unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked) -> u64 {
+    // SAFETY: registered with a manager, which outlives it.
+    let mm = unsafe { &*mm.cast::<Machine>() };
+    mm.close_for_fork(10);
+    thread::sleep(Duration::from_nanos(BUDGET + BUDGET / 2));
+    mm.reopen_after_fork();
+    LOCKED_OUT.fetch_add(1, Relaxed);
+    0
+}
+
+#[test]
+fn a_callback_is_not_blamed_for_a_gate_that_is_closed() {
+    let objects = AtomicU64::new(0);
+    let mm = manager(nobody, &Options::DEFAULT);
+    let reclaiming = mm.reclaiming().unwrap();
+    let data = core::ptr::from_ref(&*mm).cast_mut().cast();
+    let id = register(&reclaiming, &Spec { count: count_while_somebody_forks, data, ..spec(&objects) });
+    assert_eq!((reclaiming.count(id, GroupId::ROOT, 0), LOCKED_OUT.load(Relaxed)), (Some(0), 1));
+    assert_eq!(reclaiming.blames(), [0; 3]);
     close(mm);
 }

@@ -139,6 +139,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.source().platform().now()
     }
 
+    /// This moment, for who watches over callbacks, and for how long one is barred.
+    pub(crate) fn moment(&self) -> u64 {
+        self.reclaim.clock.read(clock::precise)
+    }
+
     pub(crate) fn used(&self, group: GroupId) -> Option<u64> {
         self.grouped.used(group).ok()
     }
@@ -257,7 +262,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     pub(crate) fn blame(&self, shrinker: ShrinkerId, verdict: Verdict) {
         let Reclaim { shrinkers, lanes, .. } = self.reclaim;
         let name = shrinkers.name_of(shrinker);
-        self.inside(|| lanes.blame(shrinker.to_bits(), name, verdict, clock::precise()));
+        self.inside(|| lanes.blame(shrinker.to_bits(), name, verdict, self.moment()));
     }
 
     /// The same for one that panicked, by who caught it.
@@ -423,13 +428,13 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
 impl<P: Platform> Caller for Watch<'_, '_, P> {
     fn began(&self, id: ShrinkerId) -> bool {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
-        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), clock::precise())
+        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), self.reclaiming.moment())
     }
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
-        let (took, is_written_off) = self.lane.ended(clock::precise());
+        let (took, is_written_off) = self.lane.ended(self.reclaiming.moment());
         if is_written_off {
-            self.reclaiming.inside(|| self.lane.is_back(clock::precise()));
+            self.reclaiming.inside(|| self.lane.is_back(self.reclaiming.moment()));
             self.is_written_off.set(true);
         } else if took > BUDGET {
             self.reclaiming.blame(id, Verdict::Overran);

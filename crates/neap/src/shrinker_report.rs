@@ -14,7 +14,6 @@
 use crate::reclaiming::Reclaiming;
 use neap_base::Platform;
 use neap_groups::{GroupId, LONGEST_NAME};
-use neap_os::clock;
 use neap_reclaim::Report;
 use neap_reclaim::reclaim::{Culprit, Verdict};
 
@@ -70,7 +69,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     let Some(reclaiming) = reclaiming else { return words };
     let mut draft = Draft(&mut words, HEAD);
     let (mut entries, mut next) = (0, u64::MAX);
-    let now = clock::precise();
+    let now = reclaiming.moment();
     reclaiming.each(|report| {
         let index = report.id.index();
         if index < from || next != u64::MAX || skip > 0 && index > from {

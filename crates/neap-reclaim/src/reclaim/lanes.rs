@@ -75,7 +75,7 @@ struct Record {
 pub struct Culprit {
     /// Its id, as a number.
     pub shrinker: u64,
-    /// Until when it is not asked, in nanoseconds; `u64::MAX` while a callback of it does not come back.
+    /// Until when it is not asked, in nanoseconds of whoever blamed it; `u64::MAX` while a callback of it does not come back.
     pub until: u64,
     /// How often for what, by [`Verdict`].
     pub counts: [u32; Verdict::ALL.len()],

@@ -1,0 +1,83 @@
+//! The time that callbacks may take: it stands still while the gate is closed.
+//!
+//! Sits between fork, which closes the gate, and whoever watches over callbacks. A callback that allocates waits at the gate while a large process forks, and so
+//! does who watches it; that is not the callback's fault. One word: while time runs, how long it has stood so far; while it stands, when it stopped, and a bit that says so. So a
+//! moment is read by two looks at one word, and nobody waits. Who closes the gate changes it, and nobody else does.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// It stands.
+const STANDS: u64 = 1 << 63;
+
+/// A clock that can be stopped.
+#[derive(Debug, Default)]
+pub(crate) struct FairClock(AtomicU64);
+
+impl FairClock {
+    /// The time, by that of another clock.
+    pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
+        loop {
+            let word = self.0.load(Ordering::Acquire); // Pairs with the Release in `stop` and `go`.
+            if word & STANDS != 0 {
+                return word & !STANDS;
+            }
+            let time = now().saturating_sub(word);
+            // 1. It runs. 2. It is stopped, and goes on. 3. `now` is read: the time of 2 would count.
+            if self.0.load(Ordering::Relaxed) == word {
+                return time;
+            }
+        }
+    }
+
+    /// Stops it, if it runs. By who has closed the gate.
+    pub(crate) fn stop(&self, now: u64) {
+        let word = self.0.load(Ordering::Relaxed);
+        if word & STANDS == 0 {
+            self.0.store(now.saturating_sub(word) | STANDS, Ordering::Release); // Pairs with the Acquire in `read`.
+        }
+    }
+
+    /// Lets it go on, if it stands. By who opens the gate, before that.
+    pub(crate) fn go(&self, now: u64) {
+        let word = self.0.load(Ordering::Relaxed);
+        if word & STANDS != 0 {
+            self.0.store(now.saturating_sub(word & !STANDS), Ordering::Release); // Pairs with the Acquire in `read`.
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[test]
+    fn time_in_which_it_stands_does_not_go_by() {
+        let clock = FairClock::default();
+        assert_eq!(clock.read(|| 100), 100);
+        clock.stop(150);
+        clock.stop(170);
+        assert_eq!(clock.read(|| 180), 150);
+        clock.go(250);
+        clock.go(260);
+        assert_eq!(clock.read(|| 300), 200);
+        clock.stop(310);
+        clock.go(1310);
+        assert_eq!(clock.read(|| 1320), 220);
+    }
+
+    /// 1. A reader looks. 2. The gate is closed and opened. 3. The reader looks at the other clock.
+    #[test]
+    fn who_reads_it_while_it_is_stopped_and_goes_on_reads_again() {
+        let (clock, reads) = (FairClock::default(), Cell::new(0));
+        let now = || {
+            reads.set(reads.get() + 1);
+            if reads.get() == 1 {
+                clock.stop(100);
+                clock.go(1100);
+            }
+            1110
+        };
+        assert_eq!((clock.read(now), reads.get()), (110, 2));
+    }
+}
