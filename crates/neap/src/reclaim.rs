@@ -146,7 +146,7 @@ impl<'a> Builder<'a> {
     /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go.
     ///
     /// # Errors
-    /// See [`NotDone`].
+    /// See [`NotDone`]; `gone` is not called then.
     ///
     /// # Safety
     /// The functions may be called with `data`, by any thread and by several at a time, until `gone` was called. They do not unwind.
@@ -171,22 +171,32 @@ impl<'a> Builder<'a> {
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
         let Builder { name, group, seeks, batch, inline, .. } = self;
+        // With groups, if there were none.
+        let reclaiming = here()?;
+        let is_there =
+            |group: Group| PROCESS.groups_if_made().is_some_and(|grouped| grouped.heir(group.id()).is_some());
+        if group.is_some_and(|group| !is_there(group)) {
+            return Err(NotDone::NoSuchGroup);
+        }
         let by_group = group.is_some();
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node: false, by_group, inline };
         // SAFETY: as the caller promises.
-        unsafe { here()?.prepare(&spec) }.map(Shrinker)
+        unsafe { reclaiming.prepare(&spec) }.map(Shrinker)
     }
 
-    /// Lets it be called; on an error it is dropped, which tells `gone`.
+    /// Lets it be called.
     fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
-        let reclaiming = here()?;
-        if let Some(group) = self.group
-            && !reclaiming.mark(shrinker.0, group.id(), 0)
-        {
-            return Err(NotDone::NoSuchGroup);
-        }
-        reclaiming.start(shrinker.0).map(|()| shrinker)
+        start(shrinker.0, self.group).map(|()| shrinker)
     }
+}
+
+/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it.
+fn start(id: ShrinkerId, group: Option<Group>) -> Result<(), NotDone> {
+    let reclaiming = here()?;
+    // One that was deleted a moment ago has the root for an heir, if nobody else.
+    let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
+    groups.into_iter().any(|group| reclaiming.mark(id, group.id(), 0));
+    reclaiming.start(id)
 }
 
 /// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, which it knows, or its heir, that is done.
@@ -203,10 +213,7 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     }
     // SAFETY: as the caller promises.
     let id = unsafe { reclaiming.prepare(spec) }?;
-    // One that was deleted a moment ago has the root for an heir, if nobody else.
-    let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
-    groups.into_iter().any(|group| reclaiming.mark(id, group.id(), 0));
-    reclaiming.start(id).map(|()| id)
+    start(id, group).map(|()| id)
 }
 
 /// Says that a shrinker that knows groups may have something of one of them, or its heir, on a node: to be called when the first object is there, once `count` sees

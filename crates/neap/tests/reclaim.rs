@@ -284,6 +284,50 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     assert!(cache.insert());
 }
 
+/// One rule for all errors: what callbacks get stays the caller's, and is told nothing.
+#[test]
+fn what_is_not_registered_is_not_told_that_it_is_gone() {
+    use core::ffi::c_void;
+    use reclaim::Asked;
+    unsafe extern "C" fn count(_: *mut c_void, _: *const Asked) -> u64 {
+        0
+    }
+    unsafe extern "C" fn scan(_: *mut c_void, _: *mut Asked) -> u64 {
+        0
+    }
+    unsafe extern "C" fn gone(told: *mut c_void) {
+        // SAFETY: registered with a number that outlives it.
+        unsafe { &*told.cast::<AtomicU64>() }.fetch_add(1, Relaxed);
+    }
+    let told = AtomicU64::new(0);
+    let data = core::ptr::from_ref(&told).cast_mut().cast();
+    let nowhere = Group::from_id(neap::groups::GroupId::from_bits(1 << 40));
+    for (name, group, error) in [("a/name", Group::ROOT, NotDone::BadName), ("nowhere", nowhere, NotDone::NoSuchGroup)]
+    {
+        // SAFETY: the number outlives what is registered.
+        let answer = unsafe { Shrinker::named(name).group(group).register_raw(count, scan, Some(gone), data) };
+        assert_eq!((answer.err(), told.load(Relaxed)), (Some(error), 0));
+    }
+    // SAFETY: as above.
+    drop(
+        unsafe { Shrinker::named("somewhere").group(Group::ROOT).register_raw(count, scan, Some(gone), data) }.unwrap(),
+    );
+    assert_eq!(told.load(Relaxed), 1);
+    // Closures are dropped once, whatever happens.
+    let kept = Arc::new(());
+    for group in [nowhere, Group::ROOT] {
+        let held = kept.clone();
+        drop(Shrinker::named("closures").group(group).register(
+            move || {
+                let _ = &held;
+                0
+            },
+            |_| 0,
+        ));
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+}
+
 /// The child's only thread is the copy of a reclaimer: it ends when the callback is back, and the child with it.
 #[test]
 fn a_reclaimer_that_forks_in_a_callback_ends_in_the_child() {
