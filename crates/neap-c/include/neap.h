@@ -531,7 +531,7 @@ int neap_group_unsubscribe(neap_listener *listener);
  * A cache that can shrink: two functions, of which one says how many objects there are, and the other gives some of them up. They are
  * called when the group that pays for the cache, or one above it, is at its limit; when the process is at its own; and by
  * neap_reclaim. Within malloc and neap_group_charge neap's own threads call them, since the caller may hold the very lock that they
- * take, and the caller waits 200 ms at most; they come into being with the first shrinker. A callback that has not come back after 100 ms,
+ * take, and the caller waits 200 ms at most each time that it asks; they come into being with the first shrinker. A callback that has not come back after 100 ms,
  * or answers what cannot be true, makes its shrinker one that is not called for a second, and for twice as long each further time.
  */
 typedef uint64_t neap_shrinker;

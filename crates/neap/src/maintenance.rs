@@ -206,7 +206,7 @@ impl<P: Platform> Core<P> {
         let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
         if look && !self.consider_thread(mm, call, 0) {
-            // As in `consider_thread`: no free makes a thread.
+            // No free makes a reclaimer: see `consider_thread`.
             self.tick_if_due(mm, call == Call::Allocation);
         }
         if self.page.is_asked() {

@@ -40,7 +40,7 @@
 //! ```
 //!
 //! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the thread may hold the very lock that they take. It waits, for
-//! 200 ms at most, for neap's own threads, which come into being with the first shrinker, and call them. [`Group::charge_inline`] calls those
+//! 200 ms at most each time that it asks, for neap's own threads, which come into being with the first shrinker, and call them. [`Group::charge_inline`] calls those
 //! that allow it ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all. A function that has not come back after 100 ms is written off, and its thread
 //! replaced; that, a panic, or an answer that cannot be true, makes its shrinker a [culprit](each_culprit), which is not called for a second, and for twice as long each
 //! further time. Where neap may have no thread (`NEAP=background:off`) only the last two calls call anybody.

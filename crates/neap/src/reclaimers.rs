@@ -4,7 +4,7 @@
 //! reclaim. So such a thread calls nobody: it posts a [job](crate::jobs), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
 //! first shrinker, others when all are busy. Whoever waits, and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
 //! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
-//! back. No free makes a thread. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
+//! back. No free makes a reclaimer. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
 
 use crate::fair_clock::FairClock;
 use crate::jobs::{Aim, Jobs, Next};

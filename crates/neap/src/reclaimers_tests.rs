@@ -163,7 +163,7 @@ fn only_reclaimers(_: &Machine, task: Task) -> Result<(), Errno> {
 
 /// The C library frees under the lock that making a thread takes.
 #[test]
-fn a_free_makes_no_thread_and_an_allocation_does() {
+fn a_free_makes_no_reclaimer_and_an_allocation_does() {
     let objects = AtomicU64::new(1000);
     let mm = manager(only_reclaimers, &Options { interval: 1, ..Options::DEFAULT });
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
