@@ -5,7 +5,7 @@
 
 use crate::groups::Groups;
 use crate::id::GroupId;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use neap_base::Platform;
 use neap_base::rcu::{Mark, Reading};
 
@@ -34,6 +34,37 @@ impl Groups {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
         Some(Seat { group: group.id(), slot })
+    }
+
+    /// Whether a slot is a group's, and what hangs there has not gone to its parent, nor is about to.
+    pub fn is_seat(&self, id: GroupId, slot: u32) -> bool {
+        self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
+    }
+
+    /// Calls `hang` with the group that an id leads to, and, where that is leaving by then, with the one that has what was its. So what is hung on a
+    /// group is not left on one that goes meanwhile, if [`Reclaimer::offline`](crate::Reclaimer::offline) fences before it takes what hangs
+    /// there:
+    /// 1. A finds the group, B lets it leave; 2. B takes what hangs on it to the parent; 3. A hangs something on it. Either B takes that as
+    ///    well, or A sees that the group is leaving.
+    ///
+    /// Answers `false` where the id leads nowhere.
+    pub fn hang_on(&self, reading: &Reading<'_>, id: GroupId, mut hang: impl FnMut(Seat)) -> bool {
+        while let Some(seat) = self.seat(reading, id) {
+            hang(seat);
+            // SeqCst pairs with the fence in `offline`.
+            fence(Ordering::SeqCst);
+            if !self.is_leaving(seat.slot) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The groups that are there, by slot, and perhaps some that come or go meanwhile.
+    pub fn seats(&self) -> impl Iterator<Item = Seat> {
+        let seats = (0..).map_while(|slot| Some(Seat { group: self.tree.group(slot)?.id(), slot }));
+        // A slot that nobody has, or not yet, has the id 0.
+        seats.filter(|seat| seat.group.to_bits() != 0 && self.is_seat(seat.group, seat.slot))
     }
 
     /// The group above one; `None` above the root. Within a reading, or in [`Reclaimer::offline`](crate::Reclaimer::offline).

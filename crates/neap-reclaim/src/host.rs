@@ -3,7 +3,7 @@
 //! Sits between this crate and the facade, or a test. No state, no locks.
 
 use core::ptr::NonNull;
-use neap_groups::{Reclaimer, Seat};
+use neap_groups::{GroupId, Reclaimer, Seat};
 
 /// Whoever lists and shrinkers are part of.
 pub trait Host: Reclaimer {
@@ -21,4 +21,13 @@ pub trait Host: Reclaimer {
     /// the gate and within a reading of the groups', or under the tree's mutex, but under no lock of a list. It takes no lock under which
     /// any of these is called.
     fn mark(&self, _shrinker: u64, _seat: Seat, _node: usize) {}
+
+    /// Whether a slot is a group's, which is not about to leave it: [`Groups::is_seat`](neap_groups::Groups::is_seat).
+    fn is_seat(&self, _group: GroupId, _slot: u32) -> bool {
+        true
+    }
+
+    /// Calls `hang` with the slot of whoever has what was a group's, and again where that one leaves meanwhile:
+    /// [`Groups::hang_on`](neap_groups::Groups::hang_on); where nobody knows who that is, with every slot that may be. Outside the gate.
+    fn follow(&self, _group: GroupId, _hang: impl FnMut(u32)) {}
 }

@@ -51,7 +51,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         // First the lists: what shrinkers are asked for is the parent's then.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
-            reclaim.shrinkers.offline(self, child.group, child.slot, parent.slot);
+            reclaim.shrinkers.offline(self, child.slot, parent.slot);
         }
     }
 

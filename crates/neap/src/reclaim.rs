@@ -143,7 +143,8 @@ impl<'a> Builder<'a> {
         Builder { inline, ..self }
     }
 
-    /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go.
+    /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go. With a group, `count` answers [`EMPTY`] for
+    /// every other that it is asked for, and that is not the heir of this one.
     ///
     /// # Errors
     /// See [`NotDone`]; `gone` is not called then.
@@ -275,11 +276,12 @@ mod closures {
 
     extern crate std;
 
-    use super::{Asked, Builder, NotDone, STOP, Shrinker, ShrinkerId};
+    use super::{Asked, Builder, Group, NotDone, STOP, Shrinker, ShrinkerId};
     use crate::process::PROCESS;
     use core::ffi::c_void;
     use core::panic::AssertUnwindSafe;
     use core::sync::atomic::{AtomicU64, Ordering};
+    use neap_groups::GroupId;
     use std::boxed::Box;
     use std::panic::catch_unwind;
 
@@ -287,6 +289,7 @@ mod closures {
         count: C,
         evict: E,
         object_bytes: u64,
+        group: Option<GroupId>,
         /// [`ShrinkerId`]; 0 until it is known.
         id: AtomicU64,
     }
@@ -302,7 +305,8 @@ mod closures {
             C: Fn() -> u64 + Send + Sync + 'static,
             E: Fn(u64) -> u64 + Send + Sync + 'static,
         {
-            let functions = Functions { count, evict, object_bytes: self.object_bytes, id: AtomicU64::new(0) };
+            let (object_bytes, group) = (self.object_bytes, self.group.map(Group::id));
+            let functions = Functions { count, evict, object_bytes, group, id: AtomicU64::new(0) };
             let data = Box::into_raw(Box::new(functions));
             // SAFETY: they are Sync, live until `gone`, and nothing of theirs unwinds.
             match unsafe { self.prepare(call_count::<C, E>, call_evict::<C, E>, Some(gone::<C, E>), data.cast()) } {
@@ -332,9 +336,14 @@ mod closures {
         })
     }
 
-    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, _asked: *const Asked) -> u64 {
-        // SAFETY: made by `register`, and not gone.
-        let functions = unsafe { &*data.cast::<Functions<C, E>>() };
+    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, asked: *const Asked) -> u64 {
+        // SAFETY: made by `register`, and not gone; what is asked is the caller's, for the time of the call.
+        let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), (*asked).group()) };
+        // A mark may be left in the place of a group that went, where another is by now: that one has nothing here.
+        let has = |group| PROCESS.reclaiming_if_made().is_none_or(|reclaiming| reclaiming.has(asked, group));
+        if !functions.group.is_none_or(has) {
+            return super::EMPTY;
+        }
         match guarded(&functions.id, &functions.count) {
             // Nothing, for now: it does not say when there is something again.
             answer if answer >= super::EMPTY => 0,

@@ -89,6 +89,22 @@ impl<P: Platform> Host for Source<'_, P> {
             reclaim.shrinkers.mark(self, ShrinkerId::from_bits(shrinker), seat.slot, node as u32);
         }
     }
+
+    fn is_seat(&self, group: GroupId, slot: u32) -> bool {
+        self.mm().groups_if_made().is_some_and(|grouped| grouped.groups().is_seat(group, slot))
+    }
+
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(u32)) {
+        let Some(grouped) = self.mm().groups_if_made() else { return };
+        let groups = grouped.groups();
+        self.inside(|| {
+            let reading = groups.reading();
+            if !groups.hang_on(&reading, group, |seat| hang(seat.slot)) {
+                // Nothing refers to the group any more that could tell who has what was its.
+                groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, |seat| hang(seat.slot)));
+            }
+        });
+    }
 }
 
 impl<P: Platform> Mm<P> {
@@ -212,8 +228,16 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
         self.inside(|| {
             let reading = self.groups().reading();
-            let seat = self.groups().seat(&reading, group);
-            seat.inspect(|seat| self.reclaim.shrinkers.mark(self.source(), id, seat.slot, node)).is_some()
+            let mark = |seat: Seat| self.reclaim.shrinkers.mark(self.source(), id, seat.slot, node);
+            self.groups().hang_on(&reading, group, mark)
+        })
+    }
+
+    /// Whether a group has what is another's: that itself, or its heir. True also where nobody knows.
+    pub(crate) fn has(&self, group: GroupId, other: GroupId) -> bool {
+        self.inside(|| {
+            let reading = self.groups().reading();
+            self.groups().seat(&reading, other).is_none_or(|seat| seat.group == group)
         })
     }
 

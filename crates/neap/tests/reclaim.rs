@@ -64,6 +64,23 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A mark may be left where another group has the slot by now: as if it were one that somebody made.
+#[test]
+fn a_cache_gives_nothing_for_a_group_that_is_not_its_own() {
+    let (group, stranger) = (Group::create("own/a").unwrap(), Group::create("own/b").unwrap());
+    let (mine, theirs) = (Cache::new("mine", group), Cache::new("theirs", stranger));
+    assert!((0..32).all(|_| mine.insert() && theirs.insert()));
+    assert!(reclaim::mark(mine._shrinker.id(), stranger, 0));
+    assert!(reclaim::reclaim(stranger, 8 * OBJECT, Duration::from_secs(10)).bytes >= 8 * OBJECT);
+    assert!(mine.len() == 32 && theirs.len() <= 24);
+    // What is a group's is its heir's when that is gone.
+    group.delete().unwrap();
+    let heir = Group::find("own").unwrap();
+    stranger.set(Bound::Min, u64::MAX).unwrap();
+    assert!(reclaim::reclaim(heir, 8 * OBJECT, Duration::from_secs(10)).bytes >= 8 * OBJECT);
+    assert!(mine.len() <= 24);
+}
+
 #[test]
 fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
     let group = Group::create("shrinks/a").unwrap();

@@ -17,7 +17,6 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, fence};
-use neap_groups::GroupId;
 use neap_groups::table::{Entry, Table};
 
 /// Shrinkers of a unit, units of a place, and places of a slot on a node.
@@ -94,9 +93,6 @@ pub(crate) struct Place {
     /// The unit that nearly everybody does with, and where the others are.
     first: AtomicPtr<Unit>,
     rest: AtomicPtr<Rest>,
-    /// The last group of this slot that was deleted, and the slot of its heir.
-    ended: AtomicU64,
-    heir: AtomicU32,
 }
 
 // SAFETY: atomic numbers and pointers, of which 0 is one.
@@ -367,8 +363,11 @@ impl Places {
         self.is_blind(slot).then_some(slot)
     }
 
-    /// Hands what a deleted group has to its heir: deferred work, once, and bits of so many shrinkers. Inside the gate.
-    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: u32, group: GroupId, slot: u32, heir: u32) {
+    /// Hands what the group in a slot has, which is leaving, to its heir: deferred work, and bits of so many shrinkers. Inside the gate.
+    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: u32, slot: u32, heir: u32) {
+        // SeqCst pairs with the fences of who writes here: `Groups::hang_on`, `lower`, and that of a visit that has deferred. Either what they write is taken here, or they
+        // see that the group is leaving, and take it to the heir themselves.
+        fence(Ordering::SeqCst);
         let blocks = shrinkers.div_ceil(BLOCK) as usize;
         for node in 0..self.nodes {
             for block in 0..blocks {
@@ -380,10 +379,6 @@ impl Places {
                     }
                     continue;
                 };
-                place.heir.store(heir, Ordering::Relaxed);
-                // SeqCst pairs with the fence in `hand_down`: either a visitor's work is taken here, or it sees this, and takes it itself.
-                place.ended.store(group.to_bits(), Ordering::SeqCst);
-                fence(Ordering::SeqCst);
                 for (unit, memory) in place.units() {
                     let first = block as u32 * BLOCK + unit * UNIT;
                     for index in
@@ -413,7 +408,7 @@ impl Places {
     }
 
     /// Adds a shrinker's deferred work to the heir's, where that has room for it.
-    fn move_deferred(&self, from: &Unit, index: u32, heir: u32, node: u32) {
+    pub(crate) fn move_deferred(&self, from: &Unit, index: u32, heir: u32, node: u32) {
         let counter = from.counter(index);
         if counter.load(Ordering::Relaxed) == 0 {
             return;
@@ -422,17 +417,6 @@ impl Places {
         let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
         let to = self.place(block, heir, node).and_then(|place| place.unit(unit));
         to.inspect(|to| _ = to.defer(index, (word >> NUMBER_BITS) as u32, word & NUMBER));
-    }
-
-    /// After a visitor has deferred work of a group's: if that was deleted meanwhile, the work is its heir's.
-    pub(crate) fn hand_down(&self, spot: Spot<'_>, group: GroupId, index: u32, node: u32) {
-        // SeqCst pairs with the fence in `offline`.
-        fence(Ordering::SeqCst);
-        if spot.place.ended.load(Ordering::Relaxed) == group.to_bits()
-            && let Some(unit) = spot.memory()
-        {
-            self.move_deferred(unit, index, spot.place.heir.load(Ordering::Relaxed), node);
-        }
     }
 }
 

@@ -23,7 +23,7 @@ use core::sync::atomic::{self, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform, Rcu};
 use neap_groups::table::{Entry, Table};
-use neap_groups::{GroupId, Name, is_name};
+use neap_groups::{Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{LentWords, Owner, Refused, Wait};
 
@@ -359,7 +359,8 @@ impl Shrinkers {
     }
 
     /// Says that a shrinker by group may have something of the group in `slot`, on a node; to be called whenever the first object came there, after it
-    /// is visible to `count`. Takes no lock where that was known, and perhaps one for growing. Inside the gate.
+    /// is visible to `count`, by [`Groups::hang_on`](neap_groups::Groups::hang_on). Takes no lock where that was known, and perhaps one for growing. Inside
+    /// the gate.
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
@@ -380,10 +381,10 @@ impl Shrinkers {
         core::iter::successors(next(0), |&slot| next(slot.checked_add(1)?)).for_each(&mut each);
     }
 
-    /// Hands what was deferred for a group that is being deleted, and what it may have, to its heir. Before the slot is another group's; inside the
-    /// gate.
-    pub fn offline<H: Host>(&self, host: &H, group: GroupId, slot: u32, heir: u32) {
-        self.places.offline(host, self.used(), group, slot, heir);
+    /// Hands what was deferred for the group in a slot, and what it may have, to its heir. It is leaving ([`Host::is_seat`]), and the slot nobody
+    /// else's yet; inside the gate.
+    pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
+        self.places.offline(host, self.used(), slot, heir);
     }
 
     /// What is deferred for a shrinker in a group's slot on a node.

@@ -3,6 +3,12 @@
 //! Sits between a pass, which chooses groups, and callbacks, which run with no lock held, outside the gate, and never inside one another. A visitor
 //! reads bits and takes references; it writes a bit where a callback said that there is nothing, and the work that is deferred there.
 //! A callback that lies about numbers gets its answers bounded; one that says it looked at nothing ends its own visit.
+//!
+//! While callbacks run the group may go, and its slot be another's. What a visit writes then is made good:
+//! 1. a visitor is told that the group has nothing, and clears the bit; 2. the group goes, and whoever has the slot then finds the bit
+//!    set still, or the parent gets none since it is cleared already; 3. the visitor asks again, for the group that has nothing now, and leaves the
+//!    bit cleared. So it looks after that whether the slot is the group's and stays. If not, the bit is set again, for whoever has the slot, and
+//!    also where the group's things have gone. The same for work that it defers.
 
 use super::calling::{Frame, is_calling};
 use super::life::{LIVE, PREPARED};
@@ -11,8 +17,9 @@ use super::registry::Shrinkers;
 use super::shrinker::{Asked, EMPTY, STOP, Shrinker, ShrinkerId, Total};
 use super::work::{Press, Work};
 use crate::host::Host;
+use core::ops::Range;
 use core::pin::pin;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use neap_groups::GroupId;
 
 /// Who calls callbacks: watches the time, and says when it is enough.
@@ -198,10 +205,11 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Visits those of a unit that have a bit, or all, where there was no memory for bits.
     fn unit(&mut self, first: u32, spot: Spot<'_>) {
         let Some(unit) = spot.memory() else {
-            let visit_all =
-                || (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something).count() == 0;
-            _ = spot.lower_unit(visit_all);
-            self.visited.written += 1;
+            let stays = spot.lower_unit(|| {
+                let something = (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something);
+                something.count() == 0 && self.is_here()
+            });
+            self.lowered(stays, first..first + UNIT);
             return;
         };
         let mut bits = unit.bits.load(Ordering::Relaxed);
@@ -210,14 +218,28 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             bits &= bits - 1;
             if self.shrinker(index, Some(spot)) == Had::Nothing {
                 // The same question once more, after the bit was cleared.
-                spot.lower(index, || self.shrinker(index, Some(spot)) == Had::Nothing);
-                self.visited.written += 1;
+                let stays = spot.lower(index, || self.shrinker(index, Some(spot)) == Had::Nothing && self.is_here());
+                self.lowered(stays, index..index + 1);
             }
         }
         let is_empty = || unit.bits.load(Ordering::Relaxed) == 0;
         if is_empty() {
             spot.lower_unit(is_empty);
             self.visited.written += 1;
+        }
+    }
+
+    /// Whether the slot is the group's still, and stays so for now.
+    fn is_here(&self) -> bool {
+        self.host.is_seat(self.group, self.slot)
+    }
+
+    /// After bits of some were cleared, or set again: in the latter case they are set for the heir as well, where the group has gone.
+    fn lowered(&mut self, stays: bool, indexes: Range<u32>) {
+        self.visited.written += 1;
+        if !stays && !self.is_here() {
+            let mark = |index, slot| self.shrinkers.places.mark(self.host, index, slot, self.node);
+            self.host.follow(self.group, |slot| indexes.clone().for_each(|index| mark(index, slot)));
         }
     }
 
@@ -277,8 +299,13 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
         let wrote = unit.is_some_and(|unit| unit.defer(index, generation, work.deferred()));
         calls.visited.written += u64::from(taken > 0) + u64::from(wrote);
-        if let Some(spot) = spot.filter(|_| wrote) {
-            self.shrinkers.places.hand_down(spot, self.group, index, asked.node);
+        if let Some(unit) = unit.filter(|_| wrote) {
+            // SeqCst pairs with the fence in `Places::offline`.
+            fence(Ordering::SeqCst);
+            if !self.is_here() {
+                let places = &self.shrinkers.places;
+                self.host.follow(self.group, |slot| places.move_deferred(unit, index, slot, asked.node));
+            }
         }
     }
 }

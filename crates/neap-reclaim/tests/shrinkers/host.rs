@@ -6,10 +6,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::Reclaimer;
+use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, Shrinkers, Spec};
 use std::alloc::{alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 /// Machine, per-CPU data and memory.
 pub(crate) struct Stage<P: Platform> {
@@ -22,6 +24,8 @@ pub(crate) struct Stage<P: Platform> {
     /// A thread that asks for the platform loses its CPU once in so many times; 0: never.
     pub(crate) loses_cpu: AtomicU64,
     asked: AtomicU64,
+    /// Groups that are gone, and who has what was theirs.
+    heirs: Mutex<BTreeMap<GroupId, u32>>,
 }
 
 impl Stage<Virtual> {
@@ -35,7 +39,8 @@ impl<P: Platform> Stage<P> {
         let shape = Shape { span: 16 << 20, ..Shape::usual(platform.cpus()) };
         let data = PerCpuData::open(&platform, &shape, |_| 0, ()).unwrap();
         let (loses_cpu, asked) = (AtomicU64::new(0), AtomicU64::new(0));
-        Stage { platform, data, left: AtomicUsize::new(usize::MAX), bytes: AtomicUsize::new(0), loses_cpu, asked }
+        let (left, bytes) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
+        Stage { platform, data, left, bytes, loses_cpu, asked, heirs: Mutex::default() }
     }
 }
 
@@ -95,6 +100,22 @@ impl<P: Platform> Host for On<'_, P> {
         self.0.bytes.fetch_sub(bytes, Relaxed);
         // SAFETY: from above, as the caller promises.
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
+    }
+
+    fn is_seat(&self, group: GroupId, _slot: u32) -> bool {
+        !self.0.heirs.lock().unwrap().contains_key(&group)
+    }
+
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(u32)) {
+        self.0.heirs.lock().unwrap().get(&group).into_iter().for_each(|&heir| hang(heir));
+    }
+}
+
+impl<P: Platform> On<'_, P> {
+    /// A group goes.
+    pub(crate) fn delete(&self, shrinkers: &Shrinkers, group: GroupId, slot: u32, heir: u32) {
+        self.0.heirs.lock().unwrap().insert(group, heir);
+        shrinkers.offline(self, slot, heir);
     }
 }
 

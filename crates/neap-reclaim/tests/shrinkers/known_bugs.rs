@@ -363,14 +363,14 @@ fn s8_what_is_deferred_for_a_deleted_group_is_its_parents_once() {
         }
         let before = [7, 1].map(|slot| shrinkers.deferred(id, slot, 1));
         assert_eq!(before, [50, 25]);
-        shrinkers.offline(host, group(7), 7, 1);
+        host.delete(shrinkers, group(7), 7, 1);
         assert_eq!([7, 1].map(|slot| shrinkers.deferred(id, slot, 1)), [0, 75]);
         assert_eq!(visit(shrinkers, host, 7, 1, 0).calls, 0, "a group that is gone");
-        shrinkers.offline(host, group(7), 7, 1);
+        host.delete(shrinkers, group(7), 7, 1);
         assert_eq!([7, 1].map(|slot| shrinkers.deferred(id, slot, 1)), [0, 75]);
         // What the child may have had its parent may have.
         shrinkers.mark(host, id, 8, 0);
-        shrinkers.offline(host, group(8), 8, 2);
+        host.delete(shrinkers, group(8), 8, 2);
         assert_eq!((shrinkers.next_with_anything(0, 0), visit(shrinkers, host, 2, 0, 12).calls), (Some(2), 1));
     });
 }
@@ -382,7 +382,7 @@ fn s8_work_that_a_visitor_defers_after_the_end_of_its_group_is_the_parents() {
         let made = Made::of(
             |_| {
                 if ends.swap(false, Relaxed) {
-                    shrinkers.offline(host, group(9), 9, 4);
+                    host.delete(shrinkers, group(9), 9, 4);
                 }
                 100
             },

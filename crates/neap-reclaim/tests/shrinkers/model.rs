@@ -190,7 +190,7 @@ impl History<'_> {
             }
         }
         let group = group(slot, self.generations[slot]);
-        self.shrinkers.offline(self.host, group, slot as u32, heir as u32);
+        self.host.delete(self.shrinkers, group, slot as u32, heir as u32);
         self.generations[slot] += 1;
     }
 
