@@ -234,17 +234,8 @@ impl<T> Drop for Held<'_, '_, T> {
 impl<T: Send + Sync + 'static> Drop for LruList<T> {
     fn drop(&mut self) {
         let Some(listed) = made() else { return };
-        for node in 0..listed.grouped().platform().nodes() {
-            let dispose = |item: NonNull<Item>| {
-                // SAFETY: it was the list's, which nobody else uses any more.
-                let entry = unsafe { reference::<T>(item) };
-                entry.item.leave_hands();
-            };
-            // SAFETY: nothing is asked under the lock.
-            unsafe { self.list.walk_node(&listed.site(), node, usize::MAX, |_| Verdict::Removed, dispose) };
-        }
-        // SAFETY: it is empty, and nobody uses it.
-        unsafe { listed.site().close_list(self.list) };
+        // SAFETY: nobody uses it any more, and each reference that was the list's is this one's now.
+        unsafe { listed.site().close_list_with(self.list, |item| drop(reference::<T>(item))) };
     }
 }
 

@@ -82,6 +82,35 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     verify();
 }
 
+/// A value that deletes a group when it is dropped: what is there goes to the parent, where the list has been emptied already.
+struct Deleter(Option<Group>, Arc<AtomicUsize>);
+
+impl Drop for Deleter {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Relaxed);
+        self.0.into_iter().for_each(|group| group.delete().unwrap());
+    }
+}
+
+#[test]
+fn a_list_goes_with_all_values_while_groups_do() {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let list = LruList::new().unwrap();
+    let groups = ["a", "b"].map(|name| Group::create(&format!("drops/{name}")).unwrap());
+    let parent = Group::find("drops").unwrap();
+    let add = |group, deletes| list.add_on(group, 0, Deleter(deletes, dropped.clone())).unwrap();
+    drop((add(Group::ROOT, None), add(parent, Some(groups[0])), add(groups[0], Some(groups[1])), add(groups[1], None)));
+    let kept = add(groups[1], None);
+    drop(list);
+    assert_eq!((dropped.load(Relaxed), parent.children().count()), (4, 0));
+    // Most likely where the other was.
+    let list = LruList::new().unwrap();
+    assert!(!list.remove(&kept), "it is on no list any more");
+    drop((list, kept));
+    assert_eq!(dropped.load(Relaxed), 5);
+    verify();
+}
+
 #[test]
 fn a_function_that_panics_loses_nothing() {
     let (dropped, group) = (Arc::new(AtomicUsize::new(0)), Group::create("panics").unwrap());

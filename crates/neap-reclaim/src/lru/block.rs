@@ -6,6 +6,7 @@
 //! which nothing else does that.
 
 use super::chain::Chain;
+use super::item::Item;
 use super::list::Head;
 use crate::Host;
 use core::cell::Cell;
@@ -111,6 +112,14 @@ impl Sub {
         self.die(heir);
         self.named.set(moved > 0 || from.hands > 0);
         (moved, to.seat)
+    }
+
+    /// Takes its oldest item off, of a list that nobody uses any more.
+    pub(super) fn take_oldest(&self) -> Option<NonNull<Item>> {
+        let mut chain = self.lock_this();
+        let oldest = chain.oldest()?;
+        chain.unlink(oldest);
+        Some(oldest)
     }
 
     /// Of a dead one: renames up to `most` of the items that may name it, or another one; how many, and whether it is named still. Under

@@ -9,7 +9,7 @@ use super::block::{self, Block, Sub};
 use super::chain::End;
 use super::item::Item;
 use super::radix::Radix;
-use super::registry::Site;
+use super::registry::{Site, chain};
 use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
@@ -28,7 +28,7 @@ pub(super) struct Head {
     pub(super) nodes: usize,
     /// Under the registry's mutex: all lists.
     pub(super) next: Cell<*mut Head>,
-    previous: Cell<*mut Head>,
+    pub(super) previous: Cell<*mut Head>,
 }
 
 impl Head {
@@ -142,29 +142,44 @@ impl<H: Host> Site<'_, H> {
     /// Nobody uses the list any more, nor an item that is on it but to put other things in its place.
     pub unsafe fn close_list(&self, list: LruList) {
         self.host.inside(|| {
-            let mut registry = self.lists.registry.lock();
-            // SAFETY: it is a list until now.
-            let head = unsafe { list.0.as_ref() };
-            let blocks = core::iter::successors(head.table.next(0), |&(slot, _)| head.table.next(slot + 1));
-            for (_, block) in blocks {
-                registry.remove(block);
-                // SAFETY: nobody uses it, and the next is looked for in the table.
-                unsafe { self.free(block) };
-            }
-            registry.free_dead(self, list.0);
-            let (next, previous) = (head.next.get(), head.previous.get());
-            // SAFETY: the neighbours are lists; nobody uses this one or its root's items.
-            unsafe {
-                next.as_ref().inspect(|next| next.previous.set(previous));
-                match previous.as_ref() {
-                    Some(previous) => previous.next.set(next),
-                    None => registry.first = next,
-                }
-                self.free(head.root);
-                head.table.close(self.host);
-                self.host.give_back(list.0.cast(), size_of::<Head>());
-            }
+            let blocks = self.lists.registry.lock().detach(list);
+            // SAFETY: as the caller promises.
+            unsafe { self.free_list(list, blocks) };
         });
+    }
+
+    /// The same, and hands every item that is on it to `dispose`, each group's oldest first, with no lock held: it is on none by then.
+    ///
+    /// Groups that are deleted meanwhile take nothing along:
+    /// 1. A has emptied the parent's part; 2. B deletes the group, whose items go there; 3. A finds none in the group's part, and would free the parent's with
+    ///    items on it. So first of all the list is taken out of everybody's sight, under the registry's mutex, which a deletion takes.
+    ///
+    /// # Safety
+    /// Nobody uses the list any more; items on it are there until `dispose` has got them.
+    pub unsafe fn close_list_with(&self, list: LruList, mut dispose: impl FnMut(NonNull<Item>)) {
+        let blocks = self.host.inside(|| self.lists.registry.lock().detach(list));
+        // SAFETY: nobody else has them.
+        let subs = chain(blocks).flat_map(|block| unsafe { block::subs(block) });
+        for sub in subs {
+            while let Some(item) = sub.take_oldest() {
+                // SAFETY: items on a chain are there.
+                unsafe { item.as_ref() }.let_go();
+                dispose(item);
+            }
+        }
+        // SAFETY: as the caller promises.
+        self.host.inside(|| unsafe { self.free_list(list, blocks) });
+    }
+
+    /// # Safety
+    /// Nobody uses the list, which is detached, nor the blocks that it had.
+    unsafe fn free_list(&self, list: LruList, blocks: *mut Block) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            chain(blocks).for_each(|block| self.free(block));
+            list.head().table.close(self.host);
+            self.host.give_back(list.0.cast(), size_of::<Head>());
+        }
     }
 }
 
@@ -319,35 +334,6 @@ impl LruList {
             site.host.platform().pause();
         }
         walk.taken.for_each(dispose);
-        walk.walked
-    }
-
-    /// The same for all groups' items on a node, the root's first, then by slot; `most` in all.
-    ///
-    /// # Safety
-    /// As for [`LruList::walk`].
-    pub unsafe fn walk_node<H: Host>(
-        self,
-        site: &Site<'_, H>,
-        node: usize,
-        most: usize,
-        mut isolate: impl FnMut(NonNull<Item>) -> Verdict,
-        mut dispose: impl FnMut(NonNull<Item>),
-    ) -> Walked {
-        let (mut walk, mut next) = (Walk::new(most), Some(Seat::ROOT.slot));
-        while let Some(slot) = next.filter(|_| walk.left > 0 && !walk.walked.stopped) {
-            let mut again = || {
-                let _reading = site.groups.reading();
-                let block = self.head().block(slot);
-                // SAFETY: found within the reading.
-                block.is_some_and(|block| walk.over(unsafe { block::sub(block, node) }, &mut isolate))
-            };
-            while site.host.inside(&mut again) {
-                site.host.platform().pause();
-            }
-            walk.taken.by_ref().for_each(&mut dispose);
-            next = self.head().table.next(slot + 1).map(|(slot, _)| slot);
-        }
         walk.walked
     }
 }

@@ -8,7 +8,7 @@
 //! Locks: groups' tree, then the registry's mutex, then a sub-list, then its heir. Memory is asked for under the registry's mutex.
 
 use super::block::{self, Block};
-use super::list::Head;
+use super::list::{Head, LruList};
 use super::radix::Radix;
 use crate::Host;
 use core::ptr::{NonNull, null_mut};
@@ -164,24 +164,37 @@ impl Registry {
         self.slots.set(slot, NonNull::new(unlink(self.of(slot), block)));
     }
 
+    /// Takes a list, and all blocks that it has, out of everybody's sight; answers the blocks, in a chain.
+    pub(super) fn detach(&mut self, list: LruList) -> *mut Block {
+        let head = list.head();
+        let mut blocks = null_mut();
+        for (_, block) in core::iter::successors(head.table.next(0), |&(slot, _)| head.table.next(slot + 1)) {
+            self.remove(block);
+            blocks = link(blocks, block);
+        }
+        // SAFETY: found under the mutex.
+        for block in chain(self.dead).filter(|&block| unsafe { header(block) }.list == list.0) {
+            self.dead = unlink(self.dead, block);
+            blocks = link(blocks, block);
+        }
+        let (next, previous) = (head.next.get(), head.previous.get());
+        // SAFETY: the neighbours are lists.
+        unsafe {
+            next.as_ref().inspect(|next| next.previous.set(previous));
+            match previous.as_ref() {
+                Some(previous) => previous.next.set(next),
+                None => self.first = next,
+            }
+        }
+        link(blocks, head.root)
+    }
+
     /// A dead block that nothing pins waits for its readers from now on. Its heir may be the next.
     fn bury(&mut self, block: NonNull<Block>) {
         self.dead = unlink(self.dead, block);
         self.waiting = link(self.waiting, block);
         // SAFETY: as above; the heir is pinned by this one until now.
         unsafe { NonNull::new(header(block).heir.get()).inspect(|&heir| header(heir).pin(-1)) };
-    }
-}
-
-impl Registry {
-    /// Frees the dead blocks of a list that nobody uses any more.
-    pub(super) fn free_dead<H: Host>(&mut self, site: &Site<'_, H>, list: NonNull<Head>) {
-        // SAFETY: found under the mutex.
-        for block in chain(self.dead).filter(|&block| unsafe { header(block) }.list == list) {
-            self.dead = unlink(self.dead, block);
-            // SAFETY: as the caller promises; those that lead to it are the same list's.
-            unsafe { site.free(block) };
-        }
     }
 }
 
