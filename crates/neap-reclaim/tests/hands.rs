@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, Hands, Item};
+use neap_reclaim::lru::{End, Hands, Item, Verdict};
 use random::{Random, number, seed};
 use std::sync::Mutex;
 
@@ -55,6 +55,37 @@ fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
         assert_eq!((told, list.all(GroupId::ROOT, 0)), (2, vec![2, 0]));
         verify(site);
         assert_eq!(things.iter().filter(|thing| list.del(thing)).count(), 2);
+        list.close();
+    });
+}
+
+/// What one has in hands is removed and added to another group, from which another takes it: that one's hands have it, and give it back there.
+#[test]
+fn each_hands_put_back_what_they_have() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let things = things(2);
+        let [first, second] = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
+        assert!(things.iter().all(|thing| list.add(first, 0, thing)));
+        let (hands, items) = take(&list, first, 2).unwrap();
+        assert!(things.iter().all(|thing| remove(&list, thing) && list.add(second, 0, thing)));
+        let (others, taken) = take(&list, second, 2).unwrap();
+        assert_eq!(items, taken);
+        // SAFETY: things outlive the list.
+        unsafe {
+            assert!(!hands.put_back(items[0], End::Oldest) && !hands.keep(items[1]));
+            assert!(others.put_back(items[0], End::Oldest) && others.keep(items[1]) && !others.keep(items[1]));
+        }
+        assert_eq!((list.all(first, 0), list.all(second, 0)), (vec![], vec![0]));
+        assert!(!things[1].item.is_linked() && list.del(&things[0]));
+        // What a walk hands out was taken off for good.
+        assert!(list.add(first, 0, &things[0]));
+        // SAFETY: it does what it may.
+        let walked = unsafe {
+            list.1.walk(site, first, 0, 1, |_| Verdict::Removed, |item| assert!(!hands.put_back(item, End::Oldest)))
+        };
+        assert!(walked.removed == 1 && things[0].item.leave_hands());
+        drop((hands, others));
         list.close();
     });
 }
@@ -116,7 +147,8 @@ fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
                                 for item in items {
                                     let thing = Thing::around(item);
                                     if random.below(4) == 0 {
-                                        if thing.item.leave_hands() {
+                                        // SAFETY: as above.
+                                        if unsafe { hands.keep(item) } {
                                             kept.fetch_add(1, Relaxed);
                                             own(thing);
                                         }

@@ -186,7 +186,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
                 Verdict::Removed => {
                     let entry = ManuallyDrop::into_inner(entry);
                     // Otherwise somebody has removed it, and this is only the list's reference.
-                    if entry.item.leave_hands() {
+                    // SAFETY: the reference keeps it there.
+                    if unsafe { hands.keep(item) } {
                         walked.removed += 1;
                         evicted(Handle(entry));
                     }

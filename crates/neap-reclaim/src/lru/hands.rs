@@ -58,7 +58,7 @@ impl LruList {
                 each(item);
                 // The last look at it: from here on it is anybody's.
                 // SAFETY: items on a chain are there.
-                unsafe { item.as_ref() }.hand_out();
+                unsafe { item.as_ref() }.hand_out(Some(sub));
             }
             Some(Hands { site: *site, list: self, sub: NonNull::from(sub), node })
         })
@@ -66,7 +66,17 @@ impl LruList {
 }
 
 impl<H: Host> Hands<'_, H> {
-    /// Puts an item back; answers whether that was done: not where [`Item::leave_hands`] was first.
+    /// Keeps an item: it is in nobody's hands from now on. Answers whether that was done: not where [`Item::leave_hands`] was first, whatever
+    /// became of it since.
+    ///
+    /// # Safety
+    /// The item is there, one that was handed out with this.
+    pub unsafe fn keep(&self, item: NonNull<Item>) -> bool {
+        // SAFETY: as the caller promises; the sub-list does not go while it has items in hands.
+        unsafe { item.as_ref().leave_hands_of(self.sub.as_ref()) }
+    }
+
+    /// Puts an item back; answers whether that was done: not where [`Item::leave_hands`] was first, whatever became of it since.
     ///
     /// # Safety
     /// The item is there, one that was handed out with this, and there as long as it is on the list.
@@ -75,7 +85,7 @@ impl<H: Host> Hands<'_, H> {
             let _reading = self.site.groups.reading();
             // SAFETY: it does not go while it is in hands.
             let sub = unsafe { self.sub.as_ref() };
-            self.list.put(&self.site, sub, self.node, item, end, true)
+            self.list.put(&self.site, sub, self.node, item, end, Some(sub))
         })
     }
 }

@@ -5,13 +5,14 @@
 
 use super::block::Sub;
 use core::fmt;
-use core::ptr::{NonNull, null_mut, without_provenance_mut};
+use core::ptr::{NonNull, null, null_mut, without_provenance_mut};
 use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 
-/// What an item names that was taken off, until somebody lets it go.
-fn in_hands() -> *mut Sub {
-    without_provenance_mut(1)
+/// What an item names that was taken off a sub-list, until somebody lets it go, or puts it back there; without one it cannot be put back. So of two that
+/// had it in hands, one after the other, from different sub-lists, the first does nothing with it that is the second's to do.
+fn in_hands(of: *const Sub) -> *mut Sub {
+    of.map_addr(|address| address | 1).cast_mut()
 }
 
 /// The same while it is in a walk's chain, which leads over its link: nobody lets it go yet.
@@ -57,19 +58,33 @@ impl Item {
     /// look at it; answers whether it was. From then on it may be put on a list again. A walk's `dispose` gets it before anybody
     /// can do that.
     pub fn leave_hands(&self) -> bool {
-        // AcqRel pairs with itself and with the others here: the links are the next one's.
-        self.name.compare_exchange(in_hands(), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let mut name = self.name.load(Ordering::Relaxed);
+        while name.addr() & 1 != 0 {
+            // AcqRel pairs with itself and with the others here: the links are the next one's.
+            match self.name.compare_exchange(name, null_mut(), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => name = now,
+            }
+        }
+        false
+    }
+
+    /// The same, out of the hands that took it off a sub-list.
+    pub(super) fn leave_hands_of(&self, sub: &Sub) -> bool {
+        // AcqRel: as above.
+        self.name.compare_exchange(in_hands(sub), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The sub-list that it names. Within a reading that stays there.
     pub(super) fn name(&self) -> Option<NonNull<Sub>> {
         let name = self.name.load(Ordering::Acquire); // Pairs with the Release in `rename` and `claim`: it is made.
-        NonNull::new(name).filter(|_| name != in_hands() && name != chained())
+        NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
     }
 
-    /// Names a sub-list, under whose lock it is about to be linked, unless somebody else has the item. `from_hands`: out of the caller's.
-    pub(super) fn claim(&self, sub: &Sub, from_hands: bool) -> bool {
-        let before = if from_hands { in_hands() } else { null_mut() };
+    /// Names a sub-list, under whose lock it is about to be linked, unless somebody else has the item; from none, or out of the hands that took it
+    /// off one.
+    pub(super) fn claim(&self, sub: &Sub, from: Option<&Sub>) -> bool {
+        let before = from.map_or(null_mut(), |from| in_hands(from));
         // AcqRel: Acquire pairs with the Release of whoever let go, Release with the Acquire in `name`.
         let sub = core::ptr::from_ref(sub).cast_mut();
         self.name.compare_exchange(before, sub, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -90,9 +105,10 @@ impl Item {
         self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
     }
 
-    /// It is on no list any more, but in the caller's hands, and this the last look at its links.
-    pub(super) fn hand_out(&self) {
-        self.name.store(in_hands(), Ordering::Release); // Pairs with the Acquire in `leave_hands` and `claim`.
+    /// It is on no list any more, but in the caller's hands, and this the last look at its links. It may be put back to `to`, or its heir.
+    pub(super) fn hand_out(&self, to: Option<&Sub>) {
+        let to = to.map_or(null(), core::ptr::from_ref);
+        self.name.store(in_hands(to), Ordering::Release); // Pairs with the Acquire in `leave_hands` and `claim`.
     }
 
     /// Its neighbours. Under the lock of the sub-list, or in the caller's chain.

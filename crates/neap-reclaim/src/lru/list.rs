@@ -104,7 +104,7 @@ impl Iterator for Taken {
         let item = unsafe { first.as_ref() };
         let next = NonNull::new(item.links().next);
         self.0 = next.map(|next| (next, last));
-        item.hand_out();
+        item.hand_out(None);
         Some(first)
     }
 }
@@ -214,11 +214,11 @@ impl LruList {
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
             // SAFETY: found within the reading.
-            Ok(self.put(site, unsafe { block::sub(block, node) }, node, item, End::Newest, false))
+            Ok(self.put(site, unsafe { block::sub(block, node) }, node, item, End::Newest, None))
         })
     }
 
-    /// Puts an item on a sub-list or its heir, and marks that if it had none. Within a reading.
+    /// Puts an item on a sub-list or its heir, and marks that if it had none: one that is on none, or that was taken `from` one. Within a reading.
     pub(super) fn put<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -226,11 +226,11 @@ impl LruList {
         node: usize,
         item: NonNull<Item>,
         end: End,
-        from_hands: bool,
+        from: Option<&Sub>,
     ) -> bool {
         let (sub, mut chain) = sub.lock();
         // SAFETY: it is there, as whoever adds it promises.
-        if !unsafe { item.as_ref() }.claim(sub, from_hands) {
+        if !unsafe { item.as_ref() }.claim(sub, from) {
             return false;
         }
         chain.push(item, end);
