@@ -123,6 +123,11 @@ impl<'p> Spot<'p> {
         [Bit { word: &self.place.summary, bit: self.unit }, self.any]
     }
 
+    /// Whether any of the unit may have something.
+    pub(crate) fn is_raised(self) -> bool {
+        self.above()[0].is_set()
+    }
+
     /// Says that the unit may have something though it has no memory; or not, where it has some by now.
     fn raise_all(self) {
         raise(self.above());
@@ -142,6 +147,15 @@ impl<'p> Spot<'p> {
     /// Clears the summary's bit, unless `is_empty` answers that there is something after all.
     pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
         lower(self.above(), is_empty)
+    }
+
+    /// The same for a unit that had no memory, all of whose shrinkers may have something:
+    /// 1. a visitor has seen that, and is about to clear the bit; 2. somebody makes the memory, finds the bit set, and sets the bits of all; 3. the
+    ///    visitor clears the summary's, and finds that nobody has anything. Whoever marks one later finds its bit set.
+    ///
+    /// So where there is memory by then, the bit is raised again: what to clear is known there.
+    pub(crate) fn lower_all(self, is_empty: impl FnOnce() -> bool) -> bool {
+        self.lower_unit(|| is_empty() && self.memory().is_none())
     }
 }
 
@@ -262,9 +276,9 @@ impl Places {
         slot.checked_mul(self.nodes)?.checked_add(node.min(self.nodes - 1))
     }
 
-    /// A slot's place on a node.
+    /// A slot's place on a node, in a block, if there is such a one.
     pub(crate) fn place(&self, block: usize, slot: u32, node: u32) -> Option<&Place> {
-        self.blocks[block].get(self.at(slot, node)?)
+        self.blocks.get(block)?.get(self.at(slot, node)?)
     }
 
     /// The bit of a slot on a node.
@@ -335,10 +349,11 @@ impl Places {
         }
     }
 
-    /// Clears the bit of a slot where nothing is below it any more, in so many blocks. Answers whether it did.
-    pub(crate) fn settle(&self, blocks: usize, slot: u32, node: u32) -> bool {
+    /// Clears the bit of a slot where nothing is below it any more, in as many blocks as there are. Answers whether it did. How many there are is asked
+    /// again behind the fence, since whoever marks in a new one finds the bit set until it is cleared.
+    pub(crate) fn settle(&self, blocks: impl Fn() -> usize, slot: u32, node: u32) -> bool {
         let is_empty = || {
-            (0..blocks).all(|block| match self.place(block, slot, node) {
+            (0..blocks()).all(|block| match self.place(block, slot, node) {
                 Some(place) => place.summary.load(Ordering::Relaxed) == 0,
                 None => !self.is_blind(slot),
             })
@@ -363,11 +378,12 @@ impl Places {
         self.is_blind(slot).then_some(slot)
     }
 
-    /// Hands what the group in a slot has, which is leaving, to its heir: deferred work, and bits of so many shrinkers. Inside the gate.
-    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: u32, slot: u32, heir: u32) {
+    /// Hands what the group in a slot has, which is leaving, to its heir: deferred work, and bits of as many shrinkers as there are. Inside the gate.
+    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
         // SeqCst pairs with the fences of who writes here: `Groups::hang_on`, `lower`, and that of a visit that has deferred. Either what they write is taken here, or they
         // see that the group is leaving, and take it to the heir themselves.
         fence(Ordering::SeqCst);
+        let shrinkers = shrinkers();
         let blocks = shrinkers.div_ceil(BLOCK) as usize;
         for node in 0..self.nodes {
             for block in 0..blocks {
@@ -403,7 +419,7 @@ impl Places {
                 let spots = (0..UNITS).map(|unit| Spot { place, unit, any });
                 spots.filter(|spot| spot.memory().is_some_and(has_bits)).for_each(Spot::raise_all);
             }
-            self.settle(blocks, slot, node);
+            self.settle(|| blocks, slot, node);
         }
     }
 
@@ -496,7 +512,7 @@ mod tests {
         if !has_bits(spot.memory().unwrap()) {
             assert!(spot.lower_unit(|| true));
         }
-        places.settle(BLOCKS, slot, node);
+        places.settle(|| BLOCKS, slot, node);
     }
 
     #[test]
@@ -509,6 +525,42 @@ mod tests {
                 clear(places, index, 5, 1);
             }
             assert_eq!((places.next_with_anything(1, 0), places.next_with_anything(0, 0)), (None, None));
+        });
+    }
+
+    #[test]
+    fn a_mark_in_a_new_block_is_seen_by_who_clears_the_slots_bit() {
+        with_places(|host, places| {
+            places.mark(host, 3, 7, 0);
+            let spot = places.spot(0, 7, 0, 0).unwrap();
+            assert!(spot.lower(3, || true) && spot.lower_unit(|| true));
+            let asked = AtomicU32::new(0);
+            let blocks = || match asked.fetch_add(1, Ordering::Relaxed) {
+                0 => {
+                    // Comes in between: the slot's bit is set still.
+                    places.mark(host, BLOCK, 7, 0);
+                    1
+                }
+                _ => 2,
+            };
+            assert!(!places.settle(blocks, 7, 0));
+            assert_eq!(places.next_with_anything(0, 0), Some(7));
+        });
+    }
+
+    #[test]
+    fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
+        with_places(|host, places| {
+            places.mark(host, 3, 7, 0);
+            let spot = places.spot(0, 7, 0, 1).unwrap();
+            // Without memory any of the second unit's may have something.
+            spot.raise_all();
+            assert!(spot.memory().is_none());
+            // Comes in between, and what it is for is gone when the visitor looks.
+            places.mark(host, UNIT, 7, 0);
+            assert!(has_bits(spot.memory().unwrap()) && !spot.lower_all(|| true));
+            clear(places, 3, 7, 0);
+            assert_eq!(places.next_with_anything(0, 0), Some(7));
         });
     }
 
@@ -569,7 +621,7 @@ mod tests {
                     if !has_bits(unit) {
                         spot.lower_unit(|| !has_bits(unit));
                     }
-                    places.settle(1, 7, 0);
+                    places.settle(|| 1, 7, 0);
                 }
             });
             let unit = places.place(0, 7, 0).unwrap().unit(0).unwrap();

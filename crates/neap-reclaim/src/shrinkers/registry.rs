@@ -384,25 +384,26 @@ impl Shrinkers {
     /// Hands what was deferred for the group in a slot, and what it may have, to its heir. It is leaving ([`Host::is_seat`]), and the slot nobody
     /// else's yet; inside the gate.
     pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
-        self.places.offline(host, self.used(), slot, heir);
+        self.places.offline(host, || self.used(), slot, heir);
     }
 
-    /// What is deferred for a shrinker in a group's slot on a node.
+    /// What is deferred for a shrinker in a group's slot on a node. Nothing is for an id that was never one.
     pub fn deferred(&self, id: ShrinkerId, slot: u32, node: u32) -> u64 {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
         let unit = self.places.place(block, slot, node).and_then(|place| place.unit(unit));
         unit.map_or(0, |unit| unit.deferred(id.index(), id.generation()))
     }
 
-    /// Whether a shrinker may have something of the group in a slot, on a node.
+    /// Whether a shrinker may have something of the group in a slot, on a node. One whose id was never one has nothing.
     pub fn is_marked(&self, id: ShrinkerId, slot: u32, node: u32) -> bool {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
         match self.places.spot(block, slot, node, unit) {
-            // Where there was no memory for saying so, all may.
-            Some(spot) => {
-                spot.memory().is_none_or(|unit| unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0)
-            }
-            None => self.places.is_blind(slot),
+            Some(spot) => match spot.memory() {
+                Some(unit) => unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0,
+                // Where there was no memory for saying so, all may.
+                None => spot.is_raised(),
+            },
+            None => id.index() < self.used() && self.places.is_blind(slot),
         }
     }
 

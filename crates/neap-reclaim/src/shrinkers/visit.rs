@@ -102,7 +102,7 @@ impl Shrinkers {
         let visited = Visited::default();
         let mut visit = Visit { shrinkers: self, host, caller, group, slot, node, press, visited };
         (0..self.blocks()).for_each(|block| visit.block(block));
-        visit.visited.written += u64::from(self.places.settle(self.blocks(), slot, node));
+        visit.visited.written += u64::from(self.places.settle(|| self.blocks(), slot, node));
         visit.visited
     }
 
@@ -205,7 +205,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Visits those of a unit that have a bit, or all, where there was no memory for bits.
     fn unit(&mut self, first: u32, spot: Spot<'_>) {
         let Some(unit) = spot.memory() else {
-            let stays = spot.lower_unit(|| {
+            let stays = spot.lower_all(|| {
                 let something = (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something);
                 something.count() == 0 && self.is_here()
             });

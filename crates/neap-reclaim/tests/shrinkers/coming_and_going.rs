@@ -278,6 +278,19 @@ fn marks_for_which_there_is_no_memory_are_kept() {
 }
 
 #[test]
+fn any_number_can_be_asked_about() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        for bits in [0, 5, MOST_SHRINKERS.into(), u32::MAX.into(), u64::MAX] {
+            let id = ShrinkerId::from_bits(bits);
+            shrinkers.mark(host, id, 0, 0);
+            assert!(!shrinkers.is_there(id) && !shrinkers.is_marked(id, 0, 0) && shrinkers.deferred(id, 0, 0) == 0);
+            assert_eq!(shrinkers.count(host, &(), id, ROOT, 0), None);
+            assert_eq!(shrinkers.unregister(host, id), Err(NotDone::NoSuchShrinker));
+        }
+    });
+}
+
+#[test]
 fn there_are_no_more_than_there_can_be() {
     with(&Stage::on(Virtual::new(4096, 1)), |host, shrinkers| {
         let cache = Cache::of(0);
