@@ -1,7 +1,7 @@
 //! Charging: from the stock, from the counters, and what is tried at a limit before a charge is refused.
 //!
-//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: the stocks of all
-//! below it are emptied; the host is asked to reclaim from the group that is at its limit, as long as that brings something, after
+//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: what caches keep for all below it is put
+//! back, and their stocks are emptied; the host is asked to reclaim from the group that is at its limit, as long as that brings something, after
 //! which stocks are emptied again, since that is where what came back may be; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
 //! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
 //! way and waits for nobody. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
@@ -84,7 +84,7 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        let charged = match self.look_for_room(host, payer, bytes) {
+        let charged = match self.look_for_room(host, payer, bytes, how) {
             Err(Against::Full(_)) if how == How::Overcharge => host.inside(|| self.attempt(host, payer, bytes, how)),
             answer => answer,
         };
@@ -94,8 +94,15 @@ impl Groups {
         })
     }
 
-    /// Charges the counters, and asks for room where there is none.
-    pub(crate) fn look_for_room<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> Result<u64, Against> {
+    /// Charges the counters, and asks for room where there is none. What nobody uses refuses nobody: so caches give up what they keep
+    /// at once, unless the answer is only `how` the charge is counted.
+    pub(crate) fn look_for_room<H: Reclaimer>(
+        &self,
+        host: &H,
+        payer: Payer,
+        bytes: u64,
+        how: How,
+    ) -> Result<u64, Against> {
         let (mut tries, mut drained, mut drains) = (0, None, 0);
         loop {
             let full = match host.inside(|| self.attempt(host, payer, bytes, How::Refuse)) {
@@ -111,7 +118,7 @@ impl Groups {
             if drains_next {
                 drained = Some(full);
                 drains += 1;
-                self.drain(host, full);
+                self.drain_with(host, full, how == How::Refuse);
             } else if reclaims_next {
                 // Where it got nothing others may have made room meanwhile.
                 let got = host.reclaim(full, bytes);

@@ -41,9 +41,9 @@ pub trait Reclaimer: Host {
     /// the gate and without a lock.
     fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
 
-    /// Lets caches give up what they keep for payers that are wanted, as soon as that is worth its price again. Called outside the gate
-    /// and without a lock.
-    fn flush(&self, _wanted: &dyn Fn(Payer) -> bool) {}
+    /// Lets caches give up what they keep for payers that are wanted: `at_once`, or only where that is worth its price again. Called outside
+    /// the gate and without a lock.
+    fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _at_once: bool) {}
 
     /// Asks that [`Groups::tick`] and [`Groups::deliver`] be called soon, by somebody who holds nothing. Called inside the gate, perhaps
     /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
@@ -471,8 +471,18 @@ impl Groups {
 
     /// Takes back what caches keep for a group and those below it, and empties their stocks. Answers how many CPUs' stocks had to be skipped.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
+        self.drain_with(host, id, true)
+    }
+
+    /// The same, with caches `at_once` or only where that is worth its price again.
+    pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, at_once: bool) -> u32 {
+        host.flush(&|payer| self.is_below(payer.id(), id), at_once);
+        self.drain_stocks(host, id)
+    }
+
+    /// Empties the stocks of a group and those below it.
+    pub(crate) fn drain_stocks<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         let wanted = |payer: Payer| self.is_below(payer.id(), id);
-        host.flush(&wanted);
         host.inside(|| self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes)))
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Fork: a child has none of the waiters. A future that is polled there asks again, as the youngest.
 
-use crate::charge::{Against, Refusal};
+use crate::charge::{Against, How, Refusal};
 use crate::groups::{Groups, INTERVAL, Reclaimer};
 use crate::id::{GroupId, Payer};
 use crate::queue::{Handle, Waiter, state};
@@ -142,7 +142,7 @@ impl Groups {
         // Who comes later does not try before those who wait.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
-            match self.look_for_room(host, payer, bytes) {
+            match self.look_for_room(host, payer, bytes, How::Refuse) {
                 Ok(delay) => return Err(Ok(delay)),
                 Err(Against::Gone) => return Err(Err(Refusal::Gone)),
                 Err(Against::Full(group)) => full = group,

@@ -173,9 +173,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets.
+    /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets. Inside the gate.
     pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
-        let _inside = self.gate.enter(core.objects.platform.cpu());
         let closing = || self.gate.is_closed();
         for cpu in (0..core.objects.slots.cpus()).take_while(|_| !closing()) {
             _ = core.objects.drain_cpu(cpu, &wanted);

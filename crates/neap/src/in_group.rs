@@ -1,8 +1,9 @@
 //! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
 //!
 //! Sits between the entry points of [`Mm`], which come here when the thread's [word](neap_os::entered) is not that of threads in no group,
-//! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it, counted, unless the option `refuse` says otherwise. Frees, from any thread,
-//! uncharge whoever paid, or its heir. A thread whose group is deleted goes on in its heir. No lock of its own.
+//! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it,
+//! counted, unless the option `refuse` says otherwise. A free, by any thread, uncharges whoever paid for a run, or its heir; an object stays paid for while caches have it
+//! ([`paid`](neap_objects::paid)). A thread whose group is deleted goes on in its heir. One mutex: flushes of caches take turns.
 
 use crate::memory_groups::Grouped;
 use crate::mm::{MOST, Mm};
@@ -184,24 +185,111 @@ impl<P: Platform> Mm<P> {
         if refuse { How::Refuse } else { How::Overcharge }
     }
 
-    /// Puts objects of stacks and barns that wanted owners have paid for back into their slabs, with all others of their classes, unless
-    /// that was done a moment ago: at most a ninth of a thread's time goes into this.
-    pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool) {
-        let Some(core) = self.core_if_open() else { return };
+    /// Puts objects of stacks and barns that wanted owners have paid for back into their slabs, with all others of their classes: `at_once`
+    /// where somebody would be refused or wait otherwise, or wants exact numbers; else not if that was done a moment ago, so that at most a
+    /// ninth of the time of threads that go beyond limits goes into this.
+    pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, at_once: bool) {
+        let Some(core) = self.core_if_open().filter(|core| core.objects.has_owned()) else { return };
         let (platform, objects) = (&core.objects.platform, &core.objects);
-        let began = platform.now();
-        if !objects.has_owned() || began < core.next_flush.load(Ordering::Relaxed) {
+        let _inside = self.gate.enter(platform.cpu());
+        // Who would be refused waits for another one who is at it:
+        // 1. A takes a sheaf of the group's objects out of a barn. 2. B finds no cache that has any of them. 3. B's charge is refused. 4. A puts
+        // them into their slabs.
+        let flushing = if at_once { Some(core.flushing.lock()) } else { core.flushing.try_lock() };
+        let (Some(mut next), began) = (flushing, platform.now()) else { return };
+        if !at_once && began < *next {
             return;
         }
         let mut classes = [false; CLASSES];
-        {
-            let _inside = self.gate.enter(platform.cpu());
-            objects.each_paid(&mut |class, owner| classes[class.index()] |= is_wanted(owner));
-        }
+        objects.each_paid(&mut |class, owner| classes[class.index()] |= is_wanted(owner));
         if classes.contains(&true) {
             self.flush_classes(core, |class| classes[class.index()]);
         }
         let ended = platform.now();
-        core.next_flush.store(ended + (ended - began) * 8, Ordering::Relaxed);
+        *next = ended + (ended - began) * 8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
+    use neap_base::virtual_platform::Virtual;
+    use neap_groups::{Bound, Event};
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    const MAX: u64 = 4 << 20;
+
+    /// Runs `test` with a group at its limit, all of which is objects that caches have and nobody else, a moment after caches were flushed.
+    fn with_full_group(test: impl FnOnce(&Mm<Virtual>, &Grouped<'_, Virtual>, GroupId)) {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, background: false, refuse: true, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
+        let groups = mm.groups().unwrap();
+        let group = groups.create(GroupId::ROOT, "full").unwrap();
+        groups.set_bound(group, Bound::Max, MAX).unwrap();
+        Virtual::run_on(0);
+        let before = mm.enter(Some(group));
+        let blocks: Vec<*mut u8> = (0..MAX / 1024).map(|_| mm.allocate(1024)).collect();
+        mm.leave(before);
+        assert!(blocks.iter().all(|block| !block.is_null()) && mm.used_and_charged(group) == (MAX, MAX));
+        Virtual::run_on(1);
+        // SAFETY: the blocks are this test's.
+        blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+        assert_eq!(mm.used_and_charged(group), (0, MAX));
+        *mm.core().unwrap().flushing.lock() = u64::MAX;
+        test(&mm, &groups, group);
+        mm.verify(0).unwrap();
+        // SAFETY: nobody uses the manager any more.
+        unsafe { mm.close() };
+    }
+
+    impl Mm<Virtual> {
+        fn used_and_charged(&self, group: GroupId) -> (u64, u64) {
+            let groups = self.groups().unwrap();
+            (groups.used(group).unwrap(), groups.info(group).unwrap().charged)
+        }
+    }
+
+    #[test]
+    fn memory_that_nobody_uses_refuses_no_charge() {
+        with_full_group(|mm, groups, group| {
+            assert_eq!(groups.charge(group.payer(Kind::ByHand, 0), MAX, How::Refuse), Ok(()));
+            assert_eq!(mm.used_and_charged(group), (MAX, MAX));
+            groups.uncharge(group.payer(Kind::ByHand, 0), MAX);
+        });
+    }
+
+    #[test]
+    fn memory_that_nobody_uses_refuses_no_allocation() {
+        with_full_group(|mm, groups, group| {
+            for size in [2048, 4096, 40_000] {
+                let before = mm.enter(Some(group));
+                let block = mm.allocate(size);
+                assert!(!block.is_null(), "{size} bytes");
+                mm.leave(before);
+                // SAFETY: the block is this test's.
+                unsafe { mm.free(block) };
+                *mm.core().unwrap().flushing.lock() = u64::MAX;
+            }
+            assert_eq!(groups.info(group).unwrap().events[Event::Refused as usize], 0);
+        });
+    }
+
+    #[test]
+    fn who_goes_beyond_a_limit_flushes_now_and_then() {
+        with_full_group(|mm, groups, group| {
+            let payer = group.payer(Kind::ByHand, 0);
+            assert_eq!(groups.charge(payer, 1, How::Overcharge), Ok(()));
+            assert_eq!(mm.used_and_charged(group), (1, MAX + 1), "that was a moment ago");
+            *mm.core().unwrap().flushing.lock() = 0;
+            assert_eq!(groups.charge(payer, 1, How::Overcharge), Ok(()));
+            assert_eq!(mm.used_and_charged(group).0, 2);
+            assert!(groups.info(group).unwrap().charged < MAX / 2, "it is worth it again");
+            groups.uncharge(payer, 2);
+        });
     }
 }

@@ -39,8 +39,8 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         self.core().objects.each_paid(&mut |class, owner| each(Payer::from_bits(owner), price(class)));
     }
 
-    fn flush(&self, wanted: &dyn Fn(Payer) -> bool) {
-        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)));
+    fn flush(&self, wanted: &dyn Fn(Payer) -> bool, at_once: bool) {
+        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)), at_once);
     }
 
     fn reclaim(&self, group: GroupId, bytes: u64) -> u64 {

@@ -16,6 +16,7 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use neap_base::Mutex;
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
@@ -87,8 +88,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) page: StatPage,
     pub(crate) per_cpu: Place,
     pub(crate) groups: Lazy<Groups>,
-    /// When caches may be flushed next for those who pay for what they keep.
-    pub(crate) next_flush: AtomicU64,
+    /// Held by who flushes caches for those who pay for what they keep; and when that is worth its price again.
+    pub(crate) flushing: Mutex<u64>,
     pub(crate) lists: Lists,
     pub(crate) reclaim: Lazy<Reclaim>,
 }
@@ -433,7 +434,7 @@ impl<P: Platform> Core<P> {
             page: StatPage::new(),
             per_cpu: Place::new(),
             groups: Lazy::new(),
-            next_flush: AtomicU64::new(0),
+            flushing: Mutex::new(0),
             lists: Lists::new(),
             reclaim: Lazy::new(),
         })

@@ -98,7 +98,7 @@ fn what_caches_keep_is_charged_until_a_limit_wants_it() {
     let charged = group.info().unwrap().charged;
     assert!(charged >= 64 * 64, "{charged}: a stack has some of them, and a stock the rest");
     group.set(Bound::Max, 200 << 10).unwrap();
-    // Caches are put back a ninth of the time at most.
+    // A tick may have a sheaf in its hands.
     let end = std::time::Instant::now() + core::time::Duration::from_secs(20);
     let charge = loop {
         match group.charge(200 << 10) {
