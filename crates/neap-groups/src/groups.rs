@@ -420,16 +420,16 @@ impl Groups {
 
     /// Work that waits: empties the stocks of CPUs that have not charged since the last call, ends what deleted groups have left, and attends to those
     /// who wait for room. Answers in how many nanoseconds to come again though nobody calls in between, if at all. To be called now and
-    /// then; never waits.
+    /// then, outside the gate; never waits.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
-        host.inside(|| {
+        let left = host.inside(|| {
             let out = |payer, bytes| self.settle(host, payer, bytes);
             let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
             // A CPU that cannot be fenced is no reason to come again for ever.
-            let left = self.reap(host) || stocked && !skipped;
-            let next = self.attend(host);
-            next.or(left.then_some(INTERVAL))
-        })
+            self.reap(host) || stocked && !skipped
+        });
+        let next = self.attend(host, host.platform().now());
+        next.or(left.then_some(INTERVAL))
     }
 
     /// Ends what deleted groups have left, unless somebody else is on the way through it at the moment; whether anything is left. For

@@ -6,6 +6,7 @@
 //! by whoever lets it in, so what it was granted is its own until it takes or leaves it.
 
 use crate::group::{Group, NONE};
+use crate::groups::INTERVAL;
 use crate::id::Payer;
 use crate::table::{Entry, Table};
 use crate::tree::Tree;
@@ -117,6 +118,8 @@ pub(crate) struct Handle {
 pub(crate) struct Waiters {
     table: Table<Waiter>,
     lists: Mutex<Lists>,
+    /// When caches were last flushed for those who wait, in the platform's nanoseconds.
+    flushed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -140,11 +143,22 @@ pub(crate) struct Queues<'w> {
 impl Waiters {
     pub(crate) fn new() -> Waiters {
         let lists = Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0) };
-        Waiters { table: Table::new(), lists: Mutex::new(lists) }
+        Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
     pub(crate) fn lock<'w>(&'w self, tree: &'w Tree) -> Queues<'w> {
         Queues { table: &self.table, tree, lists: self.lists.lock() }
+    }
+
+    /// How long it is, at `now`, until caches are to be flushed again for those who wait.
+    pub(crate) fn flush_in(&self, now: u64) -> u64 {
+        let flushed = self.flushed.load(Ordering::Relaxed);
+        INTERVAL.saturating_sub(now.saturating_sub(flushed))
+    }
+
+    /// Caches are about to be flushed for those who wait.
+    pub(crate) fn note_flush(&self, now: u64) {
+        self.flushed.store(now, Ordering::Relaxed);
     }
 
     /// The entry of an index, whoever has it.

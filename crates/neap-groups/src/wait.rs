@@ -1,7 +1,8 @@
 //! Waiting for room: a charge that does not fail at a limit at once, by a thread that sleeps or a future.
 //!
 //! Sits between whoever would rather wait than be refused, and the queues. First everything is tried that a charge tries; then, with the stocks
-//! of all below the limit emptied, it waits, and whoever makes room lets it in (`admit.rs`). A thread sleeps on the state word of its
+//! of all below the limit emptied, it waits, and whoever makes room lets it in (`admit.rs`). What is freed into a cache makes room when that is
+//! flushed, every [`INTERVAL`] and once behind the deadline: by ticks, or by a thread that waits. A thread sleeps on the state word of its
 //! entry; a future leaves its waker there, which [`Groups::deliver`] calls. No lock is held while waiting, and nobody is inside the gate. Every
 //! wait ends: by a grant, at its deadline with the error of a charge, when the group is deleted, when the future is dropped, or, for what is more
 //! than a limit, at once.
@@ -71,18 +72,22 @@ impl Groups {
             Ok(handle) => handle,
             Err(answer) => return answer,
         };
+        let mut now = host.platform().now();
         loop {
-            let now = host.platform().now();
             if let Some(end) = self.look(host, handle, now >= deadline, &mut None) {
                 return self.answer(host, end, bytes);
             }
-            let time = (deadline != FOREVER).then(|| deadline - now);
-            self.waiters.entry(handle.index).inspect(|waiter| {
-                // Acquire pairs with the Release in `conclude`.
-                if waiter.state.load(Ordering::Acquire) == state::WAITING {
-                    futex::wait(&waiter.state, state::WAITING, time, Scope::Process);
+            let time = (deadline - now).min(INTERVAL);
+            // Acquire pairs with the Release in `conclude`.
+            let is_waiting = |waiter: &&Waiter| waiter.state.load(Ordering::Acquire) == state::WAITING;
+            if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
+                futex::wait(&waiter.state, state::WAITING, Some(time), Scope::Process);
+                now = host.platform().now();
+                // Perhaps nobody else does it, and the last time it is done behind the deadline.
+                if is_waiting(&waiter) {
+                    self.attend(host, now);
                 }
-            });
+            }
         }
     }
 
@@ -161,8 +166,8 @@ impl Groups {
         if let Some(end) = self.look(host, handle, false, &mut None) {
             return Err(self.answer(host, end, bytes));
         }
-        // From here on nothing is stocked, and what comes back lets somebody in.
-        self.drain(host, full);
+        // From here on nothing is stocked, and what comes back lets somebody in; for what caches keep see `attend`.
+        self.drain_stocks(host, full);
         if others_wait {
             host.reclaim(full, bytes);
         }
@@ -243,23 +248,35 @@ impl Groups {
         }
     }
 
-    /// What those who wait need now and then: what others stocked as they came, the ends of their time, a second look. Answers how soon
-    /// again. Inside the gate.
-    pub(crate) fn attend<H: Reclaimer>(&self, host: &H) -> Option<u64> {
-        if self.waiters.lock(&self.tree).count() == 0 {
-            return None;
-        }
+    /// What those who wait need now and then: what caches keep, what others stocked as they came, the ends of their time, a second look.
+    /// Answers how soon again, which it is `now`. Outside the gate.
+    ///
+    /// A free that ends in a cache tells nobody, and uncharges nobody:
+    /// 1. A waits, behind a flush of all caches. 2. B frees all that the group has: it is paid for still. 3. Nobody else comes by.
+    /// So caches are flushed every [`INTERVAL`] for those who wait, and behind a deadline before who waited is refused.
+    pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
+        let is_late = host.inside(|| {
+            let queues = self.waiters.lock(&self.tree);
+            let mut all = (0..queues.len()).filter_map(|index| queues.get(index));
+            (queues.count() > 0).then(|| all.any(|waiter| waiter.is_waiting() && waiter.deadline() <= now))
+        })?;
         let wanted = |payer: Payer| self.is_waited_for(payer.id());
-        self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes));
-        let (now, mut next) = (host.platform().now(), INTERVAL);
-        let more = self.sweep(host, |waiter| match waiter.deadline().checked_sub(now) {
-            None | Some(0) => Some(state::REFUSED),
-            Some(left) => {
-                next = next.min(left);
-                None
-            }
-        });
-        Some(if more { 0 } else { next })
+        if is_late || self.waiters.flush_in(now) == 0 {
+            self.waiters.note_flush(now);
+            host.flush(&wanted, true);
+        }
+        host.inside(|| {
+            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes));
+            let mut next = self.waiters.flush_in(now).min(INTERVAL);
+            let more = self.sweep(host, |waiter| match waiter.deadline().checked_sub(now) {
+                None | Some(0) => Some(state::REFUSED),
+                Some(left) => {
+                    next = next.min(left);
+                    None
+                }
+            });
+            Some(if more { 0 } else { next })
+        })
     }
 
     /// Calls the wakers of futures that have an answer. Outside the gate, by somebody who holds nothing: a waker may do anything.

@@ -44,6 +44,8 @@ pub mod statistics;
 mod thread_groups;
 pub mod trace;
 pub mod verify;
+#[cfg(test)]
+mod waiting_tests;
 
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};
