@@ -405,7 +405,8 @@ int neap_group_leave(neap_entered *entered);
 /*
  * Makes an owner of per-CPU data that is charged to a group: whatever is allocated for the owner, all copies, from then until it is
  * freed, by whichever thread; counters, references and histograms as well. NEAP_E_CHARGE from those functions: a limit, or the group is
- * gone; what the owner has is then its heir's to pay. NEAP_E_GROUP, NEAP_E_FULL. May wait.
+ * gone; what the owner has is then its heir's to pay. With NEAP_NEVER no room is made at a limit, and what other CPUs have in stock,
+ * up to 256 KiB each, is not to be had. NEAP_E_GROUP, NEAP_E_FULL. May wait.
  */
 int neap_owner_open_in(neap_group group, neap_owner *owner);
 

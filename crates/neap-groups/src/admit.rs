@@ -217,11 +217,7 @@ impl Groups {
         for oldest in self.tree.upwards(slot).filter_map(|(_, group)| older(group)) {
             oldest.passed.fetch_add(1, Ordering::Relaxed);
         }
-        self.tree.owners.book(payer.id(), bytes);
-        self.tree.group(slot).inspect(|group| {
-            self.count_charged(host, group, payer, bytes);
-            self.count_shared(host, group, 2);
-        });
+        self.book(host, slot, payer, bytes);
         Attempt::Granted(self.delay(host, slot, bytes))
     }
 }

@@ -156,17 +156,47 @@ impl Groups {
                 bytes
             }
         };
-        self.tree.owners.book(payer.id(), charged);
-        self.tree.group(slot).inspect(|group| {
-            self.count_charged(host, group, payer, charged);
-            self.count_shared(host, group, 2);
-        });
+        self.book(host, slot, payer, charged);
         if charged > bytes
             && let Some((payer, bytes)) = self.stocks.put(host.platform(), payer, charged - bytes)
         {
             self.settle(host, payer, bytes);
         }
         Ok(self.delay(host, slot, charged))
+    }
+
+    /// Charges bytes to a payer for somebody who does not wait: from this CPU's stock, or from what the counters have left. No room is looked for
+    /// and no CPU fenced, so what other CPUs have in stock, and what caches keep, is not to be had; nobody is held up, and no system call
+    /// made but one that wakes who ticks. Whether there was as much. Inside the gate.
+    pub fn charge_at_once<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
+        if self.take(host, payer, bytes) {
+            return true;
+        }
+        let _reading = self.rcu.enter();
+        let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return false };
+        match self.raise(slot, bytes, How::Refuse) {
+            Ok(()) => {
+                self.book(host, slot, payer, bytes);
+                true
+            }
+            Err(full) => {
+                self.tell(host, full, Event::Refused);
+                // As in `attempt`, but a tick lets them in.
+                if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
+                    host.come_soon();
+                }
+                false
+            }
+        }
+    }
+
+    /// Books bytes under a payer that its group, in this slot, and all above it have been charged for.
+    pub(crate) fn book<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
+        self.tree.owners.book(payer.id(), bytes);
+        self.tree.group(slot).inspect(|group| {
+            self.count_charged(host, group, payer, bytes);
+            self.count_shared(host, group, 2);
+        });
     }
 
     /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit, or at the end of what can

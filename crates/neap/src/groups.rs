@@ -319,8 +319,8 @@ impl Group {
     /// An owner of [per-CPU data](crate::percpu) that is charged to the group: every allocation with all its copies, until it is freed, by whichever thread,
     /// and refused at a limit ([`Refused::Charge`](crate::percpu::Refused::Charge)). What the owner has shares pages with nobody else's, as far as
     /// it can, so [closing it](crate::percpu::close_owner), which the caller is to do, empties pages. Once the group is deleted the owner keeps what it
-    /// has, which is the heir's to pay, and gets no more. An allocation with [`Wait::Never`](crate::percpu::Wait::Never) may be held up by a fork that
-    /// begins at that moment.
+    /// has, which is the heir's to pay, and gets no more. An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged with what its CPU has in stock and
+    /// the limits leave: it makes no room, and what other CPUs have in stock, up to 256 KiB each, is not to be had.
     ///
     /// ```
     /// use neap::groups::Group;

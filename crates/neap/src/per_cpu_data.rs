@@ -5,6 +5,7 @@
 
 use crate::lazy::Lazy;
 use crate::maintenance::Call;
+use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::reclaimers::Manner;
 use neap_base::Platform;
@@ -184,24 +185,38 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.after_per_cpu(self.mm, self.data, call, hurry);
     }
 
+    /// The groups, and who of them pays for an owner, if anybody does. Inside the gate.
+    fn payer(&self, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
+        let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NOBODY)?;
+        let payer = self.data.payer(owner);
+        (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
+    }
+
     /// Charges whoever pays for an owner with an allocation, before it is made; answers who that is, 0 for nobody. Who cannot wait as long as it
-    /// takes is not held up above a `high`, and refused at once while somebody forks.
+    /// takes is not held up above a `high`, and waits for no callback.
     fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
-        let Some(grouped) = self.mm.groups_if_made().filter(|_| owner != Owner::NOBODY) else { return Ok(0) };
-        let payer = || self.data.payer(owner);
-        let payer = if wait == Wait::Never { self.try_inside(payer) } else { Some(self.inside(payer)) };
-        let payer = payer.ok_or(Refused::WouldWait)?;
-        if payer == 0 {
-            return Ok(0);
-        }
-        let paying = Payer::from_bits(payer);
+        let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
         let charged = if wait == Wait::Long {
-            grouped.charge(paying, bytes, How::Refuse)
+            grouped.charge(payer, bytes, How::Refuse)
         } else {
-            let (groups, source) = grouped.parts();
-            groups.charge(source, paying, bytes, How::Refuse).map(|_| ())
+            grouped.groups().charge(&self.with(Manner::Post), payer, bytes, How::Refuse).map(|_| ())
         };
-        charged.map(|()| payer).map_err(|_| Refused::Charge)
+        charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
+    }
+
+    /// An allocation that does not wait: it is charged with what this CPU has in stock and the group has left, and refused while somebody forks.
+    fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
+        let allocate = || {
+            let (paying, bytes) = (self.payer(owner), self.data.price(size) as u64);
+            if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
+                return Err(Refused::Charge);
+            }
+            let answer = self.data.allocate(self.platform(), owner, size, align, Wait::Never);
+            answer.inspect_err(|_| {
+                paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(self, *payer, bytes));
+            })
+        };
+        self.try_inside(allocate).unwrap_or(Err(Refused::WouldWait))
     }
 
     fn uncharge(&self, payer: u64, bytes: u64) {
@@ -259,12 +274,14 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
-        let bytes = self.data.price(size);
-        let payer = self.charge(owner, bytes, wait)?;
-        let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
-        // A fork under way is waited for, but not by who may not wait.
-        let answer = if wait == Wait::Never { self.try_inside(allocate) } else { Some(self.inside(allocate)) };
-        let answer = answer.unwrap_or(Err(Refused::WouldWait)).inspect_err(|_| self.uncharge(payer, bytes));
+        let answer = if wait == Wait::Never {
+            self.allocate_at_once(owner, size, align)
+        } else {
+            let bytes = self.data.price(size);
+            let payer = self.charge(owner, bytes, wait)?;
+            let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
+            self.inside(allocate).inspect_err(|_| self.uncharge(payer, bytes))
+        };
         self.after(Call::Allocation, wait != Wait::Long);
         answer
     }

@@ -6,11 +6,13 @@
 mod machine;
 mod program;
 
+use machine::Shared;
 use neap::groups::Kind;
 use neap_base::Platform;
-use neap_groups::{Bound, Denied, GroupId};
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{BATCH, Bound, Denied, Event, GroupId};
 use neap_percpu::{Host, Owner, PerCpuCounter, Refused, Wait};
-use program::{Opened, linux};
+use program::{OPTIONS, Opened, linux};
 
 #[test]
 fn all_copies_are_charged_until_they_are_freed() {
@@ -70,6 +72,8 @@ fn a_limit_refuses_and_leaves_nothing_behind() {
     }
     // SAFETY: nobody uses it.
     unsafe { source.free(handles[0]) }.unwrap();
+    // From the stock of whatever CPU that was on.
+    groups.drain(group);
     source.allocate(owner, 4096, 64, Wait::Never).unwrap();
     // What cannot be had for another reason is not charged either.
     groups.set_bound(group, Bound::Max, 100 * price).unwrap();
@@ -81,6 +85,45 @@ fn a_limit_refuses_and_leaves_nothing_behind() {
     // SAFETY: nobody uses what is left.
     unsafe { source.close_owner(owner) }.unwrap();
     assert_eq!(groups.used(group), Ok(0));
+}
+
+/// Who does not wait is refused at a limit though a fence would find room: on another CPU, or in a cache.
+#[test]
+fn who_never_waits_fences_nobody_and_empties_nothing() {
+    let machine = Shared::new(Virtual::new(4096, 16));
+    let mm = Opened::new(machine, &OPTIONS).unwrap();
+    let groups = mm.groups().unwrap();
+    let source = mm.per_cpu(Wait::Long).unwrap();
+    let group = groups.create(GroupId::ROOT, "bounded").unwrap();
+    let owner = groups.open_owner(group).unwrap();
+    groups.set_bound(group, Bound::Max, BATCH + 1000).unwrap();
+    // There are populated pages, and an allocation by somebody else succeeds.
+    let nobodys = source.allocate(Owner::NOBODY, 4096, 8, Wait::Never).unwrap();
+    Virtual::run_on(3);
+    let object = mm.enter(Some(group));
+    let block = mm.allocate(1000);
+    mm.leave(object);
+    // SAFETY: the block is this test's.
+    unsafe { mm.free(block) };
+    let charged = || groups.info(group).unwrap().charged;
+    let before = charged();
+    assert!(before >= BATCH && groups.used(group) == Ok(0));
+    Virtual::run_on(5);
+    assert_eq!(source.allocate(owner, 4096, 8, Wait::Never), Err(Refused::Charge));
+    let events = groups.info(group).unwrap().events;
+    assert_eq!((charged(), events[Event::Max as usize], events[Event::Refused as usize]), (before, 0, 1));
+    // What is left is to be had, exactly.
+    let few = source.allocate(owner, 8, 8, Wait::Never).unwrap();
+    assert_eq!(charged(), before + 8 * 16);
+    // Who can wait gets it.
+    let many = source.allocate(owner, 4096, 8, Wait::Until(source.platform().now())).unwrap();
+    assert_eq!(groups.used(group), Ok((4096 + 8) * 16));
+    // SAFETY: nobody uses them.
+    [few, many, nobodys].into_iter().for_each(|handle| _ = unsafe { source.free(handle) }.unwrap());
+    // What there is no memory for is not charged either.
+    assert_eq!(source.allocate(owner, 8, 3, Wait::Never), Err(Refused::BadRequest));
+    assert_eq!(groups.used(group), Ok(0));
+    mm.verify(0).unwrap();
 }
 
 #[test]
