@@ -30,13 +30,35 @@ mod imp {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// Lets the model run somebody else: a futex that always wakes for no reason.
-    pub fn wait(_word: &AtomicU32, _expected: u32) {
-        loom::thread::yield_now();
+    type Sleepers = loom::sync::Mutex<std::vec::Vec<(usize, std::sync::Arc<loom::sync::Condvar>)>>;
+
+    loom::lazy_static! {
+        /// Who sleeps on the word of which address, the first first.
+        static ref SLEEPERS: Sleepers = Sleepers::default();
     }
 
-    /// Nothing sleeps in the model.
-    pub fn wake(_word: &AtomicU32, _count: u32) {}
+    /// Sleeps until somebody wakes it: the model stops where nobody does, so a wake-up that is lost is found.
+    pub fn wait(word: &AtomicU32, expected: u32) {
+        let own = std::sync::Arc::new(loom::sync::Condvar::new());
+        let Ok(mut sleepers) = SLEEPERS.lock() else { return };
+        if word.load(Ordering::Relaxed) == expected {
+            sleepers.push((core::ptr::from_ref(word).addr(), own.clone()));
+        }
+        while sleepers.iter().any(|(_, other)| std::sync::Arc::ptr_eq(other, &own)) {
+            let Ok(again) = own.wait(sleepers) else { return };
+            sleepers = again;
+        }
+    }
+
+    /// Wakes up to `count` who sleep on `word`.
+    pub fn wake(word: &AtomicU32, count: u32) {
+        let Ok(mut sleepers) = SLEEPERS.lock() else { return };
+        for _ in 0..count {
+            let first = sleepers.iter().position(|&(address, _)| address == core::ptr::from_ref(word).addr());
+            let Some(first) = first else { return };
+            sleepers.remove(first).1.notify_one();
+        }
+    }
 
     /// One turn of a short wait.
     pub fn spin() {
