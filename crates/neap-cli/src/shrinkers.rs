@@ -151,15 +151,14 @@ fn request(shrinker: &Shrinker, place: &Place, objects: Option<u64>) -> Request 
 }
 
 impl Seen {
-    /// Asks until every shrinker was told of; `None` if there are none, or were none when the process last published.
+    /// Asks until every shrinker was told of; `None` where there is no memory for them: neap's own are made with the first look, and groups with them.
     fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
-        let Some(groups) = Groups::ask(process, page)? else { return Ok(None) };
-        let mut seen = Seen::default();
-        let desk = Desk::of(process, page)?;
+        let (desk, mut seen) = (Desk::of(process, page)?, Seen::default());
         if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {
             return Ok(None);
         }
         seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&desk))?;
+        let Some(groups) = Groups::at(&desk)? else { return Ok(None) };
         seen.paths = groups.sorted().into_iter().map(|(path, _, group)| (group.id, path)).collect();
         Ok(Some(seen))
     }

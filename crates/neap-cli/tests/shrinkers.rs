@@ -6,7 +6,7 @@ mod running;
 
 use neap::groups::{Bound, Charge, Group};
 use neap::reclaim::Shrinker;
-use running::{neap, object, until};
+use running::{Program, neap, object, until};
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
 
@@ -73,4 +73,27 @@ fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
     drop((cache, bad));
     let gone = look();
     assert_eq!(shrinker(&gone, "bad one")["gone"].as_bool(), Some(true), "it is still named");
+}
+
+/// A program that knows nothing of neap has neap's own caches, which are there from the first look on.
+#[test]
+fn neaps_own_caches_are_seen_and_asked_in_any_program() {
+    let mut program = Program::start("burst", "interval:60000", &[]);
+    program.hear("ready");
+    program.go_on();
+    program.hear("freed");
+    let pid = program.id();
+    let seen = object("stat", pid, &["--shrinkers"]).unwrap()["reclaim"].take();
+    let objects = |seen: &Value| shrinker(seen, "neap:sheaves")["places"][0]["objects"].as_u64().unwrap();
+    assert!(objects(&seen) > 1000, "{seen}");
+    assert_eq!((seen["reclaimers"].as_u64(), seen["shrinkers"].as_array().map(Vec::len)), (Some(0), Some(5)), "{seen}");
+    let shrunk = neap("shrink", pid, &["neap:sheaves", "1000", "--node", "0"]);
+    let text = String::from_utf8_lossy(&shrunk.stdout);
+    assert!(
+        shrunk.status.success() && text.starts_with("(all), node 0: ") && text.ends_with(" objects freed\n"),
+        "{text}"
+    );
+    let freed: u64 = text.split(' ').nth(3).unwrap().parse().unwrap();
+    let now = object("stat", pid, &["--shrinkers"]).unwrap()["reclaim"].take();
+    assert!(freed >= 1000 && objects(&now) + freed / 2 < objects(&seen), "{text} {now}");
 }

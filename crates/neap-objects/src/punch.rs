@@ -31,13 +31,21 @@ impl<P: Platform> Objects<P> {
     /// Gives back what is empty in slabs that rested since the last time, or with `all` in any slab, until it is to `stop`.
     /// [`Report::left`] says whether slabs are left that may have something by the next time.
     pub fn punch(&self, all: bool, stop: &dyn Fn() -> bool) -> Report {
-        (0..self.pages.nodes()).fold(Report::default(), |sum, node| sum.and(self.punch_on(node, all, stop)))
+        (0..self.pages.nodes())
+            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, all, usize::MAX, stop).1))
     }
 
-    fn punch_on(&self, node: usize, all: bool, stop: &dyn Fn() -> bool) -> Report {
+    /// Slabs of a node that [`Objects::punch_on`] would look at.
+    pub fn punchable_on(&self, node: usize) -> u64 {
+        let slabs = |cache: &ClassCache| u64::from(cache.partial.length) + u64::from(cache.resting.length);
+        Class::all().map(|class| slabs(&self.cache(node, class).lock())).sum()
+    }
+
+    /// [`Objects::punch`] in at most `most` slabs of one node; answers in how many as well.
+    pub fn punch_on(&self, node: usize, all: bool, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
         let has_any = |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.cache(node, class).lock()));
         let mut report = Report::default();
-        let mut willing = true;
+        let (mut willing, mut looked) = (true, 0);
         // What is in use comes to rest after the first round.
         for _ in 0..1 + u32::from(all) {
             if has_any(|cache| cache.resting.length > 0) {
@@ -47,10 +55,11 @@ impl<P: Platform> Objects<P> {
                     let mut count = 0;
                     while let Some(at) = class
                         && count + MOST_RANGES <= ranges.len()
+                        && looked < most
                     {
-                        match self.gather(node, at, &mut ranges[count..]) {
-                            Some(more) => count += more,
-                            None => class = next.next(),
+                        match self.gather(node, at, most - looked, &mut ranges[count..]) {
+                            (0, _) => class = next.next(),
+                            (slabs, more) => (looked, count) = (looked + slabs, count + more),
                         }
                     }
                     count
@@ -64,15 +73,15 @@ impl<P: Platform> Objects<P> {
             Class::all().for_each(|class| self.cache(node, class).lock().let_rest());
         }
         report.left = willing && has_any(|cache| cache.partial.length + cache.resting.length > 0);
-        report
+        (looked, report)
     }
 
-    /// Isolates some of the resting slabs of a class and answers how many ranges of theirs are to go; `None` if none rests.
-    fn gather(&self, node: usize, class: Class, ranges: &mut [Range]) -> Option<usize> {
+    /// Isolates some of the resting slabs of a class, at most `most`, and answers how many, and how many ranges of theirs are to go.
+    fn gather(&self, node: usize, class: Class, most: usize, ranges: &mut [Range]) -> (usize, usize) {
         let (mut count, page_size) = (0, self.pages.page_size());
-        let (mut loose, mut any) = (Loose::default(), false);
+        let (mut loose, mut slabs) = (Loose::default(), 0);
         let mut cache = self.cache(node, class).lock();
-        for _ in 0..HOLD {
+        for _ in 0..HOLD.min(most) {
             if count + MOST_RANGES > ranges.len() {
                 break;
             }
@@ -90,11 +99,11 @@ impl<P: Platform> Objects<P> {
                 self.slabs.get(slab).touched = false;
                 cache.move_to(&self.slabs, slab, if gone == 0 { On::Sidelined } else { On::Isolated });
             }
-            any = true;
+            slabs += 1;
         }
         drop(cache);
         self.give_back(loose);
-        any.then_some(count)
+        (slabs, count)
     }
 
     /// Notes the first `done` ranges as holes, and lets go of the slabs that are isolated.

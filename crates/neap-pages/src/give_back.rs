@@ -140,8 +140,36 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
+    /// Gives up to so many free pages back to the system, though they may be needed again: for whoever has a reason beyond time. Pages in
+    /// lists stay, and so does everything while another thread releases.
+    pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
+        let mut report = Report::default();
+        if let Some(turn) = self.release.turn() {
+            self.run(platform, turn, pages, false, stop, &mut report);
+            let mut inner = self.zone.lock();
+            inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
+        }
+        report
+    }
+
     /// Releases up to `pages` backed pages, and begins a new interval.
     fn give_back(
+        &self,
+        platform: &P,
+        turn: Turn<'_>,
+        pages: u32,
+        explicit: bool,
+        stop: &dyn Fn() -> bool,
+        report: &mut Report,
+    ) {
+        let willing = self.run(platform, turn, pages, explicit, stop, report);
+        let mut inner = self.zone.lock();
+        inner.buddy.backed_low = inner.buddy.backed_free;
+        report.left = willing && inner.buddy.backed_free > 0;
+    }
+
+    /// Releases up to `pages` backed pages; answers whether the system would take more.
+    fn run(
         &self,
         platform: &P,
         mut turn: Turn<'_>,
@@ -149,14 +177,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         explicit: bool,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
-    ) {
+    ) -> bool {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         zone.end_population(arena, platform);
-        let willing = Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report);
-        let mut inner = self.zone.lock();
-        inner.buddy.backed_low = inner.buddy.backed_free;
-        report.left = willing && inner.buddy.backed_free > 0;
+        Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report)
     }
 
     /// Takes from every CPU's list what it has too much; answers whether something is left in one.

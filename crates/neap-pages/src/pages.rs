@@ -293,6 +293,21 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.free
     }
 
+    /// Of these, those that are resident or possibly resident.
+    pub fn backed_free_pages(&self) -> u32 {
+        self.zone.lock().buddy.backed_free
+    }
+
+    /// Pages in all lists, but for those that somebody holds.
+    pub fn listed(&self) -> u32 {
+        (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum()
+    }
+
+    /// Pages that are handed out, but for holes, or in lists.
+    pub fn used(&self) -> u32 {
+        self.zone.lock().used()
+    }
+
     /// Pages in a CPU's list; `None` while somebody holds it.
     pub fn listed_on(&self, cpu: usize) -> Option<u32> {
         self.lists.count(cpu)
@@ -305,7 +320,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// The numbers; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
-        let listed = (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum();
+        let listed = self.listed();
         let sizes = (0..self.lists.cpus()).filter_map(|cpu| self.lists.sizes(cpu));
         let (list_highs, list_high, list_batch) =
             sizes.fold((0, 0, 0), |(sum, high, batch), list| (sum + list.0, list.0.max(high), list.1.max(batch)));

@@ -103,6 +103,23 @@ impl<C: Charge> PerCpuData<C> {
     /// The same, but looks between passes whether to `stop`: what is left then is for the next tick. `all`: whether also to give
     /// back what was of use since the last tick, but for the reserve.
     pub fn tick_until<P: Platform>(&self, platform: &P, all: bool, stop: &dyn Fn() -> bool) -> Tick {
+        self.work(platform, all.then_some(usize::MAX), stop)
+    }
+
+    /// Pages, in all groups together, in which nothing is, beyond the reserve.
+    pub fn spare_pages(&self) -> u64 {
+        let state = self.settled();
+        let spare = (state.empty + state.isolated_empty).saturating_sub(self.geometry.high);
+        (spare * self.geometry.groups) as u64
+    }
+
+    /// A tick that gives back about so many of these, though they were of use since the last one.
+    pub fn give_back<P: Platform>(&self, platform: &P, pages: u64, stop: &dyn Fn() -> bool) -> Tick {
+        self.work(platform, Some((pages as usize).div_ceil(self.geometry.groups)), stop)
+    }
+
+    /// A tick; `unneeded`: pages to give back of those beyond the reserve, where that is not for time to say.
+    fn work<P: Platform>(&self, platform: &P, unneeded: Option<usize>, stop: &dyn Fn() -> bool) -> Tick {
         let mut report = Tick { held: platform.is_isolated_cpu_in_use(), ..Tick::default() };
         let Some(mut work) = self.turn.try_lock() else { return Tick { more: true, ..report } };
         let before = work.counts;
@@ -113,7 +130,7 @@ impl<C: Charge> PerCpuData<C> {
         self.tell(&state);
         let high = self.geometry.high;
         // Read before anything is isolated: that lowers it.
-        let unneeded = if all { usize::MAX } else { state.empty_low.saturating_sub(high) };
+        let unneeded = unneeded.unwrap_or_else(|| state.empty_low.saturating_sub(high));
         if !report.held && !rests {
             state.isolate_spares();
             drop(state);

@@ -23,6 +23,8 @@ const AGAIN: u64 = 1_000_000_000;
 pub(crate) enum Aim {
     /// So many bytes of a group and those below it.
     Bytes(GroupId, u64),
+    /// Room for so many in the budget.
+    Room(u64),
     /// As much as a group, and those above it, have beyond their `high`.
     High(GroupId),
     /// How many objects a shrinker has of a group on a node.
@@ -40,6 +42,7 @@ impl Aim {
             (Aim::Bytes(group, bytes), Aim::Bytes(same, others)) if group == same => {
                 Some(Aim::Bytes(group, bytes.max(others)))
             }
+            (Aim::Room(bytes), Aim::Room(others)) => Some(Aim::Room(bytes.max(others))),
             _ => (self == other).then_some(self),
         }
     }

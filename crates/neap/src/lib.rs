@@ -27,6 +27,7 @@ pub mod map_report;
 mod memory_groups;
 pub mod mm;
 pub mod options;
+mod own_caches;
 mod pen;
 mod per_cpu_data;
 pub mod percpu;

@@ -276,21 +276,11 @@ impl<P: Platform> Mm<P> {
         let attempt = || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
-                Some(class) => core.retry(|| core.objects.allocate(&self.hot, class)).map(|object| (object, false)),
-                None => core.retry(|| core.allocate_run(self, size, align)).inspect(|_| core.count_run(size.max(1), 0)),
+                Some(class) => core.objects.allocate(&self.hot, class).map(|object| (object, false)),
+                None => core.allocate_run(self, size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        // The program's caches come last, outside the gate, as long as they give something; where they do not, others may have freed something meanwhile.
-        let mut memory = attempt();
-        for _ in 0..RECLAIMS {
-            let Some(gave) = memory.is_none().then(|| core.reclaim_for_budget(self, size as u64)).flatten() else {
-                break;
-            };
-            memory = attempt();
-            if !gave {
-                break;
-            }
-        }
+        let memory = attempt().or_else(|| core.make_room_for(self, size, &attempt));
         core.after(self, Call::Allocation);
         memory.unwrap_or((null_mut(), false))
     }
@@ -440,21 +430,37 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Tries, and where there is no memory: empties every cache into the pages, and tries once more; then, where it is the
-    /// limit that refuses, gives pages of slabs that hold no object to the system, which makes room. Nothing else stands
-    /// between an allocation and its failure; this function is the order of what is given up for it.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-        attempt().or_else(|| {
+    /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as
+    /// long as they give something; where they do not, others may have freed something meanwhile. Then, or where there are none, every cache is emptied into
+    /// the pages, and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
+    #[cold]
+    fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        for _ in 0..RECLAIMS {
+            let Some(gave) = self.reclaim_for_budget(mm, bytes as u64) else { break };
+            let memory = attempt();
+            if memory.is_some() {
+                return memory;
+            }
+            if !gave {
+                break;
+            }
+        }
+        let inside = || mm.gate.enter(self.objects.platform.cpu());
+        {
+            let _inside = inside();
             self.objects.pages.count_need(self.drain_everything());
-            attempt().or_else(|| {
-                let made_room = self.options.limit > 0 && self.objects.punch(true, &|| false).released > 0;
-                if made_room { attempt() } else { None }
-            })
+        }
+        attempt().or_else(|| {
+            let made_room = self.options.limit > 0 && {
+                let _inside = inside();
+                self.objects.punch(true, &|| false).released > 0
+            };
+            if made_room { attempt() } else { None }
         })
     }
 }
 
-/// How often the program's caches are asked, for one allocation.
+/// How often shrinkers are asked, for one allocation.
 const RECLAIMS: u32 = 4;
 
 /// The most address space for memory that is handed out: what 32-bit page numbers reach with 4 KiB pages.

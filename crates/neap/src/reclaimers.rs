@@ -15,7 +15,7 @@ use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::{clock, thread};
 use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Overdue, Passes, goal};
-use neap_reclaim::{ShrinkerId, Shrinkers, is_calling};
+use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
 /// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
 const PATIENCE: u64 = 2 * BUDGET;
@@ -72,14 +72,14 @@ impl<P: Platform> Core<P> {
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
         // A callback that charges asks nobody: the pass that it is part of is at it.
-        if is_calling() || !reclaiming.is_anybody_there() {
+        if is_calling() || !reclaiming.is_anybody_below(group) {
             return 0;
         }
         let wanted = reclaiming.used(group).map_or(bytes, |used| goal(bytes, used));
         if manner == Manner::Inline {
             let deadline = reclaiming.now().saturating_add(PATIENCE);
             let ask = Ask { top: group, bytes: wanted, deadline, background: false };
-            let (got, _) = reclaiming.run(&ask, Runner { reclaimer: 0, inline_only: true });
+            let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) });
             if got.bytes >= bytes {
                 return got.bytes;
             }
@@ -87,16 +87,18 @@ impl<P: Platform> Core<P> {
         self.ask_reclaimers(mm, &reclaiming, Aim::Bytes(group, wanted), (manner != Manner::Post).then_some(PATIENCE))
     }
 
-    /// The same where the budget, or the system, has no more: the program's caches are to give some. Answers whether they did;
-    /// `None` if there are none.
+    /// The same where the budget, or the system, has no more: neap's own caches give what they have in this thread, and then, by reclaimers, the program's
+    /// as well. Answers whether they did; `None` if nobody has registered any.
     #[cold]
     pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
-        let reclaiming = mm.reclaiming_if_made()?;
-        if is_calling() || !reclaiming.is_anybody_there() {
-            return None;
-        }
-        let aim = Aim::Bytes(GroupId::ROOT, goal(bytes, u64::MAX));
-        Some(self.ask_reclaimers(mm, &reclaiming, aim, Some(PATIENCE)) > 0)
+        let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
+        let bytes = goal(bytes, u64::MAX);
+        let deadline = reclaiming.now().saturating_add(PATIENCE);
+        let ask = Ask { top: GroupId::ROOT, bytes, deadline, background: false };
+        let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Own, for_budget: true, ..Runner::of(0) });
+        let has_enough = got.bytes >= bytes;
+        let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > 0;
+        Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
 
     /// A group, or one above it, is beyond its `high`, and who charges is held up for so long: until then it is asked for what is too much. Answers
@@ -104,15 +106,15 @@ impl<P: Platform> Core<P> {
     #[cold]
     pub(crate) fn relieve(&self, mm: &Mm<P>, group: GroupId, delay: u64) -> bool {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return false };
-        if is_calling() || !reclaiming.is_anybody_there() {
+        if is_calling() || !reclaiming.above_high(group).any(|info| reclaiming.is_anybody_below(info.id)) {
             return false;
         }
         self.ask_reclaimers(mm, &reclaiming, Aim::High(group), Some(delay));
-        !reclaiming.is_above_high(group)
+        reclaiming.above_high(group).next().is_none()
     }
 
     /// What somebody outside wants of one shrinker: how many objects it has of a group on a node, or that it looks at so many; answers how many
-    /// there are, or were freed. `None`: it did not answer.
+    /// there are, or were freed. `None`: it did not answer. Neap's own are asked in this thread, a program's by reclaimers.
     pub(crate) fn ask_shrinker(
         &self,
         mm: &Mm<P>,
@@ -120,7 +122,13 @@ impl<P: Platform> Core<P> {
         place: (GroupId, u32),
         scan: Option<u64>,
     ) -> Option<u64> {
-        let (reclaiming, (group, node)) = (mm.reclaiming_if_made().filter(|_| !is_calling())?, place);
+        let (reclaiming, (group, node)) = (mm.reclaiming().ok().filter(|_| !is_calling())?, place);
+        if reclaiming.reclaim.shrinkers.is_own(id) {
+            return match scan {
+                None => reclaiming.count(id, group, node),
+                Some(objects) => reclaiming.scan(id, group, node, objects).map(|visited| visited.freed),
+            };
+        }
         let aim = match scan {
             None => Aim::Look(id, group, node),
             Some(objects) => Aim::Scan(id, group, node, objects),
@@ -222,13 +230,13 @@ impl<P: Platform> Core<P> {
     /// Has background reclaim begin where too little of the budget is free.
     fn look_at_budget(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
         // Exact: what lists hold counts as used, and nothing is counted in parts.
-        let marks = self.objects.pages.statistics().watermarks;
-        let free = self.objects.pages.free_pages();
+        let (marks, free) =
+            reclaiming.inside(|| (self.objects.pages.statistics().watermarks, self.objects.pages.free_pages()));
         if free > u64::from(marks.high) {
             reclaiming.reclaim.passes.has_enough();
         } else if free <= u64::from(marks.low)
             && !reclaiming.reclaim.passes.is_hopeless()
-            && reclaiming.is_anybody_there()
+            && reclaiming.reclaim.shrinkers.has_others()
             && self.may_have_reclaimers(mm)
         {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Budget, false));
@@ -280,28 +288,30 @@ impl<P: Platform> Core<P> {
     /// Does a job; answers how many bytes came back, and whether this thread has been written off meanwhile.
     fn work(&self, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
         let deadline = reclaiming.now().saturating_add(PASS);
-        let run = |top: GroupId, bytes: u64, background: bool| {
-            reclaiming.run(&Ask { top, bytes, deadline, background }, Runner { reclaimer: number, inline_only: false })
+        let run = |top: GroupId, bytes: u64, for_budget: bool, background: bool| {
+            let runner = Runner { for_budget, ..Runner::of(number) };
+            reclaiming.run(&Ask { top, bytes, deadline, background }, runner)
         };
         match aim {
             Aim::Bytes(group, bytes) => {
-                let (got, is_written_off) = run(group, bytes, false);
+                let (got, is_written_off) = run(group, bytes, false, false);
                 // Whoever gave something without saying how much is to be asked again.
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
+            Aim::Room(bytes) => {
+                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, false);
+                (got.bytes.max(u64::from(got.is_something())), is_written_off)
+            }
             Aim::High(group) => {
-                let (mut next, mut bytes) = (Some(group), 0_u64);
-                while let Some(info) = next.and_then(|group| reclaiming.info(group)) {
-                    let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
-                    if excess > 0 {
-                        let (got, is_written_off) = run(info.id, goal(excess, info.charged), false);
-                        bytes = bytes.saturating_add(got.bytes);
-                        reclaiming.drain(info.id);
-                        if is_written_off {
-                            return (bytes, true);
-                        }
+                let mut bytes = 0_u64;
+                for info in reclaiming.above_high(group) {
+                    let excess = info.charged - info.bounds[Bound::High as usize];
+                    let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, false);
+                    bytes = bytes.saturating_add(got.bytes);
+                    reclaiming.drain(info.id);
+                    if is_written_off {
+                        return (bytes, true);
                     }
-                    next = info.parent;
                 }
                 (bytes, false)
             }
@@ -316,12 +326,13 @@ impl<P: Platform> Core<P> {
                     .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
             }
             Aim::Budget => {
-                let missing = (self.objects.pages.statistics().watermarks.high + 1)
-                    .saturating_sub(self.objects.pages.free_pages().min(u32::MAX.into()) as u32);
-                let bytes = u64::from(missing) * self.objects.pages.page_size() as u64;
+                let pages = &self.objects.pages;
                 // Until the job is not this thread's any more: whoever lets go of it says so.
-                reclaiming.inside(|| self.objects.pages.set_reclaiming(true));
-                let (got, is_written_off) = run(GroupId::ROOT, bytes, true);
+                let missing = reclaiming.inside(|| {
+                    pages.set_reclaiming(true);
+                    u64::from(pages.statistics().watermarks.high + 1).saturating_sub(pages.free_pages())
+                });
+                let (got, is_written_off) = run(GroupId::ROOT, missing * pages.page_size() as u64, true, true);
                 (got.bytes, is_written_off)
             }
         }

@@ -5,6 +5,7 @@
 
 use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
+use crate::own_caches;
 use crate::per_cpu_data::Source;
 use crate::reclaimers::{PASS, Reclaim};
 use core::cell::Cell;
@@ -18,13 +19,11 @@ use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, BUDGET, Culprit, Domain, Given, Got, Grip, Lane, Level, Levels, Verdict, press};
 use neap_reclaim::{
     Asked, Caller, EMPTY, FIRST_PRIORITY, Host, NotDone, Press, Report, STOP, ShrinkerId, Shrinkers, Spec,
-    Unregistered, Visited, WHOLE,
+    Unregistered, Visited, WHOLE, Whom,
 };
 
 /// More objects, or bytes, than anybody has.
 const ABSURD: u64 = 1 << 48;
-/// From one look for free pages to the next while the budget is at its watermark, in nanoseconds: each empties all caches.
-const LOOK: u64 = 5_000_000;
 /// Bytes that memory for tables is on a multiple of.
 const LINE: usize = 64;
 
@@ -48,8 +47,17 @@ impl<P: Platform> Copy for Reclaiming<'_, P> {}
 pub(crate) struct Runner {
     /// The number of a reclaimer; 0: a thread of the program's.
     pub(crate) reclaimer: u32,
-    /// It may hold what some callbacks take.
-    pub(crate) inline_only: bool,
+    /// It may hold what others' callbacks take.
+    pub(crate) whom: Whom,
+    /// It is for room in the budget, which only pages bring that are not used any more.
+    pub(crate) for_budget: bool,
+}
+
+impl Runner {
+    /// A thread that holds nothing.
+    pub(crate) const fn of(reclaimer: u32) -> Runner {
+        Runner { reclaimer, whom: Whom::All, for_budget: false }
+    }
 }
 
 impl<P: Platform> Host for Source<'_, P> {
@@ -120,7 +128,14 @@ impl<P: Platform> Mm<P> {
         let core = self.core().ok_or(NotDone::NoMemory)?;
         let (_, source) = grouped.parts();
         // Not inside the gate, which making them passes.
-        let mut made = Some(Shrinkers::open(source)?);
+        let made = Shrinkers::open(source)?;
+        // SAFETY: a manager that is open does not move; it goes after its registry.
+        if let Err(error) = unsafe { own_caches::register(self, source, &made) } {
+            // SAFETY: nobody has seen it.
+            unsafe { made.close(source) };
+            return Err(error);
+        }
+        let mut made = Some(made);
         let reclaim =
             source.inside(|| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(NotDone::NoMemory)))?;
         if let Some(second) = made {
@@ -172,16 +187,16 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.grouped.drain(group);
     }
 
-    /// Whether a group, or one above it, is beyond its `high`.
-    pub(crate) fn is_above_high(&self, group: GroupId) -> bool {
+    /// A group, and those above it, as far as they are beyond their `high`.
+    pub(crate) fn above_high(&self, group: GroupId) -> impl Iterator<Item = Info> {
         let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
-        chain.into_iter().any(|info| info.charged > info.bounds[Bound::High as usize])
+        chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
     }
 
-    /// Whether anything was ever registered or marked: otherwise there is nobody to ask.
-    pub(crate) fn is_anybody_there(&self) -> bool {
-        let nodes = self.source().platform().nodes() as u32;
-        (0..nodes).any(|node| self.reclaim.shrinkers.next_with_anything(node, 0).is_some())
+    /// Whether anything below a group may have something: otherwise there is nobody to ask.
+    pub(crate) fn is_anybody_below(&self, top: GroupId) -> bool {
+        let domain = self.domain(top, false);
+        (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
     }
 
     /// [`Shrinkers::prepare`].
@@ -298,7 +313,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// that they take. Inside a callback it does nothing.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         let ask = Ask { top: group, bytes, deadline, background: false };
-        let (got, _) = self.run(&ask, Runner { reclaimer: 0, inline_only: false });
+        let (got, _) = self.run(&ask, Runner::of(0));
         self.drain(group);
         got
     }
@@ -343,7 +358,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Calls `each` with who would pay if a group were asked for so many bytes, and how much: in proportion to what each group has beyond what is
     /// protected, of those that say that they have something. Counts, and frees nothing; callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
-        let domain = self.domain(top, 0);
+        let domain = self.domain(top, false);
         let mut whole = 0_u64;
         self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
         self.each_payer(&domain, top, |payment| {
@@ -361,6 +376,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             let Ok(Press { share, .. }) = press(&standing, 0, FIRST_PRIORITY, Grip::Fair) else { continue };
             let mut objects = 0_u64;
             self.each(|report| {
+                // Nobody is charged for what is free.
+                if report.own {
+                    return;
+                }
                 let nodes = if report.by_node { domain.nodes() as u32 } else { 1 };
                 let marked = (0..nodes).filter(|&node| self.reclaim.shrinkers.is_marked(report.id, slot, node));
                 objects = marked
@@ -374,7 +393,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    fn domain(&self, top: GroupId, background: u32) -> Ground<'_, 'm, P> {
+    fn domain(&self, top: GroupId, for_budget: bool) -> Ground<'_, 'm, P> {
         let is_leaf = self.info(top).is_some_and(|info| info.children == 0);
         let seat = || {
             self.inside(|| {
@@ -383,23 +402,19 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             })
         };
         let leaf = if is_leaf { seat().map(|seat| seat.slot) } else { None };
-        Ground {
-            reclaiming: self,
-            watch: None,
-            leaf,
-            inline_only: false,
-            is_budget: background > 0,
-            looked: Cell::new(0),
-            enough: Cell::new(false),
-        }
+        Ground { reclaiming: self, watch: None, leaf, whom: Whom::All, for_budget, for_background: false }
     }
 
     /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
     pub(crate) fn run(&self, ask: &Ask, runner: Runner) -> (Got, bool) {
         let Some(lane) = self.reclaim.lanes.enter(runner.reclaimer) else { return (Got::default(), false) };
         let watch = Watch::new(self, &lane, ask.deadline);
-        let mut domain = self.domain(ask.top, u32::from(ask.background));
-        (domain.watch, domain.inline_only) = (Some(&watch), runner.inline_only);
+        let mut domain = self.domain(ask.top, runner.for_budget);
+        (domain.watch, domain.whom, domain.for_background) = (Some(&watch), runner.whom, ask.background);
+        if runner.whom == Whom::Own {
+            // They know no groups.
+            domain.leaf = Some(Seat::ROOT.slot);
+        }
         let got = self.reclaim.passes.run(&domain, ask);
         (got, watch.is_written_off.get())
     }
@@ -470,7 +485,9 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         if is_count {
             self.counted.set(objects);
         }
-        if answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD) {
+        let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
+        // What neap's own give goes as a whole: a sheaf, or what a CPU has.
+        if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
             self.reclaiming.blame(id, Verdict::Lied);
         }
         took
@@ -483,12 +500,10 @@ struct Ground<'g, 'm, P: Platform> {
     watch: Option<&'g Watch<'g, 'm, P>>,
     /// The slot of the one group that there is.
     leaf: Option<u32>,
-    inline_only: bool,
-    /// It is for the budget, and ends when enough of that is free.
-    is_budget: bool,
-    /// When that was last looked at, and what was seen.
-    looked: Cell<u64>,
-    enough: Cell<bool>,
+    whom: Whom,
+    /// Whether nothing counts but room in the budget, and whether it ends when there is enough of that.
+    for_budget: bool,
+    for_background: bool,
 }
 
 impl<P: Platform> Domain for Ground<'_, '_, P> {
@@ -528,19 +543,24 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
 
     fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
         let Some(watch) = self.watch else { return Given::default() };
-        let press = Press { inline_only: self.inline_only, ..press };
+        let press = Press { whom: self.whom, ..press };
         let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
         let Visited { scanned, freed, freed_bytes, .. } =
             shrinkers.visit(source, watch, group, slot, node as u32, press);
-        self.enough.set(self.enough.get() && freed == 0);
-        Given { scanned, freed, bytes: freed_bytes }
+        // What is freed is cached at first, and makes no room before that is emptied.
+        Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes } }
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
-        let core = self.reclaiming.source().core();
-        // Of what is charged to nobody, it is known how many pages are in use.
-        let pages = if top == GroupId::ROOT { core.pages_in_use() } else { 0 };
-        [self.reclaiming.used(top).unwrap_or(0), pages]
+        let reclaiming = self.reclaiming;
+        if top != GroupId::ROOT {
+            return [reclaiming.used(top).unwrap_or(0), 0];
+        }
+        // Of what is charged to nobody, it is known how many pages the process has.
+        let core = reclaiming.source().core();
+        let pages = reclaiming.inside(|| if self.for_budget { core.used_pages() } else { core.resident_pages() });
+        let charged = if self.for_budget { 0 } else { reclaiming.used(top).unwrap_or(0) };
+        [charged, pages * core.objects.pages.page_size() as u64]
     }
 
     fn tell(&self, group: GroupId, event: Event) {
@@ -552,31 +572,29 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
     }
 
     fn has_enough(&self) -> bool {
-        if self.watch.is_some_and(|watch| watch.is_written_off.get()) {
-            return true;
-        }
-        if !self.is_budget || self.enough.get() {
-            return self.is_budget;
-        }
-        let now = clock::precise();
-        if now.saturating_sub(self.looked.get()) >= LOOK {
-            self.looked.set(now);
-            let core = self.reclaiming.source().core();
-            self.enough.set(self.reclaiming.inside(|| core.has_free_pages()));
-        }
-        self.enough.get()
+        let is_written_off = self.watch.is_some_and(|watch| watch.is_written_off.get());
+        is_written_off
+            || self.for_background && self.reclaiming.inside(|| self.reclaiming.source().core().has_free_pages())
     }
 }
 
 impl<P: Platform> Core<P> {
-    /// Bytes of pages that are handed out.
-    fn pages_in_use(&self) -> u64 {
-        u64::from(self.objects.pages.statistics().used) * self.objects.pages.page_size() as u64
+    /// Pages that count for the budget. Inside the gate.
+    fn used_pages(&self) -> u64 {
+        let pages = &self.objects.pages;
+        (0..pages.nodes()).map(|node| u64::from(pages.node(node).used())).sum()
     }
 
-    /// Whether as much of the budget is free as background reclaim stops at, once nothing is cached. Inside the gate.
+    /// The same with those that are free and the system has not got back, also of per-CPU data. Inside the gate.
+    fn resident_pages(&self) -> u64 {
+        let pages = &self.objects.pages;
+        let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
+        let (used, spare) = self.per_cpu.bytes();
+        self.used_pages() + free + (used + spare) / pages.page_size() as u64
+    }
+
+    /// Whether as much of the budget is free as background reclaim stops at. Inside the gate.
     fn has_free_pages(&self) -> bool {
-        self.drain_everything();
         self.objects.pages.free_pages() > u64::from(self.objects.pages.statistics().watermarks.high)
     }
 }

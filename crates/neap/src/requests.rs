@@ -176,7 +176,8 @@ impl<P: Platform> Core<P> {
     fn report_shrinkers(&self, mm: &Mm<P>, desk: &Desk) -> bool {
         let [from, skip] = [&desk.from, &desk.cpu].map(|word| word.load(Ordering::Relaxed));
         let skip = if skip == u32::MAX { 0 } else { skip };
-        let gathered = shrinker_report::gather(mm.reclaiming_if_made(), from, skip);
+        // Neap's own are there from the first look on.
+        let gathered = shrinker_report::gather(mm.reclaiming().ok(), from, skip);
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let write = |words: &[AtomicU64]| {
             words.iter().zip(gathered).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
@@ -184,7 +185,7 @@ impl<P: Platform> Core<P> {
         self.page.report(write).is_some()
     }
 
-    /// Callbacks run on a reclaimer, never here.
+    /// A program's callbacks run on a reclaimer, never here.
     fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
         let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));

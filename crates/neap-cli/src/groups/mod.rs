@@ -125,8 +125,13 @@ impl Seen {
         if numbers["groups"].is_null() {
             return Ok(None);
         }
+        Seen::at(&Desk::of(process, page)?)
+    }
+
+    /// The same of a process that is known to have some.
+    pub(crate) fn at(desk: &Desk<'_>) -> Result<Option<Seen>> {
         let mut seen = Seen::default();
-        let is_there = Desk::of(process, page)?.reports(GROUPS, |words| {
+        let is_there = desk.reports(GROUPS, |words| {
             let next = read(words, &mut seen)?;
             ensure!(seen.groups.len() < MOST_GROUPS, "it has {} groups", seen.groups.len());
             Ok(next)

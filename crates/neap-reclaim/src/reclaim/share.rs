@@ -6,7 +6,7 @@
 //!
 //! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
 
-use crate::shrinkers::{Press, WHOLE};
+use crate::shrinkers::{Press, WHOLE, Whom};
 use neap_groups::protection::Standing;
 
 /// What is taken although it is protected.
@@ -36,7 +36,7 @@ pub fn press(standing: &Standing, need: u64, priority: u32, grip: Grip) -> Resul
     // A group that is not wholly protected gives something.
     let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
     let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
-    Ok(Press { priority, share, least: usage > 0 && usage <= need, inline_only: false })
+    Ok(Press { priority, share, least: usage > 0 && usage <= need, whom: Whom::All })
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ use neap_groups::{Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{LentWords, Owner, Refused, Wait};
 
+/// How the names of the host's own begin, and nobody else's.
+const OWN: &str = "neap:";
+
 /// Most shrinkers at a time.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
@@ -41,7 +44,7 @@ pub enum NotDone {
     NoSuchShrinker,
     /// There is no such group, or it was deleted.
     NoSuchGroup,
-    /// A name has 1 to 56 bytes, no `/` and nothing that does not print.
+    /// A name has 1 to 56 bytes, no `/` and nothing that does not print, and does not begin with `neap:`.
     BadName,
     /// There are as many as there can be.
     Full,
@@ -58,7 +61,9 @@ impl fmt::Display for NotDone {
         f.write_str(match self {
             NotDone::NoSuchShrinker => "there is no such shrinker, or it is unregistered already",
             NotDone::NoSuchGroup => "there is no such group",
-            NotDone::BadName => "a name has 1 to 56 bytes, no '/' and nothing that does not print",
+            NotDone::BadName => {
+                "a name has 1 to 56 bytes, no '/' and nothing that does not print, and does not begin with \"neap:\""
+            }
             NotDone::Full => "there are as many shrinkers as there can be",
             NotDone::NoMemory => "there is no memory for it",
             NotDone::InCallback => "a callback would wait for itself",
@@ -107,6 +112,8 @@ pub struct Report {
     pub by_group: bool,
     /// As it was registered.
     pub inline: bool,
+    /// It is the host's own.
+    pub own: bool,
     /// Callbacks that were called.
     pub calls: u64,
     /// Objects that scans looked at.
@@ -220,6 +227,16 @@ impl Shrinkers {
         self.of(id).is_some_and(|shrinker| shrinker.life.0.state() != ENDING)
     }
 
+    /// Whether a shrinker is there and the host's own.
+    pub fn is_own(&self, id: ShrinkerId) -> bool {
+        self.of(id).is_some_and(Shrinker::own)
+    }
+
+    /// Whether there ever was one that is not.
+    pub fn has_others(&self) -> bool {
+        (0..self.used()).filter_map(|index| self.at(index)).any(|shrinker| !shrinker.own())
+    }
+
     /// Names a shrinker that is not called yet: marks are kept, so that lists can be made that need the id. [`Shrinkers::start`] is to follow, or
     /// [`Shrinkers::unregister`].
     ///
@@ -230,11 +247,32 @@ impl Shrinkers {
     /// From `start` on the callbacks may be called with `data`, by any thread, also several at a time, until `unregister` has answered
     /// [`Unregistered::Gone`], or `gone` was called. They do not unwind.
     pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-        if !is_name(spec.name) {
+        // SAFETY: as the caller promises.
+        unsafe { self.prepare_for(host, spec, false) }
+    }
+
+    /// The same and [`Shrinkers::start`] for a shrinker of the host's own, whose name begins with `neap:`. Its callbacks may run in any thread that
+    /// holds nothing of the host's.
+    ///
+    /// # Errors
+    /// As for these.
+    ///
+    /// # Safety
+    /// As for these.
+    pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+        // SAFETY: as the caller promises.
+        let id = unsafe { self.prepare_for(host, spec, true) }?;
+        self.start(host, id).map(|()| id)
+    }
+
+    /// # Safety
+    /// As for [`Shrinkers::prepare`].
+    unsafe fn prepare_for<H: Host>(&self, host: &H, spec: &Spec<'_>, own: bool) -> Result<ShrinkerId, NotDone> {
+        if !is_name(spec.name) || spec.name.starts_with(OWN) != own {
             return Err(NotDone::BadName);
         }
         loop {
-            if let Some(id) = host.inside(|| self.begin(spec)) {
+            if let Some(id) = host.inside(|| self.begin(spec, own)) {
                 return Ok(id);
             }
             // Not inside the gate, which this passes itself.
@@ -244,12 +282,12 @@ impl Shrinkers {
     }
 
     /// Begins a life of a free index.
-    fn begin(&self, spec: &Spec<'_>) -> Option<ShrinkerId> {
+    fn begin(&self, spec: &Spec<'_>, own: bool) -> Option<ShrinkerId> {
         let mut lists = self.lists.lock();
         let index = lists.free.checked_sub(1)?;
         let shrinker = self.at(index)?;
         lists.free = shrinker.next.load(Ordering::Relaxed);
-        Some(ShrinkerId::new(index, shrinker.begin(spec)))
+        Some(ShrinkerId::new(index, shrinker.begin(spec, own)))
     }
 
     /// One more index, which is free.
@@ -421,6 +459,7 @@ impl Shrinkers {
                 by_node: shrinker.by_node(),
                 by_group: shrinker.by_group(),
                 inline: shrinker.inline(),
+                own: shrinker.own(),
                 calls: shrinker.total(Total::Calls),
                 scanned: shrinker.total(Total::Scanned),
                 freed: shrinker.total(Total::Freed),

@@ -6,6 +6,7 @@
 //! What it does is counted in words of the CPU's, so that no two visitors write the same line.
 
 use super::life::{FREE, Life};
+use super::work::Whom;
 use core::ffi::c_void;
 use core::fmt;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -113,6 +114,8 @@ pub struct Spec<'a> {
 const BY_NODE: u32 = 1;
 const BY_GROUP: u32 = 2;
 const INLINE: u32 = 4;
+/// The host's own.
+const OWN: u32 = 8;
 
 /// What is counted of a shrinker. Word 0 of a CPU's is the references'.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,7 +175,7 @@ impl Shrinker {
     }
 
     /// Begins another life. Under the registry's mutex, of one that is free.
-    pub(crate) fn begin(&self, spec: &Spec<'_>) -> u32 {
+    pub(crate) fn begin(&self, spec: &Spec<'_>, own: bool) -> u32 {
         // Pairs with the fence in `Shrinkers::read`: who reads any of what follows sees that the life before is over.
         fence(Ordering::Release);
         for word in 0..WORDS {
@@ -190,7 +193,8 @@ impl Shrinker {
         self.batch.store(spec.batch, Ordering::Relaxed);
         self.seeks.store(spec.seeks, Ordering::Relaxed);
         let flag = |is, flag| if is { flag } else { 0 };
-        let flags = flag(spec.by_node, BY_NODE) | flag(spec.by_group, BY_GROUP) | flag(spec.inline, INLINE);
+        let flags =
+            flag(spec.by_node, BY_NODE) | flag(spec.by_group, BY_GROUP) | flag(spec.inline, INLINE) | flag(own, OWN);
         self.flags.store(flags, Ordering::Relaxed);
         // No id is 0.
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1).max(1);
@@ -223,6 +227,15 @@ impl Shrinker {
 
     pub(crate) fn inline(&self) -> bool {
         self.has(INLINE)
+    }
+
+    pub(crate) fn own(&self) -> bool {
+        self.has(OWN)
+    }
+
+    /// Whether it is one of those that a pass may call.
+    pub(crate) fn is_for(&self, whom: Whom) -> bool {
+        (whom < Whom::Inline || self.inline()) && (whom < Whom::Own || self.own())
     }
 
     pub(crate) fn seeks(&self) -> u32 {

@@ -132,8 +132,9 @@ impl Shrinkers {
     ) -> Option<Visited> {
         let mut asked = asked(group, node);
         self.call(host, caller, id, |calls| {
-            // Exactly that many: a batch that is left over counts as one.
-            (calls.most, asked.scanned) = (objects, 0);
+            // Exactly that many: a batch that is left over counts as one. What the host has goes as a whole.
+            calls.most = if calls.shrinker.own() { u64::MAX } else { objects };
+            asked.scanned = 0;
             let mut left = objects;
             while left > 0 && calls.scan(&mut asked, left.min(calls.batch())) {
                 left = left.saturating_sub(asked.scanned);
@@ -248,7 +249,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
         // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants.
-        if self.press.inline_only && !shrinker.inline() {
+        if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }
         match shrinkers.referred(host, index, shrinker, || self.ask(index, shrinker, spot)) {
@@ -263,9 +264,6 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     fn ask(&mut self, index: u32, shrinker: &Shrinker, spot: Option<Spot<'_>>) -> Had {
         if !shrinker.by_group() && self.slot != 0 {
             return Had::Nothing;
-        }
-        if self.press.inline_only && !shrinker.inline() {
-            return Had::Something;
         }
         let node = if shrinker.by_node() { self.node } else { 0 };
         let (id, mut asked) = (shrinker.id(index), asked(self.group, node));

@@ -15,6 +15,17 @@ pub const FIRST_PRIORITY: u32 = 12;
 /// A [`Press::share`] that is all of it.
 pub const WHOLE: u32 = 1024;
 
+/// Whose callbacks the thread of a pass may call: it may hold what the others take.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Whom {
+    /// Everybody's: it holds nothing.
+    All,
+    /// Those that may run in a thread that charges.
+    Inline,
+    /// Of these the host's own alone: it charges, or allocates, for somebody who has not said that anything may run.
+    Own,
+}
+
 /// How hard a pass presses a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Press {
@@ -24,14 +35,14 @@ pub struct Press {
     pub share: u32,
     /// Asks for a batch at least: of small groups, which would never give anything, and of those that are going.
     pub least: bool,
-    /// Calls only shrinkers that may run in a thread that charges.
-    pub inline_only: bool,
+    /// Calls only these.
+    pub whom: Whom,
 }
 
 impl Press {
     /// A group without protection, by a thread that may run any callback.
     pub const fn of(priority: u32) -> Press {
-        Press { priority, share: WHOLE, least: false, inline_only: false }
+        Press { priority, share: WHOLE, least: false, whom: Whom::All }
     }
 }
 

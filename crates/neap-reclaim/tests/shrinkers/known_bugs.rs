@@ -8,7 +8,7 @@ use neap_base::Linux;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::{
-    Asked, Caller, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, is_calling,
+    Asked, Caller, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom, is_calling,
 };
 use std::collections::HashSet;
 use std::sync::{Barrier, Mutex, mpsc};
@@ -122,7 +122,7 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                     shrinkers.count(host, &Until(questions.into()), id, ROOT, 0);
                     shrinkers.scan(host, &Until(questions.into()), id, ROOT, 0, 300);
                 }
-                shrinkers.visit(host, &(), ROOT, 0, 0, Press { inline_only: true, ..Press::of(0) });
+                shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
                 shrinkers.visit(host, &(), group(1), 1, 0, Press::of(0));
                 // One that was not put would be waited for.
                 assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone), "count {count}");
