@@ -322,8 +322,8 @@ mod tests {
         unsafe { mm.close() };
     }
 
-    /// 1. Another process wants a shrinker to scan. 2. The call that finds it may be a free under a lock of the C library's, or a callback: it neither waits nor makes a
-    /// thread.
+    /// Another process wants a shrinker to scan, and the call that finds it may be a free under a lock of the C library's, or a callback: it neither waits
+    /// nor makes a thread.
     #[test]
     fn a_call_asks_no_shrinker() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(())), ticked: None }));
