@@ -691,7 +691,8 @@ typedef struct neap_walked {
 } neap_walked;
 
 /*
- * Asks `isolate` about up to `most` items of a group alone on a node, oldest first and each once but for retries, and does what it answers.
+ * Asks `isolate` about up to `most` items of a group alone on a node, or 65536 where not all are taken off, oldest first and each once but for
+ * retries, and does what it answers.
  * `isolate` is called under the lock of the items, and fork waits for it: it calls nothing of neap's, allocates and frees nothing, and only
  * tries its own locks. Then `dispose` is called, without a lock, for each that was taken off: it may free the object.
  * `walked` may be NULL. NEAP_E_GROUP, NEAP_E_ARGUMENT.

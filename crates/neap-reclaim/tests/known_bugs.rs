@@ -5,7 +5,8 @@ mod lists;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::{GroupId, Seat};
-use neap_reclaim::lru::Verdict;
+use neap_reclaim::lru::{LONGEST, Verdict};
+use std::collections::BTreeMap;
 use std::sync::Barrier;
 
 const ROUNDS: usize = 300;
@@ -302,6 +303,36 @@ fn l9_no_walk_goes_on_for_ever() {
         assert_eq!((stopped.scanned, stopped.stopped, out), (3, true, vec![3]));
         assert_eq!(things.iter().filter(|thing| list.del(thing)).count(), 9);
         assert_eq!(list.walk(GroupId::ROOT, 0, 1000, |_| Verdict::Stop).0.scanned, 0);
+        list.close();
+    });
+}
+
+/// A lock, and the gate that forks wait for, are not held for any number of items.
+#[test]
+fn no_walk_holds_a_lock_for_ever() {
+    with_site(1, |site| {
+        let list = On(site, site.open(true, None).unwrap());
+        let things = things(LONGEST + 10);
+        things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
+        let mut held = BTreeMap::new();
+        let (walked, out) = list.walk(GroupId::ROOT, 0, 2000, |_| {
+            *held.entry(site.host.state.passages.load(Relaxed)).or_insert(0) += 1;
+            Verdict::Removed
+        });
+        assert_eq!((walked.removed, out), (2000, (0..2000).collect()));
+        assert!(held.len() == 8 && held.values().all(|items| *items <= 256), "{held:?}");
+        // Where some stay it is known under the lock alone who was asked.
+        let mut asked = 0;
+        let mut skip = |_: &Thing| {
+            asked += 1;
+            if asked == 5 { Verdict::Removed } else { Verdict::Skip }
+        };
+        assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST + 10 - 2000);
+        assert_eq!(things[..2000].iter().filter(|thing| list.add(GroupId::ROOT, 0, thing)).count(), 2000);
+        assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST);
+        // All that is there goes, however much it is, and nothing that comes meanwhile.
+        let count = list.count(GroupId::ROOT, 0);
+        assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, |_| Verdict::Removed).0.removed, count);
         list.close();
     });
 }

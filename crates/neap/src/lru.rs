@@ -44,13 +44,13 @@ use crate::process::PROCESS;
 use core::ptr::NonNull;
 use neap_base::Linux;
 use neap_reclaim::ShrinkerId;
-pub use neap_reclaim::lru::{Item, Verdict, Walked};
+pub use neap_reclaim::lru::{Item, LONGEST, MOST, Verdict, Walked};
 
 #[cfg(feature = "std")]
 #[path = "lru_values.rs"]
 mod values;
 #[cfg(feature = "std")]
-pub use values::{Handle, LruList, MOST};
+pub use values::{Handle, LruList};
 
 /// Whose the items of a list are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,8 +157,8 @@ impl RawList {
         made().map_or(0, |listed| self.0.count(&listed.site(), group.id(), node))
     }
 
-    /// Hands up to `most` items of a group alone on a node to `isolate`, oldest first and each once at most but for retries, and does
-    /// what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
+    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken off, to `isolate`, oldest first and each once at
+    /// most but for retries, and does what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
     /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
     ///
     /// # Safety

@@ -14,12 +14,9 @@ use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use neap_base::{Linux, Platform};
-use neap_reclaim::lru::{End, Hands};
+use neap_reclaim::lru::{End, Hands, MOST};
 use std::sync::Arc;
 use std::vec::Vec;
-
-/// Values that one call of [`LruList::walk`] asks about at most: they are off the list meanwhile, and not counted.
-pub const MOST: usize = 1024;
 
 /// A value, and what it is on a list by.
 #[repr(C)]

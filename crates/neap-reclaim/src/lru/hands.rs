@@ -16,6 +16,9 @@ use crate::Host;
 use core::ptr::NonNull;
 use neap_groups::GroupId;
 
+/// Items that one call of [`LruList::take`] takes off at most.
+pub const MOST: usize = 1024;
+
 /// The right to put items back that [`LruList::take`] took off.
 #[derive(Debug)]
 pub struct Hands<'a, H: Host> {
@@ -26,7 +29,7 @@ pub struct Hands<'a, H: Host> {
 }
 
 impl LruList {
-    /// Takes up to `most` of the oldest items of a group alone on a node off, which are in the caller's hands then: to be put back by the answer, or
+    /// Takes up to `most` of the oldest items of a group alone on a node off ([`MOST`] in one call), which are in the caller's hands then: to be put back by the answer, or
     /// to be let go by [`Item::leave_hands`], which is anybody's who keeps them there. `each` is told of them, oldest first. `None` where the
     /// group has nothing there.
     ///
@@ -51,7 +54,7 @@ impl LruList {
                 return None;
             }
             chain.hands += 1;
-            for _ in 0..most {
+            for _ in 0..most.min(MOST) {
                 let Some(item) = chain.oldest() else { break };
                 chain.unlink(item);
                 sub.set_count(sub.count() - 1);

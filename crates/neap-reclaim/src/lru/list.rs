@@ -16,6 +16,11 @@ use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
 use neap_groups::{Denied, GroupId, Seat};
 
+/// Items after which the lock and the gate are let go for others, if the walk can go on where it was.
+const HOLD: usize = 256;
+/// Items of one hold at most: a fork waits for it.
+pub const LONGEST: usize = 1 << 16;
+
 /// What is behind a [`LruList`].
 #[derive(Debug)]
 pub(super) struct Head {
@@ -306,8 +311,8 @@ impl LruList {
         site.groups.seat(reading, group).filter(|seat| seat.group == group)
     }
 
-    /// Hands up to `most` items of a group alone on a node to `isolate`, oldest first and each once at most but for retries, and does
-    /// what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
+    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken off, to `isolate`, oldest first and each once at
+    /// most but for retries, and does what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
     /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
     ///
     /// # Safety
@@ -341,29 +346,35 @@ impl LruList {
 /// A walk under way.
 struct Walk {
     left: usize,
+    /// Items that were there when it began, or began again, and that it has not come to.
+    in_all: usize,
     walked: Walked,
     taken: Taken,
 }
 
 impl Walk {
     fn new(most: usize) -> Walk {
-        Walk { left: most, walked: Walked::default(), taken: Taken::default() }
+        Walk { left: most, in_all: usize::MAX, walked: Walked::default(), taken: Taken::default() }
     }
 
-    /// One hold of a sub-list's lock: until the budget is used, the end is reached, or a verdict ends it. Whether to begin again. Within a
-    /// reading and the gate.
+    /// One hold of a sub-list's lock: until the budget is used, the end is reached, or a verdict ends it; or until it was long enough, and all that it came
+    /// to are taken off, so that the next one begins where this ends. Whether to begin again. Within a reading and the gate.
     fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;
         }
         // No item is come to twice, however many are rotated.
-        let mut in_all = sub.count();
-        let mut next = chain.oldest();
-        while let Some(item) = next.filter(|_| self.left > 0 && in_all > 0) {
+        self.in_all = self.in_all.min(sub.count());
+        let (mut next, mut held) = (chain.oldest(), 0);
+        while let Some(item) = next.filter(|_| self.left > 0 && self.in_all > 0 && held < LONGEST) {
+            if held >= HOLD && self.walked.removed == self.walked.scanned {
+                return true;
+            }
+            held += 1;
             // First of all: a verdict that is always the same ends, too.
             self.left -= 1;
-            in_all -= 1;
+            self.in_all -= 1;
             self.walked.scanned += 1;
             next = chain.after(item);
             match isolate(item) {
@@ -382,7 +393,10 @@ impl Walk {
                     chain.push(item, End::Newest);
                 }
                 Verdict::Skip => {}
-                Verdict::Retry => return self.left > 0,
+                Verdict::Retry => {
+                    self.in_all = usize::MAX;
+                    return self.left > 0;
+                }
                 Verdict::Stop => {
                     self.walked.stopped = true;
                     return false;

@@ -16,8 +16,8 @@ mod registry;
 mod verify;
 
 pub use chain::End;
-pub use hands::Hands;
+pub use hands::{Hands, MOST};
 pub use item::Item;
-pub use list::{LruList, Verdict, Walked};
+pub use list::{LONGEST, LruList, Verdict, Walked};
 pub use registry::{Lists, Site};
 pub use verify::Finding;

@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) lists: Lists,
     /// Bytes that are out.
     pub(crate) bytes: AtomicUsize,
+    /// How often the gate was passed.
+    pub(crate) passages: AtomicUsize,
     /// There is no memory.
     pub(crate) is_exhausted: AtomicBool,
     /// Every mark: the group, its slot, the node.
@@ -70,6 +72,7 @@ impl neap_percpu::Host for Host<'_> {
         }
         assert!(!INSIDE.with(|inside| inside.replace(true)), "the gate is passed twice");
         let _leave = Leave;
+        self.state.passages.fetch_add(1, Relaxed);
         body()
     }
 }
