@@ -145,8 +145,13 @@ impl Owners {
 
     /// Whether the group of an id is there.
     pub(crate) fn is_there(&self, id: GroupId) -> bool {
+        self.own(id).is_some()
+    }
+
+    /// The slot of an id's own group, if that is there. Shortens nothing, so no lock is taken.
+    pub(crate) fn own(&self, id: GroupId) -> Option<u32> {
         // Acquire pairs with the Release in `inherit`.
-        self.entry(id).is_some_and(|entry| entry.link.load(Ordering::Acquire) & HEIR == 0)
+        Some(self.entry(id)?.link.load(Ordering::Acquire)).filter(|link| link & HEIR == 0)
     }
 
     /// Who is behind an id; `None` for one that is nobody's any more. Within a read of the grace periods' domain.
@@ -338,5 +343,25 @@ impl Owners {
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         // SAFETY: as the caller promises.
         unsafe { self.table.close(platform) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap_base::virtual_platform::Virtual;
+
+    #[test]
+    fn who_asks_for_the_group_itself_shortens_no_way() {
+        let (machine, owners) = (Virtual::new(4096, 1), Owners::new());
+        let [first, second, third] = [1, 2, 3].map(|slot| owners.open(&machine, slot).unwrap());
+        let link = || owners.entry(first).unwrap().link.load(Ordering::Relaxed) & INDEX;
+        assert_eq!((owners.own(first), owners.behind(first)), (Some(1), Some(Behind::Group(1))));
+        owners.inherit(first, second);
+        owners.inherit(second, third);
+        assert_eq!((owners.own(first), owners.own(third), link()), (None, Some(3), second.index()));
+        assert_eq!((owners.behind(first), link()), (Some(Behind::Heir(3)), third.index()));
+        // SAFETY: nobody uses it any more.
+        unsafe { owners.close(&machine) };
     }
 }

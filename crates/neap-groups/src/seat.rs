@@ -29,11 +29,18 @@ impl Groups {
         self.rcu.enter()
     }
 
-    /// The group that an id leads to, its own or an heir, that things may be hung on; `None` for one that leads nowhere any more.
+    /// The group that an id leads to, its own or an heir, that things may be hung on; `None` for one that leads nowhere any more. Inside the gate: a
+    /// lock may be taken to shorten the way.
     pub fn seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<Seat> {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
         Some(Seat { group: group.id(), slot })
+    }
+
+    /// The group that an id is of itself, while things may be hung on it. Takes no lock, so it may be asked for outside the gate.
+    pub fn own_seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<Seat> {
+        let slot = self.tree.owners.own(id)?;
+        self.is_seat(id, slot).then_some(Seat { group: id, slot })
     }
 
     /// Whether a slot is a group's, and what hangs there has not gone to its parent, nor is about to.

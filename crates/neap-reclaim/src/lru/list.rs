@@ -286,7 +286,7 @@ impl LruList {
         self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
     }
 
-    /// Items of all groups on a node. Takes no lock: while groups are deleted some may be counted twice.
+    /// Items of all groups on a node. Takes no lock: while groups are deleted some may be counted twice, or not at all.
     pub fn count_node<H>(self, site: &Site<'_, H>, node: usize) -> usize {
         let (mut count, mut next) = (0, Some(Seat::ROOT.slot));
         while let Some(slot) = next {
@@ -308,7 +308,7 @@ impl LruList {
         if !self.head().by_group {
             return Some(Seat::ROOT);
         }
-        site.groups.seat(reading, group).filter(|seat| seat.group == group)
+        site.groups.own_seat(reading, group)
     }
 
     /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken off, to `isolate`, oldest first and each once at
