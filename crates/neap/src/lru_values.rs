@@ -115,7 +115,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Takes a value off; answers whether this call did. A walk that asks about it at this moment does not put it back.
     pub fn remove(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
-        let item = NonNull::from(&*handle.0).cast::<Item>();
+        let item = item_in(&handle.0);
         while handle.0.item.is_linked() {
             // SAFETY: the handle keeps it there.
             if unsafe { self.list.del(&listed.site(), item) } {
@@ -198,9 +198,15 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
+/// The item of an entry, from which [`reference`] finds the way back: not that of a `&Entry`, which leads to the entry alone and not to its counts.
+fn item_in<T>(entry: &Arc<Entry<T>>) -> NonNull<Item> {
     // SAFETY: an `Arc` leads somewhere.
-    unsafe { NonNull::new_unchecked(Arc::into_raw(entry).cast_mut()).cast() }
+    unsafe { NonNull::new_unchecked(Arc::as_ptr(entry).cast_mut()).cast() }
+}
+
+/// The same, with the reference that the list gets.
+fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
+    item_in(&ManuallyDrop::new(entry))
 }
 
 /// Puts an item back, with the list's reference, or drops that where the value was removed meanwhile.
