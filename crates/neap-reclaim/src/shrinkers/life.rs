@@ -111,8 +111,56 @@ impl<W: Counts> Life<W> {
         wait(&self.ended, ended);
     }
 
-    /// In a forked child: [`Count::forget_others`]; whether that was the end of a life.
+    /// In a forked child: [`Count::forget_others`]; whether that was the end of a life. One whose end a thread had begun that is not here, without killing
+    /// its references yet, lives on: nobody else would end it.
     pub fn forget_others(&self, held: usize) -> bool {
-        self.references.forget_others(held) && self.state.load(Ordering::Relaxed) == ENDING
+        let is_over = self.references.forget_others(held);
+        let ends = self.state.load(Ordering::Relaxed) == ENDING;
+        if ends && !self.references.is_dead() {
+            self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `state`.
+        }
+        is_over && ends
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use neap_base::sync::AtomicUsize;
+
+    /// No CPU has words.
+    struct Shared;
+
+    impl Counts for Shared {
+        fn add(&self, _open: &AtomicUsize, _value: i64) -> bool {
+            false
+        }
+
+        fn sum(&self) -> i64 {
+            0
+        }
+
+        fn opened(&self) -> usize {
+            0
+        }
+
+        fn clear(&self) {}
+    }
+
+    #[test]
+    fn a_child_in_which_nobody_ends_a_life_that_was_to_end_goes_on_with_it() {
+        let life = Life::new(Shared);
+        life.prepare();
+        life.start();
+        assert!(life.end() == Some((LIVE, 0)) && life.end().is_none());
+        // The thread that was about to close it is not in the child.
+        assert!(!life.forget_others(0) && life.state() == LIVE);
+        assert!(life.try_get(|| ()) && !life.put());
+        assert_eq!(life.end(), Some((LIVE, 0)));
+        assert_eq!(life.close(|| Ok(())), Ok(true));
+        // Here it was closed, and the last reference another thread's.
+        assert!(life.forget_others(0) && life.state() == ENDING);
+        life.free();
+        assert!(!life.forget_others(0) && life.state() == FREE);
     }
 }
