@@ -4,7 +4,7 @@
 //! the others are added to by restartable sequences alone, and not on isolated CPUs. Where there are no sequences nothing is added at
 //! all: the caller has another place for that. No locks.
 
-use crate::data::{Refused, Wait};
+use crate::data::{Handle, Refused, Wait};
 use crate::host::Host;
 use crate::reference::Counts;
 use crate::rows::Owner;
@@ -17,12 +17,13 @@ use neap_base::sync::AtomicUsize;
 /// Attempts that are interrupted before an addition is refused: a debugger interrupts all of them.
 const ATTEMPTS: usize = 3;
 
-/// Words of an allocation that is never freed by itself.
+/// Words of an allocation that does not go by itself.
 #[derive(Debug)]
 pub struct LentWords {
     /// Where a thread's rseq area lies; 0 where there are no sequences.
     sequences: usize,
     base: usize,
+    handle: Handle,
     cpus: usize,
     /// Where the offsets of all copies lie, and those of CPUs that may be fenced.
     all: usize,
@@ -40,10 +41,20 @@ impl LentWords {
         Ok(LentWords {
             sequences: host.platform().rseq_offset().map_or(0, |offset| offset as usize),
             base: handle.address(),
+            handle,
             cpus: host.data().cpus(),
             all,
             fenced: AtomicUsize::new(fenced),
         })
+    }
+
+    /// Frees them after all.
+    ///
+    /// # Safety
+    /// Nobody uses them.
+    pub unsafe fn free<H: Host>(self, host: &H) {
+        // SAFETY: they are from `new`, and nobody uses them, as the caller promises; so there is no error.
+        _ = unsafe { host.free(self.handle) };
     }
 
     /// Adds to a word of this CPU; whether it did.

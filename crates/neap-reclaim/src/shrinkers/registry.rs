@@ -276,8 +276,11 @@ impl Shrinkers {
                 return Ok(id);
             }
             // Not inside the gate, which this passes itself.
-            let words = LentWords::new(host, self.owner, WORDS, Wait::Long)?;
-            host.inside(|| self.fresh(host, words))?;
+            let mut words = Some(LentWords::new(host, self.owner, WORDS, Wait::Long)?);
+            let made = host.inside(|| self.fresh(host, &mut words));
+            // SAFETY: nobody else has seen what is left.
+            words.into_iter().for_each(|words| unsafe { words.free(host) });
+            made?;
         }
     }
 
@@ -290,8 +293,8 @@ impl Shrinkers {
         Some(ShrinkerId::new(index, shrinker.begin(spec, own)))
     }
 
-    /// One more index, which is free.
-    fn fresh<H: Host>(&self, host: &H, words: LentWords) -> Result<(), NotDone> {
+    /// One more index, which is free; takes the words for it.
+    fn fresh<H: Host>(&self, host: &H, words: &mut Option<LentWords>) -> Result<(), NotDone> {
         let mut lists = self.lists.lock();
         let index = self.used();
         if index == MOST_SHRINKERS {
@@ -302,6 +305,7 @@ impl Shrinkers {
         }
         let Link(link) = self.table.get(index).ok_or(NotDone::NoMemory)?;
         let memory = host.memory(size_of::<Shrinker>()).ok_or(NotDone::NoMemory)?.cast::<Shrinker>();
+        let words = words.take().ok_or(NotDone::NoMemory)?;
         // SAFETY: so many bytes, from where a line begins, that nobody else has.
         unsafe { memory.write(Shrinker::new(words)) };
         // SAFETY: written above.
@@ -494,7 +498,7 @@ impl Shrinkers {
     }
 
     /// In a forked child: calls of other threads do not run here. A shrinker that one of them was about to unregister is gone, without its
-    /// `gone` being told.
+    /// `gone` being told, or lives on, if it could still be called.
     ///
     /// # Safety
     /// As for [`Rcu::forget_others`].

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
+use neap_percpu::Host as _;
 use neap_reclaim::{MOST_SHRINKERS, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered};
 use std::sync::{Barrier, mpsc};
 use std::thread;
@@ -216,10 +217,13 @@ fn who_gets_no_memory_is_told_and_changes_nothing() {
     let stage = Stage::with_nodes(&[0, 1]);
     with(&stage, |host, shrinkers| {
         let cache = Cache::of(5);
+        let allocations = || host.data().statistics().allocations;
+        let before = allocations();
         stage.platform.fail(Call::Map, 0, 1);
         assert_eq!(register(shrinkers, host, &cache.spec()), Err(NotDone::NoMemory), "no table");
         stage.left.store(0, Relaxed);
         assert_eq!(register(shrinkers, host, &cache.spec()), Err(NotDone::NoMemory));
+        assert_eq!(allocations(), before, "words that nobody has");
         stage.left.store(usize::MAX, Relaxed);
         let id = register(shrinkers, host, &cache.spec()).unwrap();
         assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(12)).calls, 1);
