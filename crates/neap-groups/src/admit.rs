@@ -54,7 +54,7 @@ impl Round {
 
 /// What became of an attempt to let somebody in.
 enum Attempt {
-    Granted(u64),
+    Granted,
     /// There is no room in the group in this slot, or somebody older waits there.
     Waits(u32),
     /// It is more than the limit of this group.
@@ -171,7 +171,7 @@ impl Groups {
                 // As is room that came since: whoever made it did not know who waits.
                 round.unfinished |= self.say_what_is_wanted(queues, group);
             }
-            Attempt::Granted(delay) => self.end(queues, index, state::GRANTED, delay, round),
+            Attempt::Granted => self.end(queues, index, state::GRANTED, 0, round),
             Attempt::Never(group) => self.end(queues, index, state::REFUSED, group.to_bits(), round),
             Attempt::Gone => self.end(queues, index, state::GONE, 0, round),
         }
@@ -218,6 +218,6 @@ impl Groups {
             oldest.passed.fetch_add(1, Ordering::Relaxed);
         }
         self.book(host, slot, payer, bytes);
-        Attempt::Granted(self.delay(host, slot, bytes))
+        Attempt::Granted
     }
 }

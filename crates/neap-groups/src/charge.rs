@@ -88,13 +88,14 @@ impl Groups {
             Err(Against::Full(_)) if how == How::Overcharge => host.inside(|| self.attempt(host, payer, bytes, how)),
             answer => answer,
         };
-        charged.map_err(|against| match against {
-            Against::Gone => Refusal::Gone,
-            Against::Full(group) => host.inside(|| self.refuse(host, group, bytes)),
-        })
+        match charged {
+            Ok(charged) => Ok(self.delay(host, payer, charged)),
+            Err(Against::Gone) => Err(Refusal::Gone),
+            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
+        }
     }
 
-    /// Charges the counters, and asks for room where there is none. What nobody uses refuses nobody: so caches give up what they keep
+    /// Charges the counters, and asks for room where there is none; answers how much was charged. What nobody uses refuses nobody: so caches give up what they keep
     /// at once, unless the answer is only `how` the charge is counted.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
@@ -130,7 +131,7 @@ impl Groups {
         }
     }
 
-    /// Charges the counters, and stocks what is too much. Inside the gate.
+    /// Charges the counters, and stocks what is too much; answers how much was charged. Inside the gate.
     fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
         let _reading = self.rcu.enter();
         let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
@@ -162,7 +163,7 @@ impl Groups {
         {
             self.settle(host, payer, bytes);
         }
-        Ok(self.delay(host, slot, charged))
+        Ok(charged)
     }
 
     /// Charges bytes to a payer for somebody who does not wait: from this CPU's stock, or from what the counters have left. No room is looked for
@@ -215,17 +216,32 @@ impl Groups {
         Ok(())
     }
 
-    /// How long somebody who has charged so much is held up.
-    pub(crate) fn delay<H: Reclaimer>(&self, host: &H, slot: u32, charged: u64) -> u64 {
-        let mut longest = 0;
-        for (_, group) in self.tree.upwards(slot) {
-            let (usage, high) = (group.usage(), group.bound(Bound::High));
-            if usage > high {
-                self.tell(host, group, Event::High);
-                longest = longest.max(delay(usage, high, charged));
+    /// How long somebody who has charged so much is held up, for what is used: before anybody is, caches give up what they keep. Outside
+    /// the gate.
+    pub(crate) fn delay<H: Reclaimer>(&self, host: &H, payer: Payer, charged: u64) -> u64 {
+        // The delay, and the uppermost group that is above its `high`; and whether these are told.
+        let look = |tells: bool| {
+            let _reading = self.rcu.enter();
+            let (mut longest, mut top) = (0, None);
+            let Some(behind) = self.tree.owners.behind(payer.id()) else { return (longest, top) };
+            for (_, group) in self.tree.upwards(behind.slot()) {
+                let (usage, high) = (group.usage(), group.bound(Bound::High));
+                if usage > high {
+                    longest = longest.max(delay(usage, high, charged));
+                    top = Some(group.id());
+                    if tells {
+                        self.tell(host, group, Event::High);
+                    }
+                }
             }
+            (longest, top)
+        };
+        let (longest, top) = host.inside(|| look(false));
+        // Not the stocks: a stock is what small charges are held up for together.
+        if let Some(top) = top.filter(|_| longest > 0) {
+            host.flush(&|payer| self.is_below(payer.id(), top), true);
         }
-        longest
+        if top.is_some() { host.inside(|| look(true)).0 } else { 0 }
     }
 
     /// A refusal, counted.

@@ -311,7 +311,7 @@ impl Groups {
     }
 
     /// Whether what an id leads to is `top`, or below it.
-    fn is_below(&self, id: GroupId, top: GroupId) -> bool {
+    pub(crate) fn is_below(&self, id: GroupId, top: GroupId) -> bool {
         let _reading = self.rcu.enter();
         let Some(behind) = self.tree.owners.behind(id) else { return false };
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)

@@ -24,7 +24,7 @@ pub(crate) mod state {
     pub(crate) const FREE: u32 = 0;
     /// It waits.
     pub(crate) const WAITING: u32 = 1;
-    /// It was charged what it asked for; the answer is for how long it is held up.
+    /// It was charged what it asked for.
     pub(crate) const GRANTED: u32 = 2;
     /// It is not let in; the answer is the group whose limit it is.
     pub(crate) const REFUSED: u32 = 3;

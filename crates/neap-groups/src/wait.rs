@@ -44,7 +44,7 @@ pub struct Waiting {
 /// How a wait ended.
 #[derive(Clone, Copy)]
 enum End {
-    Granted(u64),
+    Granted,
     /// At the limit of this group.
     Refused(GroupId),
     Gone,
@@ -75,7 +75,7 @@ impl Groups {
         let mut now = host.platform().now();
         loop {
             if let Some(end) = self.look(host, handle, now >= deadline, &mut None) {
-                return self.answer(host, end, bytes);
+                return self.answer(host, end, payer, bytes);
             }
             let time = (deadline - now).min(INTERVAL);
             // Acquire pairs with the Release in `conclude`.
@@ -148,7 +148,7 @@ impl Groups {
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
             match self.look_for_room(host, payer, bytes, How::Refuse) {
-                Ok(delay) => return Err(Ok(delay)),
+                Ok(charged) => return Err(Ok(self.delay(host, payer, charged))),
                 Err(Against::Gone) => return Err(Err(Refusal::Gone)),
                 Err(Against::Full(group)) => full = group,
             }
@@ -162,9 +162,9 @@ impl Groups {
                 Some(handle)
             })
         });
-        let Some(handle) = added else { return Err(self.answer(host, End::Refused(full), bytes)) };
+        let Some(handle) = added else { return Err(self.answer(host, End::Refused(full), payer, bytes)) };
         if let Some(end) = self.look(host, handle, false, &mut None) {
-            return Err(self.answer(host, end, bytes));
+            return Err(self.answer(host, end, payer, bytes));
         }
         // From here on nothing is stocked, and what comes back lets somebody in; for what caches keep see `attend`.
         self.drain_stocks(host, full);
@@ -183,7 +183,7 @@ impl Groups {
                 let Some(waiter) = queues.of(handle) else { return Some(End::Forgotten) };
                 let (place, answer) = (waiter.place(), waiter.answer.load(Ordering::Relaxed));
                 let end = match waiter.state.load(Ordering::Relaxed) {
-                    state::GRANTED => End::Granted(answer),
+                    state::GRANTED => End::Granted,
                     state::REFUSED => End::Refused(GroupId::from_bits(answer)),
                     state::GONE => End::Gone,
                     _ if giving_up => self.tree.group(place).map_or(End::Gone, |group| End::Refused(group.id())),
@@ -204,9 +204,9 @@ impl Groups {
         })
     }
 
-    fn answer<H: Reclaimer>(&self, host: &H, end: End, bytes: u64) -> Result<u64, Refusal> {
+    fn answer<H: Reclaimer>(&self, host: &H, end: End, payer: Payer, bytes: u64) -> Result<u64, Refusal> {
         match end {
-            End::Granted(delay) => Ok(delay),
+            End::Granted => Ok(self.delay(host, payer, bytes)),
             End::Refused(group) => Err(host.inside(|| self.refuse(host, group, bytes))),
             End::Gone | End::Forgotten => Err(Refusal::Gone),
         }
@@ -354,7 +354,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                             future.stage = Stage::Unasked;
                             continue;
                         }
-                        Some(end) => groups.answer(host, end, future.bytes),
+                        Some(end) => groups.answer(host, end, future.payer, future.bytes),
                     }
                 }
                 Stage::Ended => return Poll::Pending,
@@ -368,7 +368,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
 impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
         let Stage::Waits(handle) = self.stage else { return };
-        if let Some(End::Granted(_)) = self.groups.look(&self.host, handle, true, &mut None) {
+        if let Some(End::Granted) = self.groups.look(&self.host, handle, true, &mut None) {
             self.host.inside(|| self.groups.settle(&self.host, self.payer, self.bytes));
         }
     }

@@ -280,6 +280,22 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_nobody_uses_slows_nobody_down() {
+        with_full_group(|mm, groups, group| {
+            let (payer, clock) = (group.payer(Kind::ByHand, 0), &mm.core().unwrap().objects.platform);
+            let highs = || groups.info(group).unwrap().events[Event::High as usize];
+            groups.set_bound(group, Bound::High, MAX / 2).unwrap();
+            groups.set_bound(group, Bound::Max, 4 * MAX).unwrap();
+            let begun = clock.now();
+            assert_eq!(groups.charge(payer, MAX / 8, How::Overcharge), Ok(()));
+            assert_eq!((clock.now() - begun, highs(), mm.used_and_charged(group).0), (0, 0, MAX / 8));
+            assert_eq!(groups.charge(payer, MAX, How::Refuse), Ok(()));
+            assert!(clock.now() > begun && highs() == 1, "what is used does");
+            groups.uncharge(payer, MAX / 8 + MAX);
+        });
+    }
+
+    #[test]
     fn who_goes_beyond_a_limit_flushes_now_and_then() {
         with_full_group(|mm, groups, group| {
             let payer = group.payer(Kind::ByHand, 0);

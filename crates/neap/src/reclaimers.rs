@@ -304,8 +304,14 @@ impl<P: Platform> Core<P> {
             }
             Aim::High(group) => {
                 let mut bytes = 0_u64;
-                for info in reclaiming.above_high(group) {
-                    let excess = info.charged - info.bounds[Bound::High as usize];
+                for high in reclaiming.above_high(group) {
+                    // What nobody uses goes first, and may be all that is too much.
+                    reclaiming.drain(high.id);
+                    let Some(info) = reclaiming.info(high.id) else { continue };
+                    let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
+                    if excess == 0 {
+                        continue;
+                    }
                     let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, false);
                     bytes = bytes.saturating_add(got.bytes);
                     reclaiming.drain(info.id);

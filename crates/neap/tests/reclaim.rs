@@ -106,6 +106,23 @@ fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
     assert!(cache.len() < 128, "{} are left", cache.len());
 }
 
+/// Objects that were freed stay paid for while neap's own caches have them: these go before the program's.
+#[test]
+fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
+    const SIZE: usize = 1024;
+    let group = Group::create("unused").unwrap();
+    group.set(Bound::High, 64 * OBJECT).unwrap();
+    let inside = group.enter().unwrap();
+    let blocks: Vec<_> = (0..48 * OBJECT as usize / SIZE).map(|_| PROCESS.allocate(SIZE)).collect();
+    drop(inside);
+    assert!(group.used().unwrap() >= 48 * OBJECT);
+    // SAFETY: the blocks are this test's.
+    blocks.into_iter().for_each(|block| unsafe { PROCESS.free(block) });
+    let cache = Cache::new("unused", group);
+    (0..32).for_each(|_| assert!(cache.insert()));
+    assert_eq!((cache.len(), group.info().unwrap().events[Event::High as usize]), (32, 0));
+}
+
 #[test]
 fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
     let all = Group::create("tenants").unwrap();
