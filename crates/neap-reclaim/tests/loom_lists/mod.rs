@@ -319,6 +319,26 @@ fn an_item_that_is_seen_on_no_list_may_be_freed() {
     });
 }
 
+/// Its links are the next one's then, under another lock.
+#[test]
+fn an_item_that_somebody_else_has_taken_off_may_be_added_elsewhere() {
+    for looks_first in [true, false] {
+        model(move || {
+            let world = World::new();
+            world.add(world.parent, 0);
+            let other = beside(&world, move |world| {
+                if !looks_first || !world.things[0].item.is_linked() {
+                    // SAFETY: things outlive the list.
+                    world.on(|site, list| unsafe { list.add(site, world.child, 0, world.item(0)) }).unwrap();
+                }
+            });
+            assert!(world.del(0));
+            other.join().unwrap();
+            world.verify();
+        });
+    }
+}
+
 #[test]
 fn a_group_goes_while_it_is_walked() {
     for has_part in PARENTS {
