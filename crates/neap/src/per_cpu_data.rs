@@ -207,7 +207,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// An allocation that does not wait: it is charged with what this CPU has in stock and the group has left, and refused while somebody forks.
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
         let allocate = || {
-            let (paying, bytes) = (self.payer(owner), self.data.price(size) as u64);
+            let (paying, bytes) = (self.payer(owner), self.data.price(size));
             if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
                 return Err(Refused::Charge);
             }

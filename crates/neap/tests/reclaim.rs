@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
+use neap::process::PROCESS;
 use neap::reclaim::{self, NotDone, Shrinker, Verdict};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
