@@ -187,20 +187,23 @@ impl<'a> Builder<'a> {
 
     /// Lets it be called.
     fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
-        start(shrinker.0, self.group).map(|()| shrinker)
+        start(shrinker.0, self.group, false).map(|()| shrinker)
     }
 }
 
-/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it.
-fn start(id: ShrinkerId, group: Option<Group>) -> Result<(), NotDone> {
+/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it. If it has a `group`, or its heir, that is
+/// marked, on each node for one that is `by_node`.
+fn start(id: ShrinkerId, group: Option<Group>, by_node: bool) -> Result<(), NotDone> {
     let reclaiming = here()?;
     // One that was deleted a moment ago has the root for an heir, if nobody else.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
-    groups.into_iter().any(|group| reclaiming.mark(id, group.id(), 0));
+    let nodes = if by_node { reclaiming.nodes() } else { 1 };
+    (0..nodes).for_each(|node| _ = groups.clone().any(|group| reclaiming.mark(id, group.id(), node)));
     reclaiming.start(id)
 }
 
-/// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, which it knows, or its heir, that is done.
+/// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, which it knows, or its heir, that is done,
+/// for every node.
 ///
 /// # Errors
 /// See [`NotDone`]; `gone` is not called then.
@@ -214,7 +217,7 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     }
     // SAFETY: as the caller promises.
     let id = unsafe { reclaiming.prepare(spec) }?;
-    start(id, group).map(|()| id)
+    start(id, group, spec.by_node).map(|()| id)
 }
 
 /// Says that a shrinker that knows groups may have something of one of them, or its heir, on a node: to be called when the first object is there, once `count` sees

@@ -193,6 +193,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
     }
 
+    /// How many nodes there are.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.source().platform().nodes() as u32
+    }
+
     /// Whether anything below a group may have something: otherwise there is nobody to ask.
     pub(crate) fn is_anybody_below(&self, top: GroupId) -> bool {
         let domain = self.domain(top, false);
