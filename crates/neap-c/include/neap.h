@@ -580,7 +580,7 @@ typedef struct neap_shrinker_spec {
     neap_gone_fn gone;
     /* What these get. They may be called by any thread, and by several at a time. */
     void *data;
-    /* Who pays for what is cached, or its heir; 0: nobody, or several groups. */
+    /* Who pays for what is cached, or its heir: the one that it is called for, unless it knows groups. 0: nobody, or several. */
     neap_group group;
     /* Objects to ask for at a time; 0: 128. Few where they are large. */
     uint64_t batch;

@@ -101,9 +101,8 @@ pub(crate) unsafe extern "C" fn neap_shrinker_register(place: *mut u64, spec: *c
             seeks => seeks,
         };
         let is = |flag: c_uint| said.flags & flag != 0;
-        let by_group = is(BY_GROUP) || of.is_some();
         let Said { data, gone, batch, .. } = said;
-        let (by_node, inline) = (is(BY_NODE), is(INLINE));
+        let (by_node, by_group, inline) = (is(BY_NODE), is(BY_GROUP), is(INLINE));
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
         // SAFETY: as the caller promises.
         Ok(unsafe { reclaim::register(&spec, of) }?.to_bits())

@@ -27,7 +27,7 @@ pub trait Host: Reclaimer {
         true
     }
 
-    /// Calls `hang` with the slot of whoever has what was a group's, and again where that one leaves meanwhile:
-    /// [`Groups::hang_on`](neap_groups::Groups::hang_on); where nobody knows who that is, with every slot that may be. Outside the gate.
-    fn follow(&self, _group: GroupId, _hang: impl FnMut(u32)) {}
+    /// Calls `hang` with whoever has what is, or was, a group's, and again where that one leaves meanwhile:
+    /// [`Groups::hang_on`](neap_groups::Groups::hang_on); where nobody knows who that is, with everybody who may be. Outside the gate.
+    fn follow(&self, _group: GroupId, _hang: impl FnMut(Seat)) {}
 }

@@ -83,8 +83,8 @@ impl Host for On {
         self.groups().is_seat(group, slot)
     }
 
-    fn follow(&self, group: GroupId, mut hang: impl FnMut(u32)) {
-        assert!(self.groups().hang_on(&self.groups().reading(), group, |seat| hang(seat.slot)));
+    fn follow(&self, group: GroupId, hang: impl FnMut(Seat)) {
+        assert!(self.groups().hang_on(&self.groups().reading(), group, hang));
     }
 }
 
@@ -276,6 +276,26 @@ fn a_mark_that_meets_a_deletion_is_the_heirs() {
     assert_eq!(marked, [child, parent]);
     assert!(host.is_found(parent));
     assert_eq!(host.visit(host.seat(parent)), 1);
+}
+
+/// One whose callbacks know no groups is asked for its own, and for the heir of that.
+#[test]
+fn what_belongs_to_a_group_is_asked_for_no_other() {
+    let host = On::new();
+    let [owner, stranger] = ["owner", "stranger"].map(|name| host.create(GroupId::ROOT, name).unwrap());
+    let (cache, id) = (&host.0.cache, *host.0.id.get().unwrap());
+    host.shrinkers().belongs_to(id, owner);
+    let counts = || cache.counts.swap(0, Relaxed);
+    [owner, stranger].into_iter().for_each(|group| host.mark(group));
+    host.visit(host.seat(stranger));
+    assert_eq!((counts(), host.shrinkers().count(&host, &(), id, stranger, 0), counts()), (0, Some(0), 0));
+    assert!(!host.is_found(stranger), "nor again");
+    host.visit(host.seat(owner));
+    assert_eq!(counts(), 2);
+    host.mark(owner);
+    assert!(host.delete(owner));
+    host.visit(Seat::ROOT);
+    assert_eq!(counts(), 2);
 }
 
 /// Threads add and visit while groups are deleted and made, in few slots.

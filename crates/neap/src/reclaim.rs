@@ -143,8 +143,7 @@ impl<'a> Builder<'a> {
         Builder { inline, ..self }
     }
 
-    /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go. With a group, `count` answers [`EMPTY`] for
-    /// every other that it is asked for, and that is not the heir of this one.
+    /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go.
     ///
     /// # Errors
     /// See [`NotDone`]; `gone` is not called then.
@@ -187,14 +186,15 @@ impl<'a> Builder<'a> {
 
     /// Lets it be called.
     fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
-        start(shrinker.0, self.group, false).map(|()| shrinker)
+        start(shrinker.0, self.group, true, false).map(|()| shrinker)
     }
 }
 
-/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it. If it has a `group`, or its heir, that is
-/// marked, on each node for one that is `by_node`.
-fn start(id: ShrinkerId, group: Option<Group>, by_node: bool) -> Result<(), NotDone> {
+/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it. If it has a `group`, that or its heir is
+/// marked, on each node for one that is `by_node`; one that `belongs` to it is asked for no other.
+fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), NotDone> {
     let reclaiming = here()?;
+    group.filter(|_| belongs).inspect(|group| reclaiming.belongs_to(id, group.id()));
     // One that was deleted a moment ago has the root for an heir, if nobody else.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
     let nodes = if by_node { reclaiming.nodes() } else { 1 };
@@ -202,8 +202,8 @@ fn start(id: ShrinkerId, group: Option<Group>, by_node: bool) -> Result<(), NotD
     reclaiming.start(id)
 }
 
-/// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, which it knows, or its heir, that is done,
-/// for every node.
+/// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, that is done for this, or its heir, and for
+/// every node. One that has a group and knows none (`by_group`) is asked for that one alone.
 ///
 /// # Errors
 /// See [`NotDone`]; `gone` is not called then.
@@ -215,9 +215,10 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     if group.is_some_and(|group| group.info().is_err()) {
         return Err(NotDone::NoSuchGroup);
     }
+    let by_group = spec.by_group || group.is_some();
     // SAFETY: as the caller promises.
-    let id = unsafe { reclaiming.prepare(spec) }?;
-    start(id, group, spec.by_node).map(|()| id)
+    let id = unsafe { reclaiming.prepare(&Spec { by_group, ..*spec }) }?;
+    start(id, group, !spec.by_group, spec.by_node).map(|()| id)
 }
 
 /// Says that a shrinker that knows groups may have something of one of them, or its heir, on a node: to be called when the first object is there, once `count` sees
@@ -279,12 +280,11 @@ mod closures {
 
     extern crate std;
 
-    use super::{Asked, Builder, Group, NotDone, STOP, Shrinker, ShrinkerId};
+    use super::{Asked, Builder, NotDone, STOP, Shrinker, ShrinkerId};
     use crate::process::PROCESS;
     use core::ffi::c_void;
     use core::panic::AssertUnwindSafe;
     use core::sync::atomic::{AtomicU64, Ordering};
-    use neap_groups::GroupId;
     use std::boxed::Box;
     use std::panic::catch_unwind;
 
@@ -292,7 +292,6 @@ mod closures {
         count: C,
         evict: E,
         object_bytes: u64,
-        group: Option<GroupId>,
         /// [`ShrinkerId`]; 0 until it is known.
         id: AtomicU64,
     }
@@ -308,8 +307,7 @@ mod closures {
             C: Fn() -> u64 + Send + Sync + 'static,
             E: Fn(u64) -> u64 + Send + Sync + 'static,
         {
-            let (object_bytes, group) = (self.object_bytes, self.group.map(Group::id));
-            let functions = Functions { count, evict, object_bytes, group, id: AtomicU64::new(0) };
+            let functions = Functions { count, evict, object_bytes: self.object_bytes, id: AtomicU64::new(0) };
             let data = Box::into_raw(Box::new(functions));
             // SAFETY: they are Sync, live until `gone`, and nothing of theirs unwinds.
             match unsafe { self.prepare(call_count::<C, E>, call_evict::<C, E>, Some(gone::<C, E>), data.cast()) } {
@@ -339,14 +337,9 @@ mod closures {
         })
     }
 
-    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, asked: *const Asked) -> u64 {
-        // SAFETY: made by `register`, and not gone; what is asked is the caller's, for the time of the call.
-        let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), (*asked).group()) };
-        // A mark may be left in the place of a group that went, where another is by now: that one has nothing here.
-        let has = |group| PROCESS.reclaiming_if_made().is_none_or(|reclaiming| reclaiming.has(asked, group));
-        if !functions.group.is_none_or(has) {
-            return super::EMPTY;
-        }
+    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, _asked: *const Asked) -> u64 {
+        // SAFETY: made by `register`, and not gone.
+        let functions = unsafe { &*data.cast::<Functions<C, E>>() };
         match guarded(&functions.id, &functions.count) {
             // Nothing, for now: it does not say when there is something again.
             answer if answer >= super::EMPTY => 0,

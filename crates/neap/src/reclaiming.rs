@@ -102,14 +102,14 @@ impl<P: Platform> Host for Source<'_, P> {
         self.mm().groups_if_made().is_some_and(|grouped| grouped.groups().is_seat(group, slot))
     }
 
-    fn follow(&self, group: GroupId, mut hang: impl FnMut(u32)) {
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(Seat)) {
         let Some(grouped) = self.mm().groups_if_made() else { return };
         let groups = grouped.groups();
         self.inside(|| {
             let reading = groups.reading();
-            if !groups.hang_on(&reading, group, |seat| hang(seat.slot)) {
+            if !groups.hang_on(&reading, group, &mut hang) {
                 // Nothing refers to the group any more that could tell who has what was its.
-                groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, |seat| hang(seat.slot)));
+                groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, &mut hang));
             }
         });
     }
@@ -216,6 +216,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         unsafe { self.reclaim.shrinkers.prepare(self.source(), spec) }
     }
 
+    /// [`Shrinkers::belongs_to`].
+    pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
+        self.reclaim.shrinkers.belongs_to(id, group);
+    }
+
     /// [`Shrinkers::start`]; and makes the threads that run callbacks, and watch over them, where it can.
     ///
     /// # Errors
@@ -250,14 +255,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             let reading = self.groups().reading();
             let mark = |seat: Seat| self.reclaim.shrinkers.mark(self.source(), id, seat.slot, node);
             self.groups().hang_on(&reading, group, mark)
-        })
-    }
-
-    /// Whether a group has what is another's: that itself, or its heir. True also where nobody knows.
-    pub(crate) fn has(&self, group: GroupId, other: GroupId) -> bool {
-        self.inside(|| {
-            let reading = self.groups().reading();
-            self.groups().seat(&reading, other).is_none_or(|seat| seat.group == group)
         })
     }
 

@@ -72,6 +72,9 @@ fn a_cache_gives_nothing_for_a_group_that_is_not_its_own() {
     let (mine, theirs) = (Cache::new("mine", group), Cache::new("theirs", stranger));
     assert!((0..32).all(|_| mine.insert() && theirs.insert()));
     assert!(reclaim::mark(mine._shrinker.id(), stranger, 0));
+    let mut objects = 0;
+    reclaim::dry_run(stranger, OBJECT, |payment| objects += payment.objects);
+    assert_eq!(objects, 32);
     assert!(reclaim::reclaim(stranger, 8 * OBJECT, Duration::from_secs(10)).bytes >= 8 * OBJECT);
     assert!(mine.len() == 32 && theirs.len() <= 24);
     // What is a group's is its heir's when that is gone.

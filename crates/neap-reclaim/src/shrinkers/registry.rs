@@ -23,7 +23,7 @@ use core::sync::atomic::{self, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform, Rcu};
 use neap_groups::table::{Entry, Table};
-use neap_groups::{Name, is_name};
+use neap_groups::{GroupId, Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{LentWords, Owner, Refused, Wait};
 
@@ -314,6 +314,11 @@ impl Shrinkers {
         lists.free = index + 1;
         self.used.store(index + 1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Lets all that a prepared shrinker has be a group's, or its heir's: it is asked for no other, whatever is marked.
+    pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
+        self.of(id).inspect(|shrinker| shrinker.set_of(group));
     }
 
     /// Lets a prepared shrinker be called.

@@ -149,6 +149,8 @@ pub(crate) struct Shrinker {
     seeks: AtomicU32,
     flags: AtomicU32,
     name: SharedName,
+    /// The group that it belongs to; 0: none, or several.
+    of: AtomicU64,
     /// In the list of free ones, plus one. Under the registry's mutex.
     pub(crate) next: AtomicU32,
     /// What CPUs without words have counted; first, how many references they took.
@@ -169,6 +171,7 @@ impl Shrinker {
             seeks: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             name: SharedName::default(),
+            of: AtomicU64::new(0),
             next: AtomicU32::new(0),
             elsewhere: Lines([const { AtomicU64::new(0) }; WORDS]),
         }
@@ -185,6 +188,7 @@ impl Shrinker {
             self.elsewhere.0[word].store(0, Ordering::Relaxed);
         }
         self.name.set(spec.name);
+        self.of.store(0, Ordering::Relaxed);
         for (place, function) in [(&self.count, spec.count as *mut ()), (&self.scan, spec.scan as *mut ())] {
             place.store(function, Ordering::Relaxed);
         }
@@ -211,6 +215,16 @@ impl Shrinker {
     /// Whose it is at the moment.
     pub(crate) fn id(&self, index: u32) -> ShrinkerId {
         ShrinkerId::new(index, self.generation.load(Ordering::Relaxed))
+    }
+
+    /// Lets a prepared one belong to a group.
+    pub(crate) fn set_of(&self, group: GroupId) {
+        self.of.store(group.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The group that it belongs to, if it does to one.
+    pub(crate) fn of(&self) -> Option<GroupId> {
+        Some(self.of.load(Ordering::Relaxed)).filter(|of| *of != 0).map(GroupId::from_bits)
     }
 
     fn has(&self, flag: u32) -> bool {

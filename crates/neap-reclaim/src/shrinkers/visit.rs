@@ -116,8 +116,11 @@ impl Shrinkers {
         node: u32,
     ) -> Option<u64> {
         let mut asked = asked(group, node);
-        let answer = self.call(host, caller, id, |calls| calls.count(&mut asked))?;
-        answer.map(|answer| if answer >= EMPTY { 0 } else { answer })
+        let count = |calls: &mut Calls<'_, C>| match may_have(host, calls.shrinker, group) {
+            true => calls.count(&mut asked),
+            false => Some(EMPTY),
+        };
+        self.call(host, caller, id, count)?.map(|answer| if answer >= EMPTY { 0 } else { answer })
     }
 
     /// Has a shrinker look at so many objects of a group on a node, in batches; `None` as for [`Shrinkers::count`].
@@ -174,6 +177,14 @@ impl Shrinkers {
         self.put(host, index, shrinker);
         Some(answer)
     }
+}
+
+/// Whether a shrinker may have something of a group: not if it belongs to one, and another has what is that one's.
+fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
+    let Some(of) = shrinker.of() else { return true };
+    let mut may = false;
+    host.follow(of, |seat| may |= seat.group == group);
+    may
 }
 
 fn asked(group: GroupId, node: u32) -> Asked {
@@ -240,7 +251,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         self.visited.written += 1;
         if !stays && !self.is_here() {
             let mark = |index, slot| self.shrinkers.places.mark(self.host, index, slot, self.node);
-            self.host.follow(self.group, |slot| indexes.clone().for_each(|index| mark(index, slot)));
+            self.host.follow(self.group, |heir| indexes.clone().for_each(|index| mark(index, heir.slot)));
         }
     }
 
@@ -263,6 +274,10 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Counts, and scans what that and the pass make of it. With a reference.
     fn ask(&mut self, index: u32, shrinker: &Shrinker, spot: Option<Spot<'_>>) -> Had {
         if !shrinker.by_group() && self.slot != 0 {
+            return Had::Nothing;
+        }
+        // A mark may be left where a group was that is gone: whoever has the slot by now has nothing of a shrinker that belongs to another.
+        if !may_have(self.host, shrinker, self.group) {
             return Had::Nothing;
         }
         let node = if shrinker.by_node() { self.node } else { 0 };
@@ -302,7 +317,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             fence(Ordering::SeqCst);
             if !self.is_here() {
                 let places = &self.shrinkers.places;
-                self.host.follow(self.group, |slot| places.move_deferred(unit, index, slot, asked.node));
+                self.host.follow(self.group, |heir| places.move_deferred(unit, index, heir.slot, asked.node));
             }
         }
     }
