@@ -132,6 +132,8 @@ pub(crate) struct Group {
     pub(crate) heard: AtomicU32,
     /// The thread that it was made for, as whoever did that says; 0 for none.
     pub(crate) made_for: AtomicU32,
+    /// Bytes charged to it alone that nobody uses, when somebody last added them up.
+    pub(crate) unused: AtomicU64,
     /// Not 0 from the moment on that what hangs on it goes to its parent.
     pub(crate) is_leaving: AtomicU32,
     name: SharedName,
@@ -158,7 +160,7 @@ unsafe impl Entry for Group {}
 
 impl Group {
     pub(crate) fn id(&self) -> GroupId {
-        GroupId::from_bits(self.id.load(Ordering::Acquire)) // Pairs with the Release in `Tree::create`.
+        GroupId::from_bits(self.id.load(Ordering::Acquire)) // Pairs with the Release in `Tree::add`.
     }
 
     pub(crate) fn usage(&self) -> u64 {

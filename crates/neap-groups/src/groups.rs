@@ -317,10 +317,25 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
 
-    /// Calls `each` with bytes that are charged and that nobody uses, stocked or kept by caches, and the group that they are charged to, as far as
-    /// that can be seen at this moment. Inside the gate.
-    pub fn each_unused<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(GroupId, u64)) {
-        self.each_slack(host, &mut |payer, bytes| _ = self.heir(payer.id()).map(|heir| each(heir, bytes)));
+    /// Adds up, for [`Groups::unused_at`], what is charged to each group alone and nobody uses, stocked or kept by caches, as far as that
+    /// can be seen at this moment. By one thread at a time, inside the gate.
+    pub fn add_up_unused<H: Reclaimer>(&self, host: &H) {
+        let groups = (0..self.tree.count().slots).filter_map(|slot| self.tree.group(slot));
+        groups.for_each(|group| group.unused.store(0, Ordering::Relaxed));
+        self.each_slack(host, &mut |payer, bytes| {
+            let _reading = self.rcu.enter();
+            let behind = self.tree.owners.behind(payer.id());
+            let group = behind.and_then(|behind| self.tree.group(behind.slot()));
+            group.inspect(|group| _ = group.unused.fetch_add(bytes, Ordering::Relaxed));
+        });
+    }
+
+    /// The group in a slot, and bytes of it that nobody used when [`Groups::add_up_unused`] was last called, if there were any. Inside
+    /// the gate.
+    pub fn unused_at(&self, slot: u32) -> Option<(GroupId, u64)> {
+        let _reading = self.rcu.enter();
+        let group = self.tree.group(slot)?;
+        Some((group.id(), group.unused.load(Ordering::Relaxed))).filter(|(_, bytes)| *bytes > 0)
     }
 
     fn each_slack<H: Reclaimer>(&self, host: &H, each: &mut dyn FnMut(Payer, u64)) {
@@ -377,10 +392,11 @@ impl Groups {
         self.tree.count()
     }
 
-    /// Calls `each` with every id whose group is gone though something still refers to it, with the group that has inherited it, and
-    /// with how many bytes are booked under it. Inside the gate.
-    pub fn each_gone(&self, mut each: impl FnMut(GroupId, GroupId, u64)) {
-        self.tree.owners.each_gone(|id, bytes| _ = self.heir(id).inspect(|&heir| each(id, heir, bytes)));
+    /// The first id, of an index from `from` on, whose group is gone though something still refers to it, with the group that has
+    /// inherited it, and how many bytes are booked under it. Inside the gate.
+    pub fn next_gone(&self, from: u32) -> Option<(GroupId, GroupId, u64)> {
+        let gone = |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(id)?, bytes)));
+        (from..self.tree.owners.len()).find_map(gone)
     }
 
     /// In a forked child: those who were on their way in the parent's threads are not here, and nobody waits for room.

@@ -38,7 +38,8 @@ impl GroupId {
         GroupId(index as u64 | (generation as u64) << INDEX_BITS)
     }
 
-    pub(crate) const fn index(self) -> u32 {
+    /// The number of the entry that it leads to, whichever generation of it.
+    pub const fn index(self) -> u32 {
         self.0 as u32 & MOST_GROUPS
     }
 

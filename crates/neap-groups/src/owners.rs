@@ -322,16 +322,18 @@ impl Owners {
         self.lists.lock().used
     }
 
-    /// Every id whose group is gone though something refers to it, and the bytes that are booked under it.
-    pub(crate) fn each_gone(&self, mut each: impl FnMut(GroupId, u64)) {
-        for index in 0..self.table.len() {
-            let Some(entry) = self.table.get(index) else { return };
-            let references = entry.references.load(Ordering::Relaxed);
-            let link = entry.link.load(Ordering::Relaxed);
-            if references > 0 && link != NONE && link & HEIR != 0 {
-                each(GroupId::new(index, entry.generation.load(Ordering::Relaxed)), entry.booked());
-            }
-        }
+    /// The id of an index, if its group is gone though something refers to it, and the bytes that are booked under it.
+    pub(crate) fn gone_at(&self, index: u32) -> Option<(GroupId, u64)> {
+        let entry = self.table.get(index)?;
+        let references = entry.references.load(Ordering::Relaxed);
+        let link = entry.link.load(Ordering::Relaxed);
+        let is_gone = references > 0 && link != NONE && link & HEIR != 0;
+        is_gone.then(|| (GroupId::new(index, entry.generation.load(Ordering::Relaxed)), entry.booked()))
+    }
+
+    /// Indexes that there are.
+    pub(crate) fn len(&self) -> u32 {
+        self.table.len()
     }
 
     pub(crate) fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {

@@ -182,7 +182,7 @@ impl Tree {
             group.next.store(lists.free, Ordering::Relaxed);
             lists.free = slot;
         })?;
-        for counter in group.events.iter().chain([&group.counters.usage, &group.counters.peak]) {
+        for counter in group.events.iter().chain([&group.counters.usage, &group.counters.peak, &group.unused]) {
             counter.store(0, Ordering::Relaxed);
         }
         Bound::ALL.into_iter().for_each(|bound| group.set_bound(bound, bound.default()));

@@ -19,7 +19,7 @@ use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
-use neap_base::{Order, Pfn};
+use neap_base::{Mutex, Order, Pfn};
 use neap_pages::{NodePages, Shape, SideTable};
 
 /// Where the tables stand in [`Shape::tables`].
@@ -99,6 +99,8 @@ pub struct Objects<P: Platform> {
     pub(crate) owned: AtomicBool,
     /// How owners are paid back.
     pub payback: Payback,
+    /// Held by who looks at what caches have that somebody has paid for.
+    pub(crate) looking: Mutex<()>,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
 }
@@ -146,6 +148,7 @@ impl<P: Platform> Objects<P> {
             vector_bytes: AtomicU64::new(0),
             owned: AtomicBool::new(false),
             payback: Payback::closed(),
+            looking: Mutex::new(()),
             busy: AtomicU64::new(0),
             platform,
             pages,

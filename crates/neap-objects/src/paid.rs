@@ -3,8 +3,9 @@
 //!
 //! Sits between the caches of objects, and whoever owners are numbers of, who said by [`Payback::open`] how to pay back. An object
 //! that its owner frees is in the state [`PAID`]; it is paid back for when somebody else takes it, or when it goes back to its slab.
-//! Until then its page keeps its vector, since a slab with an object in a cache is not free. No lock of its own.
+//! Until then its page keeps its vector, since a slab with an object in a cache is not free. One mutex: looks at what caches have take turns.
 
+use crate::class_cache::{ClassCache, FLUSH_BATCH};
 use crate::hot::{Hot, corrupt};
 use crate::objects::Objects;
 use crate::region::StackId;
@@ -138,34 +139,65 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Calls `each` with class and owner of every object in a stack or a full sheaf that somebody has paid for: exactly while nobody
-    /// allocates or frees, else about so. Takes the class caches' locks, one at a time, and none that a fast path takes.
-    pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64)) {
+    /// Calls `each` with class, owner and number of objects in stacks and full sheaves that somebody has paid for, several times for the same perhaps:
+    /// exactly while nobody allocates or frees, else about so. Looks take turns. Takes the class caches' locks, for [`FLUSH_BATCH`]
+    /// objects at a time; `each` is called with none of these held, and looks at nothing itself.
+    pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
         if !self.has_owned() {
             return;
         }
+        let (platform, slots) = (&self.platform, &self.slots);
+        let _looking = self.looking.lock();
         for class in Class::all() {
-            for (node, cache) in self.caches_of(class).enumerate() {
-                let cache = cache.lock();
-                let mut see = |object: *mut u8| {
-                    if self.class_at(object) == Some(class) && self.node_of(object) == node {
-                        // SAFETY: the kind map says that the class lies there.
-                        let paid = unsafe { self.states.is(class.place(), object.addr() / GRAIN, PAID) };
-                        // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
-                        // its vector: to go back to the slab takes the lock.
-                        let owner = if paid { self.owner_at(object.addr()) } else { 0 };
-                        if owner != 0 {
-                            each(class, owner);
-                        }
-                    }
-                };
-                cache.full.sheaves().for_each(|sheaf| sheaf.objects().iter().for_each(|&object| see(object)));
-                for cpu in 0..self.slots.cpus() {
+            for node in 0..self.pages.nodes() {
+                let mut starts = true;
+                while self.tally(class, node, each, |cache, see| {
+                    cache.full.look(core::mem::take(&mut starts), FLUSH_BATCH, see)
+                }) {}
+                for cpu in 0..slots.cpus() {
                     for id in [StackId::home(class), StackId::guests(class)] {
-                        self.slots.each_seen(&self.platform, cpu, id, &mut see);
+                        let mut from = 0;
+                        while from < slots.count(platform, cpu, id) {
+                            let cells = from..from + FLUSH_BATCH;
+                            self.tally(class, node, each, |_, see| slots.each_seen(platform, cpu, id, cells, see));
+                            from += FLUSH_BATCH;
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// Lets `look` see a few objects under the lock of a class on a node, and then calls `each` with those of them that somebody has paid for.
+    fn tally<T>(
+        &self,
+        class: Class,
+        node: usize,
+        each: &mut dyn FnMut(Class, u64, u32),
+        look: impl FnOnce(&mut ClassCache, &mut dyn FnMut(*mut u8)) -> T,
+    ) -> T {
+        let (mut payers, mut count) = ([(0, 0); FLUSH_BATCH], 0);
+        let mut see = |object: *mut u8| {
+            if self.class_at(object) == Some(class) && self.node_of(object) == node {
+                // SAFETY: the kind map says that the class lies there.
+                let paid = unsafe { self.states.is(class.place(), object.addr() / GRAIN, PAID) };
+                // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
+                // its vector: to go back to the slab takes the lock.
+                let payer = if paid { self.owner_at(object.addr()) } else { 0 };
+                let known = payers[..count].iter().rposition(|&(known, _)| known == payer);
+                if payer != 0
+                    && let Some(entry) = payers.get_mut(known.unwrap_or(count))
+                {
+                    *entry = (payer, entry.1 + 1);
+                    count += usize::from(known.is_none());
+                }
+            }
+        };
+        let answer = {
+            let mut cache = self.cache(node, class).lock();
+            look(&mut cache, &mut see)
+        };
+        payers[..count].iter().for_each(|&(payer, objects)| each(class, payer, objects));
+        answer
     }
 }

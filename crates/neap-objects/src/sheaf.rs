@@ -151,6 +151,8 @@ pub struct SheafList {
     length: u32,
     /// The shortest the list has been since the last [`SheafList::working_set`].
     shortest: u32,
+    /// Where a [`SheafList::look`] goes on: a sheaf of the list, and how many of its objects were seen.
+    looked: (*mut Head, usize),
 }
 
 // SAFETY: the list owns its sheaves.
@@ -159,7 +161,7 @@ unsafe impl Send for SheafList {}
 impl SheafList {
     /// An empty list.
     pub const fn new() -> SheafList {
-        SheafList { head: null_mut(), length: 0, shortest: 0 }
+        SheafList { head: null_mut(), length: 0, shortest: 0, looked: (null_mut(), 0) }
     }
 
     /// Sheaves on the list.
@@ -186,7 +188,23 @@ impl SheafList {
     fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
+        if self.looked.0 == head.as_ptr() {
+            // SAFETY: it was the list's until now.
+            self.looked = (unsafe { head.as_ref() }.next, 0);
+        }
         Sheaf(head)
+    }
+
+    /// Looks at the next few objects, of one sheaf, from the list's first on where it `starts`; whether there may be more. In between the list may
+    /// change: a sheaf that is taken is not seen any more, one that is new is not seen either. A list remembers one look.
+    pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
+        let (at, seen) = if starts { (self.head, 0) } else { self.looked };
+        let Some(head) = NonNull::new(at) else { return false };
+        let sheaf = Sheaf(head);
+        let rest = sheaf.objects().get(seen..).unwrap_or(&[]);
+        rest.iter().take(most).for_each(|&object| see(object));
+        self.looked = if rest.len() > most { (at, seen + most) } else { (sheaf.head().next, 0) };
+        true
     }
 
     /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few, otherwise the first.
@@ -249,6 +267,38 @@ mod tests {
 
     fn objects(count: usize) -> Vec<*mut u8> {
         (1..=count).map(|n| core::ptr::without_provenance_mut(n * 16)).collect()
+    }
+
+    #[test]
+    fn a_look_goes_on_behind_sheaves_that_are_taken_meanwhile() {
+        let objects = objects(12);
+        let (made, _memory): (Vec<_>, Vec<_>) = (0..4).map(|_| sheaf(3)).unzip();
+        let mut list = SheafList::new();
+        for (mut sheaf, objects) in made.into_iter().zip(objects.chunks(3)) {
+            objects.iter().for_each(|&object| assert!(sheaf.push(object)));
+            list.push(sheaf);
+        }
+        let look = |list: &mut SheafList, starts| {
+            let mut seen = Vec::new();
+            let more = list.look(starts, 2, &mut |object| seen.push(object.addr() / 16));
+            more.then_some(seen)
+        };
+        // All of it, two at a time, the last sheaf first.
+        let all = core::iter::successors(look(&mut list, true), |_| look(&mut list, false));
+        assert_eq!(all.flatten().collect::<Vec<_>>(), [10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3]);
+        // The one that it is in the midst of is taken, with the one in front of it.
+        assert_eq!(
+            [look(&mut list, true), look(&mut list, false), look(&mut list, false)].map(Option::unwrap).concat(),
+            [10, 11, 12, 7, 8]
+        );
+        let taken = [list.pop().unwrap(), list.pop().unwrap()];
+        assert_eq!((look(&mut list, false), look(&mut list, false)), (Some([4, 5].to_vec()), Some([6].to_vec())));
+        let [first, second] = taken;
+        list.push(second);
+        list.push(first);
+        assert_eq!(look(&mut list, false), Some([1, 2].to_vec()), "what is new is not seen");
+        while list.pop().is_some() {}
+        assert_eq!((look(&mut list, false), look(&mut list, true)), (None, None));
     }
 
     #[test]

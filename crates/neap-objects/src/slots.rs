@@ -23,6 +23,7 @@
 
 use crate::region::{REGION, StackId, at, clear, keep, objects, stack};
 use crate::size_class::Class;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
@@ -434,13 +435,24 @@ impl Slots {
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
-    /// Calls `each` with what is in a stack of `cpu`, as far as can be seen from here while the owner goes on working: an object may be
-    /// met that has left, or missed.
-    pub fn each_seen<P: Platform>(&self, platform: &P, cpu: usize, id: StackId, mut each: impl FnMut(*mut u8)) {
+    /// Objects in a stack of `cpu`, as far as can be seen from here while the owner goes on working.
+    pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
+        Slots::glance(self.region(platform, cpu), id).count as usize
+    }
+
+    /// Calls `each` with what is in cells of a stack of `cpu`, likewise: an object may be met that has left, or missed.
+    pub fn each_seen<P: Platform>(
+        &self,
+        platform: &P,
+        cpu: usize,
+        id: StackId,
+        cells: Range<usize>,
+        each: &mut dyn FnMut(*mut u8),
+    ) {
         let stack = stack(self.region(platform, cpu), id);
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
-        for cell in 0..count.min(id.capacity() as usize) {
+        for cell in cells.start..cells.end.min(count).min(id.capacity() as usize) {
             // SAFETY: the bottom is that of the region's cells, which stay mapped; a value that the owner is changing is as good as any.
             each(unsafe { (*bottom.wrapping_add(cell).cast::<AtomicPtr<u8>>()).load(Ordering::Relaxed) });
         }

@@ -93,11 +93,39 @@ fn check(o: &Instance, held: &Held) {
     let objects = (census.allocated, census.accounted, census.paid);
     assert_eq!(objects, (held.len() as u64, owned.len() as u64, kept));
     let mut met = 0;
-    o.each_paid(&mut |class, owner| {
-        assert!(paid.contains_key(&(class, owner)));
-        met += 1;
+    o.each_paid(&mut |class, owner, objects| {
+        assert!(paid[&(class, owner)] >= objects);
+        met += u64::from(objects);
     });
     assert_eq!(met, kept, "what caches keep");
+}
+
+#[test]
+fn a_look_at_what_caches_keep_holds_no_lock_while_it_tells_and_survives_a_drain() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(64);
+    let mut held = Held::new();
+    for _ in 0..20_000 {
+        let object = o.take(class).unwrap();
+        let owner = in_turn(object.addr(), 64, 1);
+        assert!(own(&o, class, object, owner));
+        held.insert(object.addr(), (class, owner));
+    }
+    held.iter().for_each(|(&address, &(_, owner))| assert_eq!(give(&o, class, pointer(address)), owner));
+    let mut calls = 0;
+    o.each_paid(&mut |class, owner, objects| {
+        assert!(o.caches_of(class).all(|cache| cache.try_lock().is_some()), "a lock is held");
+        assert!((1..=2).contains(&owner) && (1..=64).contains(&objects), "{objects} objects of {owner} at a time");
+        calls += 1;
+    });
+    assert!(calls >= 2 * 20_000 / 64, "{calls} calls");
+    let mut left = 0;
+    o.each_paid(&mut |_, _, objects| {
+        left += objects;
+        o.drain();
+    });
+    assert!(left <= 64, "{left} objects were met, and one drain took them all");
+    check(&o, &Held::new());
 }
 
 /// Who pays for an object where neighbours are to have different owners, of `owners` and one more.

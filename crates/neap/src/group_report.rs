@@ -1,8 +1,8 @@
 //! What another process is told about memory groups: numbers, as words in the page of numbers.
 //!
 //! Sits between a request ([`requests`](crate::requests)) and the tree. A report begins at the slot that was asked for and ends where the page does,
-//! so many groups take several; each group is of one moment. The last report has, instead of groups, what is charged and nobody uses, and what is booked under ids of
-//! groups that are gone. Nothing is allocated.
+//! so many groups take several; each group is of one moment. The last reports have, instead of groups, what is charged and nobody uses, all of one
+//! moment, and then what is booked under ids of groups that are gone. Nothing is allocated.
 //!
 //! A report, in words of 64 bits: whether there are groups; entries in this report; the slot to ask for next, all bits set if there is none;
 //! what the entries are (0: groups, 1: what is left); groups in the tree, dying ones, slots, ids in use; bytes of memory for all that; fences.
@@ -14,7 +14,6 @@
 use crate::memory_groups::Grouped;
 use crate::pen::{self, Pen};
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 use neap_groups::{Bound, Event, Info, Kind, LONGEST_NAME};
 
@@ -24,8 +23,9 @@ pub const HEAD: usize = 10;
 pub const GROUP: usize = 5 + Bound::ALL.len() + Kind::ALL.len() + Event::ALL.len() + LONGEST_NAME / 8;
 /// Words of what is left.
 pub const LEFT: usize = 3;
-/// The slot to ask for to be told what is left.
+/// What is added to a slot to be told what nobody uses of groups from there on, and to an id's index for groups that are gone.
 pub const ASK_LEFT: u32 = 1 << 30;
+const ASK_GONE: u32 = ASK_LEFT | 1 << 29;
 
 /// Writes a report on the groups from slot `from` on, or on what is left, into `words`, of which there are at least [`HEAD`]. Takes the tree's locks,
 /// one group after the other. Inside the gate.
@@ -45,19 +45,30 @@ pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[A
             slot += 1;
         }
         next = if slot < count.slots { slot } else { ASK_LEFT }.into();
-    } else {
-        let mut left = |group: u64, bytes: u64, id: u64| {
-            let mut written = words[HEAD..].chunks_exact(LEFT).take(entries as usize).rev();
-            let is_same = |entry: &&[AtomicU64]| entry[0].load(Relaxed) == group && entry[2].load(Relaxed) == id;
-            if let Some(entry) = written.find(is_same) {
-                entry[1].fetch_add(bytes, Relaxed);
-            } else if pen.has_room(LEFT) {
-                pen.write_all([group, bytes, id]);
+    } else if from < ASK_GONE {
+        if from == ASK_LEFT {
+            groups.add_up_unused(source);
+        }
+        let mut slot = from - ASK_LEFT;
+        while slot < count.slots && pen.has_room(LEFT) {
+            if let Some((group, bytes)) = groups.unused_at(slot) {
+                pen.write_all([group.to_bits(), bytes, 0]);
                 entries += 1;
             }
-        };
-        groups.each_unused(source, |group, bytes| left(group.to_bits(), bytes, 0));
-        groups.each_gone(|id, heir, bytes| left(heir.to_bits(), bytes, id.to_bits()));
+            slot += 1;
+        }
+        next = if slot < count.slots { ASK_LEFT + slot } else { ASK_GONE }.into();
+    } else {
+        let mut index = from - ASK_GONE;
+        while let Some((id, heir, bytes)) = groups.next_gone(index) {
+            if !pen.has_room(LEFT) {
+                next = (ASK_GONE + index).into();
+                break;
+            }
+            pen.write_all([heir.to_bits(), bytes, id.to_bits()]);
+            entries += 1;
+            index = id.index() + 1;
+        }
     }
     let numbers = [count.live, count.dying, count.slots, count.ids].map(u64::from);
     let mut pen = Pen::new(words, 0);
@@ -85,9 +96,11 @@ mod tests {
     use super::*;
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
+    use core::sync::atomic::Ordering::Relaxed;
     use neap_base::virtual_platform::Virtual;
     use neap_groups::GroupId;
     use std::boxed::Box;
+    use std::string::ToString;
     use std::vec::Vec;
 
     #[test]
@@ -96,24 +109,42 @@ mod tests {
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 2), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
         let groups = mm.groups().unwrap();
-        let tenants = ["one", "two"].map(|name| groups.create(GroupId::ROOT, name).unwrap());
-        for tenant in tenants {
+        let make = |name: usize| groups.create(GroupId::ROOT, &name.to_string()).unwrap();
+        let mut tenants: Vec<GroupId> = (0..16).map(make).collect();
+        let mut blocks: Vec<*mut u8> = Vec::new();
+        for &tenant in &tenants {
             let before = mm.enter(Some(tenant));
-            let blocks: Vec<*mut u8> = (0..100).map(|_| mm.allocate(200)).collect();
+            blocks.extend((0..100).map(|_| mm.allocate(200)));
             mm.leave(before);
-            // SAFETY: the blocks are this test's.
-            blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
         }
-        let words: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
-        write(Some(groups), ASK_LEFT, &words);
-        let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
-        let left: Vec<&[u64]> = words[HEAD..].chunks_exact(LEFT).take(words[1] as usize).collect();
-        for tenant in tenants {
+        // SAFETY: the blocks are this test's.
+        blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+        let gone = tenants.split_off(8);
+        gone.iter().for_each(|&tenant| groups.delete(tenant).unwrap());
+        // Three entries a report: as of more groups than fit one.
+        let words: Vec<AtomicU64> = (0..HEAD + 3 * LEFT).map(|_| AtomicU64::new(0)).collect();
+        let (mut left, mut from) = (Vec::new(), ASK_LEFT);
+        while from != u32::MAX {
+            write(Some(groups), from, &words);
+            let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
+            left.extend(words[HEAD..].chunks_exact(LEFT).take(words[1] as usize).map(<[u64]>::to_vec));
+            let next = u32::try_from(words[2]).unwrap_or(u32::MAX);
+            assert!(next > from);
+            from = next;
+        }
+        let of =
+            |at: usize, id: GroupId| left.iter().filter(move |entry| entry[at] == id.to_bits()).map(|entry| entry[1]);
+        for &tenant in &tenants {
             let charged = groups.info(tenant).unwrap().charged;
-            let told: Vec<u64> =
-                left.iter().filter(|entry| entry[0] == tenant.to_bits()).map(|entry| entry[1]).collect();
+            let told: Vec<u64> = of(0, tenant).collect();
             assert_eq!((charged > 0, groups.used(tenant), told), (true, Ok(0), [charged].to_vec()), "{left:?}");
         }
+        // What is booked under those that are gone is their parent's, and nobody uses it either.
+        let inherited: u64 = gone.iter().map(|&id| of(2, id).sum::<u64>()).sum();
+        assert!(gone.iter().all(|&id| of(2, id).count() == 1) && inherited >= 8 * 100 * 208, "{left:?}");
+        let charged = |id| groups.info(id).unwrap().charged;
+        let own = charged(GroupId::ROOT) - tenants.iter().map(|&tenant| charged(tenant)).sum::<u64>();
+        assert_eq!((of(0, GroupId::ROOT).next(), groups.used(GroupId::ROOT)), (Some(own), Ok(0)), "{left:?}");
         mm.verify(0).unwrap();
         // SAFETY: nobody uses the manager any more.
         unsafe { mm.close() };

@@ -201,7 +201,7 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let mut classes = [false; CLASSES];
-        objects.each_paid(&mut |class, owner| classes[class.index()] |= is_wanted(owner));
+        objects.each_paid(&mut |class, owner, _| classes[class.index()] |= is_wanted(owner));
         if classes.contains(&true) {
             self.flush_classes(core, |class| classes[class.index()]);
         }

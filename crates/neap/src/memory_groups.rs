@@ -36,7 +36,9 @@ impl<P: Platform> Copy for Grouped<'_, P> {}
 
 impl<P: Platform> Reclaimer for Source<'_, P> {
     fn each_kept(&self, each: &mut dyn FnMut(Payer, u64)) {
-        self.core().objects.each_paid(&mut |class, owner| each(Payer::from_bits(owner), price(class)));
+        self.core().objects.each_paid(&mut |class, owner, objects| {
+            each(Payer::from_bits(owner), price(class) * u64::from(objects));
+        });
     }
 
     fn flush(&self, wanted: &dyn Fn(Payer) -> bool, at_once: bool) {
