@@ -301,8 +301,10 @@ enum neap_bound {
 int neap_group_set(neap_group group, int bound, uint64_t bytes, uint64_t *before);
 
 /*
- * Bytes that a group and those below it use. Exact while nobody charges: what is charged, less what CPUs have in stock, which is up
- * to 256 KiB for each group and 2 MiB for all groups together on each CPU. NEAP_E_GROUP.
+ * Bytes that a group and those below it use. Exact while nobody charges, allocates or frees: what is charged, less what CPUs have in
+ * stock, which is up to 256 KiB for each group and 2 MiB for all groups together on each CPU, and less what neap's caches keep of small
+ * memory (up to 32 KiB) that was freed, which is as much as they keep. Looks at all that caches have, for all groups, which takes some
+ * nanoseconds for each piece. NEAP_E_GROUP.
  */
 int neap_group_used(neap_group group, uint64_t *bytes);
 
@@ -318,10 +320,10 @@ typedef struct neap_group_info {
     uint64_t high_bytes;
     uint64_t low_bytes;
     uint64_t min_bytes;
-    /* What it and all below it are charged for, stocks included, and the most that ever was. */
+    /* What it and all below it are charged for, with stocks and what caches keep, and the most that ever was. */
     uint64_t charged_bytes;
     uint64_t peak_bytes;
-    /* What it alone is charged for, stocks included: allocations above 32 KiB, smaller ones, per-CPU data, and by hand. */
+    /* What it alone is charged for, with stocks and what caches keep: allocations above 32 KiB, smaller ones, per-CPU data, and by hand. */
     uint64_t pages_bytes;
     uint64_t objects_bytes;
     uint64_t percpu_bytes;
@@ -359,7 +361,11 @@ int neap_group_info_get(neap_group group, neap_group_info *info, size_t size);
  */
 int neap_group_protection(neap_group group, uint64_t *min, uint64_t *low);
 
-/* Gives back what CPUs have in stock for a group and those below it: its numbers are exact then. NEAP_E_GROUP. */
+/*
+ * Gives back what CPUs have in stock for a group and those below it, and what caches keep of theirs. What it is charged for is what it
+ * uses then, if nobody charges, allocates or frees meanwhile, and but for what other threads of neap's have in hands at that moment.
+ * NEAP_E_GROUP.
+ */
 int neap_group_drain(neap_group group);
 
 /* How many groups there are. */
@@ -391,7 +397,8 @@ typedef struct neap_entered {
 
 /*
  * Lets this thread be in a group: all that it allocates from now on by malloc, C++'s new or the like is charged to the group, and
- * goes back to it when it is freed, by whichever thread. That goes beyond a limit, counted, unless NEAP=refuse:on is set; then
+ * goes back to it when it is freed, by whichever thread; small memory when neap's caches give it up, which they do before a limit
+ * refuses anything for it. That goes beyond a limit, counted, unless NEAP=refuse:on is set; then
  * malloc answers NULL. Of use where malloc is neap's, preloaded; others' malloc charges nobody. NEAP_E_GROUP.
  */
 int neap_group_enter(neap_entered *entered, neap_group group);

@@ -343,7 +343,7 @@ impl Group {
         here()?.open_owner(self.0)
     }
 
-    /// Empties what is stocked for the group and those below it, on all CPUs.
+    /// Empties what is stocked for the group and those below it, on all CPUs, and takes back what caches keep of theirs.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
