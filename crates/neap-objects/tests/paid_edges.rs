@@ -1,0 +1,112 @@
+//! Who pays while a cache has an object: what payers are told, sizes beyond the largest, and objects that are in no cache.
+
+mod instance;
+mod machine;
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use instance::{CONFIG, Opened, machine, rseq};
+use machine::Shared;
+use neap_base::Platform;
+use neap_base::virtual_platform::Virtual;
+use neap_objects::paid::Owned;
+use neap_objects::size_class::{Class, LARGEST};
+use std::collections::BTreeMap;
+use std::process::Command;
+
+/// Objects that were paid back for: outside of slow paths, and inside.
+type Told = [AtomicU32; 2];
+
+/// # Safety
+/// `told` is one.
+unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, inside: bool) {
+    // SAFETY: as the caller promises.
+    let told = unsafe { &*told.cast::<Told>() };
+    told[usize::from(inside)].fetch_add(objects, Relaxed);
+}
+
+fn count<P: Platform>(o: &Opened<P>, told: &'static Told) -> impl Fn() -> [u32; 2] {
+    // SAFETY: no object has an owner yet, and the numbers stay.
+    unsafe { o.payback.open(repay, core::ptr::from_ref(told).cast()) };
+    || told.each_ref().map(|count| count.swap(0, Relaxed))
+}
+
+/// Takes objects, one for each owner in turn, and frees them.
+fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
+    let objects = o.take_many(class, owners.len());
+    for (&object, &owner) in objects.iter().zip(owners) {
+        // SAFETY: the objects are the test's, of this instance.
+        assert!(unsafe { o.hot.own(class, object, owner) || o.own_slowly(&o.hot, class, object, owner) });
+    }
+    objects.into_iter().for_each(|object| o.give(class, object));
+}
+
+/// Whoever is told may hold what a slow path takes, or not: that decides what it may do.
+#[test]
+fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
+    static TOLD: Told = [const { AtomicU32::new(0) }; 2];
+    static FAST: Told = [const { AtomicU32::new(0) }; 2];
+    let (o, class) = (Opened::new(machine(1), &CONFIG).unwrap(), Class::of_size(64));
+    let told = count(&o, &TOLD);
+    leave(&o, class, &[1, 1, 2, 2, 3]);
+    assert_eq!(told(), [0, 0], "caches keep them");
+    o.drain();
+    assert_eq!(told(), [0, 5]);
+    let Some(o) = rseq() else { return };
+    let told = count(&o, &FAST);
+    // Until the thread stays on a CPU from one call to the next.
+    let found = (0..1000).any(|_| {
+        leave(&o, class, &[1]);
+        told();
+        let Owned::Another(object) = o.hot.allocate_owned(64, |_| false) else { return false };
+        assert_eq!(told(), [0, 0], "it is another's until it is handed out");
+        // SAFETY: a stack gave it out.
+        let object = unsafe { o.hot.hand_out(class.place(), object, false) }.unwrap();
+        let paid_back = told();
+        // SAFETY: it has two words; this is what `give` looks for.
+        unsafe { object.as_ptr().cast::<usize>().write(object.addr().get()) };
+        o.give(class, object.as_ptr());
+        assert!(matches!(paid_back, [0 | 1, 0]), "{paid_back:?}");
+        paid_back == [1, 0]
+    });
+    assert!(found);
+}
+
+#[test]
+fn each_object_that_a_cache_has_is_told_once_whichever_its_node_is() {
+    let o = Opened::new(Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 1, 0, 1])), &CONFIG).unwrap();
+    let classes = [Class::of_size(16), Class::of_size(1024)];
+    for (cpu, class) in (0..4).flat_map(|cpu| classes.map(|class| (cpu, class))) {
+        Virtual::run_on(cpu);
+        leave(&o, class, &[7, 8, 7]);
+    }
+    let mut seen = BTreeMap::<_, u32>::new();
+    o.each_paid(&mut |class, owner| *seen.entry((class.size(), owner)).or_default() += 1);
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [((16, 7), 8), ((16, 8), 4), ((1024, 7), 8), ((1024, 8), 4)]);
+    Virtual::run_on(0);
+}
+
+#[test]
+fn what_is_larger_than_the_largest_is_nobodys_again() {
+    let Some(o) = rseq() else { return };
+    Class::all().for_each(|class| leave(&o, class, &[1; 3]));
+    for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {
+        assert_eq!(o.hot.allocate_owned(size, |_| true), Owned::Nothing, "{size}");
+    }
+}
+
+/// Ends the process with a line, where two threads have freed an object at once.
+#[test]
+fn what_is_in_no_cache_is_not_handed_out() {
+    const CHILD: &str = "NEAP_TEST_HANDS_OUT";
+    if std::env::var_os(CHILD).is_some() {
+        let (o, class) = (Opened::new(machine(1), &CONFIG).unwrap(), Class::of_size(64));
+        let object = core::ptr::NonNull::new(o.take(class).unwrap()).unwrap();
+        // SAFETY: it is not, which is found.
+        unsafe { o.hot.hand_out(class.place(), object, false) };
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", "what_is_in_no_cache_is_not_handed_out"]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("double free"), "{:?}: {said}", output.status);
+}
