@@ -18,7 +18,7 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    fn and(self, other: Watermarks) -> Watermarks {
+    pub(crate) fn and(self, other: Watermarks) -> Watermarks {
         Watermarks { min: self.min + other.min, low: self.low + other.low, high: self.high + other.high }
     }
 }

@@ -31,8 +31,8 @@ pub(crate) enum Aim {
     Look(ShrinkerId, GroupId, u32),
     /// That it looks at so many.
     Scan(ShrinkerId, GroupId, u32, u64),
-    /// Until enough of the budget is free.
-    Budget,
+    /// Until a node is not short any more.
+    Node(usize),
 }
 
 impl Aim {
@@ -63,7 +63,7 @@ struct Job {
     state: State,
     aim: Aim,
     waiters: u32,
-    /// Somebody who does not wait wants it, too.
+    /// Somebody who does not wait wants it, too; of a node that it is done once more.
     wanted: bool,
     /// The lower, the older.
     age: u64,
@@ -123,18 +123,19 @@ impl Board {
         self.threads < least || self.count(|state| state == State::Posted) > idle
     }
 
-    /// The reclaimer of a number has its job no more: it is done, with so many bytes, or to be done by another one; `idle` is called if no pass for the budget is under
+    /// The reclaimer of a number has its job no more: it is done, with so many bytes, or to be done by another one; `idle` is called with the node whose pass is not under
     /// way from now on. Answers what the job is now; `None` if it had none.
-    fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce()) -> Option<State> {
+    fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<State> {
         let index = self.index_of(State::Taken(reclaimer))?;
         let job = &mut self.jobs[index];
-        if job.aim == Aim::Budget {
-            idle();
+        let mut goes_on = done.is_none() && (job.waiters > 0 || job.wanted);
+        if let Aim::Node(node) = job.aim {
+            idle(node);
+            goes_on |= job.wanted;
         }
         job.state = match done {
             Some(bytes) if job.waiters > 0 => State::Done(bytes),
-            // For the budget the next tick asks.
-            None if job.waiters > 0 || job.wanted && job.aim != Aim::Budget => State::Posted,
+            _ if goes_on => State::Posted,
             _ => State::Free,
         };
         Some(job.state)
@@ -143,7 +144,7 @@ impl Board {
 
 impl Jobs {
     pub(crate) fn new() -> Jobs {
-        let job = Job { state: State::Free, aim: Aim::Budget, waiters: 0, wanted: false, age: 0 };
+        let job = Job { state: State::Free, aim: Aim::Node(0), waiters: 0, wanted: false, age: 0 };
         let jobs = [job; JOBS];
         let board = Board { jobs, posted: 0, is_full: false, threads: 0, lost: 0, last: 0, parents: 0, until: 0 };
         Jobs { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
@@ -155,8 +156,10 @@ impl Jobs {
         let mut board = self.board.lock();
         let same = |job: &Job| match job.state {
             State::Posted => job.aim.and(aim),
-            // What a reclaimer has begun with is not what is needed now; but the budget is looked at as it goes on.
-            State::Taken(_) => job.aim.and(aim).filter(|both| *both == Aim::Budget),
+            // What a reclaimer has begun with is not what is needed now. But two passes over a node at a time bring no more than one, which may have seen enough already:
+            // 1. the pass finds the node above its high watermark; 2. somebody allocates, finds it at the low one, and comes here; 3. the pass ends. So it is
+            // wanted once more; this mutex says which of 2 and 3 was first.
+            State::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, Aim::Node(_))),
             _ => None,
         };
         let (index, is_new) = match board.jobs.iter().position(|job| same(job).is_some()) {
@@ -245,19 +248,20 @@ impl Jobs {
         let posted = board.jobs.iter_mut().filter(|job| job.state == State::Posted);
         let Some(oldest) = posted.min_by_key(|job| job.age) else { return Next::Nothing };
         oldest.state = State::Taken(reclaimer);
+        oldest.wanted &= !matches!(oldest.aim, Aim::Node(_));
         Next::Job(oldest.aim)
     }
 
     /// The job of a reclaimer is done, unless it was given to another one. `idle`: see [`Jobs::write_off`]. Inside the gate.
-    pub(crate) fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce()) {
+    pub(crate) fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if let Some(state) = board.let_go(reclaimer, Some(bytes), idle) {
             self.leave(board, state);
         }
     }
 
-    /// A reclaimer does not come back: another one is to do what it was at. `idle` is called, under the mutex, if that was the pass for the budget. Inside the gate.
-    pub(crate) fn write_off(&self, reclaimer: u32, idle: impl FnOnce()) {
+    /// A reclaimer does not come back: another one is to do what it was at. `idle` is called, under the mutex, with the node if that was a pass for one. Inside the gate.
+    pub(crate) fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         // Otherwise it is back already.
         if let Some(state) = board.let_go(reclaimer, None, idle) {
@@ -268,7 +272,7 @@ impl Jobs {
     }
 
     /// A reclaimer that was written off is back, and ends. `idle`: see [`Jobs::write_off`]. Inside the gate.
-    pub(crate) fn end(&self, reclaimer: u32, idle: impl FnOnce()) {
+    pub(crate) fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if reclaimer <= board.parents {
             return;
@@ -356,12 +360,12 @@ mod tests {
 
     impl Jobs {
         /// How many wait to be taken, and how many are.
-        fn count(&self) -> (u32, u32) {
+        pub(crate) fn count(&self) -> (u32, u32) {
             let board = self.board.lock();
             (board.count(|state| state == State::Posted), board.count(|state| matches!(state, State::Taken(_))))
         }
 
-        fn took(&self, reclaimer: u32) -> Option<Aim> {
+        pub(crate) fn took(&self, reclaimer: u32) -> Option<Aim> {
             match self.take(reclaimer) {
                 Next::Job(aim) => Some(aim),
                 Next::Nothing => None,
@@ -377,7 +381,7 @@ mod tests {
         }
 
         fn done(&self, reclaimer: u32, bytes: u64) {
-            self.finish(reclaimer, bytes, || ());
+            self.finish(reclaimer, bytes, |_| ());
         }
     }
 
@@ -400,17 +404,17 @@ mod tests {
         let jobs = Jobs::with(3);
         let ticket = jobs.post(bytes(20), true).unwrap();
         assert_eq!(jobs.took(1), Some(BOTH));
-        jobs.write_off(1, || panic!("not for the budget"));
+        jobs.write_off(1, |_| panic!("not for the budget"));
         assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
         jobs.done(1, 5);
         assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(BOTH)));
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
-        assert!(jobs.post(Aim::Budget, false).is_some() && jobs.took(3) == Some(Aim::Budget));
-        jobs.write_off(3, || ());
+        assert!(jobs.post(Aim::Node(0), false).is_some() && jobs.took(3) == Some(Aim::Node(0)));
+        jobs.write_off(3, |_| ());
         assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
         assert_eq!(jobs.threads(), (1, 2));
-        [1, 3].into_iter().for_each(|number| jobs.end(number, || panic!("it has let go")));
+        [1, 3].into_iter().for_each(|number| jobs.end(number, |_| panic!("it has let go")));
         assert_eq!(jobs.threads(), (1, 0));
     }
 
@@ -423,15 +427,15 @@ mod tests {
             assert_eq!(jobs.took(1), Some(BOTH));
             let posts = jobs.posts();
             if is_back_first {
-                jobs.end(1, || ());
+                jobs.end(1, |_| ());
                 assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
                 // By now another one may be at it.
                 assert_eq!(jobs.took(2), Some(BOTH));
-                jobs.write_off(1, || panic!("it has let go"));
+                jobs.write_off(1, |_| panic!("it has let go"));
             } else {
-                jobs.write_off(1, || ());
+                jobs.write_off(1, |_| ());
                 assert_eq!((jobs.threads(), jobs.count()), ((1, 1), (1, 0)));
-                jobs.end(1, || panic!("it has let go"));
+                jobs.end(1, |_| panic!("it has let go"));
                 assert_eq!(jobs.took(2), Some(BOTH));
             }
             assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
@@ -463,28 +467,28 @@ mod tests {
         for number in 1..=MOST_LOST {
             jobs.post(high(1), true).unwrap();
             assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
-            jobs.write_off(number, || ());
+            jobs.write_off(number, |_| ());
         }
         assert_eq!((jobs.hire(0, 4, 0), jobs.threads()), (None, (0, MOST_LOST)));
-        jobs.end(1, || ());
+        jobs.end(1, |_| ());
         assert_eq!(jobs.hire(0, 4, 0), Some(MOST_LOST + 1));
     }
 
-    /// A tick asks for the budget each time that it finds too little, while a pass takes longer than the time between two.
+    /// A tick asks for a node each time that it finds too little, while a pass takes longer than the time between two.
     #[test]
-    fn one_pass_for_the_budget_is_under_way_and_it_is_known_when_none_is() {
+    fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
         let jobs = Jobs::with(2);
         let (mut idle, mut again) = (0, 0);
-        jobs.post(Aim::Budget, false).unwrap();
-        assert_eq!(jobs.took(1), Some(Aim::Budget));
-        jobs.post(Aim::Budget, false).unwrap();
+        jobs.post(Aim::Node(0), false).unwrap();
+        assert_eq!(jobs.took(1), Some(Aim::Node(0)));
+        jobs.post(Aim::Node(0), false).unwrap();
         assert_eq!((jobs.took(2), jobs.count()), (None, (0, 1)));
-        jobs.write_off(1, || idle += 1);
+        jobs.write_off(1, |_| idle += 1);
         assert_eq!(idle, 1);
-        jobs.post(Aim::Budget, false).unwrap();
-        assert_eq!(jobs.took(2), Some(Aim::Budget));
-        jobs.end(1, || again += 1);
-        jobs.finish(2, 0, || idle += 1);
+        jobs.post(Aim::Node(0), false).unwrap();
+        assert_eq!(jobs.took(2), Some(Aim::Node(0)));
+        jobs.end(1, |_| again += 1);
+        jobs.finish(2, 0, |_| idle += 1);
         assert_eq!((idle, again, jobs.count()), (2, 0, (0, 0)));
     }
 
@@ -508,7 +512,7 @@ mod tests {
         assert_eq!(jobs.post(bytes(10), false), Some(ticket));
         assert_eq!((jobs.look(ticket, true), jobs.count()), (Some(0), (1, 0)));
         assert_eq!(jobs.took(1), Some(BOTH));
-        jobs.write_off(1, || ());
+        jobs.write_off(1, |_| ());
         assert_eq!(jobs.took(2), Some(BOTH));
         jobs.done(2, 1);
         assert_eq!(jobs.count(), (0, 0));
@@ -519,14 +523,14 @@ mod tests {
         let jobs = Jobs::with(2);
         let ticket = jobs.post(bytes(20), true).unwrap();
         assert_eq!(jobs.took(1), Some(BOTH));
-        jobs.write_off(1, || ());
+        jobs.write_off(1, |_| ());
         assert_eq!(jobs.took(2), Some(BOTH));
         jobs.forget_all();
         assert_eq!((jobs.threads(), jobs.look(ticket, false)), ((0, 0), Some(0)));
         for number in [1, 2] {
-            jobs.end(number, || panic!("it has nothing"));
-            jobs.write_off(number, || panic!("it has nothing"));
-            jobs.finish(number, 1, || panic!("it has nothing"));
+            jobs.end(number, |_| panic!("it has nothing"));
+            jobs.write_off(number, |_| panic!("it has nothing"));
+            jobs.finish(number, 1, |_| panic!("it has nothing"));
             assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
         }
         jobs.post(bytes(20), true).unwrap();
@@ -550,7 +554,7 @@ mod tests {
                     }
                 }
             });
-            jobs.write_off(1, || ());
+            jobs.write_off(1, |_| ());
             assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
             assert_eq!(idle.join().unwrap(), BOTH);
         });
@@ -566,12 +570,12 @@ mod tests {
             assert_eq!(jobs.post(high(at as u64), true), Some(ticket), "shares");
             ticket
         });
-        assert_eq!((jobs.post(Aim::Budget, false), jobs.post(Aim::Budget, true)), (None, None));
+        assert_eq!((jobs.post(Aim::Node(0), false), jobs.post(Aim::Node(0), true)), (None, None));
         let dones = jobs.dones();
         assert_eq!((jobs.look(tickets[3], true), jobs.dones()), (Some(0), dones), "another one waits for it");
         assert_eq!(jobs.look(tickets[3], true), Some(0));
         assert_ne!(jobs.dones(), dones, "who waits for room is not told");
-        assert_eq!(jobs.post(Aim::Budget, true), Some(tickets[3]));
+        assert_eq!(jobs.post(Aim::Node(0), true), Some(tickets[3]));
         jobs.forget_all();
         assert_eq!(jobs.count(), (0, 0));
     }

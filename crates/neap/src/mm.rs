@@ -281,6 +281,9 @@ impl<P: Platform> Mm<P> {
             }
         };
         let memory = attempt().or_else(|| core.make_room_for(self, size, &attempt));
+        if core.options.limit > 0 {
+            core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform), true);
+        }
         core.after(self, Call::Allocation);
         memory.unwrap_or((null_mut(), false))
     }

@@ -78,7 +78,7 @@ impl<P: Platform> Core<P> {
         let wanted = reclaiming.used(group).map_or(bytes, |used| goal(bytes, used));
         if manner == Manner::Inline {
             let deadline = reclaiming.now().saturating_add(PATIENCE);
-            let ask = Ask { top: group, bytes: wanted, deadline, background: false };
+            let ask = Ask { top: group, bytes: wanted, deadline, node: None };
             let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) });
             if got.bytes >= bytes {
                 return got.bytes;
@@ -94,7 +94,7 @@ impl<P: Platform> Core<P> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
         let bytes = goal(bytes, u64::MAX);
         let deadline = reclaiming.now().saturating_add(PATIENCE);
-        let ask = Ask { top: GroupId::ROOT, bytes, deadline, background: false };
+        let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None };
         let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Own, for_budget: true, ..Runner::of(0) });
         let has_enough = got.bytes >= bytes;
         let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > 0;
@@ -180,7 +180,7 @@ impl<P: Platform> Core<P> {
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
-                jobs.write_off(overdue.reclaimer, || self.objects.pages.set_reclaiming(false));
+                jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
         reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
@@ -218,28 +218,33 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         self.watch(&reclaiming);
-        if self.options.limit > 0 {
-            self.look_at_budget(mm, &reclaiming);
-        }
+        (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node, false));
         // Also for what was handed back, or had nobody when it was posted.
         if makes_threads {
             _ = self.recruit(mm, &reclaiming, 0);
         }
     }
 
-    /// Has background reclaim begin where too little of the budget is free.
-    fn look_at_budget(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
-        // Exact: what lists hold counts as used, and nothing is counted in parts.
-        let (marks, free) =
-            reclaiming.inside(|| (self.objects.pages.statistics().watermarks, self.objects.pages.free_pages()));
-        if free > u64::from(marks.high) {
-            reclaiming.reclaim.passes.has_enough();
-        } else if free <= u64::from(marks.low)
-            && !reclaiming.reclaim.passes.is_hopeless()
-            && reclaiming.reclaim.shrinkers.has_others()
+    /// Has reclaimers relieve a node that is at its low watermark: until it is above the high one, and on that node alone. Waits for nobody. Not
+    /// inside the gate.
+    pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize, makes_threads: bool) {
+        if self.options.limit == 0 || is_calling() {
+            return;
+        }
+        let Some(reclaiming) = mm.reclaiming_if_made() else { return };
+        let (reclaim, pages) = (reclaiming.reclaim, &self.objects.pages);
+        let shortage = reclaiming.inside(|| pages.shortage(node));
+        if shortage.pages == 0 {
+            reclaim.passes.has_enough(node);
+        } else if shortage.is_low
+            && !reclaim.passes.is_hopeless(node)
+            && reclaim.shrinkers.has_others()
             && self.may_have_reclaimers(mm)
         {
-            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Budget, false));
+            _ = reclaiming.inside(|| reclaim.jobs.post(Aim::Node(node), false));
+            if makes_threads {
+                _ = self.recruit(mm, &reclaiming, 0);
+            }
         }
     }
 }
@@ -261,7 +266,7 @@ impl<P: Platform> Mm<P> {
         thread::name(c"neap-reclaim");
         let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
         let jobs = &reclaiming.reclaim.jobs;
-        let idle = || core.objects.pages.set_reclaiming(false);
+        let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
         loop {
             let posts = jobs.posts();
             let aim = match reclaiming.inside(|| jobs.take(number)) {
@@ -288,18 +293,18 @@ impl<P: Platform> Core<P> {
     /// Does a job; answers how many bytes came back, and whether this thread has been written off meanwhile.
     fn work(&self, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
         let deadline = reclaiming.now().saturating_add(PASS);
-        let run = |top: GroupId, bytes: u64, for_budget: bool, background: bool| {
+        let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
             let runner = Runner { for_budget, ..Runner::of(number) };
-            reclaiming.run(&Ask { top, bytes, deadline, background }, runner)
+            reclaiming.run(&Ask { top, bytes, deadline, node }, runner)
         };
         match aim {
             Aim::Bytes(group, bytes) => {
-                let (got, is_written_off) = run(group, bytes, false, false);
+                let (got, is_written_off) = run(group, bytes, false, None);
                 // Whoever gave something without saying how much is to be asked again.
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
             Aim::Room(bytes) => {
-                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, false);
+                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, None);
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
             Aim::High(group) => {
@@ -312,7 +317,7 @@ impl<P: Platform> Core<P> {
                     if excess == 0 {
                         continue;
                     }
-                    let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, false);
+                    let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, None);
                     bytes = bytes.saturating_add(got.bytes);
                     reclaiming.drain(info.id);
                     if is_written_off {
@@ -331,16 +336,150 @@ impl<P: Platform> Core<P> {
                 scanned
                     .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
             }
-            Aim::Budget => {
+            Aim::Node(node) => {
                 let pages = &self.objects.pages;
+                let missing = reclaiming.inside(|| pages.shortage(node).pages);
+                if missing == 0 {
+                    return (0, false);
+                }
                 // Until the job is not this thread's any more: whoever lets go of it says so.
-                let missing = reclaiming.inside(|| {
-                    pages.set_reclaiming(true);
-                    u64::from(pages.statistics().watermarks.high + 1).saturating_sub(pages.free_pages())
-                });
-                let (got, is_written_off) = run(GroupId::ROOT, missing * pages.page_size() as u64, true, true);
+                reclaiming.inside(|| pages.node(node).set_reclaiming(true));
+                let bytes = u64::from(missing) * pages.page_size() as u64;
+                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, Some(node));
                 (got.bytes, is_written_off)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
+    use core::ffi::c_void;
+    use neap_base::virtual_platform::Virtual;
+    use neap_reclaim::{Asked, STOP, Spec};
+    use std::boxed::Box;
+    use std::sync::Mutex;
+    use std::vec::Vec;
+
+    const BLOCK: usize = 64 << 10;
+
+    /// Blocks that a program caches, by node, and the nodes that it was asked for.
+    struct Blocks {
+        mm: *const Mm<Virtual>,
+        by_node: Mutex<[Vec<usize>; 2]>,
+        asked: Mutex<Vec<u32>>,
+    }
+
+    impl Blocks {
+        fn mm(&self) -> &Mm<Virtual> {
+            // SAFETY: the manager is in a box that outlives this.
+            unsafe { &*self.mm }
+        }
+
+        fn put(&self, cpu: usize) {
+            Virtual::run_on(cpu);
+            let block = self.mm().allocate(BLOCK);
+            assert!(!block.is_null());
+            self.by_node.lock().unwrap()[cpu / 2].push(block.expose_provenance());
+        }
+
+        fn lengths(&self) -> [usize; 2] {
+            self.by_node.lock().unwrap().each_ref().map(Vec::len)
+        }
+
+        fn spec(&self) -> Spec<'static> {
+            unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
+                // SAFETY: registered with blocks that stay; what is asked is this call's.
+                let (blocks, node) = unsafe { (&*data.cast::<Blocks>(), (*asked).node) };
+                blocks.asked.lock().unwrap().push(node);
+                blocks.lengths()[node as usize] as u64
+            }
+            unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+                // SAFETY: as above.
+                let (blocks, asked) = unsafe { (&*data.cast::<Blocks>(), &*asked) };
+                // A callback that allocates while its node is short begins nothing.
+                let before = blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count();
+                let block = blocks.mm().allocate(BLOCK);
+                // SAFETY: allocated here.
+                unsafe { blocks.mm().free(block) };
+                if blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count() != before {
+                    return STOP;
+                }
+                let mut freed = 0;
+                while freed < asked.to_scan
+                    && let Some(block) = blocks.by_node.lock().unwrap()[asked.node as usize].pop()
+                {
+                    // SAFETY: allocated by `put`, and nobody else has it any more.
+                    unsafe { blocks.mm().free(core::ptr::with_exposed_provenance_mut(block)) };
+                    freed += 1;
+                }
+                freed
+            }
+            let data = core::ptr::from_ref(self).cast_mut().cast();
+            let (name, by_node, by_group, inline) = ("blocks", true, false, false);
+            Spec { name, count, scan, data, gone: None, seeks: 2, batch: 1, by_node, by_group, inline }
+        }
+    }
+
+    /// Between the watermarks of a node a thread works for that node alone: it is woken at the low one, sleeps above the high one, is not woken twice, and does not
+    /// sleep over somebody who comes while it works.
+    #[test]
+    fn background_reclaim_begins_below_low_ends_above_high_and_is_of_one_node() {
+        // Threads that are made do nothing: the test is the reclaimer.
+        let hooks = Hooks { open: |_| (), spawn: Some(|_, _| Ok(())), ticked: None };
+        let mut mm = Box::new(Mm::new(hooks));
+        let machine = Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1]);
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options { limit: 32 << 20, stat: false, ..Options::DEFAULT }) }.unwrap();
+        let blocks = Blocks { mm: &raw const *mm, by_node: Mutex::default(), asked: Mutex::default() };
+        let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+        // SAFETY: the blocks stay, and the functions end.
+        let id = unsafe { reclaiming.prepare(&blocks.spec()) }.unwrap();
+        reclaiming.start(id).unwrap();
+        let jobs = &reclaiming.reclaim.jobs;
+        let shortage = |node| core.objects.pages.shortage(node);
+        // The second node has less than its part: what is missing is the first one's to bring.
+        (0..64).for_each(|_| blocks.put(2));
+        while !shortage(0).is_low {
+            assert_eq!(jobs.count(), (0, 0), "above the low watermark nobody is woken");
+            blocks.put(0);
+        }
+        assert_eq!((shortage(1).pages, jobs.count()), (0, (1, 0)));
+        blocks.put(0);
+        core.tick_reclaim(&mm, true);
+        assert_eq!(jobs.count(), (1, 0), "once");
+        let before = blocks.lengths();
+        let aim = jobs.took(1).unwrap();
+        assert_eq!(aim, Aim::Node(0));
+        let missing = u64::from(shortage(0).pages) * 4096;
+        let (bytes, _) = core.work(&reclaiming, aim, 1);
+        assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);
+        let now = blocks.lengths();
+        let freed = (before[0] - now[0]) * BLOCK;
+        assert!((missing as usize..missing as usize * 4).contains(&freed), "{freed} of {missing}");
+        assert_eq!((now[1], blocks.asked.lock().unwrap().iter().all(|&node| node == 0)), (before[1], true));
+        // Somebody comes while it is at it: it looks again, and then sleeps.
+        while !shortage(0).is_low {
+            blocks.put(0);
+        }
+        assert_eq!(jobs.count(), (0, 1));
+        jobs.finish(1, bytes, |_| ());
+        assert_eq!(jobs.took(1), Some(aim));
+        core.work(&reclaiming, aim, 1);
+        jobs.finish(1, 0, |_| ());
+        assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
+        // Between the marks nobody is woken, by a tick neither.
+        while shortage(0).pages == 0 {
+            blocks.put(0);
+        }
+        core.tick_reclaim(&mm, true);
+        assert_eq!((shortage(0).is_low, jobs.count()), (false, (0, 0)));
+        let [direct, background] = reclaiming.passes().map(|[passes, ..]| passes);
+        assert_eq!((direct, background), (0, 2));
+        // SAFETY: nothing of it is used any more.
+        unsafe { mm.close() };
     }
 }

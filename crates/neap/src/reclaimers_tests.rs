@@ -81,7 +81,7 @@ fn who_finds_no_room_for_a_job_waits_for_it() {
         let askers: Vec<_> = (1..=ASKERS).map(|number| scope.spawn(ask(number))).collect();
         while !askers.iter().all(|asker| asker.is_finished()) {
             match reclaiming.inside(|| jobs.take(1)) {
-                Next::Job(Aim::High(group)) => reclaiming.inside(|| jobs.finish(1, group.to_bits(), || ())),
+                Next::Job(Aim::High(group)) => reclaiming.inside(|| jobs.finish(1, group.to_bits(), |_| ())),
                 _ => thread::yield_now(),
             }
         }
@@ -226,7 +226,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.recruit(&mm, &reclaiming, 1));
     reclaiming.inside(|| {
-        assert!(jobs.post(Aim::Budget, false).is_some() && jobs.take(1) == Next::Job(Aim::Budget));
+        assert!(jobs.post(Aim::Node(0), false).is_some() && jobs.take(1) == Next::Job(Aim::Node(0)));
         core.objects.pages.set_reclaiming(true);
     });
     mm.close_for_fork(10);

@@ -314,7 +314,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
     /// that they take. Inside a callback it does nothing.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
-        let ask = Ask { top: group, bytes, deadline, background: false };
+        let ask = Ask { top: group, bytes, deadline, node: None };
         let (got, _) = self.run(&ask, Runner::of(0));
         self.drain(group);
         got
@@ -404,7 +404,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             })
         };
         let leaf = if is_leaf { seat().map(|seat| seat.slot) } else { None };
-        Ground { reclaiming: self, watch: None, leaf, whom: Whom::All, for_budget, for_background: false }
+        Ground { reclaiming: self, watch: None, leaf, whom: Whom::All, for_budget, node: None }
     }
 
     /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
@@ -412,7 +412,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let Some(lane) = self.reclaim.lanes.enter(runner.reclaimer) else { return (Got::default(), false) };
         let watch = Watch::new(self, &lane, ask.deadline);
         let mut domain = self.domain(ask.top, runner.for_budget);
-        (domain.watch, domain.whom, domain.for_background) = (Some(&watch), runner.whom, ask.background);
+        (domain.watch, domain.whom, domain.node) = (Some(&watch), runner.whom, ask.node);
         if runner.whom == Whom::Own {
             // They know no groups.
             domain.leaf = Some(Seat::ROOT.slot);
@@ -503,9 +503,10 @@ struct Ground<'g, 'm, P: Platform> {
     /// The slot of the one group that there is.
     leaf: Option<u32>,
     whom: Whom,
-    /// Whether nothing counts but room in the budget, and whether it ends when there is enough of that.
+    /// Whether nothing counts but room in the budget.
     for_budget: bool,
-    for_background: bool,
+    /// The node whose shortage it is to end.
+    node: Option<usize>,
 }
 
 impl<P: Platform> Domain for Ground<'_, '_, P> {
@@ -560,7 +561,11 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
         }
         // Of what is charged to nobody, it is known how many pages the process has.
         let core = reclaiming.source().core();
-        let pages = reclaiming.inside(|| if self.for_budget { core.used_pages() } else { core.resident_pages() });
+        let pages = reclaiming.inside(|| match self.node {
+            Some(node) => core.objects.pages.node(node).used().into(),
+            None if self.for_budget => core.used_pages(),
+            None => core.resident_pages(),
+        });
         let charged = if self.for_budget { 0 } else { reclaiming.used(top).unwrap_or(0) };
         [charged, pages * core.objects.pages.page_size() as u64]
     }
@@ -575,8 +580,9 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
 
     fn has_enough(&self) -> bool {
         let is_written_off = self.watch.is_some_and(|watch| watch.is_written_off.get());
-        is_written_off
-            || self.for_background && self.reclaiming.inside(|| self.reclaiming.source().core().has_free_pages())
+        let pages = &self.reclaiming.source().core().objects.pages;
+        let is_over = |node| self.reclaiming.inside(|| pages.shortage(node).pages == 0);
+        is_written_off || self.node.is_some_and(is_over)
     }
 }
 
@@ -593,10 +599,5 @@ impl<P: Platform> Core<P> {
         let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
         let (used, spare) = self.per_cpu.bytes();
         self.used_pages() + free + (used + spare) / pages.page_size() as u64
-    }
-
-    /// Whether as much of the budget is free as background reclaim stops at. Inside the gate.
-    fn has_free_pages(&self) -> bool {
-        self.objects.pages.free_pages() > u64::from(self.objects.pages.statistics().watermarks.high)
     }
 }

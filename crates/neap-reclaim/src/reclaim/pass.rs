@@ -15,6 +15,7 @@ use crate::reclaim::share::{Grip, press};
 use crate::reclaim::walk::Walks;
 use crate::shrinkers::{FIRST_PRIORITY, Press};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::protection::Standing;
 use neap_groups::{Event, GroupId};
 
@@ -85,8 +86,8 @@ pub struct Ask {
     pub bytes: u64,
     /// Until when, by [`Domain::now`]; `u64::MAX` for no end.
     pub deadline: u64,
-    /// Whether nobody waits for it.
-    pub background: bool,
+    /// Only what lies on this node, in the background: nobody waits for it. Of caches that know no nodes something lies on each.
+    pub node: Option<usize>,
 }
 
 /// What a pass came to.
@@ -126,7 +127,8 @@ struct Try {
 pub struct Passes {
     walks: Walks,
     levels: Levels,
-    failures: AtomicU32,
+    /// Background passes in a row without anything, by node.
+    failures: [AtomicU32; MAX_NODES],
     /// Passes, visits, objects looked at, objects freed, bytes; of direct and of background passes.
     counts: [[AtomicU64; 5]; 2],
 }
@@ -150,30 +152,30 @@ impl Passes {
         let mut pass = Pass { passes: self, domain, ask: *ask, before, said: 0, got: Got::default(), passed_by: false };
         pass.run();
         let got = pass.got;
-        let counts = &self.counts[usize::from(ask.background)];
+        let counts = &self.counts[usize::from(ask.node.is_some())];
         for (count, more) in counts.iter().zip([1, got.visits, got.scanned, got.freed, got.bytes]) {
             count.fetch_add(more, Ordering::Relaxed);
         }
-        if ask.background {
+        if let Some(node) = ask.node {
             // Only enough ends a row of failures: some progress by others would let it go on for ever.
             match (domain.has_enough(), got.is_something()) {
-                (true, _) => self.has_enough(),
-                (false, false) => _ = self.failures.fetch_add(1, Ordering::Relaxed),
+                (true, _) => self.has_enough(node),
+                (false, false) => _ = self.failures[node].fetch_add(1, Ordering::Relaxed),
                 (false, true) => {}
             }
         }
         got
     }
 
-    /// Whether background passes bring nothing any more.
-    pub fn is_hopeless(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) >= HOPELESS
+    /// Whether background passes bring nothing any more on a node.
+    pub fn is_hopeless(&self, node: usize) -> bool {
+        self.failures[node].load(Ordering::Relaxed) >= HOPELESS
     }
 
-    /// There is enough, whoever brought it: background passes have a purpose again.
-    pub fn has_enough(&self) {
-        if self.failures.load(Ordering::Relaxed) > 0 {
-            self.failures.store(0, Ordering::Relaxed);
+    /// There is enough on a node, whoever brought it: background passes have a purpose again.
+    pub fn has_enough(&self, node: usize) {
+        if self.failures[node].load(Ordering::Relaxed) > 0 {
+            self.failures[node].store(0, Ordering::Relaxed);
         }
     }
 
@@ -191,7 +193,7 @@ impl Passes {
 
 impl<D: Domain> Pass<'_, D> {
     fn run(&mut self) {
-        if self.ask.background {
+        if self.ask.node.is_some() {
             self.attempt(Try { partial: false, grip: Grip::Fair });
             return;
         }
@@ -207,14 +209,15 @@ impl<D: Domain> Pass<'_, D> {
     /// Goes through all priorities.
     fn attempt(&mut self, how: Try) {
         let before = self.got;
-        let last = u32::from(self.ask.background);
+        let (last, all) = (u32::from(self.ask.node.is_some()), 0..self.domain.nodes());
+        let nodes = self.ask.node.map_or(all, |node| node..node + 1);
         for priority in (last..=FIRST_PRIORITY).rev() {
             self.got.priority = priority;
             // What was looked at did not suffice, or there is nothing to look at.
             if priority <= HARD && self.got.scanned > before.scanned || priority == 0 {
                 self.press_on(WINDOW, 0);
             }
-            for node in 0..self.domain.nodes() {
+            for node in nodes.clone() {
                 if self.is_over() {
                     return;
                 }

@@ -122,7 +122,7 @@ fn left(model: &Model) -> Vec<u64> {
 }
 
 fn ask(bytes: u64) -> Ask {
-    Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, background: false }
+    Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, node: None }
 }
 
 fn run(model: &Model, bytes: u64) -> Got {
@@ -143,7 +143,7 @@ fn a_pass_brings_what_is_asked_for_and_not_much_more() {
 fn groups_give_in_proportion_to_what_they_have_beyond_their_protection() {
     let protected = Cache { low: 30_000 * SIZE, ..cache(40_000) };
     let model = model(&[cache(30_000), cache(10_000), protected]);
-    let background = Ask { background: true, ..ask(4000 * SIZE) };
+    let background = Ask { node: Some(0), ..ask(4000 * SIZE) };
     Passes::default().run(&model, &background);
     let given: Vec<_> = left(&model).iter().zip([30_000, 10_000, 40_000]).map(|(left, had)| had - left).collect();
     assert!(given[0].abs_diff(3 * given[1]) <= given[0] / 20, "{given:?}");
@@ -217,17 +217,17 @@ fn l17_a_pass_that_finds_nothing_in_shared_walks_makes_its_own() {
 #[test]
 fn l15_only_enough_ends_a_row_of_failures() {
     let (passes, nothing) = (Passes::default(), model(&[]));
-    let background = Ask { background: true, ..ask(u64::MAX) };
+    let background = Ask { node: Some(0), ..ask(u64::MAX) };
     let something = model(&[cache(10_000)]);
     (0..15).for_each(|_| _ = passes.run(&nothing, &background));
-    assert!(!passes.is_hopeless());
-    assert!(passes.run(&something, &Ask { background: true, ..ask(SIZE) }).is_something());
+    assert!(!passes.is_hopeless(0));
+    assert!(passes.run(&something, &Ask { node: Some(0), ..ask(SIZE) }).is_something());
     assert!(passes.run(&something, &ask(SIZE)).is_something());
     passes.run(&nothing, &background);
-    assert!(passes.is_hopeless(), "what little came in between is no reason to go on");
+    assert!(passes.is_hopeless(0), "what little came in between is no reason to go on");
     nothing.enough.set(true);
     passes.run(&nothing, &background);
-    assert!(!passes.is_hopeless());
+    assert!(!passes.is_hopeless(0));
 }
 
 #[test]
@@ -282,7 +282,7 @@ proptest! {
             .map(|(objects, min, low, fixed)| Cache { min: min * SIZE, low: low * SIZE, fixed: fixed * SIZE, ..cache(objects) })
             .collect();
         let model = Model { is_mute, ..model(&caches) };
-        let got = Passes::default().run(&model, &Ask { background, ..ask(wanted * SIZE) });
+        let got = Passes::default().run(&model, &Ask { node: background.then_some(0), ..ask(wanted * SIZE) });
         let mut freed = 0;
         for (before, after) in caches.iter().zip(&model.caches) {
             freed += before.objects.get() - after.objects.get();
