@@ -18,4 +18,4 @@ pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
 pub use level::{Level, Levels, WINDOW};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 pub use share::{Grip, press};
-pub use walk::{Walk, Walks};
+pub use walk::{Lap, Walk, Walks};

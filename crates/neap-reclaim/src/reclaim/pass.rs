@@ -1,9 +1,10 @@
 //! A pass: groups are asked for memory, gently at first and then harder, until there is enough.
 //!
 //! Sits between whoever needs memory and a [`Domain`], which knows groups and shrinkers. Priorities go from 12 to 0; at each, the groups below the target are
-//! walked on every node, and each is asked for its part of what it has beyond what is protected. A direct pass shares its walks with others and stops
-//! as soon as it has enough. If it got nothing at all, it tries again, each once: with walks of its own, since others may have had all the groups of a shared one; and
-//! taking what `low` protects. A background pass has walks of its own, goes on to the end of each, and stops above priority 0.
+//! walked on every node, and each is asked for its part of what it has beyond what is protected. A direct pass shares its walks with others. If it got
+//! nothing at all, it tries again, each once: with walks of its own, from where the shared one is, since others may have had all the groups of that; and
+//! taking what `low` protects. It stops as soon as it has enough: who went on to the end would have every group evict for one that needs little. A background
+//! pass has walks of its own, goes on to the end of each, and stops above priority 0.
 //!
 //! What came back is what the target's use fell by, or what the shrinkers say that they gave, whichever is more: others charge meanwhile. So who
 //! lies ends a pass too soon, and the charge that is still refused asks again. Takes no lock but those of [`Levels`].
@@ -12,7 +13,7 @@
 
 use crate::reclaim::level::{Level, Levels, WINDOW};
 use crate::reclaim::share::{Grip, press};
-use crate::reclaim::walk::Walks;
+use crate::reclaim::walk::{Lap, Walks};
 use crate::shrinkers::{FIRST_PRIORITY, Press};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::nodes::MAX_NODES;
@@ -117,7 +118,7 @@ impl Got {
 /// One way of trying: made anew for each try, so that nothing of the one before stays.
 #[derive(Clone, Copy)]
 struct Try {
-    /// Walks are shared, and end when there is enough.
+    /// Walks are shared.
     partial: bool,
     grip: Grip,
 }
@@ -179,10 +180,11 @@ impl Passes {
         }
     }
 
-    /// Goes on with the round of a shared walk to its end, as others would.
+    /// Goes on with the round of a shared walk to its end, and the next one up to a slot, as others would.
     #[cfg(test)]
-    pub(crate) fn end_round(&self, top: GroupId, node: usize) {
+    pub(crate) fn end_round(&self, top: GroupId, node: usize, next: u32) {
         let _ = self.walks.join(top, node).next(|_| None);
+        let _ = self.walks.join(top, node).next(|_| Some(next));
     }
 
     /// Of direct and of background passes so far: how many, groups asked, objects looked at, objects freed, and bytes.
@@ -234,15 +236,15 @@ impl<D: Domain> Pass<'_, D> {
         let (domain, top) = (self.domain, self.ask.top);
         let before = self.got;
         let mut shared = how.partial.then(|| self.passes.walks.join(top, node));
-        let mut from = 0;
+        let goes_to_the_end = self.ask.node.is_some();
+        let mut own = Lap::from(if goes_to_the_end { 0 } else { self.passes.walks.place_of(top, node) });
         let find = |from| domain.next(top, node, from);
         while let Some(slot) = match &mut shared {
             Some(walk) => walk.next(find),
-            None => find(from),
+            None => own.next(find),
         } {
-            from = slot + 1;
             self.visit(slot, node, priority, how.grip);
-            if self.is_late() || how.partial && self.is_over() {
+            if self.is_late() || !goes_to_the_end && self.is_over() {
                 break;
             }
         }

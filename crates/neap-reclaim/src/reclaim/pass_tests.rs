@@ -176,42 +176,53 @@ fn l16_what_one_try_was_allowed_the_next_pass_is_not() {
     assert_eq!(left(&beside)[0], 5000);
 }
 
-/// Others have had all groups of the round that a pass joined, and took from under it whatever it found.
+/// Others take from under a pass what it finds in so many visits, and all other groups of the round that it joined.
+struct Raced<'a>(&'a Model, &'a Passes, Cell<u32>);
+
+impl Domain for Raced<'_> {
+    fn nodes(&self) -> usize {
+        1
+    }
+    fn now(&self) -> u64 {
+        0
+    }
+    fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
+        self.0.next(top, node, from)
+    }
+    fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+        self.0.standing(slot, top)
+    }
+    fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
+        if self.2.get() > 0 {
+            self.2.set(self.2.get() - 1);
+            self.1.end_round(GroupId::ROOT, node, self.0.caches.len() as u32 / 2);
+            return Given { scanned: 1, ..Given::default() };
+        }
+        self.0.give(group, slot, node, press)
+    }
+    fn used(&self, top: GroupId) -> [u64; 2] {
+        self.0.used(top)
+    }
+    fn tell(&self, _: GroupId, _: Event) {}
+    fn note(&self, _: &Levels, _: GroupId, _: u64, _: u64) -> Option<Level> {
+        None
+    }
+}
 #[test]
 fn l17_a_pass_that_finds_nothing_in_shared_walks_makes_its_own() {
-    struct Raced<'a>(&'a Model, &'a Passes);
-    impl Domain for Raced<'_> {
-        fn nodes(&self) -> usize {
-            1
-        }
-        fn now(&self) -> u64 {
-            0
-        }
-        fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
-            self.0.next(top, node, from)
-        }
-        fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
-            self.0.standing(slot, top)
-        }
-        fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
-            // The first group's objects are in use. Somebody else takes all others of this round.
-            if slot == 0 {
-                self.1.end_round(GroupId::ROOT, node);
-                return Given { scanned: 1, ..Given::default() };
-            }
-            self.0.give(group, slot, node, press)
-        }
-        fn used(&self, top: GroupId) -> [u64; 2] {
-            self.0.used(top)
-        }
-        fn tell(&self, _: GroupId, _: Event) {}
-        fn note(&self, _: &Levels, _: GroupId, _: u64, _: u64) -> Option<Level> {
-            None
-        }
-    }
     let (model, passes) = (model(&[cache(100), cache(100)]), Passes::default());
-    let got = passes.run(&Raced(&model, &passes), &ask(SIZE));
-    assert!(got.is_something() && left(&model) == [100, 100 - got.freed], "{got:?}");
+    // In none of the shared walks, of which there is one for each priority.
+    let got = passes.run(&Raced(&model, &passes, Cell::new(13)), &ask(SIZE));
+    assert!(got.is_something() && left(&model).iter().sum::<u64>() == 200 - got.freed, "{got:?}");
+}
+
+/// With thousands of groups that would be milliseconds for one, and all that everybody has cached.
+#[test]
+fn a_walk_of_its_own_ends_when_there_is_enough_and_does_not_begin_with_the_same_groups() {
+    let (model, passes) = (model(&std::vec![cache(100); 1000]), Passes::default());
+    let got = passes.run(&Raced(&model, &passes, Cell::new(13)), &ask(150 * SIZE));
+    assert!(got.bytes >= 150 * SIZE && got.visits <= 13 + 20, "{got:?}");
+    assert_eq!(model.visits.borrow().first(), Some(&501));
 }
 
 #[test]

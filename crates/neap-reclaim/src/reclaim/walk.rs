@@ -74,6 +74,41 @@ impl Walks {
         }
         Walk { place, tag, round, seen: 0 }
     }
+
+    /// Up to which slot the groups below one were asked on a node in the round that is under way.
+    pub fn place_of(&self, root: GroupId, node: usize) -> u32 {
+        let walk = self.join(root, node);
+        let now = Place(walk.place.load(Ordering::Relaxed));
+        if now.tag() == walk.tag { now.slot() } else { 0 }
+    }
+}
+
+/// A walk of one thread's own, once round, from any slot on.
+#[derive(Clone, Copy, Debug)]
+pub struct Lap {
+    first: u32,
+    next: u32,
+    /// It has come to the last slot, and goes on from the first.
+    wrapped: bool,
+}
+
+impl Lap {
+    /// Begins with the first group from a slot on.
+    pub const fn from(slot: u32) -> Lap {
+        Lap { first: slot, next: slot, wrapped: false }
+    }
+
+    /// The next group, found as in [`Walk::next`].
+    pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
+        let mut found = next(self.next);
+        if found.is_none() && !self.wrapped {
+            self.wrapped = true;
+            found = next(0);
+        }
+        let slot = found.filter(|&slot| !self.wrapped || slot < self.first)?;
+        self.next = slot + 1;
+        Some(slot)
+    }
 }
 
 impl Walk<'_> {
@@ -139,6 +174,17 @@ mod tests {
         let mut first = walks.join(GroupId::ROOT, 0);
         assert_eq!((first.next(among(&[3])), all(&mut walks.join(GroupId::ROOT, 0), &[3])), (Some(3), Vec::from([3])));
         assert_eq!(all(&mut walks.join(GroupId::ROOT, 0), &[]), [], "nothing is found twice and that is all");
+    }
+
+    #[test]
+    fn a_lap_goes_once_round_from_anywhere() {
+        let lap = |from, slots: &[u32]| {
+            let mut lap = Lap::from(from);
+            core::iter::from_fn(|| lap.next(among(slots))).take(9).collect::<Vec<_>>()
+        };
+        assert_eq!([lap(0, &[1, 4, 9]), lap(4, &[1, 4, 9]), lap(5, &[1, 4, 9])], [[1, 4, 9], [4, 9, 1], [9, 1, 4]]);
+        assert_eq!([lap(10, &[1, 4, 9]), lap(9, &[1, 4, 9])], [[1, 4, 9], [9, 1, 4]]);
+        assert_eq!((lap(3, &[]), lap(3, &[3])), (Vec::new(), Vec::from([3])));
     }
 
     #[test]

@@ -6,25 +6,26 @@
 //! to 64 threads on the CPUs in turn; each thread's median part counts, so who waits for a CPU is not measured.
 //!
 //! A *pass* visits every group that may have something. `full`: each gives one batch of 128 objects of 64 bytes; `one-percent`: 40 do; `empty`: none
-//! does, and every group is visited all the same, so what the bitmap of groups saves is not counted. `direct-N`: N threads each free 128 KiB by
-//! visits from a common position on, in thread CPU time; what a pass does above visits (protection, shares) is not in it.
+//! does, and every group is visited all the same, so what the bitmap of groups saves is not counted. `direct-N`: N threads charge 128 KiB each at the
+//! `max` of a group above all, which is full: the look at the limit, the pass and the second try, in thread CPU time (`direct.rs`).
 //!
 //! Figures: `throughput_ratio_2` (count-only visits per second of neap over the lock's, with a thread on each of 2 CPUs), `throughput_ratio_64`
 //! (on 64 CPUs that are not there: a visit of neap's lasts as long as one alone does here, since nobody writes what another one needs; under the lock there
 //! are no more visits than with 2 CPUs here, whose operations on its line come one after the other already), `registry_share.lockless` and `registry_share.rwlock` (of the operations on lines that
 //! other visitors use as well, as counted in full passes by one thread for each CPU: those of the registry, in percent; the others are on bits, deferred work, and the
-//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (of `direct-64`).
+//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (the worst of all `direct-N`).
 
+mod direct;
 pub(crate) mod old;
 pub(crate) mod stage;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::process::ExitCode;
-use std::sync::{Barrier, Mutex};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use neap_base::Linux;
 use neap_reclaim::{Press, ShrinkerId, Shrinkers, Visited};
 
@@ -32,7 +33,8 @@ use super::counter::timed;
 use super::{Options, Session, Workload};
 use crate::report::{cell, table};
 use crate::work::Outcome;
-use crate::work::meter::{cpus, pin_to, thread_cpu_ns};
+use crate::work::meter::{cpus, pin_to};
+use direct::Direct;
 use old::{Guarding, Old, counted};
 use stage::{Cache, Here, count_nothing, group};
 
@@ -41,6 +43,8 @@ const GROUPS: usize = 4000;
 const FEW: usize = GROUPS / 100;
 /// What direct reclaim is after: 32 pages.
 const GOAL: u64 = 32 * 4096;
+/// Charges at the limit, by all threads together, in a round: so many that one in a hundred is several.
+const CHARGES: u64 = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// CPUs of the machine that is not there.
 const VIRTUAL: f64 = 64.0;
@@ -182,61 +186,6 @@ impl Passes<'_> {
         let counts = [("registry", registry), ("others", others)].map(|(name, count)| (name.to_string(), count));
         Outcome { operations: GROUPS as u64 * on.len() as u64, counts: counts.into(), ..Outcome::default() }
     }
-
-    /// Threads that each free so much, one time after the other.
-    fn direct(&self, on: &[usize], times: u64) -> Result<Outcome> {
-        let (position, barrier) = (AtomicU32::new(0), Barrier::new(on.len()));
-        let worst = Mutex::new(Vec::new());
-        let filled = AtomicU64::new(0);
-        let run = |cpu: usize| -> Result<()> {
-            pin_to(cpu)?;
-            let (mut took, mut slots) = (Vec::with_capacity(times as usize), Vec::new());
-            barrier.wait();
-            for _ in 0..times {
-                let (start, mut freed, mut idle) = (thread_cpu_ns(), 0, 0);
-                while freed < GOAL && idle < 2 {
-                    // From where the last one stopped.
-                    let from = position.load(Ordering::Relaxed);
-                    match self.shrinkers.next_with_anything(0, from) {
-                        Some(slot) => {
-                            position.store(slot + 1, Ordering::Relaxed);
-                            freed += self.visit(slot).freed_bytes;
-                            slots.push(slot as usize);
-                        }
-                        None => {
-                            position.store(0, Ordering::Relaxed);
-                            idle += 1;
-                        }
-                    }
-                }
-                took.push(thread_cpu_ns() - start);
-                filled.fetch_add(freed, Ordering::Relaxed);
-                // What was freed is cached again.
-                self.fill(slots.drain(..));
-            }
-            worst.lock().map_err(|_| anyhow!("a thread panicked"))?.extend(took);
-            Ok(())
-        };
-        self.fill(0..GROUPS);
-        let run = &run;
-        thread::scope(|scope| {
-            let threads: Vec<_> = on.iter().map(|&cpu| scope.spawn(move || run(cpu))).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
-        })?;
-        let mut took = worst.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
-        took.sort_unstable();
-        let at = |percent: usize| took.get(took.len() * percent / 100).copied().unwrap_or(0) as f64 / 1e3;
-        let bytes = filled.into_inner() as f64;
-        let counts = [("p50_us", at(50)), ("p99_us", at(99)), ("freed_bytes", bytes)];
-        let counts = counts.map(|(name, count)| (name.to_string(), count));
-        Ok(Outcome {
-            operations: took.len() as u64,
-            cpu_ns: took.iter().sum(),
-            wall_ns: took.iter().sum(),
-            counts: counts.into(),
-            ..Outcome::default()
-        })
-    }
 }
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
@@ -260,15 +209,14 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         metric: |outcome| outcome.ns_each() / 1e3,
         ..Workload::timed(name, rounds, &[])
     };
-    let direct =
+    let charges =
         |threads: usize| Workload { metric: |outcome| outcome.count("p99_us"), ..micros(&format!("direct-{threads}")) };
     let shared = Workload {
         unit: "operations on shared lines for each visit",
         metric: |outcome| (outcome.count("registry") + outcome.count("others")) / outcome.operations.max(1) as f64,
         ..Workload::timed("shared", 1, &[])
     };
-    let mut passes = vec![micros("empty"), micros("one-percent"), micros("full"), shared];
-    passes.extend(THREADS.map(direct));
+    let passes = [micros("empty"), micros("one-percent"), micros("full"), shared];
     stage::with(|host, shrinkers| {
         let caches: Vec<Cache> = (0..GROUPS).map(|_| Cache::default()).collect();
         let ids = stage::register(host, shrinkers, &caches)?;
@@ -279,15 +227,16 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
                 "empty" => Ok(stage.timed(0)),
                 "one-percent" => Ok(stage.timed(FEW)),
                 "full" => Ok(stage.timed(GROUPS)),
-                "shared" => Ok(stage.shared(&on)),
-                name => {
-                    let threads = name.trim_start_matches("direct-").parse().unwrap_or(1);
-                    stage.direct(&crowd(threads), (times / 500 / threads as u64).max(1))
-                }
+                _ => Ok(stage.shared(&on)),
             })
         });
         Ok(())
     })?;
+    let direct = Direct::open()?;
+    session.measure(&THREADS.map(charges), |variant, workload, _| {
+        let threads = workload.name.trim_start_matches("direct-").parse().unwrap_or(1);
+        (variant.name == "neap").then(|| direct.run(&crowd(threads), CHARGES / threads as u64))
+    });
     figures(&mut session);
     let tables = tables(&session);
     session.finish(options.json, &tables)
@@ -311,7 +260,8 @@ fn figures(session: &mut Session) {
     let [few, full, empty] = ["one-percent", "full", "empty"].map(|name| median(session, "neap", name));
     session.figure("one_percent_pass_ratio", few.zip(full).map(|(few, full)| few / full));
     session.figure("empty_pass_us", empty);
-    session.figure("direct_p99_us", median(session, "neap", "direct-64"));
+    let direct = THREADS.iter().filter_map(|threads| median(session, "neap", &format!("direct-{threads}")));
+    session.figure("direct_p99_us", direct.reduce(f64::max));
 }
 
 /// Visits per second over those under a lock, on so many CPUs, by nanoseconds: of a visit alone, and of one under the lock alone and with two CPUs.
@@ -334,9 +284,13 @@ fn tables(session: &Session) -> String {
     let row = |threads: usize| {
         let name = format!("direct-{threads}");
         let p50 = cell(session.summary_of("neap", &name, |outcome| outcome.count("p50_us")), 1);
-        vec![threads.to_string(), p50, of(&name)]
+        let most = cell(session.summary_of("neap", &name, |outcome| outcome.count("most_caches")), 0);
+        vec![threads.to_string(), p50, of(&name), most]
     };
-    let direct = table(&["threads that free 128 KiB", "thread CPU us, p50", "p99"], &THREADS.map(row));
+    let direct = table(
+        &["threads that charge 128 KiB", "thread CPU us, p50", "p99", "caches that gave for one, at most"],
+        &THREADS.map(row),
+    );
     format!("Visits that only count, {GROUPS} groups and shrinkers.\n{counting}\n{passes}\n{direct}")
 }
 
@@ -362,8 +316,6 @@ mod tests {
             }
             let shared = passes.shared(&[0]);
             assert!(shared.count("others") >= 2.0 * GROUPS as f64);
-            let direct = passes.direct(&[0], 10).unwrap();
-            assert!(direct.count("freed_bytes") >= 10.0 * GOAL as f64);
             Ok(())
         })
         .unwrap();
