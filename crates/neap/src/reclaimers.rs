@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::{clock, thread};
-use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Overdue, Passes, goal};
+use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Overdue, Passes, Vain, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
 /// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
@@ -33,6 +33,7 @@ pub(crate) struct Reclaim {
     pub(crate) passes: Passes,
     pub(crate) lanes: Lanes,
     pub(crate) jobs: Jobs,
+    pub(crate) vain: Vain,
     /// What lanes go by.
     pub(crate) clock: FairClock,
     /// How often somebody waited for reclaimers, and in vain.
@@ -47,6 +48,7 @@ impl Reclaim {
             passes: Passes::default(),
             lanes: Lanes::default(),
             jobs: Jobs::new(),
+            vain: Vain::default(),
             clock: FairClock::default(),
             waits: AtomicU64::new(0),
             late: AtomicU64::new(0),
@@ -72,19 +74,50 @@ impl<P: Platform> Core<P> {
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
         // A callback that charges asks nobody: the pass that it is part of is at it.
-        if is_calling() || !reclaiming.is_anybody_below(group) {
+        let reclaim = reclaiming.reclaim;
+        let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
+        if is_calling() || reclaim.vain.is_noted(group, marks, began) {
             return 0;
         }
+        let answer = if reclaiming.is_anybody_below(group) {
+            self.ask_for_charge(mm, &reclaiming, group, bytes, manner)
+        } else {
+            Some(0)
+        };
+        match answer {
+            Some(0) => {
+                let is_anything_marked = reclaiming.is_anybody_below(group);
+                reclaim.vain.note(group, marks, began, reclaiming.now(), is_anything_marked);
+            }
+            Some(_) => reclaim.vain.forget(group),
+            // Nobody has come back yet.
+            None => {}
+        }
+        answer.unwrap_or(0)
+    }
+
+    /// What came of asking a group, as far as the charge waits for that.
+    fn ask_for_charge(
+        &self,
+        mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
+        group: GroupId,
+        bytes: u64,
+        manner: Manner,
+    ) -> Option<u64> {
         let wanted = reclaiming.used(group).map_or(bytes, |used| goal(bytes, used));
+        let mut had = 0;
         if manner == Manner::Inline {
             let deadline = reclaiming.now().saturating_add(PATIENCE);
             let ask = Ask { top: group, bytes: wanted, deadline, node: None };
             let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) });
-            if got.bytes >= bytes {
-                return got.bytes;
-            }
+            had = got.bytes;
         }
-        self.ask_reclaimers(mm, &reclaiming, Aim::Bytes(group, wanted), (manner != Manner::Post).then_some(PATIENCE))
+        if had >= bytes && had > 0 {
+            return Some(had);
+        }
+        let patience = (manner != Manner::Post).then_some(PATIENCE);
+        Some(self.ask_reclaimers(mm, reclaiming, Aim::Bytes(group, wanted), patience)?.max(had))
     }
 
     /// The same where the budget, or the system, has no more: neap's own caches give what they have in this thread, and then, by reclaimers, the program's
@@ -97,7 +130,7 @@ impl<P: Platform> Core<P> {
         let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None };
         let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Own, for_budget: true, ..Runner::of(0) });
         let has_enough = got.bytes >= bytes;
-        let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > 0;
+        let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > Some(0);
         Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
 
@@ -133,25 +166,25 @@ impl<P: Platform> Core<P> {
             None => Aim::Look(id, group, node),
             Some(objects) => Aim::Scan(id, group, node, objects),
         };
-        self.ask_reclaimers(mm, &reclaiming, aim, Some(PATIENCE)).checked_sub(1)
+        self.ask_reclaimers(mm, &reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
-    /// Posts a job, and waits for it for so long, if at all.
+    /// Posts a job, and waits for it for so long, if at all; `None`: nobody has come back from it. Where there are no reclaimers nothing comes of it.
     pub(crate) fn ask_reclaimers(
         &self,
         mm: &Mm<P>,
         reclaiming: &Reclaiming<'_, P>,
         aim: Aim,
         patience: Option<u64>,
-    ) -> u64 {
+    ) -> Option<u64> {
         let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
         if !self.may_have_reclaimers(mm) {
-            return 0;
+            return Some(0);
         }
         let Some(patience) = patience else {
             _ = reclaiming.inside(|| jobs.post(aim, false));
             _ = self.recruit(mm, reclaiming, 0);
-            return 0;
+            return None;
         };
         let end = clock::precise().saturating_add(patience);
         waits.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +200,7 @@ impl<P: Platform> Core<P> {
             };
             if let Some(bytes) = answer {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
-                return bytes;
+                return (left > 0).then_some(bytes);
             }
             jobs.wait(dones, left.min(LOOK));
             self.watch(reclaiming);

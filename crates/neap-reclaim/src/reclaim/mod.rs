@@ -9,6 +9,7 @@ mod level;
 mod pass;
 pub mod seat;
 mod share;
+mod vain;
 mod walk;
 
 #[cfg(test)]
@@ -18,4 +19,5 @@ pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
 pub use level::{Level, Levels, WINDOW};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 pub use share::{Grip, press};
+pub use vain::Vain;
 pub use walk::{Lap, Walk, Walks};

@@ -11,6 +11,7 @@
 //! Lock: one mutex for growing tables. Everything here is inside the host's gate but for reading, clearing and counting.
 
 use super::bits::{Bit, lower, raise};
+use super::shrinker::Lines;
 use crate::host::Host;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -128,11 +129,6 @@ impl<'p> Spot<'p> {
         self.above()[0].is_set()
     }
 
-    /// Says that the unit may have something though it has no memory; or not, where it has some by now.
-    fn raise_all(self) {
-        raise(self.above());
-    }
-
     /// Clears a shrinker's bit, unless `is_empty` answers that there is something after all.
     pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
         match self.memory() {
@@ -227,6 +223,8 @@ pub(crate) struct Places {
     growing: Mutex<()>,
     /// Slots below this that have no place, or no word, may have anything: there was no memory to say what.
     blind: AtomicU32,
+    /// Bits that were raised, about: changes after each.
+    marks: Lines<AtomicU64>,
 }
 
 impl Places {
@@ -238,6 +236,7 @@ impl Places {
             slots: Table::new(),
             growing: Mutex::new(()),
             blind: AtomicU32::new(0),
+            marks: Lines(AtomicU64::new(0)),
         };
         let opened = places.grow(host, 0, 0);
         if opened.is_err() {
@@ -304,6 +303,7 @@ impl Places {
         if grown.is_err() {
             // SeqCst pairs with the fence of who visits: as for a bit.
             self.blind.fetch_max(slot.saturating_add(1), Ordering::SeqCst);
+            self.count_mark();
         }
         grown
     }
@@ -322,7 +322,7 @@ impl Places {
             let (slot, node) = (at / self.nodes, at % self.nodes);
             if slot < blind {
                 place.summary.store(usize::MAX, Ordering::Release); // As in `raise`.
-                raise(self.any(slot, node));
+                self.raise(self.any(slot, node));
             }
         })
     }
@@ -334,19 +334,36 @@ impl Places {
         let spot = spot.or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.spot(block, slot, node, unit)));
         let Some(spot) = spot else {
             // Where only the place is missing.
-            raise(self.any(slot, node));
+            self.raise(self.any(slot, node));
             return;
         };
         let memory = spot.place.unit_or_make(host, unit).or_else(|| {
-            spot.raise_all();
+            self.raise(spot.above());
             // SeqCst: as in `unit_or_make`.
             fence(Ordering::SeqCst);
             spot.memory()
         });
         if let Some(memory) = memory {
             let [summary, any] = spot.above();
-            raise([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
+            self.raise([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
         }
+    }
+
+    /// Raises bits, and counts it where that made a difference.
+    fn raise<'w>(&self, levels: impl IntoIterator<Item = Bit<'w>>) {
+        if raise(levels) > 0 {
+            self.count_mark();
+        }
+    }
+
+    /// Something may be had that could not be a moment ago. After the bit that says so.
+    pub(crate) fn count_mark(&self) {
+        self.marks.0.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `marks`.
+    }
+
+    /// How often that was so: to be read before looking at bits.
+    pub(crate) fn marks(&self) -> u64 {
+        self.marks.0.load(Ordering::Acquire) // Pairs with the Release in `count_mark`: the bits of those are seen.
     }
 
     /// Clears the bit of a slot where nothing is below it any more, in as many blocks as there are. Answers whether it did. How many there are is asked
@@ -359,7 +376,13 @@ impl Places {
             })
         };
         match self.any(slot, node) {
-            Some(any) if any.is_set() && is_empty() => lower([any], is_empty),
+            Some(any) if any.is_set() && is_empty() => {
+                let stays = lower([any], is_empty);
+                if !stays {
+                    self.count_mark();
+                }
+                stays
+            }
             _ => false,
         }
     }
@@ -417,7 +440,7 @@ impl Places {
                 }
                 // Who marked meanwhile has found the summary set.
                 let spots = (0..UNITS).map(|unit| Spot { place, unit, any });
-                spots.filter(|spot| spot.memory().is_some_and(has_bits)).for_each(Spot::raise_all);
+                spots.filter(|spot| spot.memory().is_some_and(has_bits)).for_each(|spot| self.raise(spot.above()));
             }
             self.settle(|| blocks, slot, node);
         }
@@ -554,7 +577,7 @@ mod tests {
             places.mark(host, 3, 7, 0);
             let spot = places.spot(0, 7, 0, 1).unwrap();
             // Without memory any of the second unit's may have something.
-            spot.raise_all();
+            places.raise(spot.above());
             assert!(spot.memory().is_none());
             // Comes in between, and what it is for is gone when the visitor looks.
             places.mark(host, UNIT, 7, 0);

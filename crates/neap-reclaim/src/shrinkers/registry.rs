@@ -417,6 +417,12 @@ impl Shrinkers {
         }
     }
 
+    /// A number that changes whenever something is marked that was not: who reads it, looks, and finds nothing below a group, need not look again while it is the
+    /// same.
+    pub fn marks(&self) -> u64 {
+        self.places.marks()
+    }
+
     /// The first group, by slot from `from` on, that may have anything on a node, or whose memory for saying so there was none.
     pub fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
         self.places.next_with_anything(node, from)

@@ -236,8 +236,11 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
         let is_empty = || unit.bits.load(Ordering::Relaxed) == 0;
         if is_empty() {
-            spot.lower_unit(is_empty);
+            let stays = spot.lower_unit(is_empty);
             self.visited.written += 1;
+            if !stays {
+                self.shrinkers.places.count_mark();
+            }
         }
     }
 
@@ -246,10 +249,14 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         self.host.is_seat(self.group, self.slot)
     }
 
-    /// After bits of some were cleared, or set again: in the latter case they are set for the heir as well, where the group has gone.
+    /// After bits of some were cleared, or set again: in the latter case that counts as a mark, and they are set for the heir as well, where the group has gone.
     fn lowered(&mut self, stays: bool, indexes: Range<u32>) {
         self.visited.written += 1;
-        if !stays && !self.is_here() {
+        if stays {
+            return;
+        }
+        self.shrinkers.places.count_mark();
+        if !self.is_here() {
             let mark = |index, slot| self.shrinkers.places.mark(self.host, index, slot, self.node);
             self.host.follow(self.group, |heir| indexes.clone().for_each(|index| mark(index, heir.slot)));
         }

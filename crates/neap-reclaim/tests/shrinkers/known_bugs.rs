@@ -528,7 +528,7 @@ fn who_calls_no_callback_takes_no_reference() {
         let before = references();
         assert!(before > 0, "they are not counted");
         assert_eq!(shrinkers.name_of(id).unwrap().as_str(), "cache");
-        let inline_only = Press { inline_only: true, ..Press::of(0) };
+        let inline_only = Press { whom: Whom::Inline, ..Press::of(0) };
         assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, inline_only).calls, 0);
         assert_eq!(references(), before);
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
