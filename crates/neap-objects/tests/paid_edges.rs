@@ -80,7 +80,7 @@ fn each_object_that_a_cache_has_is_told_once_whichever_its_node_is() {
         leave(&o, class, &[7, 8, 7]);
     }
     let mut seen = BTreeMap::<_, u32>::new();
-    o.each_paid(&mut |class, owner| *seen.entry((class.size(), owner)).or_default() += 1);
+    o.each_paid(&mut |class, owner, objects| *seen.entry((class.size(), owner)).or_default() += objects);
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), [((16, 7), 8), ((16, 8), 4), ((1024, 7), 8), ((1024, 8), 4)]);
     Virtual::run_on(0);
 }

@@ -7,12 +7,13 @@ use crate::options::Options;
 use core::future::Future;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
+use core::time::Duration;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, FOREVER, GroupId, INTERVAL, Kind, Payer, Refusal, UNLIMITED};
 use std::boxed::Box;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::vec::Vec;
 
 const MAX: u64 = 1 << 20;
