@@ -36,6 +36,8 @@ pub(crate) const SHRINK: u32 = 5;
 pub(crate) const MAP: u32 = 7;
 /// Refused because the group is gone.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
+/// Refused because callbacks need a thread of neap's, and there is none.
+pub(crate) const NO_RECLAIMER: u32 = 8;
 /// Refused because the page was being written just then.
 const BUSY: u32 = 5;
 

@@ -13,7 +13,7 @@ use neap::reclaim::Verdict;
 use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PLACES, PLACE, SHRINKER};
 use serde_json::{Value, json};
 
-use crate::desk::{Desk, Request, SHRINK, SHRINKERS, name_of};
+use crate::desk::{Desk, NO_RECLAIMER, Request, SHRINK, SHRINKERS, name_of};
 use crate::groups::Seen as Groups;
 use crate::published::{Page, Process};
 use crate::report::{number, table};
@@ -27,8 +27,9 @@ Examples:
   neap stat 1234 --shrinkers
                           to see them
 
-For the process's own user and root. Callbacks run on threads of the process that are there for it; one that has not come back after
-100 ms is written off, and its shrinker barred for some time.";
+For the process's own user and root. Callbacks run on threads of neap's in the process that are there for it; one that has not come back
+after 100 ms is written off, and its shrinker barred for some time. Where neap may have no thread (NEAP=background:off) only its own caches
+(neap:sheaves and others, see above) are asked: a thread of the program's may hold the very lock that a callback takes.";
 
 /// Have a cache of a running process shrink.
 #[derive(Args)]
@@ -303,9 +304,15 @@ pub(crate) fn shrink(options: &Options) -> Result<ExitCode> {
                 let path = seen.path(place.group);
                 match desk.ask(&request(shrinker, place, Some(options.objects)))? {
                     0 => println!("{path}, node {}: {} objects freed", place.node, desk.number(OBJECTS)),
-                    _ => {
+                    refused => {
                         unanswered += 1;
-                        println!("{path}, node {}: no answer (it is barred, gone, or too slow)", place.node);
+                        let why = if refused == NO_RECLAIMER {
+                            "not asked: a cache of the program's is asked on a thread of neap's, and the process has none (NEAP=background:off?); \
+                             those called neap:... are asked without"
+                        } else {
+                            "no answer (it is barred, gone, or too slow)"
+                        };
+                        println!("{path}, node {}: {why}", place.node);
                     }
                 }
             }

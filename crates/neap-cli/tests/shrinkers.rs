@@ -97,3 +97,20 @@ fn neaps_own_caches_are_seen_and_asked_in_any_program() {
     let now = object("stat", pid, &["--shrinkers"]).unwrap()["reclaim"].take();
     assert!(freed >= 1000 && objects(&now) + freed / 2 < objects(&seen), "{text} {now}");
 }
+
+/// Without threads of neap's its own caches are asked in whatever call of the program's comes by, and the program's are not, for a reason that is told.
+#[test]
+fn without_a_thread_neaps_own_caches_are_asked_and_a_programs_are_not() {
+    let mut program = Program::start_alone("cache", "background:off");
+    program.hear("ready");
+    let pid = program.id();
+    let own = neap("shrink", pid, &["neap:sheaves", "1"]);
+    let text = String::from_utf8_lossy(&own.stdout);
+    assert!(own.status.success() && text.ends_with(" objects freed\n"), "{text} {own:?}");
+    let others = neap("shrink", pid, &["pages", "1"]);
+    let text = String::from_utf8_lossy(&others.stdout);
+    assert!(
+        others.status.success() && text.contains("the process has none (NEAP=background:off?)"),
+        "{text} {others:?}"
+    );
+}

@@ -250,14 +250,6 @@ impl Groups {
 
     /// What those who wait need now and then: what caches keep, what others stocked as they came, the ends of their time, a second look.
     /// Answers how soon again, which it is `now`. Outside the gate.
-<<<<<<< ours
-    ///
-    /// A free that ends in a cache tells nobody, and uncharges nobody:
-    /// 1. A waits, behind a flush of all caches. 2. B frees all that the group has: it is paid for still. 3. Nobody else comes by.
-    ///
-    /// So caches are flushed every [`INTERVAL`] for those who wait, and behind a deadline before who waited is refused.
-=======
->>>>>>> theirs
     pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let is_late = host.inside(|| {
             let queues = self.waiters.lock(&self.tree);

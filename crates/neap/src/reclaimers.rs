@@ -151,11 +151,14 @@ impl<P: Platform> Core<P> {
     pub(crate) fn ask_shrinker(
         &self,
         mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
         id: ShrinkerId,
-        place: (GroupId, u32),
+        (group, node): (GroupId, u32),
         scan: Option<u64>,
     ) -> Option<u64> {
-        let (reclaiming, (group, node)) = (mm.reclaiming().ok().filter(|_| !is_calling())?, place);
+        if is_calling() {
+            return None;
+        }
         if reclaiming.reclaim.shrinkers.is_own(id) {
             return match scan {
                 None => reclaiming.count(id, group, node),
@@ -166,7 +169,7 @@ impl<P: Platform> Core<P> {
             None => Aim::Look(id, group, node),
             Some(objects) => Aim::Scan(id, group, node, objects),
         };
-        self.ask_reclaimers(mm, &reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
+        self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
     /// Posts a job, and waits for it for so long, if at all; `None`: nobody has come back from it. Where there are no reclaimers nothing comes of it.
@@ -243,7 +246,7 @@ impl<P: Platform> Core<P> {
         threads > 1
     }
 
-    fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
+    pub(crate) fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
         mm.hooks.spawn.is_some() && self.options.background
     }
 

@@ -44,6 +44,7 @@ const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
 const NO_ANSWER: u32 = 7;
+const NO_RECLAIMER: u32 = 8;
 
 /// The part of the page that is for requests. Numbers with all bits set say nothing.
 #[derive(Debug)]
@@ -185,15 +186,21 @@ impl<P: Platform> Core<P> {
         self.page.report(write).is_some()
     }
 
-    /// A program's callbacks run on a reclaimer, never here.
+    /// A program's callbacks run on a reclaimer, never here: a thread of the program's that comes by in a call may hold what they take. neap's own run here.
     fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
         let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
         let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
         let objects = Some(desk.until.load(Ordering::Relaxed)).filter(|objects| *objects != u64::MAX);
-        let Some(objects) = self.ask_shrinker(mm, id, (group, node), objects) else { return NO_ANSWER };
-        desk.objects.store(objects, Ordering::Relaxed);
-        0
+        let Ok(reclaiming) = mm.reclaiming() else { return NO_ANSWER };
+        match self.ask_shrinker(mm, &reclaiming, id, (group, node), objects) {
+            Some(objects) => {
+                desk.objects.store(objects, Ordering::Relaxed);
+                0
+            }
+            None if self.may_have_reclaimers(mm) => NO_ANSWER,
+            None => NO_RECLAIMER,
+        }
     }
 
     /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.

@@ -234,6 +234,17 @@ fn program() {
             wait();
             let _ = Command::new("sleep").arg("1000").env_remove("LD_PRELOAD").exec();
         }
+        "cache" => {
+            let _cache = neap::reclaim::Shrinker::named("pages").register(|| 1, |_| 1).unwrap();
+            say("ready");
+            loop {
+                // Goes the slow way, where requests are answered if there is no thread.
+                let run = neap::process::PROCESS.allocate(1 << 20);
+                // SAFETY: allocated above.
+                unsafe { neap::process::PROCESS.free(run) };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         "close" => {
             (3..65_536).for_each(|descriptor| {
                 // SAFETY: a program that closes what is not its own, as daemons do.
