@@ -171,7 +171,7 @@ fn bound(comparison: &Comparison, scenario: Scenario) -> String {
 }
 
 fn print_figures(comparison: &Comparison) {
-    for violation in &comparison.violations {
+    for violation in comparison.violations() {
         println!("violation: {violation}");
     }
     for (name, value) in &comparison.figures {
@@ -210,7 +210,7 @@ fn object(comparison: &Comparison, how: &How) -> Value {
         "seed": how.seed,
         "quick": how.quick,
         "validation": comparison.checks,
-        "violations": comparison.violations,
+        "violations": comparison.violations().collect::<Vec<_>>(),
         "machine": Machine::look(),
         "versions": { "neap": env!("CARGO_PKG_VERSION") },
         "variants": variants,

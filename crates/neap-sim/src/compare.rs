@@ -27,8 +27,10 @@ pub struct Comparison {
     pub runs: BTreeMap<(usize, Name), (Scenario, Run)>,
     /// Published numbers beside simulated ones.
     pub checks: Vec<Check>,
-    /// Where `Adaptive` is not on the front, or worse than `Upstream`, in words.
-    pub violations: Vec<String>,
+    /// Where another policy takes the lock less often than `Adaptive` and holds less, in words.
+    pub dominated: Vec<String>,
+    /// Where `Adaptive` is worse than `Upstream` in one of the two by more than a twentieth, in words.
+    pub worse: Vec<String>,
     /// Name to number.
     pub figures: BTreeMap<String, f64>,
 }
@@ -39,6 +41,41 @@ impl Comparison {
     pub fn least_listed(&self, scenario: Scenario, zone_share: f64) -> Option<f64> {
         let run = self.run(scenario, Name::Adaptive)?;
         run.costs.gaps.listed(zone_share, run.time)
+    }
+
+    /// All that keeps `Adaptive` from being on the front and nowhere worse than `Upstream`.
+    pub fn violations(&self) -> impl Iterator<Item = &String> {
+        self.dominated.iter().chain(&self.worse)
+    }
+
+    /// Holds `Adaptive` against every other policy.
+    fn judge(&mut self, scenarios: &[Scenario]) {
+        let (mut dominated, mut worse) = (Vec::new(), Vec::new());
+        for &scenario in scenarios {
+            let Some(adaptive) = self.run(scenario, Name::Adaptive) else { continue };
+            let (name, (holds, listed)) = (scenario.name(), point(adaptive));
+            let few = FEW_PAGES * adaptive.costs.cpus as f64;
+            for policy in policies::ALL.into_iter().filter(|policy| *policy != Name::Adaptive) {
+                let Some(other) = self.run(scenario, policy) else { continue };
+                let (others_holds, others_listed) = point(other);
+                let clearly = holds > others_holds + FEW_HOLDS || listed > others_listed + few;
+                if others_holds <= holds && others_listed <= listed && clearly {
+                    dominated.push(format!(
+                        "{name}: {} takes the lock {others_holds:.0} times and holds {others_listed:.0} pages, adaptive {holds:.0} and {listed:.0}",
+                        policy.text()
+                    ));
+                }
+            }
+            let Some(upstream) = self.run(scenario, Name::Upstream) else { continue };
+            let (most_holds, most_listed) = point(upstream);
+            if holds > most_holds * TOLERANCE && holds > most_holds + FEW_HOLDS {
+                worse.push(format!("{name}: lock taken {holds:.0} times, upstream {most_holds:.0}"));
+            }
+            if listed > most_listed * TOLERANCE && listed > most_listed + few {
+                worse.push(format!("{name}: {listed:.0} pages held, upstream {most_listed:.0}"));
+            }
+        }
+        (self.dominated, self.worse) = (dominated, worse);
     }
 
     /// The run of a policy in a scenario.
@@ -69,7 +106,7 @@ fn jobs(size: Size) -> Vec<(Scenario, Name)> {
 pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
     let mut comparison = run_all(seed, size, &jobs(size), tell);
     comparison.checks = checks_of(&comparison);
-    comparison.violations = violations_of(&comparison, &scenarios::compared(size));
+    comparison.judge(&scenarios::compared(size));
     comparison.figures = figures_of(&comparison);
     comparison
 }
@@ -77,7 +114,7 @@ pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Compariso
 /// Runs every policy in one scenario.
 pub fn only(seed: u64, size: Size, scenario: Scenario, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
     let mut comparison = run_all(seed, size, &policies::ALL.map(|policy| (scenario, policy)), tell);
-    comparison.violations = violations_of(&comparison, &[scenario]);
+    comparison.judge(&[scenario]);
     comparison.figures = figures_of(&comparison);
     comparison
 }
@@ -104,8 +141,14 @@ fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str
         let (scenario, policy) = jobs[index];
         ((order(scenario), policy), (scenario, run))
     });
-    let (checks, violations, figures) = (Vec::new(), Vec::new(), BTreeMap::new());
-    Comparison { seed, runs: named.collect(), checks, violations, figures }
+    Comparison {
+        seed,
+        runs: named.collect(),
+        checks: Vec::new(),
+        dominated: Vec::new(),
+        worse: Vec::new(),
+        figures: BTreeMap::new(),
+    }
 }
 
 fn checks_of(comparison: &Comparison) -> Vec<Check> {
@@ -116,36 +159,6 @@ fn checks_of(comparison: &Comparison) -> Vec<Check> {
 /// Holds in a million operations, and pages in lists.
 fn point(run: &Run) -> (f64, f64) {
     (run.outcome.lock_takes_per_million, run.outcome.average_listed)
-}
-
-fn violations_of(comparison: &Comparison, scenarios: &[Scenario]) -> Vec<String> {
-    let mut found = Vec::new();
-    for &scenario in scenarios {
-        let Some(adaptive) = comparison.run(scenario, Name::Adaptive) else { continue };
-        let (holds, listed) = point(adaptive);
-        let few = FEW_PAGES * adaptive.costs.cpus as f64;
-        for policy in policies::ALL.into_iter().filter(|policy| *policy != Name::Adaptive) {
-            let Some(other) = comparison.run(scenario, policy) else { continue };
-            let (others_holds, others_listed) = point(other);
-            let clearly = holds > others_holds + FEW_HOLDS || listed > others_listed + few;
-            if others_holds <= holds && others_listed <= listed && clearly {
-                found.push(format!(
-                    "{}: {} takes the lock {others_holds:.0} times and holds {others_listed:.0} pages, adaptive {holds:.0} and {listed:.0}",
-                    scenario.name(),
-                    policy.text()
-                ));
-            }
-        }
-        let Some(upstream) = comparison.run(scenario, Name::Upstream) else { continue };
-        let (most_holds, most_listed) = point(upstream);
-        if holds > most_holds * TOLERANCE && holds > most_holds + FEW_HOLDS {
-            found.push(format!("{}: lock taken {holds:.0} times, upstream {most_holds:.0}", scenario.name()));
-        }
-        if listed > most_listed * TOLERANCE && listed > most_listed + few {
-            found.push(format!("{}: {listed:.0} pages held, upstream {most_listed:.0}", scenario.name()));
-        }
-    }
-    found
 }
 
 fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
@@ -180,6 +193,7 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pressure.misses_with_pages_listed", comparison.run(Scenario::Pressure(2), Name::Adaptive).map(missed));
     add("pressure.early_reclaim_ratio", ratio(Scenario::Pressure(1), |run| run.outcome.counts.early_reclaims as f64));
     add("validation_worst_error", (!comparison.checks.is_empty()).then(|| validate::worst(&comparison.checks)));
-    add("pareto_violations", Some(comparison.violations.len() as f64));
+    add("pareto_dominated", Some(comparison.dominated.len() as f64));
+    add("pareto_violations", Some(comparison.violations().count() as f64));
     figures
 }

@@ -83,7 +83,7 @@ fn write_page(page: &mut String, comparison: &Comparison, scenarios: &[Scenario]
     write!(page, "<h2>What was published, and what is simulated</h2>")?;
     write_table(page, &CHECK_COLUMNS, check_rows(comparison))?;
     write!(page, "<h2>Violations</h2><ul>")?;
-    for violation in &comparison.violations {
+    for violation in comparison.violations() {
         write!(page, "<li>{violation}")?;
     }
     write!(page, "</ul>")?;
