@@ -1,6 +1,7 @@
 //! Shrinkers on a virtual machine: what a visit asks, and of whom.
 
 mod coming_and_going;
+mod edges;
 mod host;
 mod known_bugs;
 mod many_threads;

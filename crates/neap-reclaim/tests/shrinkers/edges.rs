@@ -1,0 +1,31 @@
+//! What costs, or runs out, where nothing else would show it.
+
+use crate::host::{Cache, Stage, with};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use neap_reclaim::shrinkers::bits::{Bit, raise};
+
+#[test]
+fn indexes_of_all_that_have_gone_are_used_again() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let cache = Cache::of(0);
+        for _ in 0..3 {
+            // SAFETY: it outlives its registration.
+            let made = (0..20).map(|_| unsafe { shrinkers.register(host, &cache.by_group()) }.unwrap());
+            let ids: Vec<_> = made.collect();
+            let mut indexes: Vec<_> = ids.iter().map(|id| id.index()).collect();
+            indexes.sort_unstable();
+            assert_eq!(indexes, (0..20).collect::<Vec<_>>());
+            ids.into_iter().for_each(|id| _ = shrinkers.unregister(host, id).unwrap());
+        }
+    });
+}
+
+#[test]
+fn who_finds_a_bit_set_looks_no_further_up_and_writes_nothing() {
+    let words = [0b100, 0].map(AtomicUsize::new);
+    let bits = || words.each_ref().map(|word| Bit { word, bit: 2 });
+    assert_eq!((raise(bits()), words[1].load(Relaxed)), (0, 0), "whoever set it is on the way");
+    words[0].store(0, Relaxed);
+    assert_eq!((raise(bits()), words.each_ref().map(|word| word.load(Relaxed))), (2, [0b100; 2]));
+    assert_eq!(raise(bits()), 0);
+}
