@@ -33,8 +33,9 @@ const NEVER: u32 = 4;
 const WORTH_A_THREAD: u64 = 16 << 20;
 /// With less than this nobody does.
 const WORTH_A_LOOK: u64 = 1 << 20;
-/// Slow calls from one thought about a thread to the next; a large free is thought about at once.
-const LOOK_EVERY: u32 = 64;
+/// Slow calls from one thought about a thread to the next; a large free is thought about at once. Odd, as an eighth of it is: of calls that allocate and free
+/// by turns both are met.
+const LOOK_EVERY: u32 = 63;
 /// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
 const PATIENCE: u32 = 8;
 /// Bytes that make a free large.

@@ -114,9 +114,10 @@ fn what_a_thread_costs_that_is_made_for_a_group_at_its_limit_is_not_the_groups()
     let objects = AtomicU64::new(1000);
     let mm = manager(allocates, &Options { refuse: true, ..Options::DEFAULT });
     let (groups, reclaiming) = (mm.groups().unwrap(), mm.reclaiming().unwrap());
-    register(&reclaiming, &spec(&objects));
-    reclaiming.reclaim.forget_others();
     let group = groups.create(GroupId::ROOT, "full").unwrap();
+    let id = register(&reclaiming, &Spec { by_group: true, ..spec(&objects) });
+    assert!(reclaiming.mark(id, group, 0));
+    reclaiming.reclaim.forget_others();
     groups.set_bound(group, Bound::Max, 4096).unwrap();
     groups.charge(group.payer(Kind::Pages, 0), 4096, How::Refuse).unwrap();
     ALLOCATED.store(0, Relaxed);
