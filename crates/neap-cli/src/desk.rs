@@ -3,7 +3,7 @@
 //! Sits between the commands that want something of a process and its page, in which the request is left and the answer is found;
 //! the format is described in the crate `neap`, `requests`. Askers exclude each other by a lock on the file, from the first
 //! request to the end of the value. Sleeping threads of the process's are not woken but for neap's own, which is woken by a futex
-//! on the page; nothing is signalled or stopped. A request that is not answered in time is taken back.
+//! on the page; nothing is signalled, nor stopped but for some milliseconds by `--reconcile` where there are groups and little memory in slabs. A request that is not answered in time is taken back.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;

@@ -30,7 +30,8 @@ Examples:
 For the process's own user and root. The numbers are those of its last look for memory to give
 back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
 are counted one after the other, so those of a busy process agree only about. With --percpu, --groups, --shrinkers and --reconcile the
-process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. In the objects of --json a
+process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. With memory groups and at most 64 MiB in
+slabs --reconcile stops it for some milliseconds; with more it does not say how much of what is charged is there. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";
 
 /// Show the numbers of a running process.

@@ -2,7 +2,7 @@
 //!
 //! Sits between `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
 //! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
-//! is signalled or stopped. The page can be written by the process's user and by root at any time, with anything: every
+//! is signalled, or stopped but for the milliseconds of a small process's [books](crate::reconcile) where there are groups. The page can be written by the process's user and by root at any time, with anything: every
 //! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
 //! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
 //!
@@ -140,7 +140,7 @@ impl<P: Platform> Core<P> {
             }
             CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
             GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
-            MAP => desk.answer(ticket, if self.report_map(mm, desk) { 0 } else { BUSY }),
+            MAP => desk.answer(ticket, if self.report_map(mm, desk, is_call) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
             // Who asks waits for a reclaimer, and may make one.
@@ -163,13 +163,13 @@ impl<P: Platform> Core<P> {
         self.page.report(|words| group_report::write(mm.groups_if_made(), from, words)).is_some()
     }
 
-    fn report_map(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+    fn report_map(&self, mm: &Mm<P>, desk: &Desk, is_call: bool) -> bool {
         // Perhaps by this very thread, in a handler of the program's between neap's and the fork: it would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
         let from = desk.from.load(Ordering::Relaxed);
-        let books = if from == 0 { mm.books() } else { Books::BLANK };
+        let books = if from == 0 { mm.books_for_others(is_call) } else { Books::BLANK };
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
     }

@@ -2,9 +2,8 @@
 //!
 //! Sits between a manager's counters, the state of every page, and the kernel's view of the process ([`neap_os::mappings`]). Each
 //! resident byte is put to a [`Source`]; where neap has a count of its own, that stands beside the kernel's, so a drift has a name. The same sums
-//! are made for another process, which tells its part by a [report](crate::map_report), for which nobody is stopped. Allocates nothing; takes the locks of
-//! the layers one at a time. A process that asks about itself closes the gate, as fork does, where there are groups: what is charged is compared with what
-//! is there.
+//! are made for another process, which tells its part by a [report](crate::map_report). Allocates nothing; takes the locks of the layers one at a time. Where
+//! there are groups the gate is closed, as fork does, while what is charged is compared with what is there; for another process only where that is soon done.
 
 mod sources;
 mod tally;
@@ -26,8 +25,11 @@ use neap_percpu::Host;
 
 /// More ranges than a manager has.
 const RANGES: usize = 256;
-/// Looks at the gate: a tenth of a second.
+/// Looks at the gate: a tenth of a second; and where somebody else asks, some milliseconds.
 const LOOKS: u32 = 2000;
+const FEW_LOOKS: u32 = 50;
+/// Where somebody else asks, and there are more bytes in slabs, nobody is stopped: some milliseconds.
+const SOON_DONE: u64 = 64 << 20;
 
 impl<P: Platform> Core<P> {
     fn count(&self, books: &mut Books) {
@@ -103,6 +105,15 @@ impl<P: Platform> Mm<P> {
         books
     }
 
+    /// The same for another process. With that where it takes some milliseconds at most; never in a program's `call`, which is not to wait.
+    pub(crate) fn books_for_others(&self, call: bool) -> Books {
+        let mut books = self.books();
+        if !call && books.believed[Source::Slabs as usize] <= SOON_DONE {
+            self.count_payable(&mut books, FEW_LOOKS);
+        }
+        books
+    }
+
     fn count_charged(&self, books: &mut Books) {
         let Some(grouped) = self.groups_if_made() else { return };
         let (groups, source) = grouped.parts();
@@ -112,12 +123,12 @@ impl<P: Platform> Mm<P> {
 
     /// What is there that somebody pays for, and what is charged at the same moment: who allocates or frees waits meanwhile, unless a thread on an
     /// isolated CPU might have to; then it stays unknown.
-    fn count_payable(&self, books: &mut Books) {
+    fn count_payable(&self, books: &mut Books, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
         if self.groups_if_made().is_none() || core.objects.platform.is_isolated_cpu_in_use() {
             return;
         }
-        self.close_for_fork(LOOKS);
+        self.close_for_fork(looks);
         self.count_charged(books);
         if self.gate.is_empty() {
             let (mut objects, mut runs) = (0, 0);
@@ -149,7 +160,7 @@ impl<P: Platform> Mm<P> {
         let view = Mappings::own()?;
         let (mut ranges, mut count) = ([Range { start: 0, length: 0, of: Source::Arena }; RANGES], 0);
         let mut books = self.books();
-        self.count_payable(&mut books);
+        self.count_payable(&mut books, LOOKS);
         let core = self.core_if_open();
         if let Some(core) = core {
             let _inside = self.gate.enter(core.objects.platform.cpu());
