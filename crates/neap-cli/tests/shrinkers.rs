@@ -110,7 +110,7 @@ fn without_a_thread_neaps_own_caches_are_asked_and_a_programs_are_not() {
     let others = neap("shrink", pid, &["pages", "1"]);
     let text = String::from_utf8_lossy(&others.stdout);
     assert!(
-        others.status.success() && text.contains("the process has none (NEAP=background:off?)"),
+        !others.status.success() && text.contains("the process has none (NEAP=background:off?)"),
         "{text} {others:?}"
     );
 }
