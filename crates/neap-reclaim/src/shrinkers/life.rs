@@ -148,6 +148,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a thread knows itself by assembly")]
     fn a_child_in_which_nobody_ends_a_life_that_was_to_end_goes_on_with_it() {
         let life = Life::new(Shared);
         life.prepare();
