@@ -147,3 +147,43 @@ pub(crate) unsafe extern "C" fn neap_group_unsubscribe(listener: *mut Listens) -
     // SAFETY: as the caller promises.
     unsafe { Object::destroy(listener) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::zeroed;
+    use core::sync::atomic::AtomicBool;
+    use core::time::Duration;
+
+    /// 1. A listener can be called already. 2. Its callback ends it. 3. Who makes it has not said yet what that ends.
+    #[test]
+    fn a_listener_that_is_being_made_ends_when_it_is_made() {
+        let (mut memory, ended) = (zeroed::<Listens>(), AtomicBool::new(false));
+        let place = memory.as_mut_ptr();
+        let none = || {
+            Ok(Ear {
+                told: None,
+                argument: core::ptr::null_mut(),
+                heard: UnsafeCell::new(None),
+                is_made: AtomicU32::new(0),
+            })
+        };
+        // SAFETY: the memory is this test's, and stays until the thread is back.
+        assert_eq!(unsafe { Object::make(place, none) }, 0);
+        let address = place.expose_provenance();
+        std::thread::scope(|scope| {
+            let callback = scope.spawn(|| {
+                // SAFETY: as above.
+                let answer = unsafe { neap_group_unsubscribe(core::ptr::with_exposed_provenance_mut(address)) };
+                ended.store(true, Ordering::Relaxed);
+                answer
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!ended.load(Ordering::Relaxed), "before it is made");
+            // SAFETY: as above.
+            let ear: Option<&Ear> = unsafe { Object::value(place) };
+            ear.expect("it has not ended").is_made.store(1, Ordering::Release); // Pairs with the Acquire in `neap_group_unsubscribe`.
+            assert_eq!(callback.join().ok(), Some(0));
+        });
+    }
+}

@@ -10,7 +10,6 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicBool, Ordering};
 use neap::groups::{Group, UNLIMITED};
 use std::ffi::CString;
 use std::string::String;
@@ -420,48 +419,6 @@ fn listeners_are_told_by_functions_and_eventfds_until_they_end() {
         assert_eq!(neap_group_unsubscribe(place), code(Error::Argument), "a failure leaves none");
         assert_eq!((libc::close(descriptor), libc::close(blocks)), (0, 0));
     }
-}
-
-/// A callback ends its listener and gives the memory away, perhaps before who makes it has come back from that.
-#[test]
-fn a_listener_may_end_as_soon_as_it_is_there() {
-    static ENDED: AtomicBool = AtomicBool::new(false);
-    extern "C" fn end(listener: *mut c_void, _: u64, _: c_int, _: u64) {
-        // SAFETY: the test's, which waits for this.
-        unsafe {
-            assert_eq!(neap_group_unsubscribe(listener.cast()), 0);
-            listener.write_bytes(0xaa, size_of::<Listens>());
-        }
-        ENDED.store(true, Ordering::Release); // Pairs with the Acquire below.
-    }
-    // Others compare what is used: what a tick puts back is seen late.
-    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let group = made("c-ends");
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for limit in (4096..).take_while(|_| !stop.load(Ordering::Relaxed)) {
-                // SAFETY: there is no place for what would be answered.
-                assert_eq!(unsafe { neap_group_set(group, 0, limit, null_mut()) }, 0);
-                crate::instance::neap_tick();
-            }
-        });
-        for _ in 0..300 {
-            let mut ear = zeroed::<Listens>();
-            let place = ear.as_mut_ptr();
-            // SAFETY: the place stays until the callback has ended the listener.
-            let made = unsafe { neap_group_subscribe(place, group, 1 << 5, Some(end), place.cast()) };
-            assert_eq!(made, 0);
-            while !ENDED.swap(false, Ordering::Acquire) {
-                std::thread::yield_now();
-            }
-            // SAFETY: nobody else has it any more.
-            let bytes = unsafe { core::slice::from_raw_parts(place.cast::<u8>(), size_of::<Listens>()) };
-            assert!(bytes.iter().all(|byte| *byte == 0xaa), "nobody writes there any more: {bytes:x?}");
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(neap_group_delete(group), 0);
 }
 
 #[test]
