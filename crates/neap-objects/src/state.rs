@@ -36,11 +36,8 @@ pub const CACHED: u8 = 1;
 /// A sheaf or a stack has the object, and somebody pays for it.
 pub const PAID: u8 = 4;
 
-/// What an object that is freed changes in its state, whoever pays for it.
-const FREED: u8 = ALLOCATED ^ CACHED;
-const _: () = assert!(ACCOUNTED ^ PAID == FREED);
-/// So that a pointer into a large object, whose start has other bits above these, never meets a state that the program frees.
-const _: () = assert!(ALLOCATED & 3 != ACCOUNTED & 3 && FREED & 3 == 3 && PAID & 3 == 0);
+/// Each has two low bits of its own, so that a pointer into a large object, whose start has other bits above these, never meets a state that the program frees.
+const _: () = assert!(1 << (CACHED & 3) | 1 << (ALLOCATED & 3) | 1 << (ACCOUNTED & 3) | 1 << (PAID & 3) == 0b1111);
 
 /// Bytes of the arena to a byte of the table for small objects, as a power of two.
 pub const TABLE_SHIFT: u8 = GRAIN.trailing_zeros() as u8;
