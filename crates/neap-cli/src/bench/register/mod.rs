@@ -4,11 +4,16 @@
 //! nothing else runs. `reclaim`: two threads go through all shrinkers meanwhile, eight of which sleep a millisecond in each call, as those
 //! do that write to a disk. Variants: `neap`, and `srcu`, whose walks are readers that who unregisters waits for (tried before source 004 and
 //! reverted: -88.8 %). Source 004's own figures, for `stress-ng --ramfs 9` on another machine: 14 671 operations a second before, 14 121 after.
-//! `held`: the two threads are held inside a callback, and all others' cycles are counted that have to wait for them.
+//! `held`: the two threads are held inside a callback, and all others' cycles are counted that have to wait for them. `virtual`: more threads, in virtual time, which
+//! passes in callbacks alone (see `waits.rs`), and beside neap the read-write lock of before source 004.
 //!
 //! Figures: `reclaim_ratio` and `srcu_ratio` (cycles a second of neap, and of the SRCU-like one, with reclaim over without), `foreign_waits` (of
 //! neap's unregistrations, those that were waiting while nobody but the held ones was in a callback; a second is waited for them), `foreign_waits.srcu`,
-//! `register_us` (a cycle of neap without reclaim, by wall time, of nine threads at once).
+//! `register_us` (a cycle of neap without reclaim, by wall time, of nine threads at once), `beyond_own_us` and `beyond_own_us.rwlock` (the most virtual time that a
+//! shrinker's end took after its own last callback had returned), `own_waits` (how many of neap's waited for their own).
+
+mod clock;
+mod waits;
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,10 +43,13 @@ const GROUPS: usize = THREADS + 1;
 const PATIENCE: Duration = Duration::from_secs(1);
 const HELD_CYCLES: u64 = 100;
 
+const NEAP: &str = "neap";
 const SRCU: &str = "srcu";
+const RWLOCK: &str = "rwlock";
 const QUIET: &str = "quiet";
 const RECLAIM: &str = "reclaim";
 const HELD: &str = "held";
+const VIRTUAL: &str = "virtual";
 
 /// A registry of either kind.
 #[derive(Clone, Copy)]
@@ -205,7 +213,7 @@ fn held(registry: Registry<'_>) -> Result<Outcome> {
 }
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
-    let mut session = Session::of_parts("register", &["neap", SRCU])?;
+    let mut session = Session::of_parts("register", &[NEAP, SRCU, RWLOCK])?;
     let rounds = options.rounds(10);
     let time = Duration::from_millis(options.amount(1000));
     let timed = |name| Workload {
@@ -215,35 +223,64 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     };
     let held_once =
         Workload { unit: "that wait", metric: |outcome| outcome.count("waiting"), ..Workload::timed(HELD, 1, &[]) };
-    let workloads = [timed(QUIET), timed(RECLAIM), held_once];
+    let in_virtual_time = Workload {
+        unit: "us beyond its own",
+        metric: |outcome| outcome.count("beyond_ns") / 1e3,
+        ..Workload::timed(VIRTUAL, 1, &[])
+    };
+    let workloads = [timed(QUIET), timed(RECLAIM), held_once, in_virtual_time];
+    let cycles_each = options.amount(400);
     stage::with(|host, shrinkers| {
-        let old = Old::new(Guarding::Srcu, host.0.platform, GROUPS);
+        let old = |guarding| Old::new(guarding, host.0.platform, waits::OWNERS.max(THREADS) + 1);
+        let (srcu, rwlock) = (old(Guarding::Srcu), old(Guarding::ReadWriteLock));
         session.measure(&workloads, |variant, workload, _| {
-            let registry =
-                if variant.name == SRCU { Registry::Old(host, &old) } else { Registry::Neap(host, shrinkers) };
-            Some(match workload.name.as_str() {
-                HELD => held(registry),
-                name => cycles(registry, name == RECLAIM, time),
+            let registry = match variant.name {
+                SRCU => Registry::Old(host, &srcu),
+                RWLOCK => Registry::Old(host, &rwlock),
+                _ => Registry::Neap(host, shrinkers),
+            };
+            Some(match (workload.name.as_str(), variant.name) {
+                // Its readers' naps are not virtual.
+                (VIRTUAL, SRCU) => return None,
+                (VIRTUAL, _) => waits::measure(registry, cycles_each),
+                (_, RWLOCK) => return None,
+                (HELD, _) => held(registry),
+                (name, _) => cycles(registry, name == RECLAIM, time),
             })
         });
-        old.close(host.0.platform);
+        [srcu, rwlock].into_iter().for_each(|old| old.close(host.0.platform));
         Ok(())
     })?;
-    let ratios = ["neap", SRCU].map(|variant| ratio(&session, variant));
+    let ratios = [NEAP, SRCU].map(|variant| ratio(&session, variant));
     for (name, ratio) in [("reclaim_ratio", ratios[0]), ("srcu_ratio", ratios[1])] {
         session.figure(name, ratio.map(|ratio| ratio.median));
     }
-    for (name, variant) in [("foreign_waits", "neap"), ("foreign_waits.srcu", SRCU)] {
-        session.figure(name, session.summary(variant, HELD).map(|summary| summary.median));
+    let medians = [
+        ("foreign_waits", NEAP, HELD),
+        ("foreign_waits.srcu", SRCU, HELD),
+        ("register_us", NEAP, QUIET),
+        ("beyond_own_us", NEAP, VIRTUAL),
+        ("beyond_own_us.rwlock", RWLOCK, VIRTUAL),
+    ];
+    for (name, variant, workload) in medians {
+        session.figure(name, session.summary(variant, workload).map(|summary| summary.median));
     }
-    session.figure("register_us", session.summary("neap", QUIET).map(|summary| summary.median));
+    let own_waits = session.outcomes(NEAP, VIRTUAL).first().map(|outcome| outcome.count("own_waits"));
+    session.figure("own_waits", own_waits);
     let row = |(name, variant, ratio): (&str, &'static str, Option<Summary>)| {
         let of = |workload| cell(session.summary(variant, workload), 1);
         let ratio = ratio.map_or("-".into(), |ratio| number(ratio.median, 3));
-        vec![name.to_string(), of(QUIET), of(RECLAIM), ratio, of(HELD)]
+        vec![name.to_string(), of(QUIET), of(RECLAIM), ratio, of(HELD), of(VIRTUAL)]
     };
-    let rows = [("neap", "neap", ratios[0]), ("SRCU-like", SRCU, ratios[1])].map(row);
-    let header = ["registry", "us for a cycle", "with reclaim", "times the throughput", "that wait for held callbacks"];
+    let rows = [(NEAP, NEAP, ratios[0]), ("SRCU-like", SRCU, ratios[1]), ("read-write lock", RWLOCK, None)].map(row);
+    let header = [
+        "registry",
+        "us for a cycle",
+        "with reclaim",
+        "times the throughput",
+        "that wait for held callbacks",
+        "virtual us beyond its own",
+    ];
     let tables = table(&header, &rows);
     session.finish(options.json, &tables)
 }
@@ -268,6 +305,20 @@ mod tests {
             assert!(srcu.count("waiting") > 0.0);
             let cycles = cycles(Registry::Neap(host, shrinkers), true, Duration::from_millis(20))?;
             assert!(cycles.operations > 0);
+            old.close(host.0.platform);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn no_virtual_time_passes_between_the_end_of_the_last_callback_and_that_of_the_shrinker() {
+        stage::with(|host, shrinkers| {
+            let old = Old::new(Guarding::ReadWriteLock, host.0.platform, waits::OWNERS + 1);
+            let neap = waits::measure(Registry::Neap(host, shrinkers), 20)?;
+            let rwlock = waits::measure(Registry::Old(host, &old), 20)?;
+            assert_eq!(neap.count("beyond_ns"), 0.0);
+            assert!(rwlock.count("beyond_ns") >= 50e6, "as long as another's callback takes");
             old.close(host.0.platform);
             Ok(())
         })

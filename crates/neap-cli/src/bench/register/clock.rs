@@ -1,0 +1,177 @@
+//! Virtual time for real threads: it passes when none of them can go on, and then to the next moment for which one sleeps.
+//!
+//! Sits beside the code that is measured, which runs as it always does. What threads compute takes no time, however busy the machine is; sleeps take what
+//! they say, and who waits for another thread waits for as long as that takes. That a thread waits is known by what the kernel says of it, twice: it
+//! slept both times and did not run in between. If all sleep or wait like that, nobody is left who could wake one, but time: so what is measured
+//! may wait by futexes, and not by naps. Lock: the state's, held for a few fields.
+
+use core::cell::Cell;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+/// Between two looks at threads that wait.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// What a thread does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    /// Goes on.
+    Runs,
+    /// Sleeps until then.
+    Sleeps {
+        until: u64,
+    },
+    /// May wait for another thread.
+    Waits,
+    Ended,
+}
+
+/// A thread that takes part.
+struct Participant {
+    /// Its number in the kernel.
+    id: u32,
+    thread: Thread,
+    doing: Doing,
+}
+
+#[derive(Default)]
+struct State {
+    now: u64,
+    threads: Vec<Participant>,
+    /// Threads that are still to begin.
+    awaited: usize,
+    /// Whatever changed, this did.
+    changes: u64,
+}
+
+impl State {
+    fn runs(&self) -> bool {
+        self.awaited > 0 || self.threads.iter().any(|thread| thread.doing == Doing::Runs)
+    }
+}
+
+/// What time it is for the threads that take part.
+#[derive(Default)]
+pub(super) struct Clock {
+    state: Mutex<State>,
+    /// For the thread that lets time pass. The others are woken one by one: one that woke for nothing would hold the lock while it counts as asleep.
+    changed: Condvar,
+}
+
+thread_local! {
+    /// The thread's place among those that take part.
+    static PLACE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+impl Clock {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since it was made.
+    pub(super) fn now(&self) -> u64 {
+        self.state().now
+    }
+
+    fn set(&self, place: usize, doing: impl FnOnce(u64) -> Doing) {
+        let mut state = self.state();
+        state.changes += 1;
+        state.threads[place].doing = doing(state.now);
+        self.changed.notify_one();
+    }
+
+    /// Time does not pass before so many threads more have begun to [`Clock::take_part`].
+    pub(super) fn await_threads(&self, threads: usize) {
+        self.state().awaited += threads;
+    }
+
+    /// Runs a thread's work in virtual time.
+    pub(super) fn take_part<R>(&self, work: impl FnOnce() -> R) -> R {
+        let mut state = self.state();
+        let place = state.threads.len();
+        state.threads.push(Participant { id: neap_os::thread::id(), thread: thread::current(), doing: Doing::Runs });
+        state.awaited -= 1;
+        drop(state);
+        PLACE.set(Some(place));
+        let answer = work();
+        PLACE.set(None);
+        self.set(place, |_| Doing::Ended);
+        answer
+    }
+
+    /// Sleeps, in a thread that takes part.
+    pub(super) fn sleep(&self, nanoseconds: u64) {
+        let Some(place) = PLACE.get() else { return };
+        self.set(place, |now| Doing::Sleeps { until: now + nanoseconds });
+        loop {
+            thread::park();
+            if self.state().threads[place].doing == Doing::Runs {
+                return;
+            }
+        }
+    }
+
+    /// Runs what may wait for another thread that takes part.
+    pub(super) fn waiting<R>(&self, body: impl FnOnce() -> R) -> R {
+        let place = PLACE.get();
+        place.inspect(|&place| self.set(place, |_| Doing::Waits));
+        let answer = body();
+        place.inspect(|&place| self.set(place, |_| Doing::Runs));
+        answer
+    }
+
+    /// Lets time pass, in a thread that does not take part, until all threads have ended.
+    pub(super) fn run(&self) -> Result<()> {
+        loop {
+            let mut state = self.state();
+            while state.runs() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let changes = state.changes;
+            let waiting = state.threads.iter().filter(|thread| thread.doing == Doing::Waits);
+            let waiting: Vec<u32> = waiting.map(|thread| thread.id).collect();
+            drop(state);
+            // 1. One is seen asleep. 2. Another, which ran, wakes it, and sleeps. 3. That one is seen asleep. The second look finds that the first has run.
+            let first = asleep(&waiting)?;
+            let all_wait = first.is_some() && first == asleep(&waiting)?;
+            let mut state = self.state();
+            if !all_wait || state.changes != changes {
+                drop(state);
+                thread::sleep(LOOK);
+                continue;
+            }
+            let until = |thread: &Participant| match thread.doing {
+                Doing::Sleeps { until } => Some(until),
+                _ => None,
+            };
+            match state.threads.iter().filter_map(until).min() {
+                Some(next) => state.now = next,
+                None if waiting.is_empty() => return Ok(()),
+                None => bail!("{} threads wait for each other, for ever", waiting.len()),
+            }
+            let now = state.now;
+            for thread in state.threads.iter_mut().filter(|thread| until(thread).is_some_and(|until| until <= now)) {
+                thread.doing = Doing::Runs;
+                thread.thread.unpark();
+            }
+        }
+    }
+}
+
+/// How often each of these threads has gone to sleep so far, if all are asleep.
+fn asleep(threads: &[u32]) -> Result<Option<Vec<u64>>> {
+    let of = |thread: &u32| -> Result<Option<u64>> {
+        let file = format!("/proc/self/task/{thread}/status");
+        // One that has ended meanwhile does not wait.
+        let Ok(status) = std::fs::read_to_string(&file) else { return Ok(None) };
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let state = field("State:").with_context(|| format!("{file} says no state"))?;
+        let switches = field("voluntary_ctxt_switches:").and_then(|count| count.parse().ok());
+        let switches = switches.with_context(|| format!("{file} counts no switches"))?;
+        Ok(state.starts_with('S').then_some(switches))
+    };
+    threads.iter().map(of).collect()
+}
