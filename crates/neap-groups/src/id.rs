@@ -16,7 +16,7 @@ const KIND_BITS: u32 = 2;
 const HEIR_BIT: u32 = ID_BITS + NODE_BITS + KIND_BITS;
 
 /// Bits of a [`Payer`].
-pub(crate) const PAYER_BITS: u32 = HEIR_BIT + 1;
+pub const PAYER_BITS: u32 = HEIR_BIT + 1;
 
 /// Most ids at a time: groups, and deleted ones that memory is still booked under.
 pub const MOST_GROUPS: u32 = (1 << INDEX_BITS) - 1;

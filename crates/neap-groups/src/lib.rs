@@ -29,7 +29,7 @@ pub use charge::{How, Limit, Refusal};
 pub use events::{Callback, Happened, Listener, NotSubscribed, Subscription};
 pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, SharedName, UNLIMITED, is_name};
 pub use groups::{Groups, INTERVAL, Info, Reclaimer};
-pub use id::{GroupId, Kind, MOST_GROUPS, Payer};
+pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
 pub use seat::Seat;
 pub use stock::{BATCH, CAP};
 pub use tree::{Count, Denied};

@@ -46,6 +46,20 @@ impl Owners {
         if self.0 & Owners::SOLE != 0 { None } else { Vector(self.0).some() }
     }
 
+    /// Whether an owner pays for an object of the page that somebody pays for, and whose grain of the page is `grain`; `sole` is what [`word_of`]
+    /// says of the owner. One comparison where it pays for all.
+    ///
+    /// # Safety
+    /// As for [`Vector::entry`].
+    #[inline(always)]
+    unsafe fn is_of(self, sole: u64, grain: impl FnOnce() -> usize) -> bool {
+        self.0 == sole || {
+            core::hint::cold_path();
+            // SAFETY: as the caller promises.
+            self.vector().is_some_and(|vector| unsafe { vector.entry(grain()) }.load(Relaxed) | Owners::SOLE == sole)
+        }
+    }
+
     /// Who pays for an object of the page that somebody pays for, and whose grain of the page is `grain`.
     ///
     /// # Safety
@@ -58,6 +72,12 @@ impl Owners {
             None => self.vector().map(|vector| unsafe { vector.entry(grain()) }.load(Relaxed)),
         }
     }
+}
+
+/// An owner, as the hot part compares it.
+#[inline(always)]
+pub const fn word_of(owner: u64) -> u64 {
+    Owners::sole(owner).0
 }
 
 /// Where a page's owners are if it has several: an address, and below it a factor that leads from grains of the page to
@@ -137,6 +157,16 @@ impl Hot {
     #[inline(always)]
     fn grain_of_page(&self, object: *const u8) -> usize {
         (object.addr() & self.page_mask.load(Relaxed)) / GRAIN
+    }
+
+    /// Whether an owner, of which [`word_of`] says `sole`, pays for an object.
+    ///
+    /// # Safety
+    /// As for [`Hot::owner`].
+    #[inline(always)]
+    pub(crate) unsafe fn is_of(&self, object: *const u8, sole: u64) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { self.owners(object).is_of(sole, || self.grain_of_page(object)) }
     }
 
     /// Who pays for an object.

@@ -64,9 +64,9 @@ pub enum Owned {
 }
 
 impl Hot {
-    /// The topmost object of this CPU's stack, and at once if whoever paid for it `is_payer`.
+    /// The topmost object of this CPU's stack, and at once if the owner paid for it of which [`word_of`](crate::owners::word_of) says `sole`.
     #[inline(always)]
-    pub fn allocate_owned(&self, size: usize, is_payer: impl FnOnce(u64) -> bool) -> Owned {
+    pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
         // Acquire pairs with the Release in `serve`.
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;
@@ -78,7 +78,7 @@ impl Hot {
         // is found out when it is freed twice.
         unsafe {
             if self.change(place, grain, PAID, ACCOUNTED) {
-                if self.owner(object.as_ptr()).is_some_and(is_payer) {
+                if self.is_of(object.as_ptr(), sole) {
                     return Owned::Again(object);
                 }
                 self.states().set(place, grain, PAID);

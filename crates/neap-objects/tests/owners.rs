@@ -16,6 +16,7 @@ use neap_base::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::hot::Freed;
 use neap_objects::objects::Config;
+use neap_objects::owners::word_of;
 use neap_objects::paid::Owned;
 use neap_objects::size_class::Class;
 use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) ->
 
 /// An object that somebody pays for, by the fast way where there is one; and whether it was paid for already.
 fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8, bool) {
-    let (object, again) = match o.hot.allocate_owned(class.size(), |payer| payer == owner) {
+    let (object, again) = match o.hot.allocate_owned(class.size(), word_of(owner)) {
         Owned::Again(object) => (object.as_ptr(), true),
         Owned::Another(object) => {
             // SAFETY: a stack gave it out.

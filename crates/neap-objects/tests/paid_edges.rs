@@ -8,6 +8,7 @@ use instance::{CONFIG, Opened, machine, rseq};
 use machine::Shared;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_objects::owners::word_of;
 use neap_objects::paid::Owned;
 use neap_objects::size_class::{Class, LARGEST};
 use std::collections::BTreeMap;
@@ -57,7 +58,7 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     let found = (0..1000).any(|_| {
         leave(&o, class, &[1]);
         told();
-        let Owned::Another(object) = o.hot.allocate_owned(64, |_| false) else { return false };
+        let Owned::Another(object) = o.hot.allocate_owned(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
         // SAFETY: a stack gave it out.
         let object = unsafe { o.hot.hand_out(class.place(), object, false) }.unwrap();
@@ -90,7 +91,7 @@ fn what_is_larger_than_the_largest_is_nobodys_again() {
     let Some(o) = rseq() else { return };
     Class::all().for_each(|class| leave(&o, class, &[1; 3]));
     for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {
-        assert_eq!(o.hot.allocate_owned(size, |_| true), Owned::Nothing, "{size}");
+        assert_eq!(o.hot.allocate_owned(size, word_of(1)), Owned::Nothing, "{size}");
     }
 }
 

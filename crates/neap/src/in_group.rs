@@ -9,19 +9,24 @@ use crate::memory_groups::Grouped;
 use crate::mm::{MOST, Mm};
 use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use neap_base::Platform;
-use neap_groups::{GroupId, How, Kind, Payer, Refusal};
+use neap_groups::{GroupId, How, Kind, PAYER_BITS, Payer, Refusal};
+use neap_objects::owners::word_of;
 use neap_objects::paid::Owned;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::entered::{entered, set_entered};
 use neap_reclaim::is_calling;
 
-/// Bits of a thread's word that say whose groups it is about; above them is the group's id.
-const TAG_BITS: u32 = 28;
-const TAG: usize = (1 << TAG_BITS) - 1;
-/// Of a manager that is not open: no thread's word has it, since others are odd.
-pub(crate) const NO_TAG: usize = 2;
+/// A thread's word is what the frame of a page holds of which the thread's group is the sole owner, so that malloc has one comparison to make: above the
+/// payer of objects whose groups it is about, the tag, and the bit that all owners of whole pages have.
+const TOP: usize = word_of(0) as usize;
+const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
+/// Of a manager that is not open: no thread's word has it.
+pub(crate) const NO_TAG: usize = usize::MAX;
+
+/// Managers that were opened. After half a million of them two may have the same tag.
+static OPENED: AtomicUsize = AtomicUsize::new(0);
 
 /// What is charged for an object.
 pub(crate) fn price(class: Class) -> u64 {
@@ -31,18 +36,19 @@ pub(crate) fn price(class: Class) -> u64 {
 impl<P: Platform> Mm<P> {
     /// Says which of a process's managers this one is, in the words of threads, before any is in a group of its own.
     pub(crate) fn make_tag(&self) {
-        self.tag.store((core::ptr::from_ref(self).addr() >> 7 | 1) & TAG, Ordering::Relaxed);
+        self.tag.store(OPENED.fetch_add(1, Ordering::Relaxed) % (1 << TAG_BITS), Ordering::Relaxed);
     }
 
-    #[inline(always)]
-    fn tag(&self) -> usize {
-        self.tag.load(Ordering::Relaxed)
+    /// What the owner of a payer's objects is called.
+    fn owner(&self, payer: Payer) -> u64 {
+        (self.tag.load(Ordering::Relaxed) as u64) << PAYER_BITS | payer.to_bits()
     }
 
     /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
-        set_entered(group.map_or(0, |group| (group.to_bits() as usize) << TAG_BITS | self.tag()));
+        let node = || self.groups_if_made().map_or(0, |grouped| grouped.node());
+        set_entered(group.map_or(0, |group| word_of(self.owner(group.payer(Kind::Objects, node()))) as usize));
         before
     }
 
@@ -55,16 +61,16 @@ impl<P: Platform> Mm<P> {
     #[inline]
     pub(crate) fn group_of_thread(&self) -> Option<GroupId> {
         let word = entered();
-        ((word ^ self.tag()) & TAG == 0).then(|| GroupId::from_bits((word >> TAG_BITS) as u64))
+        let tag = (word ^ TOP) >> PAYER_BITS;
+        (tag == self.tag.load(Ordering::Relaxed)).then(|| GroupId::from_bits(word as u64))
     }
 
     /// At least `size` bytes on a multiple of 16, from this CPU's stack, for a thread that is in a group: an object that the group has
     /// paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        // One comparison says that the thread is in a group of this manager's, and that the group has paid. Of an owner nothing but
-        // the id is looked at: the node is that of the object.
-        match self.hot.allocate_owned(size, |owner| (owner as usize) << TAG_BITS | self.tag() == entered()) {
+        // One comparison says that the thread is in a group of this manager's, and that the group has paid.
+        match self.hot.allocate_owned(size, entered() as u64) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
             Owned::Nothing => slow(),
@@ -80,6 +86,7 @@ impl<P: Platform> Mm<P> {
         if let (Some(group), Some(grouped)) = (group, self.groups_if_made()) {
             let payer = group.payer(Kind::Objects, grouped.node());
             if grouped.take(payer, price(class)) {
+                self.note_node(payer);
                 // SAFETY: a stack gave it out.
                 let object = unsafe { self.hot.hand_out(class.place(), object, false) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
@@ -93,15 +100,23 @@ impl<P: Platform> Mm<P> {
         elsewhere.map_or_else(slow, NonNull::as_ptr)
     }
 
+    /// Has the thread's word name the payer that a thread of its group has on the node where it is by now.
+    fn note_node(&self, payer: Payer) {
+        let word = word_of(self.owner(payer)) as usize;
+        if entered() != word {
+            set_entered(word);
+        }
+    }
+
     /// An object that is charged already, and to be booked to its payer. Where there is no memory for that it is nobody's.
     #[cold]
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
         // SAFETY: the object is this thread's alone.
-        let owned = unsafe { self.hot.own(class, object, payer.to_bits()) } || {
+        let owned = unsafe { self.hot.own(class, object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             // SAFETY: as above; `hot` is the instance's.
-            unsafe { core.objects.own_slowly(&self.hot, class, object, payer.to_bits()) }
+            unsafe { core.objects.own_slowly(&self.hot, class, object, self.owner(payer)) }
         };
         if !owned {
             grouped.uncharge(payer, price(class));
@@ -144,6 +159,7 @@ impl<P: Platform> Mm<P> {
         if memory.is_null() {
             grouped.uncharge(payer, bytes);
         } else if let Some(class) = class {
+            self.note_node(payer);
             self.own(&grouped, class, memory, payer);
         } else {
             core.set_run_payer(memory, payer);
@@ -245,6 +261,49 @@ mod tests {
         mm.verify(0).unwrap();
         // SAFETY: nobody uses the manager any more.
         unsafe { mm.close() };
+    }
+
+    #[test]
+    fn a_thread_that_has_moved_to_another_node_names_the_payer_of_that_one() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, background: false, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 2).with_nodes(&[0, 1]), &options) }.unwrap();
+        let group = mm.groups().unwrap().create(GroupId::ROOT, "moves").unwrap();
+        for (from, to) in [(0, 1), (1, 0)] {
+            Virtual::run_on(from);
+            let before = mm.enter(Some(group));
+            let node = || Payer::from_bits(entered() as u64).node();
+            assert_eq!((mm.group_of_thread(), node()), (Some(group), from));
+            Virtual::run_on(to);
+            let block = mm.allocate(64);
+            assert_eq!((mm.group_of_thread(), node()), (Some(group), to));
+            // SAFETY: the block is this test's.
+            unsafe { mm.free(block) };
+            mm.leave(before);
+        }
+        Virtual::run_on(0);
+        assert_eq!((mm.group_of_thread(), entered()), (None, 0));
+        mm.verify(0).unwrap();
+        // SAFETY: nobody uses the manager any more.
+        unsafe { mm.close() };
+    }
+
+    #[test]
+    fn a_thread_in_one_managers_group_is_in_no_other_managers() {
+        let managers =
+            [(); 3].map(|()| Box::new(Mm::<Virtual>::new(Hooks { open: |_| (), spawn: None, ticked: None })));
+        managers.iter().for_each(|mm| mm.make_tag());
+        for mm in &managers {
+            let before = mm.enter(Some(GroupId::ROOT));
+            for other in &managers {
+                let is_in = other.group_of_thread();
+                assert_eq!(is_in, core::ptr::eq(&raw const **mm, &raw const **other).then_some(GroupId::ROOT));
+            }
+            mm.leave(before);
+        }
+        let unopened = Mm::<Virtual>::new(Hooks { open: |_| (), spawn: None, ticked: None });
+        assert_eq!(unopened.group_of_thread(), None);
     }
 
     impl Mm<Virtual> {
