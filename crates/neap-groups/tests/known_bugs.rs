@@ -1,0 +1,123 @@
+//! Bugs that memory groups had elsewhere, as far as they are about what is stocked for a group: L14, L19, L20 of the list. Others are beside
+//! what they are about.
+//!
+//! Method: a virtual machine of two CPUs, the second isolated, so that no sequence and no fence is in the way of a word's being read and written.
+
+mod host;
+
+use core::pin::Pin;
+use core::task::{Context, Waker};
+use host::{Asked, Host};
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Payer};
+use neap_os::topology::CpuSet;
+use neap_percpu::{PerCpuData, Shape};
+use std::thread;
+
+const KIB: u64 = 1 << 10;
+/// What one payer's stock on one CPU holds at most.
+const STOCK: u64 = neap_groups::CAP;
+
+fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
+    let machine = Virtual::new(4096, 2).with_isolated(CpuSet::parse(b"1").unwrap());
+    let data = PerCpuData::open(&machine, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+    let asked = Asked::default();
+    let host = Host::new(&machine, &data, &asked);
+    let groups = Groups::open(&host).unwrap();
+    Virtual::run_on(0);
+    test(&groups, host);
+    Virtual::run_on(0);
+    groups.drain(&host, GroupId::ROOT);
+    groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
+    assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
+    // SAFETY: nobody uses them any more.
+    unsafe { groups.close(&host) };
+}
+
+/// Leaves a full stock of a payer's on the isolated CPU: charged, and used by nobody.
+fn leave_a_stock(groups: &Groups, host: &Host<'_, Virtual>, payer: Payer) {
+    Virtual::run_on(1);
+    assert_eq!(groups.charge(host, payer, STOCK / 2, How::Refuse), Ok(0));
+    groups.uncharge(host, payer, STOCK / 2);
+    Virtual::run_on(0);
+    let (charged, used) = (groups.info(host, payer.id()).unwrap().charged, groups.used(host, payer.id()).unwrap());
+    assert!(charged >= STOCK / 2 && used == 0, "{charged} charged, {used} used: there is no stock");
+}
+
+#[test]
+fn l14_who_flushes_a_stock_reads_it_once() {
+    with_groups(|groups, host| {
+        // So many that some share a word, which is now one's and now another's.
+        let payers: Vec<Payer> = (0..32)
+            .map(|n| groups.create(&host, GroupId::ROOT, &format!("g{n}")).unwrap().payer(Kind::ByHand, 0))
+            .collect();
+        thread::scope(|scope| {
+            let charges = scope.spawn(|| {
+                Virtual::run_on(1);
+                for round in 0..100_000 {
+                    let payer = payers[round * 7 % payers.len()];
+                    let bytes = (round as u64 % 61 + 1) * 64;
+                    assert_eq!(groups.charge(&host, payer, bytes, How::Refuse), Ok(0));
+                    groups.uncharge(&host, payer, bytes);
+                }
+            });
+            while !charges.is_finished() {
+                payers.iter().for_each(|payer| _ = groups.drain(&host, payer.id()));
+            }
+        });
+        for payer in payers {
+            groups.drain(&host, payer.id());
+            assert_eq!(groups.info(&host, payer.id()).unwrap().charged, 0, "somebody's bytes were another's");
+        }
+    });
+}
+
+#[test]
+fn l19_who_asks_for_room_or_waits_for_it_gets_what_an_isolated_cpu_has_of_it() {
+    with_groups(|groups, host| {
+        let id = groups.create(&host, GroupId::ROOT, "full").unwrap();
+        let payer = id.payer(Kind::ByHand, 0);
+        // A charge that is refused or not.
+        groups.set_bound(&host, id, Bound::Max, STOCK).unwrap();
+        leave_a_stock(groups, &host, payer);
+        assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0));
+        groups.uncharge(&host, payer, STOCK);
+        // One that waits for room.
+        groups.drain(&host, id);
+        leave_a_stock(groups, &host, payer);
+        let mut waiter = groups.charge_async(host, payer, STOCK, u64::MAX);
+        let polled = Pin::new(&mut waiter).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_ready(), "there is room");
+        drop(waiter);
+        groups.uncharge(&host, payer, STOCK);
+        assert_eq!(groups.info(&host, id).unwrap().events[Event::Refused as usize], 0);
+    });
+}
+
+#[test]
+fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
+    with_groups(|groups, host| {
+        let parent = groups.create(&host, GroupId::ROOT, "parent").unwrap();
+        groups.set_bound(&host, parent, Bound::Max, STOCK).unwrap();
+        for round in 0..100 {
+            let child = groups.create(&host, parent, "child").unwrap();
+            leave_a_stock(groups, &host, child.payer(Kind::ByHand, 0));
+            groups.delete(&host, child).unwrap();
+            // What the stock of one that is gone holds is no other's, not even of one that has its name, or its place.
+            let next = groups.create(&host, parent, "child").unwrap();
+            let payer = next.payer(Kind::ByHand, 0);
+            Virtual::run_on(1);
+            assert!(!groups.take(&host, payer, 64), "round {round}: the stock of a group that is gone");
+            Virtual::run_on(0);
+            // And it is no memory that the parent's limit has to be kept for.
+            assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0), "round {round}");
+            groups.uncharge(&host, payer, STOCK);
+            groups.delete(&host, next).unwrap();
+            while groups.end_deleted(&host) {}
+        }
+        assert_eq!(groups.used(&host, parent), Ok(0));
+        groups.drain(&host, parent);
+        assert_eq!(groups.info(&host, parent).unwrap().charged, 0);
+        assert!(groups.info(&host, GroupId::ROOT).unwrap().charged < 4 * KIB);
+    });
+}
