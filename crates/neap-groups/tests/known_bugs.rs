@@ -54,7 +54,7 @@ fn l14_who_flushes_a_stock_reads_it_once() {
         thread::scope(|scope| {
             let charges = scope.spawn(|| {
                 Virtual::run_on(1);
-                for round in 0..100_000 {
+                for round in 0..4_000_000 {
                     let payer = payers[round * 7 % payers.len()];
                     let bytes = (round as u64 % 61 + 1) * 64;
                     assert_eq!(groups.charge(&host, payer, bytes, How::Refuse), Ok(0));
