@@ -9,7 +9,7 @@ use crate::memory_groups::Grouped;
 use crate::mm::{MOST, Mm};
 use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{GroupId, How, Kind, PAYER_BITS, Payer, Refusal};
 use neap_objects::owners::word_of;
@@ -25,9 +25,6 @@ const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
 /// Of a manager that is not open: no thread's word has it.
 pub(crate) const NO_TAG: usize = usize::MAX;
 
-/// Managers that were opened. After half a million of them two may have the same tag.
-static OPENED: AtomicUsize = AtomicUsize::new(0);
-
 /// What is charged for an object.
 pub(crate) fn price(class: Class) -> u64 {
     class.size() as u64
@@ -36,7 +33,9 @@ pub(crate) fn price(class: Class) -> u64 {
 impl<P: Platform> Mm<P> {
     /// Says which of a process's managers this one is, in the words of threads, before any is in a group of its own.
     pub(crate) fn make_tag(&self) {
-        self.tag.store(OPENED.fetch_add(1, Ordering::Relaxed) % (1 << TAG_BITS), Ordering::Relaxed);
+        // A manager's place by its size: no two that are less than 16 GiB apart have the same, and others hardly ever.
+        let place = core::ptr::from_ref(self).addr() >> size_of::<Self>().ilog2();
+        self.tag.store(place % (1 << TAG_BITS), Ordering::Relaxed);
     }
 
     /// What the owner of a payer's objects is called.
