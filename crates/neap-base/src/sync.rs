@@ -50,6 +50,11 @@ mod imp {
         }
     }
 
+    /// The same: no deadline comes, so a wake-up that one would make up for is found as well.
+    pub fn wait_for(word: &AtomicU32, expected: u32, _nanoseconds: u64) {
+        wait(word, expected);
+    }
+
     /// Wakes up to `count` who sleep on `word`.
     pub fn wake(word: &AtomicU32, count: u32) {
         let Ok(mut sleepers) = SLEEPERS.lock() else { return };
@@ -106,6 +111,11 @@ mod imp {
     /// Sleeps while `word` holds `expected`; may return for no reason.
     pub fn wait(word: &AtomicU32, expected: u32) {
         futex::wait(word, expected, None, Scope::Process);
+    }
+
+    /// The same, for so many nanoseconds at most.
+    pub fn wait_for(word: &AtomicU32, expected: u32, nanoseconds: u64) {
+        futex::wait(word, expected, Some(nanoseconds), Scope::Process);
     }
 
     /// Wakes up to `count` sleepers on `word`.

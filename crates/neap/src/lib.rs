@@ -17,7 +17,6 @@ mod global;
 pub mod group_report;
 pub mod groups;
 mod in_group;
-mod jobs;
 mod large;
 mod lazy;
 pub mod lists;

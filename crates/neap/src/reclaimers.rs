@@ -1,20 +1,19 @@
 //! Reclaimers: threads that run the callbacks of a program's shrinkers for those who may not run them, and who watches over them.
 //!
 //! Sits between a charge at its limit, which may be made within `malloc` by a thread that holds the very lock a callback takes, and passes of
-//! reclaim. So such a thread calls nobody: it posts a [job](crate::jobs), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
+//! reclaim. So such a thread calls nobody: it posts a [job](neap_reclaim::reclaim::board), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
 //! first shrinker, others when all are busy. Whoever waits, and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
 //! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
 //! back. No free makes a reclaimer. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
 
 use crate::fair_clock::FairClock;
-use crate::jobs::{Aim, Jobs, Next};
 use crate::mm::{Core, Mm, Task};
 use crate::reclaiming::{Reclaiming, Runner};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::{clock, thread};
-use neap_reclaim::reclaim::{Ask, BUDGET, Lanes, Overdue, Passes, Vain, goal};
+use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes, Vain, Waiter, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
 /// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
@@ -47,7 +46,7 @@ impl Reclaim {
             shrinkers,
             passes: Passes::default(),
             lanes: Lanes::default(),
-            jobs: Jobs::new(),
+            jobs: Jobs::default(),
             vain: Vain::default(),
             clock: FairClock::default(),
             waits: AtomicU64::new(0),
@@ -185,27 +184,22 @@ impl<P: Platform> Core<P> {
             return Some(0);
         }
         let Some(patience) = patience else {
-            _ = reclaiming.inside(|| jobs.post(aim, false));
+            _ = reclaiming.inside(|| jobs.post(aim));
             _ = self.recruit(mm, reclaiming, 0);
             return None;
         };
         let end = clock::precise().saturating_add(patience);
         waits.fetch_add(1, Ordering::Relaxed);
-        let mut ticket = None;
+        let mut waiter = Waiter::new(aim);
         loop {
-            let dones = jobs.dones();
             // Where there are too many jobs it waits for room first.
-            ticket = ticket.or_else(|| reclaiming.inside(|| jobs.post(aim, true)));
+            reclaiming.inside(|| jobs.ask(&mut waiter));
             let left = if self.recruit(mm, reclaiming, 0) { end.saturating_sub(clock::precise()) } else { 0 };
-            let answer = match ticket {
-                Some(ticket) => reclaiming.inside(|| jobs.look(ticket, left == 0)),
-                None => (left == 0).then_some(0),
-            };
-            if let Some(bytes) = answer {
+            if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, left == 0)) {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return (left > 0).then_some(bytes);
             }
-            jobs.wait(dones, left.min(LOOK));
+            jobs.wait(&waiter, left.min(LOOK));
             self.watch(reclaiming);
         }
     }
@@ -277,7 +271,7 @@ impl<P: Platform> Core<P> {
             && reclaim.shrinkers.has_others()
             && self.may_have_reclaimers(mm)
         {
-            _ = reclaiming.inside(|| reclaim.jobs.post(Aim::Node(node), false));
+            _ = reclaiming.inside(|| reclaim.jobs.post(Aim::Node(node)));
             if makes_threads {
                 _ = self.recruit(mm, &reclaiming, 0);
             }
@@ -304,11 +298,10 @@ impl<P: Platform> Mm<P> {
         let jobs = &reclaiming.reclaim.jobs;
         let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
         loop {
-            let posts = jobs.posts();
             let aim = match reclaiming.inside(|| jobs.take(number)) {
                 Next::Job(aim) => aim,
-                Next::Nothing => {
-                    jobs.sleep(posts);
+                Next::Nothing(idle) => {
+                    jobs.sleep(idle);
                     continue;
                 }
                 Next::End => return,
@@ -488,7 +481,7 @@ mod tests {
         core.tick_reclaim(&mm, true);
         assert_eq!(jobs.count(), (1, 0), "once");
         let before = blocks.lengths();
-        let aim = jobs.took(1).unwrap();
+        let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
         assert_eq!(aim, Aim::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
         let (bytes, _) = core.work(&reclaiming, aim, 1);
@@ -503,7 +496,7 @@ mod tests {
         }
         assert_eq!(jobs.count(), (0, 1));
         jobs.finish(1, bytes, |_| ());
-        assert_eq!(jobs.took(1), Some(aim));
+        assert_eq!(jobs.take(1), Next::Job(aim));
         core.work(&reclaiming, aim, 1);
         jobs.finish(1, 0, |_| ());
         assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));

@@ -1,6 +1,5 @@
 //! Who waits for reclaimers, and who makes them: on a virtual machine, where tests are the reclaimers.
 
-use crate::jobs::{Aim, Next};
 use crate::mm::{Hooks, Mm, Spawn, Task};
 use crate::options::Options;
 use crate::reclaimers::PASS;
@@ -11,7 +10,7 @@ use core::time::Duration;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, GroupId, How, Kind};
-use neap_reclaim::reclaim::BUDGET;
+use neap_reclaim::reclaim::{Aim, BUDGET, Next};
 use neap_reclaim::{Asked, ShrinkerId, Spec};
 use std::boxed::Box;
 use std::thread;
@@ -171,7 +170,7 @@ fn a_free_makes_no_reclaimer_and_an_allocation_does() {
     assert!(!core.make_thread(&mm));
     register(&reclaiming, &spec(&objects));
     reclaiming.reclaim.forget_others();
-    reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Bytes(GroupId::ROOT, 1), false)).unwrap();
+    assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Bytes(GroupId::ROOT, 1))));
     let made = MADE.load(Relaxed);
     let ticks = || core.maintenance.counters().0;
     let runs: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(100 << 10)).collect();
@@ -227,7 +226,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.recruit(&mm, &reclaiming, 1));
     reclaiming.inside(|| {
-        assert!(jobs.post(Aim::Node(0), false).is_some() && jobs.take(1) == Next::Job(Aim::Node(0)));
+        assert!(jobs.post(Aim::Node(0)) && jobs.take(1) == Next::Job(Aim::Node(0)));
         core.objects.pages.set_reclaiming(true);
     });
     mm.close_for_fork(10);

@@ -1,9 +1,10 @@
 //! Reclaim: who is asked for memory, in which order, how hard, and what is made of what they gave.
 //!
 //! Sits between whoever needs memory (a charge at its limit, a budget at its watermark, a program) and the shrinkers, which it reaches by
-//! the trait [`Domain`] alone. Here are no threads and no waiting: a pass runs in its caller's thread to its end or its deadline. Holds no
-//! lock while anything of the domain's runs.
+//! the trait [`Domain`] alone. Here no threads are made, and nobody waits but at the [board of jobs](board): a pass runs in its caller's thread to its end or its
+//! deadline. Holds no lock while anything of the domain's runs.
 
+pub mod board;
 mod lanes;
 mod level;
 mod pass;
@@ -15,6 +16,7 @@ mod walk;
 #[cfg(test)]
 mod pass_tests;
 
+pub use board::{Aim, Jobs, Next, Waiter};
 pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
 pub use level::{Level, Levels, WINDOW};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};

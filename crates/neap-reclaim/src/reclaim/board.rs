@@ -1,15 +1,21 @@
-//! What reclaimer threads have to do: who asks for memory of which group, and what came of it; and how many of these threads there are.
+//! The board of jobs: what reclaimer threads have to do, who asks for memory of which group, and what came of it; and how many of these threads there are.
 //!
-//! Sits between threads that need memory, which may hold anything and so call nobody's callbacks themselves, and the reclaimers, which hold nothing. Who asks for
-//! the same group at the same time shares a job; the oldest is done first. A job whose reclaimer does not come back is given to another one: each reclaimer has one
-//! job at a time, so whoever finds it taken by that number, the watcher who writes the thread off or the thread itself when it is back, lets go of it and counts the thread,
-//! and the other one finds nothing. One mutex, a leaf, inside the gate; who waits does so outside, to a deadline. Nothing here runs callbacks or makes threads.
+//! Sits between threads that need memory, which may hold anything and so call nobody's callbacks themselves, and the reclaimers, which hold nothing; it is what a model
+//! checker explores. Who asks for the same group at the same time shares a job; the oldest is done first. A job whose reclaimer does not come back is given to another
+//! one: each reclaimer has one job at a time, so whoever finds it taken by that number, the watcher who writes the thread off or the thread itself when it is back, lets
+//! go of it and counts the thread, and the other one finds nothing. A job has nothing of whoever waits for it but a count: who gives up leaves at once, and no answer
+//! that comes later finds another's job.
+//!
+//! One mutex, a leaf, inside the gate. Who sleeps does so outside, on a word that it has read before it looked; who changes what it looked for changes the word after that, and
+//! wakes:
+//! 1. W reads the word. 2. W looks, and finds nothing. 3. P posts. 4. P changes the word, and wakes nobody. 5. W does not sleep: the word is another one.
+//!
+//! Nothing here runs callbacks or makes threads.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::ShrinkerId;
 use neap_base::mutex::{Guard, Mutex};
+use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use neap_groups::GroupId;
-use neap_os::futex::{self, Scope};
-use neap_reclaim::ShrinkerId;
 
 /// Jobs at a time.
 const JOBS: usize = 16;
@@ -20,7 +26,7 @@ const AGAIN: u64 = 1_000_000_000;
 
 /// What a reclaimer is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Aim {
+pub enum Aim {
     /// So many bytes of a group and those below it.
     Bytes(GroupId, u64),
     /// Room for so many in the budget.
@@ -88,7 +94,7 @@ struct Board {
 
 /// The jobs, and how many reclaimers there are.
 #[derive(Debug)]
-pub(crate) struct Jobs {
+pub struct Jobs {
     board: Mutex<Board>,
     /// Changes when there is a job to be taken: reclaimers sleep on it; and when one is done, or there is room for another: who waits sleeps on it.
     posted: AtomicU32,
@@ -97,14 +103,36 @@ pub(crate) struct Jobs {
 
 /// A job that somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ticket(usize);
+struct Ticket(usize);
+
+/// Somebody who waits for a job, or for room to post it.
+#[derive(Debug)]
+pub struct Waiter {
+    aim: Aim,
+    /// `None` where there was no room yet.
+    ticket: Option<Ticket>,
+    /// How often a job was done when it last looked.
+    dones: u32,
+}
+
+impl Waiter {
+    /// Who wants this done; [`Jobs::ask`] posts it.
+    pub fn new(aim: Aim) -> Waiter {
+        Waiter { aim, ticket: None, dones: 0 }
+    }
+}
+
+/// How often there had been a job to be taken, before none was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Idle(u32);
 
 /// What a reclaimer does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Next {
+pub enum Next {
+    /// This.
     Job(Aim),
-    /// There is nothing to do.
-    Nothing,
+    /// There is nothing to do: it [sleeps](Jobs::sleep), with this.
+    Nothing(Idle),
     /// It ends: it is a copy of its parent's, and counted nowhere.
     End,
 }
@@ -142,17 +170,43 @@ impl Board {
     }
 }
 
-impl Jobs {
-    pub(crate) fn new() -> Jobs {
+impl Default for Jobs {
+    fn default() -> Jobs {
         let job = Job { state: State::Free, aim: Aim::Node(0), waiters: 0, wanted: false, age: 0 };
         let jobs = [job; JOBS];
         let board = Board { jobs, posted: 0, is_full: false, threads: 0, lost: 0, last: 0, parents: 0, until: 0 };
         Jobs { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
     }
+}
 
-    /// Posts a job; `None` where there are too many: with `waits`, [`Jobs::wait`] ends when there may be room. With `waits`, [`Jobs::look`] is to follow until it has
-    /// answered. Inside the gate.
-    pub(crate) fn post(&self, aim: Aim, waits: bool) -> Option<Ticket> {
+impl Jobs {
+    /// Posts a job for somebody who does not wait; answers whether there was room for it. Inside the gate.
+    pub fn post(&self, aim: Aim) -> bool {
+        self.place(aim, false).is_some()
+    }
+
+    /// Posts what somebody waits for, once, as soon as there is room. [`Jobs::answer`] is to follow; where there is none, [`Jobs::wait`], and then this again. Inside the gate.
+    pub fn ask(&self, waiter: &mut Waiter) {
+        // Before it looks: for room here, for what came of it in `answer`.
+        waiter.dones = self.dones();
+        waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, true));
+    }
+
+    /// What came of it, once it is done; 0 where the waiter is `giving_up` before that. There is one answer: then the waiter is void. Inside the gate.
+    pub fn answer(&self, waiter: &Waiter, giving_up: bool) -> Option<u64> {
+        match waiter.ticket {
+            Some(ticket) => self.look(ticket, giving_up),
+            None => giving_up.then_some(0),
+        }
+    }
+
+    /// Sleeps until a job is done, or there is room, that the waiter has not seen, or for so many nanoseconds.
+    pub fn wait(&self, waiter: &Waiter, nanoseconds: u64) {
+        wait_for(&self.done, waiter.dones, nanoseconds);
+    }
+
+    /// Posts a job; `None` where there are too many. With `waits`, [`Jobs::look`] is to follow until it has answered.
+    fn place(&self, aim: Aim, waits: bool) -> Option<Ticket> {
         let mut board = self.board.lock();
         let same = |job: &Job| match job.state {
             State::Posted => job.aim.and(aim),
@@ -191,13 +245,13 @@ impl Jobs {
     /// Lets a reclaimer that sleeps look for a job: to be called whenever there is one to be taken that was not before.
     fn call(&self) {
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
-        futex::wake(&self.posted, 1, Scope::Process);
+        wake(&self.posted, 1);
     }
 
     /// Lets those who wait look: for what came of a job, or for room.
     fn tell(&self) {
         self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
-        futex::wake(&self.done, i32::MAX as u32, Scope::Process);
+        wake(&self.done, i32::MAX as u32);
     }
 
     /// Wakes whoever is concerned by what a job is now, and opens the board for others.
@@ -214,8 +268,8 @@ impl Jobs {
         }
     }
 
-    /// What came of a job that is done, or 0 where its waiter is `giving_up`; the ticket is void then. Inside the gate.
-    pub(crate) fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
+    /// What came of a job that is done, or 0 where its waiter is `giving_up`; the ticket is void then.
+    fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
         let mut board = self.board.lock();
         let job = board.jobs.get_mut(ticket.0)?;
         let bytes = match job.state {
@@ -240,20 +294,21 @@ impl Jobs {
     }
 
     /// The next job, for the reclaimer of a number. Inside the gate.
-    pub(crate) fn take(&self, reclaimer: u32) -> Next {
+    pub fn take(&self, reclaimer: u32) -> Next {
+        let idle = Idle(self.posts());
         let mut board = self.board.lock();
         if reclaimer <= board.parents {
             return Next::End;
         }
         let posted = board.jobs.iter_mut().filter(|job| job.state == State::Posted);
-        let Some(oldest) = posted.min_by_key(|job| job.age) else { return Next::Nothing };
+        let Some(oldest) = posted.min_by_key(|job| job.age) else { return Next::Nothing(idle) };
         oldest.state = State::Taken(reclaimer);
         oldest.wanted &= !matches!(oldest.aim, Aim::Node(_));
         Next::Job(oldest.aim)
     }
 
     /// The job of a reclaimer is done, unless it was given to another one. `idle`: see [`Jobs::write_off`]. Inside the gate.
-    pub(crate) fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
+    pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if let Some(state) = board.let_go(reclaimer, Some(bytes), idle) {
             self.leave(board, state);
@@ -261,7 +316,7 @@ impl Jobs {
     }
 
     /// A reclaimer does not come back: another one is to do what it was at. `idle` is called, under the mutex, with the node if that was a pass for one. Inside the gate.
-    pub(crate) fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+    pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         // Otherwise it is back already.
         if let Some(state) = board.let_go(reclaimer, None, idle) {
@@ -272,7 +327,7 @@ impl Jobs {
     }
 
     /// A reclaimer that was written off is back, and ends. `idle`: see [`Jobs::write_off`]. Inside the gate.
-    pub(crate) fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+    pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if reclaimer <= board.parents {
             return;
@@ -288,12 +343,12 @@ impl Jobs {
     }
 
     /// Whether there are fewer reclaimers than `least`, or more jobs than reclaimers who have nothing to do. Inside the gate.
-    pub(crate) fn is_short(&self, least: u32) -> bool {
+    pub fn is_short(&self, least: u32) -> bool {
         self.board.lock().is_short(least)
     }
 
     /// The number of a reclaimer that is to be made, and counts already: where that [is so](Jobs::is_short), and there are fewer than `most`. Inside the gate.
-    pub(crate) fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
+    pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut board = self.board.lock();
         if !board.is_short(least) || board.threads >= most || board.lost >= MOST_LOST || now < board.until {
             return None;
@@ -304,47 +359,48 @@ impl Jobs {
     }
 
     /// It could not be made. Inside the gate.
-    pub(crate) fn not_made(&self, now: u64) {
+    pub fn not_made(&self, now: u64) {
         let mut board = self.board.lock();
         board.threads -= 1;
         board.until = now.saturating_add(AGAIN);
     }
 
     /// Threads that work, and those that were written off and are not back. Inside the gate.
-    pub(crate) fn threads(&self) -> (u32, u32) {
+    pub fn threads(&self) -> (u32, u32) {
         let board = self.board.lock();
         (board.threads, board.lost)
     }
 
+    /// Jobs that wait to be taken, and those that are. Inside the gate.
+    pub fn count(&self) -> (u32, u32) {
+        let board = self.board.lock();
+        (board.count(|state| state == State::Posted), board.count(|state| matches!(state, State::Taken(_))))
+    }
+
     /// In a forked child: nobody waits and nobody works. A reclaimer that forked in a callback ends. Inside the gate.
-    pub(crate) fn forget_all(&self) {
+    pub fn forget_all(&self) {
         let mut board = self.board.lock();
         board.jobs.iter_mut().for_each(|job| job.state = State::Free);
         (board.threads, board.lost, board.parents, board.until) = (0, 0, board.last, 0);
     }
 
-    /// How often there was a job to be taken, to be read before [`Jobs::take`] finds none.
-    pub(crate) fn posts(&self) -> u32 {
+    /// How often there was a job to be taken.
+    fn posts(&self) -> u32 {
         self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
     }
 
-    /// Sleeps until there is another one.
-    pub(crate) fn sleep(&self, posts: u32) {
-        futex::wait(&self.posted, posts, None, Scope::Process);
+    /// Sleeps until there is another job to be taken.
+    pub fn sleep(&self, idle: Idle) {
+        wait(&self.posted, idle.0);
     }
 
-    /// How often one was done, to be read before [`Jobs::look`] finds none, or [`Jobs::post`] no room.
-    pub(crate) fn dones(&self) -> u32 {
+    /// How often a job was done, or room was made.
+    fn dones(&self) -> u32 {
         self.done.load(Ordering::Acquire) // Pairs with the Release in `tell`.
-    }
-
-    /// Sleeps until another one is, or there is room, or for so many nanoseconds.
-    pub(crate) fn wait(&self, dones: u32, nanoseconds: u64) {
-        futex::wait(&self.done, dones, Some(nanoseconds), Scope::Process);
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -359,23 +415,17 @@ mod tests {
     }
 
     impl Jobs {
-        /// How many wait to be taken, and how many are.
-        pub(crate) fn count(&self) -> (u32, u32) {
-            let board = self.board.lock();
-            (board.count(|state| state == State::Posted), board.count(|state| matches!(state, State::Taken(_))))
-        }
-
-        pub(crate) fn took(&self, reclaimer: u32) -> Option<Aim> {
+        fn took(&self, reclaimer: u32) -> Option<Aim> {
             match self.take(reclaimer) {
                 Next::Job(aim) => Some(aim),
-                Next::Nothing => None,
+                Next::Nothing(_) => None,
                 Next::End => panic!("{reclaimer} is nobody's"),
             }
         }
 
         /// Makes reclaimers up to the number of `last`.
         fn with(last: u32) -> Jobs {
-            let jobs = Jobs::new();
+            let jobs = Jobs::default();
             (1..=last).for_each(|number| assert_eq!(jobs.hire(last, last, 0), Some(number)));
             jobs
         }
@@ -388,10 +438,10 @@ mod tests {
     #[test]
     fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
         let jobs = Jobs::with(2);
-        let (first, second) = (jobs.post(bytes(10), true).unwrap(), jobs.post(bytes(20), true).unwrap());
+        let (first, second) = (jobs.place(bytes(10), true).unwrap(), jobs.place(bytes(20), true).unwrap());
         assert_eq!((first, jobs.count()), (second, (1, 0)));
         assert_eq!((jobs.took(1), jobs.took(2)), (Some(BOTH), None));
-        let third = jobs.post(bytes(5), true).unwrap();
+        let third = jobs.place(bytes(5), true).unwrap();
         assert_ne!(first, third);
         assert_eq!((jobs.look(first, false), jobs.count()), (None, (1, 1)));
         jobs.done(1, 99);
@@ -402,7 +452,7 @@ mod tests {
     #[test]
     fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
         let jobs = Jobs::with(3);
-        let ticket = jobs.post(bytes(20), true).unwrap();
+        let ticket = jobs.place(bytes(20), true).unwrap();
         assert_eq!(jobs.took(1), Some(BOTH));
         jobs.write_off(1, |_| panic!("not for the budget"));
         assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
@@ -410,7 +460,7 @@ mod tests {
         assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(BOTH)));
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
-        assert!(jobs.post(Aim::Node(0), false).is_some() && jobs.took(3) == Some(Aim::Node(0)));
+        assert!(jobs.place(Aim::Node(0), false).is_some() && jobs.took(3) == Some(Aim::Node(0)));
         jobs.write_off(3, |_| ());
         assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
         assert_eq!(jobs.threads(), (1, 2));
@@ -423,7 +473,7 @@ mod tests {
     fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
         for is_back_first in [false, true] {
             let jobs = Jobs::with(2);
-            let ticket = jobs.post(bytes(20), true).unwrap();
+            let ticket = jobs.place(bytes(20), true).unwrap();
             assert_eq!(jobs.took(1), Some(BOTH));
             let posts = jobs.posts();
             if is_back_first {
@@ -447,25 +497,25 @@ mod tests {
 
     #[test]
     fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::default();
         assert_eq!((jobs.hire(0, 3, 0), jobs.hire(1, 3, 0), jobs.hire(1, 3, 0)), (None, Some(1), None));
-        jobs.post(high(1), true).unwrap();
+        jobs.place(high(1), true).unwrap();
         assert_eq!(jobs.hire(0, 3, 0), None, "one has nothing to do");
-        jobs.post(high(2), true).unwrap();
+        jobs.place(high(2), true).unwrap();
         assert_eq!(jobs.hire(0, 3, 0), Some(2), "though it has not come yet");
         jobs.not_made(7);
         assert_eq!((jobs.threads(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
         assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(3), None));
-        jobs.post(high(3), true).unwrap();
-        jobs.post(high(4), true).unwrap();
+        jobs.place(high(3), true).unwrap();
+        jobs.place(high(4), true).unwrap();
         assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(4), None), "there are enough");
     }
 
     #[test]
     fn no_more_are_made_while_too_many_do_not_come_back() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::default();
         for number in 1..=MOST_LOST {
-            jobs.post(high(1), true).unwrap();
+            jobs.place(high(1), true).unwrap();
             assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
             jobs.write_off(number, |_| ());
         }
@@ -479,13 +529,13 @@ mod tests {
     fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
         let jobs = Jobs::with(2);
         let (mut idle, mut again) = (0, 0);
-        jobs.post(Aim::Node(0), false).unwrap();
+        jobs.place(Aim::Node(0), false).unwrap();
         assert_eq!(jobs.took(1), Some(Aim::Node(0)));
-        jobs.post(Aim::Node(0), false).unwrap();
+        jobs.place(Aim::Node(0), false).unwrap();
         assert_eq!((jobs.took(2), jobs.count()), (None, (0, 1)));
         jobs.write_off(1, |_| idle += 1);
         assert_eq!(idle, 1);
-        jobs.post(Aim::Node(0), false).unwrap();
+        jobs.place(Aim::Node(0), false).unwrap();
         assert_eq!(jobs.took(2), Some(Aim::Node(0)));
         jobs.end(1, |_| again += 1);
         jobs.finish(2, 0, |_| idle += 1);
@@ -495,10 +545,10 @@ mod tests {
     #[test]
     fn the_oldest_job_is_done_first_wherever_it_lies() {
         let jobs = Jobs::with(1);
-        let tickets = [1, 2, 3].map(|number| jobs.post(high(number), true).unwrap());
+        let tickets = [1, 2, 3].map(|number| jobs.place(high(number), true).unwrap());
         assert_eq!(jobs.look(tickets[0], true), Some(0));
-        assert_eq!(jobs.post(high(4), true), Some(tickets[0]), "in the place of the first");
-        jobs.post(high(3), true).unwrap();
+        assert_eq!(jobs.place(high(4), true), Some(tickets[0]), "in the place of the first");
+        jobs.place(high(3), true).unwrap();
         for number in [2, 3, 4] {
             assert_eq!(jobs.took(1), Some(high(number)));
             jobs.done(1, 1);
@@ -508,8 +558,8 @@ mod tests {
     #[test]
     fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_reclaimer_does_not_come_back() {
         let jobs = Jobs::with(2);
-        let ticket = jobs.post(bytes(20), true).unwrap();
-        assert_eq!(jobs.post(bytes(10), false), Some(ticket));
+        let ticket = jobs.place(bytes(20), true).unwrap();
+        assert_eq!(jobs.place(bytes(10), false), Some(ticket));
         assert_eq!((jobs.look(ticket, true), jobs.count()), (Some(0), (1, 0)));
         assert_eq!(jobs.took(1), Some(BOTH));
         jobs.write_off(1, |_| ());
@@ -521,7 +571,7 @@ mod tests {
     #[test]
     fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
         let jobs = Jobs::with(2);
-        let ticket = jobs.post(bytes(20), true).unwrap();
+        let ticket = jobs.place(bytes(20), true).unwrap();
         assert_eq!(jobs.took(1), Some(BOTH));
         jobs.write_off(1, |_| ());
         assert_eq!(jobs.took(2), Some(BOTH));
@@ -533,7 +583,7 @@ mod tests {
             jobs.finish(number, 1, |_| panic!("it has nothing"));
             assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
         }
-        jobs.post(bytes(20), true).unwrap();
+        jobs.place(bytes(20), true).unwrap();
         assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(BOTH)));
     }
 
@@ -541,16 +591,16 @@ mod tests {
     #[test]
     fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
         let jobs = Jobs::with(2);
-        let ticket = jobs.post(bytes(20), true).unwrap();
+        let ticket = jobs.place(bytes(20), true).unwrap();
         assert_eq!(jobs.took(1), Some(BOTH));
         let posts = jobs.posts();
         std::thread::scope(|scope| {
             let idle = scope.spawn(|| {
                 loop {
-                    let posts = jobs.posts();
-                    match jobs.took(2) {
-                        Some(aim) => break aim,
-                        None => jobs.sleep(posts),
+                    match jobs.take(2) {
+                        Next::Job(aim) => break aim,
+                        Next::Nothing(idle) => jobs.sleep(idle),
+                        Next::End => panic!("it is no parent's"),
                     }
                 }
             });
@@ -564,18 +614,18 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
-        let jobs = Jobs::new();
+        let jobs = Jobs::default();
         let tickets: [Ticket; JOBS] = core::array::from_fn(|at| {
-            let ticket = jobs.post(high(at as u64), true).unwrap();
-            assert_eq!(jobs.post(high(at as u64), true), Some(ticket), "shares");
+            let ticket = jobs.place(high(at as u64), true).unwrap();
+            assert_eq!(jobs.place(high(at as u64), true), Some(ticket), "shares");
             ticket
         });
-        assert_eq!((jobs.post(Aim::Node(0), false), jobs.post(Aim::Node(0), true)), (None, None));
+        assert_eq!((jobs.place(Aim::Node(0), false), jobs.place(Aim::Node(0), true)), (None, None));
         let dones = jobs.dones();
         assert_eq!((jobs.look(tickets[3], true), jobs.dones()), (Some(0), dones), "another one waits for it");
         assert_eq!(jobs.look(tickets[3], true), Some(0));
         assert_ne!(jobs.dones(), dones, "who waits for room is not told");
-        assert_eq!(jobs.post(Aim::Node(0), true), Some(tickets[3]));
+        assert_eq!(jobs.place(Aim::Node(0), true), Some(tickets[3]));
         jobs.forget_all();
         assert_eq!(jobs.count(), (0, 0));
     }
