@@ -1,7 +1,8 @@
-//! Every interleaving of marks with visits that clear, and of references with an end and a new life, by loom. Empty unless built with `--cfg loom`
-//! (`cargo xtask loom`).
+//! Every interleaving of marks with visits that clear, and of references with an end and a new life, by loom; in folders beside this, of seats, of the board of jobs and of
+//! lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
+mod loom_board;
 mod loom_lists;
 mod loom_seat;
 
