@@ -9,13 +9,18 @@
 //! So it waits for running calls of that shrinker alone, never for another's, and never for itself. [`Shrinkers::synchronize`] waits for all
 //! calls that run now: each counts itself in and out of a domain of grace periods.
 //!
-//! Lock: one mutex for the list of free indexes, held for a few links; inside the host's gate. Fences, callbacks and waits are outside of both.
+//! Who may call only some kinds (those that are inline, or the host's own) looks at the kind before it takes a reference, since with the last one `gone` would be its to
+//! tell. So an index is of one kind for ever. Otherwise:
+//! 1. V, which holds a lock, sees that A, of index 7, is inline; 2. A is unregistered, and B, which is not, and whose `gone` wants that lock, gets
+//!    index 7; 3. V takes a reference, to B, and calls it; 4. B is unregistered: V puts the last reference, and waits for itself.
+//!
+//! Lock: one mutex for the lists of free indexes, held for a few links; inside the host's gate. Fences, callbacks and waits are outside of both.
 //! The registry must not be moved while a callback runs.
 
 use super::calling::{depth, is_calling};
 use super::life::{ENDING, LIVE, PREPARED};
 use super::places::{BLOCK, BLOCKS, Places, UNIT};
-use super::shrinker::{Shrinker, ShrinkerId, Spec, Total, WORDS};
+use super::shrinker::{KINDS, Shrinker, ShrinkerId, Spec, Total, WORDS, kind};
 use crate::host::Host;
 use core::fmt;
 use core::ptr::NonNull;
@@ -30,7 +35,7 @@ use neap_percpu::{LentWords, Owner, Refused, Wait};
 /// How the names of the host's own begin, and nobody else's.
 const OWN: &str = "neap:";
 
-/// Most shrinkers at a time.
+/// Most shrinkers at a time; fewer of a kind where others of another kind had their indexes once.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
 /// Looks of [`Shrinkers::synchronize`] with a mere yield in between, before naps of so many nanoseconds.
@@ -136,8 +141,8 @@ unsafe impl Entry for Link {}
 
 #[derive(Debug)]
 struct Lists {
-    /// The first free one, plus one.
-    free: u32,
+    /// The first free one of each kind, plus one.
+    free: [u32; KINDS],
 }
 
 /// All shrinkers, and where they may have something.
@@ -175,7 +180,7 @@ impl Shrinkers {
             let running = Rcu::new();
             // Without memory for sequences readers do without.
             let _ = running.open(host.platform());
-            let lists = Mutex::new(Lists { free: 0 });
+            let lists = Mutex::new(Lists { free: [0; KINDS] });
             Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, places, running, owner })
         })
     }
@@ -271,13 +276,14 @@ impl Shrinkers {
         if !is_name(spec.name) || spec.name.starts_with(OWN) != own {
             return Err(NotDone::BadName);
         }
+        let kind = kind(spec.inline, own);
         loop {
             if let Some(id) = host.inside(|| self.begin(spec, own)) {
                 return Ok(id);
             }
             // Not inside the gate, which this passes itself.
             let mut words = Some(LentWords::new(host, self.owner, WORDS, Wait::Long)?);
-            let made = host.inside(|| self.fresh(host, &mut words));
+            let made = host.inside(|| self.fresh(host, kind, &mut words));
             // SAFETY: nobody else has seen what is left.
             words.into_iter().for_each(|words| unsafe { words.free(host) });
             made?;
@@ -287,14 +293,15 @@ impl Shrinkers {
     /// Begins a life of a free index.
     fn begin(&self, spec: &Spec<'_>, own: bool) -> Option<ShrinkerId> {
         let mut lists = self.lists.lock();
-        let index = lists.free.checked_sub(1)?;
+        let free = &mut lists.free[kind(spec.inline, own)];
+        let index = free.checked_sub(1)?;
         let shrinker = self.at(index)?;
-        lists.free = shrinker.next.load(Ordering::Relaxed);
+        *free = shrinker.next.load(Ordering::Relaxed);
         Some(ShrinkerId::new(index, shrinker.begin(spec, own)))
     }
 
-    /// One more index, which is free; takes the words for it.
-    fn fresh<H: Host>(&self, host: &H, words: &mut Option<LentWords>) -> Result<(), NotDone> {
+    /// One more index of a kind, which is free; takes the words for it.
+    fn fresh<H: Host>(&self, host: &H, kind: usize, words: &mut Option<LentWords>) -> Result<(), NotDone> {
         let mut lists = self.lists.lock();
         let index = self.used();
         if index == MOST_SHRINKERS {
@@ -309,9 +316,9 @@ impl Shrinkers {
         // SAFETY: so many bytes, from where a line begins, that nobody else has.
         unsafe { memory.write(Shrinker::new(words)) };
         // SAFETY: written above.
-        unsafe { memory.as_ref() }.next.store(lists.free, Ordering::Relaxed);
+        unsafe { memory.as_ref() }.next.store(lists.free[kind], Ordering::Relaxed);
         link.store(memory.as_ptr(), Ordering::Release); // Pairs with the Acquire in `at`.
-        lists.free = index + 1;
+        lists.free[kind] = index + 1;
         self.used.store(index + 1, Ordering::Relaxed);
         Ok(())
     }
@@ -384,8 +391,9 @@ impl Shrinkers {
 
     fn free(&self, index: u32, shrinker: &Shrinker) {
         let mut lists = self.lists.lock();
-        shrinker.next.store(lists.free, Ordering::Relaxed);
-        lists.free = index + 1;
+        let free = &mut lists.free[shrinker.kind()];
+        shrinker.next.store(*free, Ordering::Relaxed);
+        *free = index + 1;
         shrinker.life.0.free();
     }
 

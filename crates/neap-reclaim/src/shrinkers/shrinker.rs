@@ -117,6 +117,14 @@ const INLINE: u32 = 4;
 /// The host's own.
 const OWN: u32 = 8;
 
+/// How many kinds there are.
+pub(crate) const KINDS: usize = 4;
+
+/// Which kind one is of: what [`Shrinker::is_for`] asks. An index stays with one, so who has seen an index's knows it of whichever has that later.
+pub(crate) fn kind(inline: bool, own: bool) -> usize {
+    usize::from(inline) + 2 * usize::from(own)
+}
+
 /// What is counted of a shrinker. Word 0 of a CPU's is the references'.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
@@ -177,7 +185,7 @@ impl Shrinker {
         }
     }
 
-    /// Begins another life. Under the registry's mutex, of one that is free.
+    /// Begins another life, of the same kind. Under the registry's mutex, of one that is free.
     pub(crate) fn begin(&self, spec: &Spec<'_>, own: bool) -> u32 {
         // Pairs with the fence in `Shrinkers::read`: who reads any of what follows sees that the life before is over.
         fence(Ordering::Release);
@@ -247,7 +255,11 @@ impl Shrinker {
         self.has(OWN)
     }
 
-    /// Whether it is one of those that a pass may call.
+    pub(crate) fn kind(&self) -> usize {
+        kind(self.inline(), self.own())
+    }
+
+    /// Whether it is one of those that a pass may call. So is any later one of the index then.
     pub(crate) fn is_for(&self, whom: Whom) -> bool {
         (whom < Whom::Inline || self.inline()) && (whom < Whom::Own || self.own())
     }

@@ -266,7 +266,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     fn shrinker(&mut self, index: u32, spot: Option<Spot<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
-        // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants.
+        // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants. Whoever has the index by then is of the same kind.
         if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }

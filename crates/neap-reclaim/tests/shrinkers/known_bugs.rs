@@ -11,7 +11,7 @@ use neap_reclaim::{
     Asked, Caller, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom, is_calling,
 };
 use std::collections::HashSet;
-use std::sync::{Barrier, Mutex, mpsc};
+use std::sync::{Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
 
 fn visit(shrinkers: &Shrinkers, host: &On<'_, Virtual>, slot: u32, node: u32, priority: u32) -> Visited {
@@ -579,5 +579,38 @@ fn what_is_read_without_a_reference_is_of_one_life() {
             }
             stop.store(true, Relaxed);
         });
+    });
+}
+
+/// A thread that may call only those that are inline looks at that first, and takes a reference then. In between the index may be somebody else's.
+#[test]
+fn an_index_is_of_one_kind_for_ever() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let (visitor, stop, wrong) = (OnceLock::new(), AtomicBool::new(false), AtomicU64::new(0));
+        let me = || thread::current().id();
+        let called = |_: &Asked| {
+            wrong.fetch_add(u64::from(visitor.get() == Some(&me())), Relaxed);
+            0
+        };
+        let (outside, inside) = (Made::of(called, |_| STOP), Made::of(|_| 0, |_| STOP));
+        let inside = Spec { inline: true, ..inside.spec() };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                visitor.set(me()).unwrap();
+                while !stop.load(Relaxed) {
+                    shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
+                }
+            });
+            let mut indexes = [HashSet::new(), HashSet::new()];
+            for round in 0..if cfg!(miri) { 50 } else { 100_000 } {
+                let at = round % 2;
+                let id = register(shrinkers, host, &[inside, outside.spec()][at]);
+                indexes[at].insert(id.index());
+                assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
+            }
+            stop.store(true, Relaxed);
+            assert!(indexes.each_ref().map(HashSet::len) == [1, 1] && indexes[0] != indexes[1], "{indexes:?}");
+        });
+        assert_eq!(wrong.load(Relaxed), 0, "calls by a thread that may hold what they take");
     });
 }
