@@ -41,6 +41,9 @@ impl Bound {
     /// All of them, in the order of their numbers.
     pub const ALL: [Bound; 4] = [Bound::Max, Bound::High, Bound::Low, Bound::Min];
 
+    /// Those that protect what a group has.
+    pub(crate) const CLAIMS: [Bound; 2] = [Bound::Low, Bound::Min];
+
     /// As it is called in reports.
     pub const fn name(self) -> &'static str {
         ["max", "high", "low", "min"][self as usize]
@@ -124,6 +127,8 @@ pub(crate) struct Group {
     /// The next slot with the same bucket.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
+    /// By [`Bound::CLAIMS`].
+    claims: [Claims; Bound::CLAIMS.len()],
     /// Under the waiters' mutex: the oldest that waits for room here, plus one.
     pub(crate) first_waiter: AtomicU32,
     /// Under the subscriptions' mutex: the first of those who subscribed, plus one.
@@ -153,6 +158,18 @@ pub(crate) struct Counters {
     pub(crate) wanted: AtomicU64,
 }
 
+/// What the groups right below one claim of it: their `low`, or their `min`. Under the tree's mutex.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    /// How many claim anything.
+    pub(crate) claimants: AtomicU32,
+    /// For how many looks more the sum counts, and in which pass.
+    pub(crate) looks: AtomicU32,
+    pub(crate) pass: AtomicU64,
+    /// What all of them together used of their claims, when that was added up.
+    pub(crate) sum: AtomicU64,
+}
+
 const _: () = assert!(size_of::<Group>() <= 512);
 
 // SAFETY: atomic numbers, of which 0 is one.
@@ -173,6 +190,16 @@ impl Group {
 
     pub(crate) fn set_bound(&self, bound: Bound, bytes: u64) {
         self.bounds[bound as usize].store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+    }
+
+    /// What those right below claim.
+    pub(crate) fn claims(&self, claim: Bound) -> &Claims {
+        &self.claims[usize::from(claim == Bound::Min)]
+    }
+
+    /// What it uses of what it claims.
+    pub(crate) fn claimed(&self, claim: Bound) -> u64 {
+        self.bound(claim).min(self.usage())
     }
 
     /// Raises what is charged, up to `most`; answers whether.

@@ -228,7 +228,7 @@ impl Groups {
         let (before, usage) = host.inside(|| {
             self.tree.with(id, |group| {
                 let before = group.bound(bound);
-                group.set_bound(bound, bytes);
+                self.tree.set_bound(group, bound, bytes);
                 self.tell(host, group, Event::LimitChanged);
                 (before, group.usage())
             })
@@ -370,6 +370,32 @@ impl Groups {
     /// [`Denied::NoSuchGroup`].
     pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), Denied> {
         host.inside(|| Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?)))
+    }
+
+    /// A pass of reclaim begins, which asks [`Groups::standing`]: what several groups below one claim together is not taken from before.
+    pub fn begin_pass(&self) {
+        self.tree.begin_pass();
+    }
+
+    /// Groups that were looked at so far to add up what all of those right below another claim.
+    pub fn summed(&self) -> u64 {
+        self.tree.summed()
+    }
+
+    /// Bytes charged to a group and those below it, stocks included.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+        host.inside(|| self.tree.with(id, Group::usage))
+    }
+
+    /// The same of the group alone.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn own_usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+        host.inside(|| self.tree.with(id, |group| self.tree.own_usage(group)))
     }
 
     /// What somebody who reclaims from `top` has to know of the group in a slot, if that is `top` or below it.

@@ -15,8 +15,6 @@ pub struct Standing {
     pub id: GroupId,
     /// What it is charged for, with all below it.
     pub usage: u64,
-    /// The same without those below it.
-    pub own: u64,
     /// How much of it is not to be taken.
     pub min: u64,
     /// How much of it is to be taken only if there is nothing elsewhere.

@@ -12,7 +12,7 @@ use crate::protection::{Claim, Standing};
 use crate::seat::Seat;
 use crate::table::Table;
 use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Handle, Owner, Refused};
@@ -80,6 +80,10 @@ pub(crate) struct Tree {
     /// A mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
     buckets: usize,
     lists: Mutex<Lists>,
+    /// Passes of reclaim that have begun: sums over children are made anew in each.
+    passes: AtomicU64,
+    /// Children that were looked at for such sums.
+    summed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -113,6 +117,8 @@ impl Tree {
             owners: Owners::new(),
             buckets: platform.map(buckets_length(platform))?,
             lists: Mutex::new(Lists { free: NONE, fresh: 0, dying: [NONE; 2], live: 0, dying_count: 0 }),
+            passes: AtomicU64::new(0),
+            summed: AtomicU64::new(0),
         };
         let root = tree.add(&mut tree.lists.lock(), platform, NONE, "", per_cpu);
         if let Err(error) = root {
@@ -199,6 +205,7 @@ impl Tree {
         ] {
             link.store(value, Ordering::Relaxed);
         }
+        Bound::CLAIMS.into_iter().for_each(|claim| group.claims(claim).looks.store(0, Ordering::Relaxed));
         group.set_name(name);
         group.per_cpu.store(owner.to_bits(), Ordering::Relaxed);
         group.counts.store(counts.to_bits().get(), Ordering::Relaxed);
@@ -302,7 +309,7 @@ impl Tree {
             return Err(Denied::HasChildren);
         }
         // What protects it would protect nothing any more.
-        [Bound::Low, Bound::Min].into_iter().for_each(|bound| group.set_bound(bound, 0));
+        Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
         hand_up(Seat { group: id, slot }, Seat { group: above.id(), slot: parent });
         self.owners.inherit(id, above.id());
@@ -405,15 +412,67 @@ impl Tree {
         }
     }
 
+    /// Changes a bound of a group. Under the mutex.
+    pub(crate) fn set_bound(&self, group: &Group, bound: Bound, bytes: u64) {
+        let before = group.bound(bound);
+        group.set_bound(bound, bytes);
+        let above = self.group(group.parent.load(Ordering::Relaxed));
+        if let (Some(above), true) = (above, Bound::CLAIMS.contains(&bound) && (before == 0) != (bytes == 0)) {
+            let claimants = &above.claims(bound).claimants;
+            let others = claimants.load(Ordering::Relaxed).saturating_sub(u32::from(before != 0));
+            claimants.store(others + u32::from(bytes != 0), Ordering::Relaxed);
+        }
+    }
+
+    /// What the groups right below one use of what they claim. Under the mutex.
+    pub(crate) fn claimed_below(&self, group: &Group, claim: Bound) -> u64 {
+        if group.claims(claim).claimants.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let (mut sum, mut children) = (0_u64, 0);
+        self.each_child(group, |child| {
+            sum = sum.saturating_add(child.claimed(claim));
+            children += 1;
+        });
+        self.summed.fetch_add(children, Ordering::Relaxed);
+        sum
+    }
+
+    /// The same for a pass, which comes by every one of them: added up once for as many looks as there are children, and anew in each pass. So a walk of all
+    /// of them looks at each once more, not at all of them for each. Under the mutex.
+    fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
+        let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
+        let looks = claims.looks.load(Ordering::Relaxed);
+        if looks > 0 && claims.pass.load(Ordering::Relaxed) == pass {
+            claims.looks.store(looks - 1, Ordering::Relaxed);
+            return claims.sum.load(Ordering::Relaxed);
+        }
+        let sum = self.claimed_below(group, claim);
+        claims.sum.store(sum, Ordering::Relaxed);
+        claims.pass.store(pass, Ordering::Relaxed);
+        claims.looks.store(group.children.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        sum
+    }
+
+    /// A pass begins: what was added up before is old.
+    pub(crate) fn begin_pass(&self) {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Children that were looked at so far to add up what they claim.
+    pub(crate) fn summed(&self) -> u64 {
+        self.summed.load(Ordering::Relaxed)
+    }
+
     /// How much of a group's memory its claim protects, after what those above it have to give.
     pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
         let _lists = self.lists.lock();
-        Ok(self.protection(self.slot_of(id)?, ROOT, claim))
+        Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }
 
     /// The same for the group in a slot from somebody who takes memory from `top` and all below it: `top` itself, and what is
-    /// above it, protect nothing then. Under the mutex.
-    fn protection(&self, slot: u32, top: u32, claim: Bound) -> u64 {
+    /// above it, protect nothing then. `claimed_below` is [`Tree::claimed_below`], or as good. Under the mutex.
+    fn protection(&self, slot: u32, top: u32, claim: Bound, claimed_below: impl Fn(&Group) -> u64) -> u64 {
         let mut path = [NONE; DEEPEST as usize];
         let mut length = 0;
         for ((slot, _), place) in self.upwards(slot).zip(&mut path) {
@@ -426,24 +485,21 @@ impl Tree {
         let mut protection = 0;
         for pair in path[..length].windows(2).rev() {
             let [Some(group), Some(above)] = [pair[0], pair[1]].map(|slot| self.group(slot)) else { break };
-            let claimed = |group: &Group| group.bound(claim).min(group.usage());
-            let mut children_claimed = 0_u64;
             // What is right below has what it claims.
             if pair[1] == top {
-                protection = claimed(group);
+                protection = group.claimed(claim);
                 continue;
             }
             // Nobody has a share of nothing.
             if protection == 0 {
                 break;
             }
-            self.each_child(above, |child| children_claimed = children_claimed.saturating_add(claimed(child)));
             protection = Claim {
                 usage: group.usage(),
                 claim: group.bound(claim),
                 parent_usage: above.usage(),
                 parent_protection: protection,
-                children_claimed,
+                children_claimed: claimed_below(above),
             }
             .protection();
         }
@@ -458,10 +514,16 @@ impl Tree {
         if top != ROOT && !self.upwards(slot).any(|(above, _)| above == top) {
             return None;
         }
+        let [low, min] = Bound::CLAIMS
+            .map(|claim| self.protection(slot, top, claim, |above| self.claimed_below_in_pass(above, claim)));
+        Some(Standing { id: group.id(), usage: group.usage(), min, low })
+    }
+
+    /// What a group is charged for without those below it. Under the mutex.
+    pub(crate) fn own_usage(&self, group: &Group) -> u64 {
         let mut own = group.usage();
         self.each_child(group, |child| own = own.saturating_sub(child.usage()));
-        let [min, low] = [Bound::Min, Bound::Low].map(|claim| self.protection(slot, top, claim));
-        Some(Standing { id: group.id(), usage: group.usage(), own, min, low })
+        own
     }
 
     /// Calls `f` with the group in a slot, if there is one, which stays there meanwhile.

@@ -52,6 +52,43 @@ fn protection_goes_down_the_tree_and_is_shared() {
     });
 }
 
+/// A walk of all of them looks at each, and once more at each for what they claim together; not at all of them for each.
+#[test]
+fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
+    with_groups(|groups, host| {
+        let top = groups.create(host, GroupId::ROOT, "top").unwrap();
+        let parent = groups.create(host, top, "parent").unwrap();
+        let children: Vec<_> = (0..100).map(|name| groups.create(host, parent, &name.to_string()).unwrap()).collect();
+        groups.set_bound(host, parent, Bound::Low, 50 * MIB).unwrap();
+        for &child in &children {
+            assert_eq!(groups.charge(host, child.payer(Kind::ByHand, 0), MIB, How::Refuse), Ok(0));
+        }
+        let slot = |id| groups.seat(&groups.reading(), id).unwrap().slot;
+        let walk = || {
+            let before = groups.summed();
+            let low = |&child| groups.standing(host, slot(child), top).unwrap().low;
+            (children.iter().map(low).collect::<Vec<_>>(), groups.summed() - before)
+        };
+        assert_eq!(walk(), (vec![MIB / 2; 100], 0), "nobody claims anything");
+        children.iter().for_each(|&child| _ = groups.set_bound(host, child, Bound::Low, MIB).unwrap());
+        groups.begin_pass();
+        assert_eq!(walk(), (vec![MIB / 2; 100], 100));
+        // What has changed is seen by the next walk, and by the next pass at once.
+        let double = |id: GroupId| groups.charge(host, id.payer(Kind::ByHand, 0), MIB, How::Refuse).unwrap();
+        children[..50].iter().for_each(|&child| {
+            groups.set_bound(host, child, Bound::Low, 2 * MIB).unwrap();
+            double(child);
+        });
+        assert_eq!((walk().0[0], walk().1), (2 * MIB / 3, 100));
+        assert_eq!(groups.standing(host, slot(children[99]), top).unwrap().low, MIB / 3);
+        children[..50].iter().for_each(|&child| groups.uncharge(host, child.payer(Kind::ByHand, 0), MIB));
+        _ = groups.drain(host, top);
+        groups.begin_pass();
+        assert_eq!(groups.standing(host, slot(children[99]), top).unwrap().low, MIB / 2);
+        children.iter().for_each(|&child| groups.uncharge(host, child.payer(Kind::ByHand, 0), MIB));
+    });
+}
+
 #[test]
 fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
     with_groups(|groups, host| {

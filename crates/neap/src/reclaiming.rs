@@ -361,6 +361,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// protected, of those that say that they have something. Counts, and frees nothing; callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
         let domain = self.domain(top, false);
+        self.groups().begin_pass();
         let mut whole = 0_u64;
         self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
         self.each_payer(&domain, top, |payment| {
@@ -389,7 +390,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
                     .fold(objects, u64::saturating_add);
             });
             if objects > 0 {
-                let bytes = u128::from(standing.own) * u128::from(share) / u128::from(WHOLE);
+                let own = self.groups().own_usage(self.source(), standing.id).unwrap_or(0);
+                let bytes = u128::from(own) * u128::from(share) / u128::from(WHOLE);
                 each(Payment { group: standing.id, objects, bytes: bytes as u64 });
             }
         }
@@ -417,6 +419,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             // They know no groups.
             domain.leaf = Some(Seat::ROOT.slot);
         }
+        self.groups().begin_pass();
         let got = self.reclaim.passes.run(&domain, ask);
         (got, watch.is_written_off.get())
     }

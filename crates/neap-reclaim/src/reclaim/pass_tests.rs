@@ -65,7 +65,7 @@ impl Domain for Model {
     fn standing(&self, slot: u32, _top: GroupId) -> Option<Standing> {
         let cache = &self.caches[slot as usize];
         let (usage, min, low) = (cache.usage(), cache.min.min(cache.usage()), cache.low.min(cache.usage()));
-        Some(Standing { id: id(slot), usage, own: usage, min, low })
+        Some(Standing { id: id(slot), usage, min, low })
     }
 
     fn give(&self, group: GroupId, slot: u32, _node: usize, press: Press) -> Given {

@@ -47,7 +47,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(usage: u64, min: u64, low: u64, grip: Grip) -> Result<u32, bool> {
-        let standing = Standing { id: GroupId::ROOT, usage, own: usage, min, low };
+        let standing = Standing { id: GroupId::ROOT, usage, min, low };
         press(&standing, 99, 7, grip).map(|press| press.share)
     }
 
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_group_that_has_no_more_than_is_needed_gives_a_batch_at_least() {
         let least = |usage, need| {
-            let standing = Standing { id: GroupId::ROOT, usage, own: usage, min: 0, low: 0 };
+            let standing = Standing { id: GroupId::ROOT, usage, min: 0, low: 0 };
             press(&standing, need, FIRST_PRIORITY, Grip::Fair).unwrap().least
         };
         assert_eq!([least(0, 5), least(5, 5), least(6, 5)], [false, true, false]);
