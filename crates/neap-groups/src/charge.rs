@@ -4,7 +4,8 @@
 //! back, and their stocks are emptied; the host is asked to reclaim from the group that is at its limit, as long as that brings something, after
 //! which stocks are emptied again, since that is where what came back may be; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
 //! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
-//! way and waits for nobody. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
+//! way and waits for nobody. What can never be granted, whatever is given back, is refused before the host is asked: more than a `max`, or more than a `max` leaves
+//! beside what `min` protects below it. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
 //! meanwhile, and neither does what comes back, so that they hear of it.
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
@@ -111,6 +112,17 @@ impl Groups {
                 answer => return answer,
             };
             let (drains_next, reclaims_next) = (drained != Some(full) && drains < DEEPEST + RETRIES, tries < RETRIES);
+            // When stocks, which count as used, are empty: so it is known what is protected, and a refusal says who holds what.
+            let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
+            if how == How::Refuse
+                && !drains_next
+                && let Some(group) = host.inside(never)
+            {
+                if group != full {
+                    self.drain_with(host, group, true);
+                }
+                return Err(Against::Full(group));
+            }
             if drains_next || reclaims_next {
                 let tell = |group: &Group| self.tell(host, group, Event::Max);
                 _ = host.inside(|| self.tree.with(full, tell));
@@ -129,6 +141,22 @@ impl Groups {
                 return Err(Against::Full(full));
             }
         }
+    }
+
+    /// A group on the way up whose `max` is less than what is to be charged. Inside the gate.
+    fn too_small(&self, payer: Payer, bytes: u64) -> Option<GroupId> {
+        let _reading = self.rcu.enter();
+        let slot = self.tree.owners.behind(payer.id())?.slot();
+        self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)).map(|(_, group)| group.id())
+    }
+
+    /// The group that is full, if what `min` protects right below it leaves no room for so many bytes. Inside the gate.
+    fn is_kept(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
+        let kept = self.tree.with(full, |group| {
+            let room = group.bound(Bound::Max).saturating_sub(bytes);
+            self.tree.claimed_below(group, Bound::Min) > room
+        });
+        kept.is_ok_and(|kept| kept).then_some(full)
     }
 
     /// Charges the counters, and stocks what is too much; answers how much was charged. Inside the gate.

@@ -1,10 +1,11 @@
-//! What a group's bounds do, one by one: protection down the tree, and delays above `high`.
+//! What a group's bounds do, one by one: protection down the tree, what can never be granted, and delays above `high`.
 
 mod host;
 
+use core::sync::atomic::Ordering::Relaxed;
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Seat};
+use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Refusal, Seat};
 use neap_percpu::{PerCpuData, Shape};
 
 const MIB: u64 = 1 << 20;
@@ -49,6 +50,45 @@ fn protection_goes_down_the_tree_and_is_shared() {
         for (child, used) in children.into_iter().zip([50, 50, 50, 0]) {
             groups.uncharge(host, child.payer(Kind::ByHand, 0), used * MIB);
         }
+    });
+}
+
+/// Caches would give all that they have, for nothing.
+#[test]
+fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
+    with_groups(|groups, host| {
+        let above = groups.create(host, GroupId::ROOT, "above").unwrap();
+        let [below, beside] = ["below", "beside"].map(|name| groups.create(host, above, name).unwrap());
+        groups.set_bound(host, above, Bound::Max, 10 * MIB).unwrap();
+        groups.set_bound(host, below, Bound::Max, 20 * MIB).unwrap();
+        let charge = |id: GroupId, bytes, how| groups.charge(host, id.payer(Kind::ByHand, 0), bytes, how);
+        let limit = |refusal| match refusal {
+            Err(Refusal::Limit(limit)) => (limit.group, limit.max),
+            other => panic!("{other:?}"),
+        };
+        let asked = || host.asked.reclaim.swap(0, Relaxed);
+        assert_eq!(charge(beside, 8 * MIB, How::Refuse), Ok(0));
+        assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
+        assert_eq!((limit(charge(below, 20 * MIB + 1, How::Refuse)), asked()), ((below, 20 * MIB), 0));
+        // What may be granted is asked for, and so is what is granted in any case.
+        assert_eq!((limit(charge(below, 10 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 10 * MIB));
+        assert_eq!((charge(below, 10 * MIB + 1, How::Overcharge), asked()), (Ok(0), 10 * MIB + 1));
+        groups.uncharge(host, below.payer(Kind::ByHand, 0), 10 * MIB + 1);
+        // Of what `min` protects nothing is given; where it is taken back by who has it, that is seen.
+        groups.set_bound(host, beside, Bound::Min, 7 * MIB).unwrap();
+        assert_eq!((limit(charge(below, 3 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB));
+        assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
+        assert_eq!((charge(below, 4 * MIB, How::Overcharge), asked()), (Ok(0), 4 * MIB));
+        groups.uncharge(host, below.payer(Kind::ByHand, 0), 4 * MIB);
+        groups.set_bound(host, beside, Bound::Min, 0).unwrap();
+        assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB + 1));
+        groups.set_bound(host, beside, Bound::Min, 9 * MIB).unwrap();
+        groups.uncharge(host, beside.payer(Kind::ByHand, 0), 8 * MIB);
+        assert_eq!((charge(below, 3 * MIB, How::Refuse), asked()), (Ok(0), 0));
+        groups.uncharge(host, below.payer(Kind::ByHand, 0), 3 * MIB);
+        // A claim goes with its group.
+        groups.delete(host, beside).unwrap();
+        assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
     });
 }
 

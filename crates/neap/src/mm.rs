@@ -438,6 +438,10 @@ impl<P: Platform> Core<P> {
     /// the pages, and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        // More than fits into the budget when nobody has anything: caches would give all that they have in vain.
+        if self.options.limit > 0 && bytes as u64 > self.options.limit {
+            return None;
+        }
         for _ in 0..RECLAIMS {
             let Some(gave) = self.reclaim_for_budget(mm, bytes as u64) else { break };
             let memory = attempt();

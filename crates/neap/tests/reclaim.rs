@@ -102,6 +102,21 @@ fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
 }
 
 #[test]
+fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
+    let group = Group::create("never").unwrap();
+    group.set(Bound::Max, 64 * OBJECT).unwrap();
+    let cache = Cache::new("never", group);
+    (0..32).for_each(|_| assert!(cache.insert()));
+    assert!(group.charge(64 * OBJECT + 1).is_err() && cache.len() == 32);
+    assert!(group.charge_inline(64 * OBJECT + 1).is_err() && cache.len() == 32);
+    let refused = group.charge_or_wait(64 * OBJECT + 1, Duration::from_secs(30)).unwrap_err();
+    assert_eq!((refused.limit().unwrap().group, cache.len()), (group.id(), 32));
+    // As much as the limit has is had.
+    drop(group.charge(64 * OBJECT).unwrap());
+    assert_eq!(cache.len(), 0);
+}
+
+#[test]
 fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
     let group = Group::create("high").unwrap();
     group.set(Bound::High, 64 * OBJECT).unwrap();

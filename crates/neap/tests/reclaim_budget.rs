@@ -69,6 +69,9 @@ fn an_allocation_beyond_the_limit_has_caches_shrink() {
     let shrinker = register(&blocks);
     (0..1000).for_each(|round| assert!(blocks.put(), "{round}: {} are left", blocks.len()));
     assert!(blocks.len() <= without);
+    // More than the limit is refused without anybody's giving anything.
+    let before = blocks.len();
+    assert!(PROCESS.allocate((64 << 20) + 1).is_null() && blocks.len() == before);
     drop(shrinker);
     while blocks.put() {}
     assert!(blocks.evict(u64::MAX).abs_diff(without) <= 8, "nothing was lost");
