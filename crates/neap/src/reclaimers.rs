@@ -104,11 +104,11 @@ impl<P: Platform> Core<P> {
         bytes: u64,
         manner: Manner,
     ) -> Option<u64> {
-        let wanted = reclaiming.used(group).map_or(bytes, |used| goal(bytes, used));
+        let wanted = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
         let mut had = 0;
         if manner == Manner::Inline {
             let deadline = reclaiming.now().saturating_add(PATIENCE);
-            let ask = Ask { top: group, bytes: wanted, deadline, node: None };
+            let ask = Ask { top: group, bytes: wanted, deadline, node: None, ahead: false };
             let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) });
             had = got.bytes;
         }
@@ -126,7 +126,7 @@ impl<P: Platform> Core<P> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
         let bytes = goal(bytes, u64::MAX);
         let deadline = reclaiming.now().saturating_add(PATIENCE);
-        let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None };
+        let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
         let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Own, for_budget: true, ..Runner::of(0) });
         let has_enough = got.bytes >= bytes;
         let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > Some(0);
@@ -324,7 +324,7 @@ impl<P: Platform> Core<P> {
         let deadline = reclaiming.now().saturating_add(PASS);
         let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
             let runner = Runner { for_budget, ..Runner::of(number) };
-            reclaiming.run(&Ask { top, bytes, deadline, node }, runner)
+            reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, runner)
         };
         match aim {
             Aim::Bytes(group, bytes) => {

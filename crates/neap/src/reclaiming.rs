@@ -179,6 +179,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.grouped.used(group).ok()
     }
 
+    /// The same with what nobody uses but is stocked, or kept by caches.
+    pub(crate) fn charged(&self, group: GroupId) -> Option<u64> {
+        self.groups().usage(self.source(), group).ok()
+    }
+
     pub(crate) fn info(&self, group: GroupId) -> Option<Info> {
         self.grouped.info(group).ok()
     }
@@ -314,7 +319,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
     /// that they take. Inside a callback it does nothing.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
-        let ask = Ask { top: group, bytes, deadline, node: None };
+        let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
         let (got, _) = self.run(&ask, Runner::of(0));
         self.drain(group);
         got
@@ -558,19 +563,11 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
-        let reclaiming = self.reclaiming;
-        if top != GroupId::ROOT {
-            return [reclaiming.used(top).unwrap_or(0), 0];
-        }
-        // Of what is charged to nobody, it is known how many pages the process has.
-        let core = reclaiming.source().core();
-        let pages = reclaiming.inside(|| match self.node {
-            Some(node) => core.objects.pages.node(node).used().into(),
-            None if self.for_budget => core.used_pages(),
-            None => core.resident_pages(),
-        });
-        let charged = if self.for_budget { 0 } else { reclaiming.used(top).unwrap_or(0) };
-        [charged, pages * core.objects.pages.page_size() as u64]
+        self.measures(top, || self.reclaiming.used(top))
+    }
+
+    fn charged(&self, top: GroupId) -> [u64; 2] {
+        self.measures(top, || self.reclaiming.charged(top))
     }
 
     fn tell(&self, group: GroupId, event: Event) {
@@ -582,10 +579,30 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
     }
 
     fn has_enough(&self) -> bool {
-        let is_written_off = self.watch.is_some_and(|watch| watch.is_written_off.get());
         let pages = &self.reclaiming.source().core().objects.pages;
-        let is_over = |node| self.reclaiming.inside(|| pages.shortage(node).pages == 0);
-        is_written_off || self.node.is_some_and(is_over)
+        self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
+    }
+
+    fn is_called_off(&self) -> bool {
+        self.watch.is_some_and(|watch| watch.is_written_off.get())
+    }
+}
+
+impl<P: Platform> Ground<'_, '_, P> {
+    /// What a group has, as `in_group` says, and pages.
+    fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
+        if top != GroupId::ROOT {
+            return [in_group().unwrap_or(0), 0];
+        }
+        // Of what is charged to nobody, it is known how many pages the process has.
+        let core = self.reclaiming.source().core();
+        let pages = self.reclaiming.inside(|| match self.node {
+            Some(node) => core.objects.pages.node(node).used().into(),
+            None if self.for_budget => core.used_pages(),
+            None => core.resident_pages(),
+        });
+        let in_group = if self.for_budget { 0 } else { in_group().unwrap_or(0) };
+        [in_group, pages * core.objects.pages.page_size() as u64]
     }
 }
 

@@ -10,7 +10,7 @@ use neap_base::Mutex;
 use neap_groups::{Event, GroupId};
 
 /// Objects that are looked at before anything is said about them.
-pub const WINDOW: u64 = 512;
+const WINDOW: u64 = 512;
 /// Percent of what was looked at that was not given, from which on the level is medium, and critical.
 const MEDIUM: u64 = 60;
 const CRITICAL: u64 = 95;

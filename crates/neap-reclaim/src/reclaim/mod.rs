@@ -18,7 +18,7 @@ mod pass_tests;
 
 pub use board::{Aim, Jobs, Next, Waiter};
 pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
-pub use level::{Level, Levels, WINDOW};
+pub use level::{Level, Levels};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 pub use share::{Grip, press};
 pub use vain::Vain;

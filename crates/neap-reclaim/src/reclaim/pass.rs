@@ -7,11 +7,13 @@
 //! pass has walks of its own, goes on to the end of each, and stops above priority 0.
 //!
 //! What came back is what the target's use fell by, or what the shrinkers say that they gave, whichever is more: others charge meanwhile. So who
-//! lies ends a pass too soon, and the charge that is still refused asks again. Takes no lock but those of [`Levels`].
+//! lies ends a pass too soon, and the charge that is still refused asks again. To say what is used takes a look at all that is free and cached, so that is not done after
+//! every visit: only when a quarter more objects have come than at the look before, when what these brought says that there may be enough, and at the end of a walk.
+//! Takes no lock but those of [`Levels`].
 //!
 //! Source: Linux `mm/vmscan.c` (`do_try_to_free_pages`, `shrink_node`, `balance_pgdat`), by description.
 
-use crate::reclaim::level::{Level, Levels, WINDOW};
+use crate::reclaim::level::{Level, Levels};
 use crate::reclaim::share::{Grip, press};
 use crate::reclaim::walk::{Lap, Walks};
 use crate::shrinkers::{FIRST_PRIORITY, Press};
@@ -20,8 +22,10 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::protection::Standing;
 use neap_groups::{Event, GroupId};
 
-/// From this priority on memory is hard to get, whatever is given.
-const HARD: u32 = 3;
+/// From this priority on memory is hard to get, whatever is given: where a tenth of all is asked for at a time.
+const HARD: u32 = (100_u32 / 10).ilog2();
+/// A look at what is used is worth it when so much more was freed since the last, in parts of what had been freed by then.
+const LOOK: u64 = 4;
 /// What one pass is to bring at least, in bytes, so that not every charge at a limit needs one.
 pub const GOAL: u64 = 128 << 10;
 /// Of a group that has little, at most this part is asked for beyond what is needed.
@@ -55,6 +59,9 @@ pub trait Domain {
     /// Bytes that a group and those below it use, by each measure that there is: what came back is what one of them fell by.
     fn used(&self, top: GroupId) -> [u64; 2];
 
+    /// The same with what nobody uses but is stocked, or kept by caches: that takes no time.
+    fn charged(&self, top: GroupId) -> [u64; 2];
+
     /// Something happened to a group.
     fn tell(&self, group: GroupId, event: Event);
 
@@ -63,6 +70,11 @@ pub trait Domain {
 
     /// Whether there is enough for another reason than what was asked for.
     fn has_enough(&self) -> bool {
+        false
+    }
+
+    /// Whether nobody waits for the pass any more: it ends, and what it came to says nothing about memory.
+    fn is_called_off(&self) -> bool {
         false
     }
 }
@@ -89,6 +101,8 @@ pub struct Ask {
     pub deadline: u64,
     /// Only what lies on this node, in the background: nobody waits for it. Of caches that know no nodes something lies on each.
     pub node: Option<usize>,
+    /// Nobody needs it at this moment: how hard it is asked for says nothing about pressure then, only what is given does.
+    pub ahead: bool,
 }
 
 /// What a pass came to.
@@ -139,8 +153,11 @@ struct Pass<'a, D: Domain> {
     passes: &'a Passes,
     domain: &'a D,
     ask: Ask,
-    before: [u64; 2],
+    /// What was used, and charged.
+    before: [[u64; 2]; 2],
     said: u64,
+    /// Objects that had been freed when what is used was last looked at.
+    seen: u64,
     got: Got,
     /// `low` protected something.
     passed_by: bool,
@@ -149,15 +166,16 @@ struct Pass<'a, D: Domain> {
 impl Passes {
     /// Asks for memory until there is enough, or nothing more to be had, or the deadline.
     pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> Got {
-        let before = domain.used(ask.top);
-        let mut pass = Pass { passes: self, domain, ask: *ask, before, said: 0, got: Got::default(), passed_by: false };
+        let before = [domain.used(ask.top), domain.charged(ask.top)];
+        let got = Got::default();
+        let mut pass = Pass { passes: self, domain, ask: *ask, before, said: 0, seen: 0, got, passed_by: false };
         pass.run();
         let got = pass.got;
         let counts = &self.counts[usize::from(ask.node.is_some())];
         for (count, more) in counts.iter().zip([1, got.visits, got.scanned, got.freed, got.bytes]) {
             count.fetch_add(more, Ordering::Relaxed);
         }
-        if let Some(node) = ask.node {
+        if let Some(node) = ask.node.filter(|_| !domain.is_called_off()) {
             // Only enough ends a row of failures: some progress by others would let it go on for ever.
             match (domain.has_enough(), got.is_something()) {
                 (true, _) => self.has_enough(node),
@@ -200,24 +218,29 @@ impl<D: Domain> Pass<'_, D> {
             return;
         }
         self.attempt(Try { partial: true, grip: Grip::Fair });
-        if !self.got.is_something() && !self.got.late {
+        if self.tries_again() {
             self.attempt(Try { partial: false, grip: Grip::Fair });
         }
-        if !self.got.is_something() && !self.got.late && self.passed_by {
+        if self.tries_again() && self.passed_by {
             self.attempt(Try { partial: false, grip: Grip::TakesLow });
         }
     }
 
+    fn tries_again(&self) -> bool {
+        !self.got.is_something() && !self.got.late && !self.domain.is_called_off()
+    }
+
     /// Goes through all priorities.
     fn attempt(&mut self, how: Try) {
-        let before = self.got;
+        let (before, mut is_told) = (self.got, false);
         let (last, all) = (u32::from(self.ask.node.is_some()), 0..self.domain.nodes());
         let nodes = self.ask.node.map_or(all, |node| node..node + 1);
         for priority in (last..=FIRST_PRIORITY).rev() {
             self.got.priority = priority;
-            // What was looked at did not suffice, or there is nothing to look at.
-            if priority <= HARD && self.got.scanned > before.scanned || priority == 0 {
-                self.press_on(WINDOW, 0);
+            // What was looked at did not suffice. Small caches are not asked for anything before: that alone is no pressure.
+            is_told = priority <= HARD && self.got.scanned > before.scanned && !self.ask.ahead;
+            if is_told {
+                self.domain.tell(self.ask.top, Level::Critical.event());
             }
             for node in nodes.clone() {
                 if self.is_over() {
@@ -229,6 +252,10 @@ impl<D: Domain> Pass<'_, D> {
             if self.is_over() || self.got.visits == before.visits {
                 return;
             }
+        }
+        // What was looked at for the first time did not suffice, or there is nothing to look at.
+        if !is_told && last == 0 && !self.ask.ahead {
+            self.domain.tell(self.ask.top, Level::Critical.event());
         }
     }
 
@@ -244,9 +271,13 @@ impl<D: Domain> Pass<'_, D> {
             None => own.next(find),
         } {
             self.visit(slot, node, priority, how.grip);
-            if self.is_late() || !goes_to_the_end && self.is_over() {
+            let ends = if goes_to_the_end { self.is_late() || domain.is_called_off() } else { self.is_over() };
+            if ends {
                 break;
             }
+        }
+        if self.got.freed > self.seen && self.said < self.ask.bytes {
+            self.look();
         }
         self.press_on(self.got.scanned - before.scanned, self.got.freed - before.freed);
     }
@@ -266,10 +297,31 @@ impl<D: Domain> Pass<'_, D> {
             if standing.low > 0 && standing.usage <= standing.low {
                 self.domain.tell(standing.id, Event::Low);
             }
-            let now = self.domain.used(self.ask.top);
-            let fallen = self.before.iter().zip(now).map(|(before, now)| before.saturating_sub(now));
-            self.got.bytes = self.got.bytes.max(self.said).max(fallen.max().unwrap_or(0));
+            self.got.bytes = self.got.bytes.max(self.said);
+            self.count_fall(1, self.domain.charged(self.ask.top));
+            if self.is_look_worth_it() {
+                self.look();
+            }
         }
+    }
+
+    /// Whether there may be enough, or so much was freed since the last look that what it brought is not known any more.
+    fn is_look_worth_it(&self) -> bool {
+        let (Got { bytes, freed, .. }, seen) = (self.got, self.seen);
+        let may_be = u128::from(bytes) * u128::from(freed) / u128::from(seen.max(1));
+        bytes < self.ask.bytes && ((freed - seen).saturating_mul(LOOK) >= seen || may_be >= self.ask.bytes.into())
+    }
+
+    /// Looks at what is used.
+    fn look(&mut self) {
+        self.seen = self.got.freed;
+        self.count_fall(0, self.domain.used(self.ask.top));
+    }
+
+    /// What one of several measures fell by came back.
+    fn count_fall(&mut self, kind: usize, now: [u64; 2]) {
+        let fallen = self.before[kind].iter().zip(now).map(|(before, now)| before.saturating_sub(now));
+        self.got.bytes = self.got.bytes.max(fallen.max().unwrap_or(0));
     }
 
     fn press_on(&self, scanned: u64, freed: u64) {
@@ -284,6 +336,6 @@ impl<D: Domain> Pass<'_, D> {
     }
 
     fn is_over(&mut self) -> bool {
-        self.got.bytes >= self.ask.bytes || self.domain.has_enough() || self.is_late()
+        self.got.bytes >= self.ask.bytes || self.domain.is_called_off() || self.domain.has_enough() || self.is_late()
     }
 }

@@ -41,6 +41,10 @@ struct Model {
     told: RefCell<Vec<(GroupId, Event)>>,
     visits: RefCell<Vec<u32>>,
     enough: Cell<bool>,
+    /// Its thread is written off in the first callback.
+    sticks: bool,
+    /// Looks at what is used.
+    looks: Cell<u32>,
     /// Callbacks say nothing of bytes.
     is_mute: bool,
 }
@@ -93,7 +97,13 @@ impl Domain for Model {
     }
 
     fn used(&self, _top: GroupId) -> [u64; 2] {
+        self.looks.set(self.looks.get() + 1);
         [self.caches.iter().map(Cache::usage).sum(), 0]
+    }
+
+    /// All that is freed is cached at first.
+    fn charged(&self, _top: GroupId) -> [u64; 2] {
+        [u64::MAX; 2]
     }
 
     fn tell(&self, group: GroupId, event: Event) {
@@ -106,6 +116,10 @@ impl Domain for Model {
 
     fn has_enough(&self) -> bool {
         self.enough.get()
+    }
+
+    fn is_called_off(&self) -> bool {
+        self.sticks && !self.visits.borrow().is_empty()
     }
 }
 
@@ -122,7 +136,7 @@ fn left(model: &Model) -> Vec<u64> {
 }
 
 fn ask(bytes: u64) -> Ask {
-    Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, node: None }
+    Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, node: None, ahead: false }
 }
 
 fn run(model: &Model, bytes: u64) -> Got {
@@ -203,6 +217,9 @@ impl Domain for Raced<'_> {
     fn used(&self, top: GroupId) -> [u64; 2] {
         self.0.used(top)
     }
+    fn charged(&self, top: GroupId) -> [u64; 2] {
+        self.0.charged(top)
+    }
     fn tell(&self, _: GroupId, _: Event) {}
     fn note(&self, _: &Levels, _: GroupId, _: u64, _: u64) -> Option<Level> {
         None
@@ -241,6 +258,36 @@ fn l15_only_enough_ends_a_row_of_failures() {
     assert!(!passes.is_hopeless(0));
 }
 
+/// Another one goes on with what it was at. That it ended is neither enough nor the lack of it.
+#[test]
+fn a_pass_that_was_written_off_neither_ends_a_row_of_failures_nor_adds_to_it() {
+    let (passes, nothing) = (Passes::default(), model(&[]));
+    let background = Ask { node: Some(0), ..ask(u64::MAX) };
+    (0..15).for_each(|_| _ = passes.run(&nothing, &background));
+    let stuck = || Model { sticks: true, ..model(&[Cache { fixed: SIZE, ..cache(1) }, cache(5000)]) };
+    for ask in [Ask { node: Some(0), ..ask(SIZE) }, ask(SIZE)] {
+        let model = stuck();
+        let got = passes.run(&model, &ask);
+        assert_eq!((got, left(&model)), (Got { visits: 1, priority: 12, ..Got::default() }, Vec::from([1, 5000])));
+    }
+    assert!(!passes.is_hopeless(0));
+    passes.run(&nothing, &background);
+    assert!(passes.is_hopeless(0));
+}
+
+/// A look takes as long as it takes to go through all that is cached.
+#[test]
+fn what_is_used_is_not_looked_at_for_every_visit() {
+    let caches = std::vec![cache(20_000); 1000];
+    let many = Model { is_mute: true, ..model(&caches) };
+    let got = run(&many, 30_000 * SIZE);
+    assert!(got.visits > 500 && (30_000..31_000).contains(&(got.bytes / SIZE)), "{got:?}");
+    assert!(many.looks.get() < 60, "{} looks, {got:?}", many.looks.get());
+    let background = Model { is_mute: true, ..model(&caches) };
+    let got = Passes::default().run(&background, &Ask { node: Some(0), ..ask(100_000 * SIZE) });
+    assert!(got.visits >= 1000 && got.bytes >= 100_000 * SIZE && background.looks.get() < 60, "{got:?}");
+}
+
 #[test]
 fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
     let model_of = || model(&[cache(1000), cache(1000)]);
@@ -271,7 +318,19 @@ fn pressure_is_told_of_the_group_that_was_asked() {
     assert!(!told.is_empty() && told.iter().all(|told| *told == (GroupId::ROOT, Event::PressureLow)), "{told:?}");
     let poor = model(&[Cache { fixed: 1 << 40, ..cache(200) }]);
     run(&poor, u64::MAX);
-    assert!(poor.told.borrow().contains(&(GroupId::ROOT, Event::PressureCritical)), "{:?}", poor.told);
+    // At each of the last four priorities, though what was looked at was given.
+    assert_eq!(poor.told.take(), [(GroupId::ROOT, Event::PressureCritical); 4]);
+    // Who asks before anybody needs it hears of what is given alone.
+    let poor = model(&[Cache { fixed: 1 << 40, ..cache(200) }]);
+    Passes::default().run(&poor, &Ask { ahead: true, ..ask(u64::MAX) });
+    assert!(left(&poor) == [0] && poor.told.borrow().is_empty());
+    // One object of many bytes is not asked for before the last.
+    let small = model(&[Cache { fixed: 1 << 40, ..cache(1) }]);
+    let got = run(&small, SIZE);
+    assert_eq!((got.priority, got.freed, small.told.take()), (0, 1, Vec::new()));
+    let small = model(&[Cache { fixed: 1 << 40, ..cache(1) }]);
+    run(&small, 2 * SIZE);
+    assert_eq!(small.told.take(), [(GroupId::ROOT, Event::PressureCritical)], "it did not suffice");
 }
 
 #[test]
