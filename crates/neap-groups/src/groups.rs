@@ -364,6 +364,11 @@ impl Groups {
         host.inside(|| self.tree.next_child(parent, after))
     }
 
+    /// The slots of a group and of all below it, in order, and how many these are; `None` if there is not room for all, or the group is gone.
+    pub fn slots_below<H: Host>(&self, host: &H, top: GroupId, slots: &mut [u32]) -> Option<usize> {
+        host.inside(|| self.tree.slots_below(top, slots))
+    }
+
     /// How much of what a group has is protected from reclaim: by `min`, and by `low`.
     ///
     /// # Errors

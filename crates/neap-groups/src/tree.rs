@@ -403,6 +403,28 @@ impl Tree {
         self.group(link.load(Ordering::Relaxed)).map(Group::id)
     }
 
+    /// The slots of a group and of all below it, in order, and how many these are; `None` if there is not room for all, or the group is gone.
+    pub(crate) fn slots_below(&self, top: GroupId, slots: &mut [u32]) -> Option<usize> {
+        let _lists = self.lists.lock();
+        let (mut count, mut done) = (0, 0);
+        let mut add = |slots: &mut [u32], slot| {
+            slots.get_mut(count).map(|place| *place = slot)?;
+            count += 1;
+            Some(count)
+        };
+        let mut all = add(slots, self.slot_of(top).ok()?)?;
+        while done < all {
+            let mut child = self.group(slots[done])?.first_child.load(Ordering::Relaxed);
+            while let Some(group) = self.group(child) {
+                all = add(slots, child)?;
+                child = group.next.load(Ordering::Relaxed);
+            }
+            done += 1;
+        }
+        slots[..all].sort_unstable();
+        Some(all)
+    }
+
     /// Calls `each` with the groups right below one. Under the mutex.
     pub(crate) fn each_child(&self, group: &Group, mut each: impl FnMut(&Group)) {
         let mut child = group.first_child.load(Ordering::Relaxed);

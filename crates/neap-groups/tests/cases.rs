@@ -130,6 +130,27 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
 }
 
 #[test]
+fn slots_of_a_group_and_those_below_it_are_told_if_they_are_few() {
+    with_groups(|groups, host| {
+        let make = |above, name| groups.create(host, above, name).unwrap();
+        let first = make(GroupId::ROOT, "first");
+        let top = make(GroupId::ROOT, "top");
+        let [one, two] = ["one", "two"].map(|name| make(top, name));
+        let deep = make(make(one, "below"), "deep");
+        let mut slots = [0; 5];
+        let mut below = |id, room: usize| {
+            let count = groups.slots_below(host, id, &mut slots[..room])?;
+            Some(slots[..count].to_vec())
+        };
+        assert_eq!((below(top, 5), below(top, 4)), (Some(vec![2, 3, 4, 5, 6]), None));
+        assert_eq!((below(first, 1), below(first, 0), below(GroupId::ROOT, 5)), (Some(vec![1]), None, None));
+        assert_eq!((below(one, 5), below(deep, 5)), (Some(vec![3, 5, 6]), Some(vec![6])));
+        groups.delete(host, two).unwrap();
+        assert_eq!((below(two, 5), below(top, 5)), (None, Some(vec![2, 3, 5, 6])));
+    });
+}
+
+#[test]
 fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
     with_groups(|groups, host| {
         let [above, beside] = ["above", "beside"].map(|name| groups.create(host, GroupId::ROOT, name).unwrap());

@@ -24,6 +24,8 @@ use neap_reclaim::{
 
 /// More objects, or bytes, than anybody has.
 const ABSURD: u64 = 1 << 48;
+/// Groups that are looked at one by one, where a pass has no more; else those that have something are, of all groups.
+const FEW: usize = 32;
 /// Bytes that memory for tables is on a multiple of.
 const LINE: usize = 64;
 
@@ -403,15 +405,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     fn domain(&self, top: GroupId, for_budget: bool) -> Ground<'_, 'm, P> {
-        let is_leaf = self.info(top).is_some_and(|info| info.children == 0);
-        let seat = || {
-            self.inside(|| {
-                let reading = self.groups().reading();
-                self.groups().seat(&reading, top)
-            })
-        };
-        let leaf = if is_leaf { seat().map(|seat| seat.slot) } else { None };
-        Ground { reclaiming: self, watch: None, leaf, whom: Whom::All, for_budget, node: None }
+        let mut slots = [0; FEW];
+        let few = self.groups().slots_below(self.source(), top, &mut slots).map(|count| (slots, count));
+        Ground { reclaiming: self, watch: None, few, whom: Whom::All, for_budget, node: None }
     }
 
     /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
@@ -422,7 +418,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         (domain.watch, domain.whom, domain.node) = (Some(&watch), runner.whom, ask.node);
         if runner.whom == Whom::Own {
             // They know no groups.
-            domain.leaf = Some(Seat::ROOT.slot);
+            domain.few = Some(([Seat::ROOT.slot; FEW], 1));
         }
         self.groups().begin_pass();
         let got = self.reclaim.passes.run(&domain, ask);
@@ -465,23 +461,29 @@ struct Watch<'w, 'm, P: Platform> {
     lane: &'w Lane<'w>,
     deadline: u64,
     is_written_off: Cell<bool>,
+    /// When the last callback ended, and what the last count said.
+    ended: Cell<u64>,
     counted: Cell<u64>,
 }
 
 impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
     fn new(reclaiming: &'w Reclaiming<'m, P>, lane: &'w Lane<'w>, deadline: u64) -> Self {
-        Watch { reclaiming, lane, deadline, is_written_off: Cell::new(false), counted: Cell::new(0) }
+        let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
+        Watch { reclaiming, lane, deadline, is_written_off, ended, counted }
     }
 }
 
 impl<P: Platform> Caller for Watch<'_, '_, P> {
-    fn began(&self, id: ShrinkerId) -> bool {
+    fn began(&self, id: ShrinkerId, again: bool) -> bool {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
-        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), self.reclaiming.moment())
+        // To ask a clock is a system call.
+        let now = if again { self.ended.get() } else { self.reclaiming.moment() };
+        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), now)
     }
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
-        let (took, is_written_off) = self.lane.ended(self.reclaiming.moment());
+        self.ended.set(self.reclaiming.moment());
+        let (took, is_written_off) = self.lane.ended(self.ended.get());
         if is_written_off {
             self.reclaiming.inside(|| self.lane.is_back(self.reclaiming.moment()));
             self.is_written_off.set(true);
@@ -508,8 +510,9 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
 struct Ground<'g, 'm, P: Platform> {
     reclaiming: &'g Reclaiming<'m, P>,
     watch: Option<&'g Watch<'g, 'm, P>>,
-    /// The slot of the one group that there is.
-    leaf: Option<u32>,
+    /// The slots of all groups that there are, in order, and how many, if these are few: then other groups that have something are not come by. One that is made
+    /// meanwhile is the next pass's.
+    few: Option<([u32; FEW], usize)>,
     whom: Whom,
     /// Whether nothing counts but room in the budget.
     for_budget: bool,
@@ -528,8 +531,9 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
 
     fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
         let (shrinkers, groups) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.groups());
-        if let Some(leaf) = self.leaf {
-            return (from <= leaf && shrinkers.next_with_anything(node as u32, leaf) == Some(leaf)).then_some(leaf);
+        if let Some((slots, count)) = &self.few {
+            let has_anything = |slot: &u32| *slot >= from && shrinkers.has_anything(node as u32, *slot);
+            return slots[..*count].iter().copied().find(has_anything);
         }
         let mut slot = shrinkers.next_with_anything(node as u32, from)?;
         if top == GroupId::ROOT {

@@ -116,6 +116,22 @@ fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
     assert_eq!(cache.len(), 0);
 }
 
+/// Whether these are few, and looked at one by one, or many, and found among all that have something.
+#[test]
+fn only_groups_below_the_one_that_is_asked_give_anything() {
+    for count in [1, 31, 40] {
+        let top = Group::create(&format!("below{count}")).unwrap();
+        let stranger = Cache::new("stranger", Group::create(&format!("stranger{count}")).unwrap());
+        let path = |name| format!("below{count}/{name}/group");
+        let caches: Vec<_> = (0..count).map(|at| Cache::new("below", Group::create(&path(at)).unwrap())).collect();
+        for cache in caches.iter().chain([&stranger]) {
+            (0..8).for_each(|_| assert!(cache.insert()));
+        }
+        let got = reclaim::reclaim(top, u64::MAX, Duration::from_secs(10));
+        assert_eq!((got.freed, stranger.len()), (count * 8, 8));
+    }
+}
+
 #[test]
 fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
     let group = Group::create("high").unwrap();

@@ -387,6 +387,11 @@ impl Places {
         }
     }
 
+    /// Whether a slot may have anything on a node.
+    pub(crate) fn has_anything(&self, node: u32, slot: u32) -> bool {
+        self.any(slot, node).map_or_else(|| self.is_blind(slot), Bit::is_set)
+    }
+
     /// The first slot from `from` on that may have anything on a node.
     pub(crate) fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
         let mut slot = from;
@@ -545,6 +550,7 @@ mod tests {
             indexes.into_iter().for_each(|index| places.mark(host, index, 5, 1));
             for (at, index) in indexes.into_iter().enumerate() {
                 assert_eq!(places.next_with_anything(1, 0), Some(5), "{at} are gone");
+                assert!(places.has_anything(1, 5) && !places.has_anything(1, 4) && !places.has_anything(0, 5));
                 clear(places, index, 5, 1);
             }
             assert_eq!((places.next_with_anything(1, 0), places.next_with_anything(0, 0)), (None, None));

@@ -436,6 +436,11 @@ impl Shrinkers {
         self.places.next_with_anything(node, from)
     }
 
+    /// Whether the group in a slot is one of them.
+    pub fn has_anything(&self, node: u32, slot: u32) -> bool {
+        self.places.has_anything(node, slot)
+    }
+
     /// Calls `each` with the slots of all of them.
     pub fn each_group_with_anything(&self, node: u32, mut each: impl FnMut(u32)) {
         let next = |slot: u32| self.next_with_anything(node, slot);

@@ -24,8 +24,9 @@ use neap_groups::GroupId;
 
 /// Who calls callbacks: watches the time, and says when it is enough.
 pub trait Caller {
-    /// Asked before each callback; `false`: it is not called, and the rest is deferred.
-    fn began(&self, _id: ShrinkerId) -> bool {
+    /// Asked before each callback; `false`: it is not called, and the rest is deferred. `again`: another one of the same shrinker has ended a moment ago, and
+    /// nothing was done since that takes time.
+    fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
     }
 
@@ -354,7 +355,7 @@ impl<'c, C: Caller> Calls<'c, C> {
     }
 
     fn count(&mut self, asked: &mut Asked) -> Option<u64> {
-        if !self.caller.began(self.id) {
+        if !self.caller.began(self.id, self.visited.calls > 0) {
             return None;
         }
         let answer = self.shrinker.call_count(asked);
@@ -364,7 +365,7 @@ impl<'c, C: Caller> Calls<'c, C> {
 
     /// Whether it did anything.
     fn scan(&mut self, asked: &mut Asked, objects: u64) -> bool {
-        if !self.caller.began(self.id) {
+        if !self.caller.began(self.id, self.visited.calls > 0) {
             return false;
         }
         (asked.to_scan, asked.scanned, asked.freed_bytes) = (objects, objects, 0);

@@ -95,7 +95,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
 struct Until(AtomicU32);
 
 impl Caller for Until {
-    fn began(&self, _: ShrinkerId) -> bool {
+    fn began(&self, _: ShrinkerId, _: bool) -> bool {
         self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 }

@@ -12,7 +12,8 @@ mod random;
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Cache, Stage, with};
 use neap_groups::GroupId;
-use neap_reclaim::{Press, Unregistered};
+use neap_reclaim::{Caller, Press, ShrinkerId, Unregistered};
+use std::sync::Mutex;
 
 const ROOT: GroupId = GroupId::ROOT;
 
@@ -44,5 +45,33 @@ fn groups_that_have_nothing_are_not_visited() {
         assert_eq!((visited.calls, cache.counts.load(Relaxed)), (2, 2));
         assert_eq!(shrinkers.next_with_anything(1, 0), None);
         shrinkers.unregister(host, id).unwrap();
+    });
+}
+
+/// Says of which shrinkers callbacks are called, and which follow one of the same at once.
+#[derive(Default)]
+struct Following(Mutex<Vec<(u32, bool)>>);
+
+impl Caller for Following {
+    fn began(&self, id: ShrinkerId, again: bool) -> bool {
+        self.0.lock().unwrap().push((id.index(), again));
+        true
+    }
+}
+
+/// So whoever measures asks a clock once for each callback, and once more for each shrinker.
+#[test]
+fn who_watches_callbacks_is_told_which_follow_another_at_once() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let caches = [Cache::of(300), Cache::of(300)];
+        // SAFETY: they outlive their registration.
+        let ids = caches.each_ref().map(|cache| unsafe { shrinkers.register(host, &cache.spec()) }.unwrap());
+        let following = Following::default();
+        assert_eq!(shrinkers.visit(host, &following, ROOT, 0, 0, Press::of(1)).freed, 512);
+        let one = |index| [(index, false), (index, true), (index, true)];
+        assert_eq!(*following.0.lock().unwrap(), [one(0), one(1)].concat());
+        following.0.lock().unwrap().clear();
+        assert!(shrinkers.scan(host, &following, ids[0], ROOT, 0, 200).is_some());
+        assert_eq!(*following.0.lock().unwrap(), [(0, false), (0, true)]);
     });
 }
