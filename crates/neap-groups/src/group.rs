@@ -127,8 +127,6 @@ pub(crate) struct Group {
     /// The next slot with the same bucket.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
-    /// By [`Bound::CLAIMS`].
-    claims: [Claims; Bound::CLAIMS.len()],
     /// Under the waiters' mutex: the oldest that waits for room here, plus one.
     pub(crate) first_waiter: AtomicU32,
     /// Under the subscriptions' mutex: the first of those who subscribed, plus one.
@@ -148,7 +146,7 @@ pub(crate) struct Group {
     pub(crate) events: [AtomicU64; Event::ALL.len()],
 }
 
-/// What charges write.
+/// What charges write, and behind it, where its cache line would have a neighbour that nobody uses, what passes of reclaim add up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Bytes charged, those of the groups below included.
@@ -156,7 +154,13 @@ pub(crate) struct Counters {
     pub(crate) peak: AtomicU64,
     /// The fewest bytes that somebody waits for here; 0: nobody waits. Changed under the waiters' mutex.
     pub(crate) wanted: AtomicU64,
+    claims: ClaimsBelow,
 }
+
+/// By [`Bound::CLAIMS`].
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct ClaimsBelow([Claims; Bound::CLAIMS.len()]);
 
 /// What the groups right below one claim of it: their `low`, or their `min`. Under the tree's mutex.
 #[derive(Debug, Default)]
@@ -170,7 +174,8 @@ pub(crate) struct Claims {
     pub(crate) sum: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Group>() <= 512);
+/// With tables that have just grown, and the entry of its id, less than 1 KiB for each.
+const _: () = assert!(size_of::<Group>() <= 384);
 
 // SAFETY: atomic numbers, of which 0 is one.
 unsafe impl Entry for Group {}
@@ -194,7 +199,7 @@ impl Group {
 
     /// What those right below claim.
     pub(crate) fn claims(&self, claim: Bound) -> &Claims {
-        &self.claims[usize::from(claim == Bound::Min)]
+        &self.counters.claims.0[usize::from(claim == Bound::Min)]
     }
 
     /// What it uses of what it claims.
