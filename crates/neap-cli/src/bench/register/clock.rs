@@ -8,12 +8,14 @@
 use core::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// Between two looks at threads that wait.
 const LOOK: Duration = Duration::from_micros(20);
+/// Real time after which threads that do neither, as those that nap, are given up.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a thread does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,9 +127,11 @@ impl Clock {
 
     /// Lets time pass, in a thread that does not take part, until all threads have ended.
     pub(super) fn run(&self) -> Result<()> {
+        let mut passed = Instant::now();
         loop {
             let mut state = self.state();
             while state.runs() {
+                passed = Instant::now();
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             let changes = state.changes;
@@ -140,6 +144,7 @@ impl Clock {
             let mut state = self.state();
             if !all_wait || state.changes != changes {
                 drop(state);
+                ensure!(passed.elapsed() < PATIENCE, "threads neither go on nor wait");
                 thread::sleep(LOOK);
                 continue;
             }
@@ -152,6 +157,7 @@ impl Clock {
                 None if waiting.is_empty() => return Ok(()),
                 None => bail!("{} threads wait for each other, for ever", waiting.len()),
             }
+            passed = Instant::now();
             let now = state.now;
             for thread in state.threads.iter_mut().filter(|thread| until(thread).is_some_and(|until| until <= now)) {
                 thread.doing = Doing::Runs;

@@ -1,7 +1,7 @@
 //! What unregistering waits for, in virtual time: the `virtual` of `neap bench register`.
 //!
-//! Each of the owners registers a shrinker of its own, leaves it there for a while, and unregisters it, again and again; visitors go through all groups meanwhile. A callback of an owner's
-//! shrinker takes up to [`OWN`], one of the others' [`FOREIGN`]. Nothing else takes any time, so what passes between the end of a shrinker's own last
+//! Each of the owners registers a shrinker of its own, leaves it there for a while, and unregisters it, again and again; visitors go through all groups
+//! meanwhile. A callback of an owner's shrinker takes up to [`OWN`], one of the others' [`FOREIGN`]. Nothing else takes any time, so what passes between the end of a shrinker's own last
 //! callback and the return of `unregister` was waited for others.
 
 use core::ffi::c_void;
