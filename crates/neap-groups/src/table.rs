@@ -30,11 +30,10 @@ pub struct Table<T: Entry> {
 
 /// The chunk that an index is in, and the chunk's first index and length.
 const fn chunk_of(index: u32) -> (usize, u32, u32) {
-    if index < FIRST {
-        return (0, 0, FIRST);
-    }
-    let first = 1 << index.ilog2();
-    ((index / FIRST).ilog2() as usize + 1, first, first)
+    let log = (index | (FIRST - 1)).ilog2();
+    // The first chunk begins at 0, and is as long as the second.
+    let first = 1 << log & !(FIRST - 1);
+    ((log + 1 - FIRST.ilog2()) as usize, first, if first == 0 { FIRST } else { first })
 }
 
 impl<T: Entry> Table<T> {

@@ -52,10 +52,10 @@ impl<H: Host> PerCpuCounter<H> {
     /// No sequences, none on this CPU, or one that was interrupted.
     #[cold]
     fn add_elsewhere(&self, value: i64) {
-        match self.words.add(&raw const self.words.offsets, 0, value) {
-            Some(word) if word & self.mask == 0 => {}
-            Some(_) => self.move_part(),
-            None => _ = self.shared.fetch_add(value, Ordering::Relaxed),
+        if !self.words.add(&raw const self.words.offsets, 0, value) {
+            self.shared.fetch_add(value, Ordering::Relaxed);
+        } else if self.words.here(0) & self.mask != 0 {
+            self.move_part();
         }
     }
 
@@ -66,7 +66,7 @@ impl<H: Host> PerCpuCounter<H> {
             let Some(_moving) = self.moving.try_lock() else { return };
             // Perhaps from another CPU's word by now: its sum with the shared part is what counts.
             let part = self.words.here(0).wrapping_sub(self.start);
-            if self.words.add(&raw const self.words.offsets, 0, part.wrapping_neg()).is_some() {
+            if self.words.add(&raw const self.words.offsets, 0, part.wrapping_neg()) {
                 self.shared.fetch_add(part, Ordering::Relaxed);
             }
         });

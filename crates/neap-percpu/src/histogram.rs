@@ -45,7 +45,7 @@ impl<H: Host> PerCpuHistogram<H> {
     #[inline]
     pub fn record(&self, value: u64) {
         let bucket = bucket(value);
-        if self.words.add(&raw const self.words.offsets, bucket, 1).is_none() {
+        if !self.words.add(&raw const self.words.offsets, bucket, 1) {
             self.shared[bucket].fetch_add(1, Ordering::Relaxed);
         }
     }

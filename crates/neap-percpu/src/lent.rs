@@ -1,6 +1,7 @@
 //! Words of per-CPU data for structures that know no host: they are known by where they are, and stay as long as the instance.
 //!
-//! Sits between the allocator and whoever keeps many [counts](crate::reference::Count) in tables of its own. The first word is the count's;
+//! Sits between the allocator and whoever keeps many [counts](crate::reference::Count) in tables of its own. The first two words are the count's:
+//! references that were taken, and those that were given back, so that how many were ever taken is known without another addition;
 //! the others are added to by restartable sequences alone, and not on isolated CPUs. Where there are no sequences nothing is added at
 //! all: the caller has another place for that. No locks.
 
@@ -17,6 +18,10 @@ use neap_base::sync::AtomicUsize;
 /// Attempts that are interrupted before an addition is refused: a debugger interrupts all of them.
 const ATTEMPTS: usize = 3;
 
+/// The words of the count.
+const TAKEN: usize = 0;
+const GIVEN_BACK: usize = 1;
+
 /// Words of an allocation that does not go by itself.
 #[derive(Debug)]
 pub struct LentWords {
@@ -31,7 +36,10 @@ pub struct LentWords {
 }
 
 impl LentWords {
-    /// Zeroes: `count` words for each CPU.
+    /// The first word that is not the count's.
+    pub const FIRST: usize = GIVEN_BACK + 1;
+
+    /// Zeroes: `count` words for each CPU, more than [`LentWords::FIRST`] if any are used besides the count.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -73,7 +81,7 @@ impl LentWords {
         let place = self.base + word * size_of::<i64>();
         // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by nothing
         // else while they are open.
-        unsafe { neap_os::rseq::add(self.sequences, address_of(open), self.cpus, place, value) }.is_some()
+        unsafe { neap_os::rseq::add(self.sequences, address_of(open), self.cpus, place, value) }
     }
 
     #[cold]
@@ -91,25 +99,33 @@ impl LentWords {
         })
     }
 
+    /// References that were ever taken here since [`LentWords::clear_all`].
+    pub fn taken(&self) -> u64 {
+        self.sum(TAKEN) as u64
+    }
+
     /// The sum of all CPUs' words.
     pub fn sum(&self, word: usize) -> i64 {
         self.each(word).map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
     }
 
-    /// Makes all CPUs' words 0. Nobody adds to them at the moment, or it does not matter what becomes of that.
-    pub fn clear(&self, word: usize) {
-        self.each(word).for_each(|word| word.store(0, Ordering::Relaxed));
+    /// Makes the first `count` words of all CPUs 0, of a count that is dead and has no references.
+    pub fn clear_all(&self, count: usize) {
+        (0..count).flat_map(|word| self.each(word)).for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
 
 impl Counts for LentWords {
     #[inline(always)]
     fn add(&self, open: &AtomicUsize, value: i64) -> bool {
-        self.add_if(open, 0, value)
+        match value {
+            0.. => self.add_if(open, TAKEN, value),
+            _ => self.add_if(open, GIVEN_BACK, -value),
+        }
     }
 
     fn sum(&self) -> i64 {
-        LentWords::sum(self, 0)
+        LentWords::sum(self, TAKEN).wrapping_sub(LentWords::sum(self, GIVEN_BACK))
     }
 
     fn opened(&self) -> usize {
@@ -117,6 +133,7 @@ impl Counts for LentWords {
     }
 
     fn clear(&self) {
-        LentWords::clear(self, 0);
+        let words = self.each(TAKEN).zip(self.each(GIVEN_BACK));
+        words.for_each(|(taken, given_back)| given_back.store(taken.load(Ordering::Relaxed), Ordering::Relaxed));
     }
 }

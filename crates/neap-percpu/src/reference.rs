@@ -36,7 +36,7 @@ pub trait Counts {
     /// What `open` is while the count lives; 0 if there are no words that could be fenced.
     fn opened(&self) -> usize;
 
-    /// Makes all words 0, which nobody changes.
+    /// Makes the sum 0, of words that nobody changes.
     fn clear(&self);
 }
 
@@ -220,7 +220,7 @@ impl<H: Host> Counts for Sequences<H> {
     #[inline(always)]
     fn add(&self, open: &AtomicUsize, value: i64) -> bool {
         // Without sequences words could change behind a fence: then all references are in the shared count.
-        self.0.has_sequences() && self.0.add(address_of(open), 0, value).is_some()
+        self.0.has_sequences() && self.0.add(address_of(open), 0, value)
     }
 
     fn sum(&self) -> i64 {

@@ -44,17 +44,14 @@ impl<H: Host> Words<H> {
         self.sequences != 0
     }
 
-    /// Adds to a word of this CPU; answers what it is then. `offsets` is where [`Words::offsets`] stands, or 0, and may be
-    /// changed by others.
+    /// Adds to a word of this CPU; whether it did. `offsets` is where [`Words::offsets`] stands, or 0, and may be changed by others.
     #[inline(always)]
-    pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+    pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         if !self.has_sequences() {
-            return Some(self.add_atomically(word, value));
+            self.add_atomically(word, value);
+            return true;
         }
-        match self.attempt(offsets, word, value) {
-            None => self.attempt_again(offsets, word, value),
-            done => done,
-        }
+        self.attempt(offsets, word, value) || self.attempt_again(offsets, word, value)
     }
 
     /// Adds to the first word of this CPU, at most once; says whether the word has bits of `mask` then.
@@ -68,7 +65,7 @@ impl<H: Host> Words<H> {
     }
 
     #[inline(always)]
-    fn attempt(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
+    fn attempt(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         let place = self.base + word * size_of::<i64>();
         // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by
         // nothing else.
@@ -76,14 +73,14 @@ impl<H: Host> Words<H> {
     }
 
     #[cold]
-    fn attempt_again(&self, offsets: *const usize, word: usize, value: i64) -> Option<i64> {
-        (1..ATTEMPTS).find_map(|_| self.attempt(offsets, word, value))
+    fn attempt_again(&self, offsets: *const usize, word: usize, value: i64) -> bool {
+        (1..ATTEMPTS).any(|_| self.attempt(offsets, word, value))
     }
 
     #[cold]
-    fn add_atomically(&self, word: usize, value: i64) -> i64 {
+    fn add_atomically(&self, word: usize, value: i64) {
         let cpu = self.host.platform().cpu() % self.cpus;
-        self.word(word, cpu).fetch_add(value, Ordering::Relaxed) + value
+        self.word(word, cpu).fetch_add(value, Ordering::Relaxed);
     }
 
     pub(crate) fn word(&self, word: usize, cpu: usize) -> &AtomicI64 {

@@ -7,8 +7,8 @@ use super::{Outcome, Table};
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-/// Adds `value` to this CPU's word of per-CPU data, and answers what it is then; `None` if nothing happened: the thread was
-/// interrupted or has no CPU id, its CPU has no word, or there are none for anybody.
+/// Adds `value` to this CPU's word of per-CPU data. Answers whether it happened: not if the thread was interrupted or has no CPU
+/// id, its CPU has no word, or there are none for anybody.
 ///
 /// `offsets` points to where the address of a table lies: a word's offset from `base` for each of `cpus` CPUs, and `usize::MAX`
 /// for one that has none. It is read inside the sequence, so who replaces it by 0 and then fences knows that no word changes
@@ -17,36 +17,31 @@ use core::sync::atomic::Ordering;
 /// # Safety
 /// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
 #[inline(always)]
-pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> Option<i64> {
-    let (status, new): (u32, i64);
+pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
     unsafe {
         asm!(
-            "mov {status:e}, 1",
             critical!(
                 "mov {t:e}, dword ptr fs:[{offset} + 4]",
                 "cmp {t}, {cpus}",
-                "jae 23f",
-                "mov {new}, qword ptr [{offsets}]",
-                "test {new}, {new}",
-                "jz 23f",
-                "mov {t}, qword ptr [{new} + {t} * 8]",
+                "jae {refused}",
+                "mov {table}, qword ptr [{offsets}]",
+                "test {table}, {table}",
+                "jz {refused}",
+                "mov {t}, qword ptr [{table} + {t} * 8]",
                 "cmp {t}, -1",
-                "je 23f",
-                "add {t}, {base}",
-                "mov {new}, {value}",
-                "add {new}, qword ptr [{t}]",
-                "mov qword ptr [{t}], {new}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: ""
+                "je {refused}",
+                "add qword ptr [{base} + {t}], {value}",
+                "22:";
+                abort: "jmp {refused}"
             ),
             offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
-            value = in(reg) value, t = out(reg) _, new = out(reg) new, status = out(reg) status,
+            value = in(reg) value, t = out(reg) _, table = out(reg) _,
+            refused = label { return false },
             options(nostack),
         );
     }
-    (status == 0).then_some(new)
+    true
 }
 
 /// How [`count`] ended.
@@ -179,14 +174,14 @@ mod tests {
         };
         let mut sum = 0;
         for value in [1, -5, 1 << 40, i64::from(i32::MIN)] {
-            let answer = (0..100).find_map(|_| add(tables[0].as_ptr().addr(), 1024, value));
+            assert!((0..100).any(|_| add(tables[0].as_ptr().addr(), 1024, value)));
             sum += value;
-            assert_eq!(answer, Some(sum));
+            assert_eq!(words[1].load(Ordering::Relaxed), sum);
         }
         for _ in 0..100 {
-            assert_eq!(add(0, 1024, 1), None, "no table");
-            assert_eq!(add(tables[0].as_ptr().addr(), 0, 1), None, "no CPU");
-            assert_eq!(add(tables[1].as_ptr().addr(), 1024, 1), None, "no word");
+            assert!(!add(0, 1024, 1), "no table");
+            assert!(!add(tables[0].as_ptr().addr(), 0, 1), "no CPU");
+            assert!(!add(tables[1].as_ptr().addr(), 1024, 1), "no word");
         }
         // The same word as the first one behind an address, for every CPU or for none.
         let addresses = [vec![words[1].as_ptr().addr(); 1024], vec![0; 1024]];
@@ -225,7 +220,7 @@ mod tests {
         let places = places.as_ptr().addr();
         let work = || {
             // SAFETY: as above; the words are changed by such adds alone.
-            let one = |_: &_| unsafe { add(offset, &raw const table, cpus, base, 1) }.is_some();
+            let one = |_: &_| unsafe { add(offset, &raw const table, cpus, base, 1) };
             // SAFETY: as above.
             let another = |_: &_| unsafe { count_one(offset, places, cpus, 1) };
             (0..5_000_000).filter(one).count() + (0..5_000_000).filter(another).count()

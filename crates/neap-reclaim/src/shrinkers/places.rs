@@ -14,7 +14,7 @@ use super::bits::{Bit, lower, raise};
 use super::shrinker::Lines;
 use crate::host::Host;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, fence};
@@ -34,6 +34,8 @@ const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 #[repr(C, align(64))]
 pub(crate) struct Unit {
     pub(crate) bits: AtomicUsize,
+    /// Whoever made it has set the bits that were meant before it was there.
+    is_ready: AtomicBool,
     deferred: Deferred,
 }
 
@@ -41,6 +43,16 @@ pub(crate) struct Unit {
 struct Deferred([AtomicU64; UNIT as usize]);
 
 impl Unit {
+    /// Whether none of its shrinkers may have something.
+    pub(crate) fn is_empty(&self) -> bool {
+        // In this order.
+        self.is_ready() && self.bits.load(Ordering::Relaxed) == 0
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Acquire) // Pairs with the Release in `unit_or_make`: the bits are seen.
+    }
+
     /// What is deferred for the shrinker that has the index now.
     pub(crate) fn deferred(&self, index: u32, generation: u32) -> u64 {
         let word = self.counter(index).load(Ordering::Relaxed);
@@ -91,10 +103,23 @@ struct Rest([AtomicPtr<Unit>; UNITS as usize]);
 #[repr(C, align(64))]
 pub(crate) struct Place {
     pub(crate) summary: AtomicUsize,
-    /// The unit that nearly everybody does with, and where the others are.
+    /// The unit that was made first, the only one nearly everywhere, [with its number](numbered), and where the others are.
     first: AtomicPtr<Unit>,
     rest: AtomicPtr<Rest>,
 }
+
+/// A pointer to a unit with the unit's number, in bits that are 0 where a line begins.
+fn numbered(unit: *mut Unit, number: u32) -> *mut Unit {
+    unit.map_addr(|address| address | number as usize)
+}
+
+/// The number, and the pointer without it.
+fn number(unit: *mut Unit) -> (u32, *mut Unit) {
+    let number = unit.addr() % align_of::<Unit>();
+    (number as u32, unit.map_addr(|address| address - number))
+}
+
+const _: () = assert!(UNITS as usize <= align_of::<Unit>());
 
 // SAFETY: atomic numbers and pointers, of which 0 is one.
 unsafe impl Entry for Place {}
@@ -111,7 +136,7 @@ unsafe impl Entry for Word {}
 pub(crate) struct Spot<'p> {
     pub(crate) place: &'p Place,
     pub(crate) unit: u32,
-    any: Bit<'p>,
+    pub(crate) any: Bit<'p>,
 }
 
 impl<'p> Spot<'p> {
@@ -140,7 +165,9 @@ impl<'p> Spot<'p> {
         }
     }
 
-    /// Clears the summary's bit, unless `is_empty` answers that there is something after all.
+    /// Clears the summary's bit, unless `is_empty` answers that there is something after all, as it does of a unit that is not ready:
+    /// 1. there is no memory for A, which raises the summary for all; 2. B makes the unit; 3. a visitor finds no bit there, and would clear the summary's;
+    ///    4. B finds that cleared, and sets none.
     pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
         lower(self.above(), is_empty)
     }
@@ -156,20 +183,23 @@ impl<'p> Spot<'p> {
 }
 
 impl Place {
-    fn entry(&self, unit: u32) -> Option<&AtomicPtr<Unit>> {
-        if unit == 0 {
-            return Some(&self.first);
+    /// Where a unit is; null: nowhere.
+    fn entry(&self, unit: u32) -> *mut Unit {
+        // Acquire, of all three: pairs with the Release in `made`.
+        match number(self.first.load(Ordering::Acquire)) {
+            (first, memory) if first == unit => memory,
+            _ => {
+                // SAFETY: it is there as long as the place is.
+                let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() };
+                let entry = rest.and_then(|rest| rest.0.get(unit as usize));
+                entry.map_or(core::ptr::null_mut(), |entry| entry.load(Ordering::Acquire))
+            }
         }
-        // Acquire pairs with the Release in `made`.
-        // SAFETY: it is there as long as the place is.
-        let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() }?;
-        rest.0.get(unit as usize)
     }
 
     pub(crate) fn unit(&self, unit: u32) -> Option<&Unit> {
-        // Acquire pairs with the Release in `made`.
         // SAFETY: it is there as long as the place is.
-        unsafe { self.entry(unit)?.load(Ordering::Acquire).as_ref() }
+        unsafe { self.entry(unit).as_ref() }
     }
 
     /// The unit, which is made where there is none; `None`: there is no memory.
@@ -177,15 +207,25 @@ impl Place {
         if let Some(unit) = self.unit(unit) {
             return Some(unit);
         }
-        if unit > 0 {
-            made(host, &self.rest)?;
-        }
-        let made = made(host, self.entry(unit)?)?;
-        // SeqCst pairs with the fence in `raise`: who had no memory, and raised the summary for all shrinkers of the unit, looks for memory
-        // again after that: so either is seen here, or has seen this.
-        fence(Ordering::SeqCst);
-        if (Bit { word: &self.summary, bit: unit }).is_set() {
-            made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
+        // Which one is the first never changes, so no unit is in both.
+        let made = match number(made(host, &self.first, |memory| numbered(memory, unit))?) {
+            (first, memory) if first == unit => memory,
+            _ => {
+                let rest = made(host, &self.rest, |memory| memory)?;
+                // SAFETY: it is there as long as the place is.
+                made(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
+            }
+        };
+        // SAFETY: as above.
+        let made = unsafe { &*made };
+        if !made.is_ready() {
+            // SeqCst pairs with the fence in `mark`: who had no memory, and raised the summary for all shrinkers of the unit, looks for memory
+            // again after that: so either is seen here, or has seen this.
+            fence(Ordering::SeqCst);
+            if (Bit { word: &self.summary, bit: unit }).is_set() {
+                made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
+            }
+            made.is_ready.store(true, Ordering::Release); // Pairs with the Acquire in `is_ready`.
         }
         Some(made)
     }
@@ -196,13 +236,13 @@ impl Place {
     }
 }
 
-/// What a pointer leads to, which is made of zeroes where it leads nowhere.
-fn made<'p, H: Host, T>(host: &H, pointer: &'p AtomicPtr<T>) -> Option<&'p T> {
+/// What a pointer is, which leads to new zeroes, and is what `named` makes of that, where it was null.
+fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
         let memory = host.memory(size_of::<T>())?;
-        there = memory.cast().as_ptr();
+        there = named(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are there.
         if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
@@ -211,8 +251,7 @@ fn made<'p, H: Host, T>(host: &H, pointer: &'p AtomicPtr<T>) -> Option<&'p T> {
             there = first;
         }
     }
-    // SAFETY: it stays until everything goes, and zeroes are one.
-    unsafe { there.as_ref() }
+    Some(there)
 }
 
 /// All places.
@@ -251,7 +290,7 @@ impl Places {
     pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
         for table in &self.blocks {
             for place in (0..table.len()).filter_map(|at| table.get(at)) {
-                let units = (0..UNITS).filter_map(|unit| NonNull::new(place.entry(unit)?.load(Ordering::Relaxed)));
+                let units = (0..UNITS).filter_map(|unit| NonNull::new(place.entry(unit)));
                 // SAFETY: made by `made`, and nobody uses them, as the caller promises.
                 units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<Unit>()) });
                 if let Some(rest) = NonNull::new(place.rest.load(Ordering::Relaxed)) {
@@ -287,6 +326,7 @@ impl Places {
     }
 
     /// A unit of a place.
+    #[inline(always)]
     pub(crate) fn spot(&self, block: usize, slot: u32, node: u32, unit: u32) -> Option<Spot<'_>> {
         Some(Spot { place: self.place(block, slot, node)?, unit, any: self.any(slot, node)? })
     }
@@ -439,7 +479,9 @@ impl Places {
                 }
                 let Some(any) = self.any(slot, node) else { continue };
                 let summary = place.summary.swap(0, Ordering::Acquire);
-                for unit in (0..UNITS).filter(|unit| summary >> unit & 1 != 0 && place.unit(*unit).is_none()) {
+                let stands_for_all =
+                    |unit: &u32| summary >> unit & 1 != 0 && !place.unit(*unit).is_some_and(Unit::is_ready);
+                for unit in (0..UNITS).filter(stands_for_all) {
                     let first = first + unit * UNIT;
                     (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
                 }
@@ -479,186 +521,4 @@ fn has_bits(unit: &Unit) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use core::alloc::Layout;
-    use neap_base::Platform;
-    use neap_base::virtual_platform::Virtual;
-    use neap_groups::Reclaimer;
-    use neap_percpu::{Alone, PerCpuData, Shape};
-    use std::alloc::{alloc_zeroed, dealloc};
-
-    #[derive(Clone, Copy)]
-    struct On<'a>(Alone<'a, Virtual>);
-
-    impl neap_percpu::Host for On<'_> {
-        type Platform = Virtual;
-        type Charge = ();
-
-        fn platform(&self) -> &Virtual {
-            self.0.platform
-        }
-
-        fn data(&self) -> &PerCpuData {
-            self.0.data
-        }
-    }
-
-    impl Reclaimer for On<'_> {}
-
-    impl Host for On<'_> {
-        fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-            // SAFETY: nobody asks for nothing.
-            NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
-        }
-
-        unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-            // SAFETY: from above, as the caller promises.
-            unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
-        }
-    }
-
-    fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
-        let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
-        let shape = Shape { unit: 64 << 10, span: 256 << 10, ..Shape::usual(2) };
-        let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
-        let host = On(Alone { data: &data, platform: &machine });
-        let places = Places::open(&host, machine.nodes() as u32).unwrap();
-        f(&host, &places);
-        // SAFETY: nobody uses them any more.
-        unsafe {
-            places.close(&host);
-            data.close(&machine);
-        }
-        assert_eq!(machine.mapped_bytes(), 0);
-    }
-
-    /// Clears a shrinker's bit, and what is empty above.
-    fn clear(places: &Places, index: u32, slot: u32, node: u32) {
-        let spot = places.spot((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
-        assert!(spot.lower(index, || true));
-        if !has_bits(spot.memory().unwrap()) {
-            assert!(spot.lower_unit(|| true));
-        }
-        places.settle(|| BLOCKS, slot, node);
-    }
-
-    #[test]
-    fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
-        with_places(|host, places| {
-            let indexes = [0, 63, 64, UNIT * UNITS - 1, BLOCK, BLOCK * BLOCKS as u32 - 1];
-            indexes.into_iter().for_each(|index| places.mark(host, index, 5, 1));
-            for (at, index) in indexes.into_iter().enumerate() {
-                assert_eq!(places.next_with_anything(1, 0), Some(5), "{at} are gone");
-                assert!(places.has_anything(1, 5) && !places.has_anything(1, 4) && !places.has_anything(0, 5));
-                clear(places, index, 5, 1);
-            }
-            assert_eq!((places.next_with_anything(1, 0), places.next_with_anything(0, 0)), (None, None));
-        });
-    }
-
-    #[test]
-    fn a_mark_in_a_new_block_is_seen_by_who_clears_the_slots_bit() {
-        with_places(|host, places| {
-            places.mark(host, 3, 7, 0);
-            let spot = places.spot(0, 7, 0, 0).unwrap();
-            assert!(spot.lower(3, || true) && spot.lower_unit(|| true));
-            let asked = AtomicU32::new(0);
-            let blocks = || match asked.fetch_add(1, Ordering::Relaxed) {
-                0 => {
-                    // Comes in between: the slot's bit is set still.
-                    places.mark(host, BLOCK, 7, 0);
-                    1
-                }
-                _ => 2,
-            };
-            assert!(!places.settle(blocks, 7, 0));
-            assert_eq!(places.next_with_anything(0, 0), Some(7));
-        });
-    }
-
-    #[test]
-    fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
-        with_places(|host, places| {
-            places.mark(host, 3, 7, 0);
-            let spot = places.spot(0, 7, 0, 1).unwrap();
-            // Without memory any of the second unit's may have something.
-            places.raise(spot.above());
-            assert!(spot.memory().is_none());
-            // Comes in between, and what it is for is gone when the visitor looks.
-            places.mark(host, UNIT, 7, 0);
-            assert!(has_bits(spot.memory().unwrap()) && !spot.lower_all(|| true));
-            clear(places, 3, 7, 0);
-            assert_eq!(places.next_with_anything(0, 0), Some(7));
-        });
-    }
-
-    #[test]
-    fn units_stay_where_they_are_while_tables_grow() {
-        with_places(|host, places| {
-            places.mark(host, 3, 2, 0);
-            let unit: *const Unit = places.place(0, 2, 0).unwrap().unit(0).unwrap();
-            assert!(places.place(0, 2, 0).unwrap().unit(0).unwrap().defer(3, 1, 7));
-            for (index, slot) in [(200, 2), (5000, 2), (3, 400), (3, 1000)] {
-                places.mark(host, index, slot, 0);
-            }
-            let now = places.place(0, 2, 0).unwrap().unit(0).unwrap();
-            assert_eq!((core::ptr::from_ref(now), now.deferred(3, 1)), (unit, 7));
-            assert_eq!(places.next_with_anything(0, 3), Some(400));
-        });
-    }
-
-    #[test]
-    fn deferred_work_is_of_one_generation() {
-        with_places(|host, places| {
-            places.mark(host, 9, 0, 0);
-            let unit = places.place(0, 0, 0).unwrap().unit(0).unwrap();
-            assert!(unit.defer(9, 4, 10) && unit.defer(9, 4, 5));
-            assert_eq!((unit.deferred(9, 4), unit.deferred(9, 5), unit.take(9, 5)), (15, 0, 0));
-            // What comes late of an earlier one is not counted, and a later one begins anew.
-            assert!(!unit.defer(9, 3, 100));
-            assert!(unit.defer(9, 5, 1) && unit.deferred(9, 5) == 1 && unit.deferred(9, 4) == 0);
-            assert!(unit.defer(9, 5, u64::MAX));
-            assert_eq!((unit.take(9, 5), unit.take(9, 5)), (NUMBER, 0));
-            // From the last generation of a tag to the first.
-            assert!(unit.defer(9, 0xffff, 3) && unit.defer(9, 0x1_0000, 4) && !unit.defer(9, 0xffff, 5));
-            assert_eq!(unit.deferred(9, 0x1_0000), 4);
-        });
-    }
-
-    #[test]
-    fn what_threads_mark_while_bits_are_cleared_stays() {
-        let rounds = if cfg!(miri) { 20 } else { 2000 };
-        with_places(|host, places| {
-            let there = [const { AtomicU32::new(0) }; 3];
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    for _ in 0..rounds {
-                        for (index, there) in (0..).zip(&there) {
-                            there.fetch_add(1, Ordering::Relaxed);
-                            places.mark(host, index, 7, 0);
-                        }
-                    }
-                });
-                for _ in 0..rounds {
-                    let Some(spot) = places.spot(0, 7, 0, 0) else { continue };
-                    for (index, there) in (0..).zip(&there) {
-                        there.store(0, Ordering::Relaxed);
-                        spot.lower(index, || there.load(Ordering::Relaxed) == 0);
-                    }
-                    let Some(unit) = spot.memory() else { continue };
-                    if !has_bits(unit) {
-                        spot.lower_unit(|| !has_bits(unit));
-                    }
-                    places.settle(|| 1, 7, 0);
-                }
-            });
-            let unit = places.place(0, 7, 0).unwrap().unit(0).unwrap();
-            for (index, there) in there.iter().enumerate().filter(|(_, there)| there.load(Ordering::Relaxed) > 0) {
-                let found =
-                    places.next_with_anything(0, 0) == Some(7) && unit.bits.load(Ordering::Relaxed) >> index & 1 == 1;
-                assert!(found, "{there:?} of {index} are not found");
-            }
-        });
-    }
-}
+mod tests;

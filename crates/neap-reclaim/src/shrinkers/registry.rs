@@ -20,7 +20,7 @@
 use super::calling::{depth, is_calling};
 use super::life::{ENDING, LIVE, PREPARED};
 use super::places::{BLOCK, BLOCKS, Places, UNIT};
-use super::shrinker::{KINDS, Shrinker, ShrinkerId, Spec, Total, WORDS, kind};
+use super::shrinker::{KINDS, Shrinker, ShrinkerId, Spec, Total, kind};
 use crate::host::Host;
 use core::fmt;
 use core::ptr::NonNull;
@@ -229,7 +229,7 @@ impl Shrinkers {
 
     /// Whether a shrinker is there, prepared or live, at this moment. Takes no lock.
     pub fn is_there(&self, id: ShrinkerId) -> bool {
-        self.of(id).is_some_and(|shrinker| shrinker.life.0.state() != ENDING)
+        self.of(id).is_some_and(|shrinker| shrinker.life.state() != ENDING)
     }
 
     /// Whether a shrinker is there and the host's own.
@@ -282,7 +282,7 @@ impl Shrinkers {
                 return Ok(id);
             }
             // Not inside the gate, which this passes itself.
-            let mut words = Some(LentWords::new(host, self.owner, WORDS, Wait::Long)?);
+            let mut words = Some(LentWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
             let made = host.inside(|| self.fresh(host, kind, &mut words));
             // SAFETY: nobody else has seen what is left.
             words.into_iter().for_each(|words| unsafe { words.free(host) });
@@ -335,9 +335,9 @@ impl Shrinkers {
     pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), NotDone> {
         host.inside(|| {
             let _lists = self.lists.lock();
-            let shrinker = self.of(id).filter(|shrinker| shrinker.life.0.state() == PREPARED);
+            let shrinker = self.of(id).filter(|shrinker| shrinker.life.state() == PREPARED);
             let shrinker = shrinker.ok_or(NotDone::NoSuchShrinker)?;
-            shrinker.life.0.start();
+            shrinker.life.start();
             if !shrinker.by_group() {
                 (0..self.places.nodes()).for_each(|node| self.places.mark(host, id.index(), 0, node));
             }
@@ -367,18 +367,18 @@ impl Shrinkers {
         let ending = || {
             let _lists = self.lists.lock();
             let shrinker = self.of(id)?;
-            Some((shrinker, shrinker.life.0.end()?))
+            Some((shrinker, shrinker.life.end()?))
         };
         let (shrinker, (before, ended)) = host.inside(ending).ok_or(NotDone::NoSuchShrinker)?;
-        let close = || shrinker.life.0.close(|| fence(host.platform()));
+        let close = || shrinker.life.close(|| fence(host.platform()));
         if before == PREPARED || host.inside(close).map_err(NotDone::Fence)? {
             self.finish(host, id.index(), shrinker);
         }
-        while !shrinker.life.0.is_over(ended) {
+        while !shrinker.life.is_over(ended) {
             if is_calling() {
                 return Ok(Unregistered::Later);
             }
-            shrinker.life.0.wait(ended);
+            shrinker.life.wait(ended);
         }
         Ok(Unregistered::Gone)
     }
@@ -394,7 +394,7 @@ impl Shrinkers {
         let free = &mut lists.free[shrinker.kind()];
         shrinker.next.store(*free, Ordering::Relaxed);
         *free = index + 1;
-        shrinker.life.0.free();
+        shrinker.life.free();
     }
 
     /// Waits until every callback that runs now has ended, whichever shrinker's.
@@ -476,7 +476,7 @@ impl Shrinkers {
     /// Calls `each` with what is known of every shrinker. Takes no lock and no reference, and keeps nobody from unregistering: what `each` is given is a copy.
     pub fn each(&self, mut each: impl FnMut(&Report)) {
         for index in 0..self.used() {
-            let is_live = |shrinker: &&Shrinker| shrinker.life.0.state() == LIVE;
+            let is_live = |shrinker: &&Shrinker| shrinker.life.state() == LIVE;
             let Some(shrinker) = self.at(index).filter(is_live) else { continue };
             let id = shrinker.id(index);
             let read = |shrinker: &Shrinker| Report {
@@ -488,7 +488,7 @@ impl Shrinkers {
                 by_group: shrinker.by_group(),
                 inline: shrinker.inline(),
                 own: shrinker.own(),
-                calls: shrinker.total(Total::Calls),
+                calls: shrinker.calls(),
                 scanned: shrinker.total(Total::Scanned),
                 freed: shrinker.total(Total::Freed),
                 nanoseconds: shrinker.total(Total::Nanoseconds),
@@ -516,7 +516,7 @@ impl Shrinkers {
 
     /// Puts a reference.
     pub(crate) fn put<H: Host>(&self, host: &H, index: u32, shrinker: &Shrinker) {
-        if shrinker.life.0.put() {
+        if shrinker.life.put() {
             self.finish(host, index, shrinker);
         }
     }
@@ -533,7 +533,7 @@ impl Shrinkers {
         host.inside(|| {
             for index in 0..self.used() {
                 let Some(shrinker) = self.at(index) else { continue };
-                if shrinker.life.0.forget_others(depth(registry, index)) {
+                if shrinker.life.forget_others(depth(registry, index)) {
                     self.free(index, shrinker);
                 }
             }

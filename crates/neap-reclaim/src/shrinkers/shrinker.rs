@@ -125,17 +125,18 @@ pub(crate) fn kind(inline: bool, own: bool) -> usize {
     usize::from(inline) + 2 * usize::from(own)
 }
 
-/// What is counted of a shrinker. Word 0 of a CPU's is the references'.
+/// What is counted of a shrinker, in words behind the references'.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(crate) enum Total {
-    Calls = 1,
-    Scanned = 2,
-    Freed = 3,
-    Nanoseconds = 4,
+    /// Callbacks that were called, less one for each reference that was taken: nothing is added for a visit that only counts.
+    Calls = LentWords::FIRST,
+    Scanned,
+    Freed,
+    Nanoseconds,
+    /// How many words there are.
+    Words,
 }
-
-pub(crate) const WORDS: usize = 5;
 
 /// Something on cache lines of its own: what a host's memory is aligned to.
 #[derive(Debug)]
@@ -144,44 +145,47 @@ pub(crate) struct Lines<T>(pub(crate) T);
 
 /// An entry of the table.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Shrinker {
-    /// Read by every visitor, and written by none but where there are no sequences.
-    pub(crate) life: Lines<Life<LentWords>>,
+    /// Read by every visitor like what follows, and written by none but where there are no sequences.
+    pub(crate) life: Life<LentWords>,
     generation: AtomicU32,
-    count: AtomicPtr<()>,
-    scan: AtomicPtr<()>,
-    gone: AtomicPtr<()>,
-    data: AtomicPtr<c_void>,
-    batch: AtomicU64,
-    seeks: AtomicU32,
     flags: AtomicU32,
-    name: SharedName,
     /// The group that it belongs to; 0: none, or several.
     of: AtomicU64,
+    count: AtomicPtr<()>,
+    data: AtomicPtr<c_void>,
+    // Up to here, two lines: what a visit reads that only counts.
+    scan: AtomicPtr<()>,
+    gone: AtomicPtr<()>,
+    batch: AtomicU64,
+    seeks: AtomicU32,
     /// In the list of free ones, plus one. Under the registry's mutex.
     pub(crate) next: AtomicU32,
+    name: SharedName,
     /// What CPUs without words have counted; first, how many references they took.
-    elsewhere: Lines<[AtomicU64; WORDS]>,
+    elsewhere: Lines<[AtomicU64; Total::Words as usize]>,
 }
+
+const _: () = assert!(core::mem::offset_of!(Shrinker, scan) <= 128);
 
 impl Shrinker {
     pub(crate) fn new(words: LentWords) -> Shrinker {
         let null = || AtomicPtr::new(core::ptr::null_mut());
         Shrinker {
-            life: Lines(Life::new(words)),
+            life: Life::new(words),
             generation: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            of: AtomicU64::new(0),
             count: null(),
+            data: AtomicPtr::new(core::ptr::null_mut()),
             scan: null(),
             gone: null(),
-            data: AtomicPtr::new(core::ptr::null_mut()),
             batch: AtomicU64::new(0),
             seeks: AtomicU32::new(0),
-            flags: AtomicU32::new(0),
-            name: SharedName::default(),
-            of: AtomicU64::new(0),
             next: AtomicU32::new(0),
-            elsewhere: Lines([const { AtomicU64::new(0) }; WORDS]),
+            name: SharedName::default(),
+            elsewhere: Lines([const { AtomicU64::new(0) }; Total::Words as usize]),
         }
     }
 
@@ -189,12 +193,8 @@ impl Shrinker {
     pub(crate) fn begin(&self, spec: &Spec<'_>, own: bool) -> u32 {
         // Pairs with the fence in `Shrinkers::read`: who reads any of what follows sees that the life before is over.
         fence(Ordering::Release);
-        for word in 0..WORDS {
-            if word > 0 {
-                self.life.0.words().clear(word);
-            }
-            self.elsewhere.0[word].store(0, Ordering::Relaxed);
-        }
+        self.life.words().clear_all(Total::Words as usize);
+        self.elsewhere.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.set(spec.name);
         self.of.store(0, Ordering::Relaxed);
         for (place, function) in [(&self.count, spec.count as *mut ()), (&self.scan, spec.scan as *mut ())] {
@@ -211,13 +211,13 @@ impl Shrinker {
         // No id is 0.
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1).max(1);
         self.generation.store(generation, Ordering::Relaxed);
-        self.life.0.prepare();
+        self.life.prepare();
         generation
     }
 
     pub(crate) fn is(&self, id: ShrinkerId) -> bool {
         // The state first: who sees that of a later life sees its generation.
-        self.life.0.state() != FREE && self.generation.load(Ordering::Relaxed) == id.generation()
+        self.life.state() != FREE && self.generation.load(Ordering::Relaxed) == id.generation()
     }
 
     /// Whose it is at the moment.
@@ -309,7 +309,7 @@ impl Shrinker {
     /// Takes a reference, if it is live.
     #[inline]
     pub(crate) fn try_get(&self) -> bool {
-        self.life.0.try_get(|| _ = self.elsewhere.0[0].fetch_add(1, Ordering::Relaxed))
+        self.life.try_get(|| _ = self.elsewhere.0[0].fetch_add(1, Ordering::Relaxed))
     }
 
     /// References that were taken in a line that all CPUs write.
@@ -320,7 +320,7 @@ impl Shrinker {
     /// Adds to what is counted.
     #[inline]
     pub(crate) fn add(&self, total: Total, number: u64) {
-        if number > 0 && !self.life.0.words().add(total as usize, number as i64) {
+        if number != 0 && !self.life.words().add(total as usize, number as i64) {
             self.elsewhere.0[total as usize].fetch_add(number, Ordering::Relaxed);
         }
     }
@@ -328,6 +328,12 @@ impl Shrinker {
     /// What was counted so far.
     pub(crate) fn total(&self, total: Total) -> u64 {
         let elsewhere = self.elsewhere.0[total as usize].load(Ordering::Relaxed);
-        (self.life.0.words().sum(total as usize) as u64).wrapping_add(elsewhere)
+        (self.life.words().sum(total as usize) as u64).wrapping_add(elsewhere)
+    }
+
+    /// Callbacks that were called so far; one that runs now may count already.
+    pub(crate) fn calls(&self) -> u64 {
+        let references = self.life.words().taken().wrapping_add(self.taken_elsewhere());
+        references.wrapping_add(self.total(Total::Calls))
     }
 }

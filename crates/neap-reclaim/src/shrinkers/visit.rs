@@ -12,7 +12,7 @@
 
 use super::calling::{Frame, is_calling};
 use super::life::{LIVE, PREPARED};
-use super::places::{BLOCK, Spot, UNIT, UNITS};
+use super::places::{BLOCK, Spot, UNIT};
 use super::registry::Shrinkers;
 use super::shrinker::{Asked, EMPTY, STOP, Shrinker, ShrinkerId, Total};
 use super::work::{Press, Work};
@@ -83,11 +83,13 @@ struct Visit<'v, H: Host, C: Caller> {
     slot: u32,
     node: u32,
     press: Press,
-    visited: Visited,
+    visited: &'v mut Visited,
 }
 
 impl Shrinkers {
     /// Visits a group's shrinkers on a node; the group is the one that has `slot`. Inside a callback it does nothing.
+    // Inline: the answer is added to word by word, and a copy of it as a whole would wait for these.
+    #[inline(always)]
     pub fn visit<H: Host, C: Caller>(
         &self,
         host: &H,
@@ -97,14 +99,11 @@ impl Shrinkers {
         node: u32,
         press: Press,
     ) -> Visited {
-        if is_calling() {
-            return Visited::default();
+        let mut visited = Visited::default();
+        if !is_calling() {
+            Visit { shrinkers: self, host, caller, group, slot, node, press, visited: &mut visited }.all();
         }
-        let visited = Visited::default();
-        let mut visit = Visit { shrinkers: self, host, caller, group, slot, node, press, visited };
-        (0..self.blocks()).for_each(|block| visit.block(block));
-        visit.visited.written += u64::from(self.places.settle(|| self.blocks(), slot, node));
-        visit.visited
+        visited
     }
 
     /// Asks a shrinker how many objects it has of a group on a node; `None`: it is not there, or the caller of callbacks said no.
@@ -156,23 +155,28 @@ impl Shrinkers {
         f: impl FnOnce(&mut Calls<'_, C>) -> R,
     ) -> Option<R> {
         let shrinker = self.at(id.index()).filter(|_| !is_calling())?;
-        self.referred(host, id.index(), shrinker, || {
-            let mut calls = Calls::new(shrinker, id, caller);
-            let answer = shrinker.is(id).then(|| f(&mut calls));
-            calls.book();
-            answer
-        })?
+        self.referred(host, caller, id.index(), shrinker, |calls| shrinker.is(id).then(|| f(calls)))?
     }
 
-    /// Calls `f` with a reference to a shrinker, inside its callbacks; `None` if it is not live.
-    fn referred<H: Host, R>(&self, host: &H, index: u32, shrinker: &Shrinker, f: impl FnOnce() -> R) -> Option<R> {
+    /// Calls `f` with a reference to a shrinker, inside its callbacks, and books what it called; `None` if it is not live.
+    #[inline]
+    fn referred<'s, H: Host, C: Caller, R>(
+        &self,
+        host: &H,
+        caller: &'s C,
+        index: u32,
+        shrinker: &'s Shrinker,
+        f: impl FnOnce(&mut Calls<'s, C>) -> R,
+    ) -> Option<R> {
         let running = self.running.enter();
         if !shrinker.try_get() {
             return None;
         }
         let frame = pin!(Frame::new(core::ptr::from_ref(self).addr(), index));
         let inside = frame.enter();
-        let answer = f();
+        let mut calls = Calls::new(shrinker, shrinker.id(index), caller);
+        let answer = f(&mut calls);
+        calls.book();
         drop(inside);
         drop(running);
         self.put(host, index, shrinker);
@@ -193,26 +197,34 @@ fn asked(group: GroupId, node: u32) -> Asked {
 }
 
 impl<H: Host, C: Caller> Visit<'_, H, C> {
-    fn block(&mut self, block: usize) {
+    fn all(&mut self) {
         let shrinkers = self.shrinkers;
-        let Some(place) = shrinkers.places.place(block, self.slot, self.node) else {
-            if shrinkers.places.is_blind(self.slot) {
+        let left = (0..shrinkers.blocks()).map(|block| self.block(block)).filter(|left| *left).count();
+        if left == 0 {
+            let settled = shrinkers.places.settle(|| shrinkers.blocks(), self.slot, self.node);
+            self.visited.written += u64::from(settled);
+        }
+    }
+
+    /// Visits those of a block; whether any is left that may have something.
+    fn block(&mut self, block: usize) -> bool {
+        let shrinkers = self.shrinkers;
+        let Some(Spot { place, any, .. }) = shrinkers.places.spot(block, self.slot, self.node, 0) else {
+            let is_blind = shrinkers.places.is_blind(self.slot);
+            if is_blind {
                 let first = block as u32 * BLOCK;
                 (first..first + BLOCK).for_each(|index| _ = self.shrinker(index, None));
             }
-            return;
+            return is_blind;
         };
         // Relaxed: what is added at this moment is the next visit's.
         let mut summary = place.summary.load(Ordering::Relaxed);
         while summary != 0 {
             let unit = summary.trailing_zeros();
             summary &= summary - 1;
-            if unit < UNITS
-                && let Some(spot) = shrinkers.places.spot(block, self.slot, self.node, unit)
-            {
-                self.unit(block as u32 * BLOCK + unit * UNIT, spot);
-            }
+            self.unit(block as u32 * BLOCK + unit * UNIT, Spot { place, unit, any });
         }
+        place.summary.load(Ordering::Relaxed) != 0
     }
 
     /// Visits those of a unit that have a bit, or all, where there was no memory for bits.
@@ -229,15 +241,14 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         while bits != 0 {
             let index = first + bits.trailing_zeros();
             bits &= bits - 1;
-            if self.shrinker(index, Some(spot)) == Had::Nothing {
+            if self.shrinker(index, Some(&spot)) == Had::Nothing {
                 // The same question once more, after the bit was cleared.
-                let stays = spot.lower(index, || self.shrinker(index, Some(spot)) == Had::Nothing && self.is_here());
+                let stays = spot.lower(index, || self.shrinker(index, Some(&spot)) == Had::Nothing && self.is_here());
                 self.lowered(stays, index..index + 1);
             }
         }
-        let is_empty = || unit.bits.load(Ordering::Relaxed) == 0;
-        if is_empty() {
-            let stays = spot.lower_unit(is_empty);
+        if unit.is_empty() {
+            let stays = spot.lower_unit(|| unit.is_empty());
             self.visited.written += 1;
             if !stays {
                 self.shrinkers.places.count_mark();
@@ -264,23 +275,24 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     }
 
     /// Visits one.
-    fn shrinker(&mut self, index: u32, spot: Option<Spot<'_>>) -> Had {
+    fn shrinker(&mut self, index: u32, spot: Option<&Spot<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
         // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants. Whoever has the index by then is of the same kind.
         if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }
-        match shrinkers.referred(host, index, shrinker, || self.ask(index, shrinker, spot)) {
+        match shrinkers.referred(host, self.caller, index, shrinker, |calls| self.ask(calls, spot)) {
             Some(had) => had,
             // One that is not started yet has its marks. One that is live by now has taken the index meanwhile.
-            None if matches!(shrinker.life.0.state(), PREPARED | LIVE) => Had::Something,
+            None if matches!(shrinker.life.state(), PREPARED | LIVE) => Had::Something,
             None => Had::Nothing,
         }
     }
 
     /// Counts, and scans what that and the pass make of it. With a reference.
-    fn ask(&mut self, index: u32, shrinker: &Shrinker, spot: Option<Spot<'_>>) -> Had {
+    fn ask(&mut self, calls: &mut Calls<'_, C>, spot: Option<&Spot<'_>>) -> Had {
+        let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
             return Had::Nothing;
         }
@@ -288,24 +300,21 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if !may_have(self.host, shrinker, self.group) {
             return Had::Nothing;
         }
-        let node = if shrinker.by_node() { self.node } else { 0 };
-        let (id, mut asked) = (shrinker.id(index), asked(self.group, node));
-        let mut calls = Calls::new(shrinker, id, self.caller);
+        let mut asked = asked(self.group, if shrinker.by_node() { self.node } else { 0 });
         let freeable = calls.count(&mut asked);
         if let Some(freeable @ 1..EMPTY) = freeable {
-            self.scan(&mut calls, &mut asked, freeable, spot);
+            self.scan(calls, &mut asked, freeable, spot);
         }
-        calls.book();
         self.visited.add(calls.visited);
         // Who does not mark has its bit always.
         if freeable == Some(EMPTY) && shrinker.by_group() { Had::Nothing } else { Had::Something }
     }
 
-    fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<Spot<'_>>) {
+    fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<&Spot<'_>>) {
         let (shrinker, index, generation) = (calls.shrinker, calls.id.index(), calls.id.generation());
         // Work of those who know no nodes is deferred on the first.
         let spot = if asked.node == self.node {
-            spot
+            spot.copied()
         } else {
             self.shrinkers.places.spot((index / BLOCK) as usize, self.slot, 0, index % BLOCK / UNIT)
         };
@@ -386,11 +395,11 @@ impl<'c, C: Caller> Calls<'c, C> {
         self.nanoseconds = self.nanoseconds.saturating_add(self.caller.ended(self.id, asked, answer));
     }
 
-    /// Books what was counted to the shrinker.
+    /// Books what was counted to the shrinker, of which one call is with the reference.
     fn book(&self) {
         let Visited { calls, scanned, freed, .. } = self.visited;
         for (total, number) in [
-            (Total::Calls, calls),
+            (Total::Calls, calls.wrapping_sub(1)),
             (Total::Scanned, scanned),
             (Total::Freed, freed),
             (Total::Nanoseconds, self.nanoseconds),

@@ -114,7 +114,10 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
     for (count, scan) in [0, EMPTY, u64::MAX, 1, 1000].into_iter().flat_map(|count| scans.map(|scan| (count, scan))) {
         for by_group in [false, true] {
             with(&Stage::with_nodes(&[0]), |host, shrinkers| {
-                let made = Made::of(|_| count, scan);
+                let called = AtomicU64::new(0);
+                let call = || _ = called.fetch_add(1, Relaxed);
+                let counted = |_: &Asked| (call(), count).1;
+                let made = Made::of(counted, |asked| (call(), scan(asked)).1);
                 let id = register(shrinkers, host, &Spec { by_group, ..made.spec() });
                 shrinkers.mark(host, id, 0, 0);
                 for questions in 0..6 {
@@ -124,8 +127,14 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                 }
                 shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
                 shrinkers.visit(host, &(), group(1), 1, 0, Press::of(0));
+                // A reference counts as a call, and one under which none was made does not.
+                shrinkers.each(|report| assert_eq!(report.calls, called.load(Relaxed), "count {count}"));
                 // One that was not put would be waited for.
                 assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone), "count {count}");
+                // The next life of the index begins with none.
+                let id = register(shrinkers, host, &made.spec());
+                shrinkers.each(|report| assert_eq!(report.calls, 0, "count {count}"));
+                assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
             });
         }
     }

@@ -1,15 +1,16 @@
 //! What benchmarks of shrinkers run on: this machine, a registry, groups that are numbers, and a cache for each.
 //!
-//! Sits between `bench shrink`, `bench register` and neap-reclaim. Memory is this process's malloc. No locks but the caches' own.
+//! Sits between `bench shrink`, `bench register` and neap-reclaim, whose memory is neap's, as in a program: no two structures of one kind lie where the
+//! system's malloc would put them, a power of two apart. Objects are this process's malloc's. No locks but the caches' own.
 
-use core::alloc::Layout;
+use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::Mutex;
 
 use anyhow::{Result, anyhow};
+use neap::Neap;
 use neap_base::{Linux, Platform};
 use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{Alone, PerCpuData, Shape};
@@ -46,12 +47,12 @@ fn layout(bytes: usize) -> Option<Layout> {
 impl Host for Here<'_> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: nobody asks for nothing.
-        layout(bytes).and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }))
+        layout(bytes).and_then(|layout| NonNull::new(unsafe { Neap.alloc_zeroed(layout) }))
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
         // SAFETY: it is from above, as the caller promises.
-        layout(bytes).into_iter().for_each(|layout| unsafe { dealloc(memory.as_ptr(), layout) });
+        layout(bytes).into_iter().for_each(|layout| unsafe { Neap.dealloc(memory.as_ptr(), layout) });
     }
 }
 

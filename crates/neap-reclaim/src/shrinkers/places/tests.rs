@@ -1,0 +1,227 @@
+//! Tests of places: bits, units and deferred work, on a virtual machine.
+
+use super::*;
+use core::alloc::Layout;
+use neap_base::Platform;
+use neap_base::virtual_platform::Virtual;
+use neap_groups::Reclaimer;
+use neap_percpu::{Alone, PerCpuData, Shape};
+use std::alloc::{alloc_zeroed, dealloc};
+
+#[derive(Clone, Copy)]
+struct On<'a>(Alone<'a, Virtual>);
+
+impl neap_percpu::Host for On<'_> {
+    type Platform = Virtual;
+    type Charge = ();
+
+    fn platform(&self) -> &Virtual {
+        self.0.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.0.data
+    }
+}
+
+impl Reclaimer for On<'_> {}
+
+impl Host for On<'_> {
+    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: nobody asks for nothing.
+        NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
+    }
+
+    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+        // SAFETY: from above, as the caller promises.
+        unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
+    }
+}
+
+fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
+    let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+    let shape = Shape { unit: 64 << 10, span: 256 << 10, ..Shape::usual(2) };
+    let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
+    let host = On(Alone { data: &data, platform: &machine });
+    let places = Places::open(&host, machine.nodes() as u32).unwrap();
+    f(&host, &places);
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        places.close(&host);
+        data.close(&machine);
+    }
+    assert_eq!(machine.mapped_bytes(), 0);
+}
+
+/// Clears a shrinker's bit, and what is empty above.
+fn clear(places: &Places, index: u32, slot: u32, node: u32) {
+    let spot = places.spot((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
+    assert!(spot.lower(index, || true));
+    if !has_bits(spot.memory().unwrap()) {
+        assert!(spot.lower_unit(|| true));
+    }
+    places.settle(|| BLOCKS, slot, node);
+}
+
+#[test]
+fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
+    with_places(|host, places| {
+        let indexes = [0, 63, 64, UNIT * UNITS - 1, BLOCK, BLOCK * BLOCKS as u32 - 1];
+        indexes.into_iter().for_each(|index| places.mark(host, index, 5, 1));
+        for (at, index) in indexes.into_iter().enumerate() {
+            assert_eq!(places.next_with_anything(1, 0), Some(5), "{at} are gone");
+            assert!(places.has_anything(1, 5) && !places.has_anything(1, 4) && !places.has_anything(0, 5));
+            clear(places, index, 5, 1);
+        }
+        assert_eq!((places.next_with_anything(1, 0), places.next_with_anything(0, 0)), (None, None));
+    });
+}
+
+#[test]
+fn a_mark_in_a_new_block_is_seen_by_who_clears_the_slots_bit() {
+    with_places(|host, places| {
+        places.mark(host, 3, 7, 0);
+        let spot = places.spot(0, 7, 0, 0).unwrap();
+        assert!(spot.lower(3, || true) && spot.lower_unit(|| true));
+        let asked = AtomicU32::new(0);
+        let blocks = || match asked.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                // Comes in between: the slot's bit is set still.
+                places.mark(host, BLOCK, 7, 0);
+                1
+            }
+            _ => 2,
+        };
+        assert!(!places.settle(blocks, 7, 0));
+        assert_eq!(places.next_with_anything(0, 0), Some(7));
+    });
+}
+
+#[test]
+fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
+    with_places(|host, places| {
+        places.mark(host, 3, 7, 0);
+        let spot = places.spot(0, 7, 0, 1).unwrap();
+        // Without memory any of the second unit's may have something.
+        places.raise(spot.above());
+        assert!(spot.memory().is_none());
+        // Comes in between, and what it is for is gone when the visitor looks.
+        places.mark(host, UNIT, 7, 0);
+        assert!(has_bits(spot.memory().unwrap()) && !spot.lower_all(|| true));
+        clear(places, 3, 7, 0);
+        assert_eq!(places.next_with_anything(0, 0), Some(7));
+    });
+}
+
+/// See [`Spot::lower_unit`].
+#[test]
+fn a_unit_that_is_not_ready_keeps_the_summary() {
+    with_places(|host, places| {
+        places.mark(host, 3, 7, 0);
+        let spot = places.spot(0, 7, 0, 0).unwrap();
+        let unit = spot.memory().unwrap();
+        // As if it had been made a moment ago, for a summary that stands for all.
+        unit.bits.store(0, Ordering::Relaxed);
+        unit.is_ready.store(false, Ordering::Relaxed);
+        assert!(!unit.is_empty() && !spot.lower_unit(|| unit.is_empty()) && spot.is_raised());
+        // A group that goes hands that on.
+        places.offline(host, || 64, 7, 8);
+        let heir = places.place(0, 8, 0).unwrap().unit(0).unwrap();
+        assert_eq!(heir.bits.load(Ordering::Relaxed), usize::MAX);
+    });
+}
+
+#[test]
+fn units_stay_where_they_are_while_tables_grow() {
+    with_places(|host, places| {
+        places.mark(host, 3, 2, 0);
+        let unit: *const Unit = places.place(0, 2, 0).unwrap().unit(0).unwrap();
+        assert!(places.place(0, 2, 0).unwrap().unit(0).unwrap().defer(3, 1, 7));
+        for (index, slot) in [(200, 2), (5000, 2), (3, 400), (3, 1000)] {
+            places.mark(host, index, slot, 0);
+        }
+        let now = places.place(0, 2, 0).unwrap().unit(0).unwrap();
+        assert_eq!((core::ptr::from_ref(now), now.deferred(3, 1)), (unit, 7));
+        assert_eq!(places.next_with_anything(0, 3), Some(400));
+    });
+}
+
+#[test]
+fn a_unit_is_made_once_whichever_is_the_first() {
+    with_places(|host, places| {
+        let slots = if cfg!(miri) { 4 } else { 200 };
+        places.mark(host, 0, slots, 0);
+        for slot in 0..slots {
+            let start = std::sync::Barrier::new(3);
+            // Two threads make one of them, and one the other.
+            std::thread::scope(|scope| {
+                for index in [5 * UNIT, 5 * UNIT + 1, 9 * UNIT] {
+                    let start = &start;
+                    scope.spawn(move || {
+                        start.wait();
+                        places.mark(host, index, slot, 0);
+                    });
+                }
+            });
+            let place = places.place(0, slot, 0).unwrap();
+            let bits = |unit: u32| place.unit(unit).map_or(0, |unit| unit.bits.load(Ordering::Relaxed));
+            // More where a summary was raised before its unit was ready.
+            assert_eq!((bits(0), bits(5) & 0b11, bits(9) & 0b1), (0, 0b11, 0b1), "slot {slot}");
+            assert_eq!(place.units().count(), 2);
+        }
+    });
+}
+
+#[test]
+fn deferred_work_is_of_one_generation() {
+    with_places(|host, places| {
+        places.mark(host, 9, 0, 0);
+        let unit = places.place(0, 0, 0).unwrap().unit(0).unwrap();
+        assert!(unit.defer(9, 4, 10) && unit.defer(9, 4, 5));
+        assert_eq!((unit.deferred(9, 4), unit.deferred(9, 5), unit.take(9, 5)), (15, 0, 0));
+        // What comes late of an earlier one is not counted, and a later one begins anew.
+        assert!(!unit.defer(9, 3, 100));
+        assert!(unit.defer(9, 5, 1) && unit.deferred(9, 5) == 1 && unit.deferred(9, 4) == 0);
+        assert!(unit.defer(9, 5, u64::MAX));
+        assert_eq!((unit.take(9, 5), unit.take(9, 5)), (NUMBER, 0));
+        // From the last generation of a tag to the first.
+        assert!(unit.defer(9, 0xffff, 3) && unit.defer(9, 0x1_0000, 4) && !unit.defer(9, 0xffff, 5));
+        assert_eq!(unit.deferred(9, 0x1_0000), 4);
+    });
+}
+
+#[test]
+fn what_threads_mark_while_bits_are_cleared_stays() {
+    let rounds = if cfg!(miri) { 20 } else { 2000 };
+    with_places(|host, places| {
+        let there = [const { AtomicU32::new(0) }; 3];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..rounds {
+                    for (index, there) in (0..).zip(&there) {
+                        there.fetch_add(1, Ordering::Relaxed);
+                        places.mark(host, index, 7, 0);
+                    }
+                }
+            });
+            for _ in 0..rounds {
+                let Some(spot) = places.spot(0, 7, 0, 0) else { continue };
+                for (index, there) in (0..).zip(&there) {
+                    there.store(0, Ordering::Relaxed);
+                    spot.lower(index, || there.load(Ordering::Relaxed) == 0);
+                }
+                let Some(unit) = spot.memory() else { continue };
+                if !has_bits(unit) {
+                    spot.lower_unit(|| !has_bits(unit));
+                }
+                places.settle(|| 1, 7, 0);
+            }
+        });
+        let unit = places.place(0, 7, 0).unwrap().unit(0).unwrap();
+        for (index, there) in there.iter().enumerate().filter(|(_, there)| there.load(Ordering::Relaxed) > 0) {
+            let found =
+                places.next_with_anything(0, 0) == Some(7) && unit.bits.load(Ordering::Relaxed) >> index & 1 == 1;
+            assert!(found, "{there:?} of {index} are not found");
+        }
+    });
+}
