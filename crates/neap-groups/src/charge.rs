@@ -16,6 +16,7 @@ use crate::id::{GroupId, Payer};
 use crate::owners::Behind;
 use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
+use neap_base::Platform;
 
 /// How often reclaim is asked, for one charge, while it brings something.
 const RETRIES: u32 = 16;
@@ -65,8 +66,14 @@ pub(crate) enum Against {
 impl Groups {
     /// Charges bytes to a payer from what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
     #[inline(always)]
-    pub fn take<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
-        self.stocks.take(host.platform(), payer, bytes)
+    pub fn take<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
+        self.stocks.take(platform, payer, bytes)
+    }
+
+    /// Takes bytes back that were charged to a payer, into what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
+    #[inline(always)]
+    pub fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
+        self.stocks.give(platform, payer, bytes)
     }
 
     /// Charges bytes to the group of a payer, and all above it. Answers for how many nanoseconds the caller is to be held up, because
@@ -76,7 +83,7 @@ impl Groups {
     /// See [`Refusal`]; nothing is charged then.
     #[inline]
     pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        if self.take(host, payer, bytes) {
+        if self.take(host.platform(), payer, bytes) {
             return Ok(0);
         }
         self.charge_slowly(host, payer, bytes, how)
@@ -198,7 +205,7 @@ impl Groups {
     /// and no CPU fenced, so what other CPUs have in stock, and what caches keep, is not to be had; nobody is held up, and no system call
     /// made but one that wakes who ticks. Whether there was as much. Inside the gate.
     pub fn charge_at_once<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
-        if self.take(host, payer, bytes) {
+        if self.take(host.platform(), payer, bytes) {
             return true;
         }
         let _reading = self.rcu.enter();
@@ -302,7 +309,7 @@ impl Groups {
     /// Takes bytes back that were charged to a payer: to its group, or to the heir if it is gone. Never waits but for a fork under way.
     #[inline]
     pub fn uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
-        if !self.stocks.give(host.platform(), payer, bytes) {
+        if !self.give(host.platform(), payer, bytes) {
             self.uncharge_slowly(host, payer, bytes);
         }
     }
@@ -312,7 +319,7 @@ impl Groups {
     fn uncharge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         // The bytes are booked, so the id is what it was when they were charged.
         let gone = !self.tree.owners.is_there(payer.id());
-        if gone && self.stocks.give(host.platform(), payer.of_heir(), bytes) {
+        if gone && self.give(host.platform(), payer.of_heir(), bytes) {
             return;
         }
         host.inside(|| self.put_or_settle(host, payer, bytes));
@@ -320,7 +327,7 @@ impl Groups {
 
     /// [`Groups::uncharge`] for somebody who is inside the gate.
     pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
-        if !self.stocks.give(host.platform(), payer, bytes) {
+        if !self.give(host.platform(), payer, bytes) {
             self.put_or_settle(host, payer, bytes);
         }
     }

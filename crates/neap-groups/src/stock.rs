@@ -14,7 +14,7 @@ use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
-use neap_os::rseq::{self, Outcome, Table};
+use neap_os::rseq::{self, Outcome};
 
 /// The most that a word holds, in bytes.
 pub const CAP: u64 = 256 << 10;
@@ -42,7 +42,9 @@ type Line = [AtomicU64; WORDS];
 /// The stocks of all CPUs.
 #[derive(Debug)]
 pub(crate) struct Stocks {
-    table: Table,
+    /// Where a thread's rseq area lies, and the table's entry of CPU 0; 0 without sequences.
+    sequences: usize,
+    regions: usize,
     /// One mapping: a line for each CPU, DUMMY, the table.
     memory: usize,
     length: usize,
@@ -71,8 +73,8 @@ impl Stocks {
         let lines = (cpus + 1) * STRIDE;
         let length = (lines + (named + UNREGISTERED) * size_of::<usize>()).next_multiple_of(platform.page_size());
         let memory = platform.map(length)?;
-        let stocks =
-            Stocks { table: Table::unopened(), memory, length, cpus, taking: Mutex::new(()), fences: 0.into() };
+        let (taking, fences) = (Mutex::new(()), 0.into());
+        let mut stocks = Stocks { sequences: 0, regions: 0, memory, length, cpus, taking, fences };
         // A word with this payer is above any number under every other; no group has it.
         stocks.line(cpus).iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         (0..named + UNREGISTERED).for_each(|entry| stocks.entry(entry).store(stocks.dummy(), Ordering::Relaxed));
@@ -80,9 +82,8 @@ impl Stocks {
             for cpu in (0..cpus).filter(|&cpu| !platform.is_isolated(cpu)) {
                 stocks.entry(cpu + UNREGISTERED).store(stocks.line_address(cpu), Ordering::Relaxed);
             }
-            stocks.table.offset.store(offset, Ordering::Relaxed);
-            let entries = core::ptr::from_ref(stocks.entry(UNREGISTERED)).cast_mut();
-            stocks.table.regions.store(entries, Ordering::Relaxed);
+            stocks.sequences = offset as usize;
+            stocks.regions = core::ptr::from_ref(stocks.entry(UNREGISTERED)).expose_provenance();
         }
         Ok(stocks)
     }
@@ -133,29 +134,31 @@ impl Stocks {
 
     /// Whether a CPU's words change by sequences.
     fn has_sequences<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
-        !self.table.regions.load(Ordering::Relaxed).is_null() && !platform.is_isolated(cpu)
+        self.sequences != 0 && !platform.is_isolated(cpu)
     }
 
     /// Changes the payer's word on this CPU by `delta` if it has from `low` to `low + span` bytes.
     #[inline(always)]
     fn alter<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
-        if !self.table.regions.load(Ordering::Relaxed).is_null() {
-            // SAFETY: the table was published whole; its lines, and DUMMY, have that many words.
-            if unsafe { rseq::alter(&self.table, place, tag, low, span, delta) } == Outcome::Committed {
-                return true;
-            }
+        if self.sequences != 0 && self.attempt(place, tag, low, span, delta) == Outcome::Committed {
+            return true;
         }
         self.alter_again(platform, place, tag, low, span, delta)
+    }
+
+    #[inline(always)]
+    fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
+        let regions = core::ptr::with_exposed_provenance(self.regions);
+        // SAFETY: there are sequences; the table's lines, and DUMMY, have that many words.
+        unsafe { rseq::alter(self.sequences, regions, place, tag, low, span, delta) }
     }
 
     #[cold]
     fn alter_again<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
         let cpu = platform.cpu();
         if self.has_sequences(platform, cpu) {
-            // SAFETY: as in `alter`.
-            let attempt = || unsafe { rseq::alter(&self.table, place, tag, low, span, delta) };
-            return (1..ATTEMPTS).map(|_| attempt()).find(|outcome| *outcome != Outcome::Aborted)
-                == Some(Outcome::Committed);
+            let mut attempts = (1..ATTEMPTS).map(|_| self.attempt(place, tag, low, span, delta));
+            return attempts.find(|outcome| *outcome != Outcome::Aborted) == Some(Outcome::Committed);
         }
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
         // Relaxed, as are sequences: the bytes are a number, and who hands them on orders what they stand for.

@@ -107,7 +107,7 @@ fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
             let next = groups.create(&host, parent, "child").unwrap();
             let payer = next.payer(Kind::ByHand, 0);
             Virtual::run_on(1);
-            assert!(!groups.take(&host, payer, 64), "round {round}: the stock of a group that is gone");
+            assert!(!groups.take(host.alone.platform, payer, 64), "round {round}: the stock of a group that is gone");
             Virtual::run_on(0);
             // And it is no memory that the parent's limit has to be kept for.
             assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0), "round {round}");

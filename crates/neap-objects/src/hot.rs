@@ -14,8 +14,8 @@ use neap_base::Platform;
 use neap_os::rseq::{self, Outcome, Table};
 use neap_pages::{Frame, NodePages};
 
-/// What lies in 4 KiB of the arena: an entry of the kind map, the place of the class's stack ([`Class::place`]) and, above
-/// it, the page's home. A place of zero: no objects.
+/// What lies in 4 KiB of the arena: an entry of the kind map, the page's home in the low 16 bits, which a comparison can look at where
+/// they are, and above it the place of the class's stack ([`Class::place`]). A place of zero: no objects.
 ///
 /// The home is the CPU that its objects were last handed to in bulk. An object that is freed elsewhere is a guest there and
 /// goes back by way of the barn instead of being allocated again on the spot. Otherwise objects that lie side by side come
@@ -34,29 +34,31 @@ impl KindEntry {
 
     /// What lies there.
     pub fn class(&self) -> Class {
-        Class::of_place(self.0.load(Ordering::Relaxed) as u16)
+        Kind(self.0.load(Ordering::Relaxed)).class()
     }
 
     /// Says what lies there from now on; [`Class::NONE`] for no objects.
     pub fn set(&self, class: Class) {
-        self.0.store(class.place().into(), Ordering::Relaxed);
+        self.0.store(u32::from(class.place()) << HOME_BITS, Ordering::Relaxed);
     }
 
     /// The CPU where the page is at home; cut to 16 bits, more than any kernel has.
     pub fn home(&self) -> u16 {
-        (self.0.load(Ordering::Relaxed) >> 16) as u16
+        Kind(self.0.load(Ordering::Relaxed)).home()
     }
 
     /// Makes a CPU the home of the page. The caller has an object there, so what lies there does not change meanwhile.
     pub fn set_home(&self, cpu: u16) {
         let entry = self.0.load(Ordering::Relaxed);
-        let new = entry & 0xffff | u32::from(cpu) << 16;
+        let new = entry >> HOME_BITS << HOME_BITS | u32::from(cpu);
         // Every free reads the entry: it is written only if that says something new.
         if entry != new {
             self.0.store(new, Ordering::Relaxed);
         }
     }
 }
+
+const HOME_BITS: u32 = u16::BITS;
 
 /// What an entry of the kind map said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,12 +74,12 @@ impl Kind {
 
     #[inline(always)]
     pub(crate) fn place(self) -> u16 {
-        self.0 as u16
+        (self.0 >> HOME_BITS) as u16
     }
 
     #[inline(always)]
-    fn home(self) -> u32 {
-        self.0 >> 16
+    fn home(self) -> u16 {
+        self.0 as u16
     }
 }
 

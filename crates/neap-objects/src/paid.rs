@@ -98,16 +98,17 @@ impl Hot {
             return Some(object);
         }
         // SAFETY: as the caller promises.
-        unsafe { self.hand_out_paid(place, object, inside) }
+        unsafe { self.hand_out_paid(object, inside) }
     }
 
     /// # Safety
     /// As for [`Hot::hand_out`].
     #[cold]
     #[inline(never)]
-    unsafe fn hand_out_paid(&self, place: u16, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+    unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: as above. Without a payback there is no instance, and nothing that anybody paid for.
         unsafe {
+            let place = self.kind(object.as_ptr()).place();
             if !self.change(place, object.addr().get() / GRAIN, PAID, ALLOCATED) {
                 return corrupt(object);
             }

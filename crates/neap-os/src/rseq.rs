@@ -186,17 +186,17 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     value
 }
 
-/// Puts `value` (not null) on this CPU's stack at `place` if the CPU is `home`, on any other CPU on the stack behind that.
+/// Puts `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are `home`, on any other CPU on the stack behind that.
 ///
 /// # Safety
 /// As for [`pop`].
 #[inline(always)]
-pub unsafe fn push(table: &Table, place: usize, home: u32, value: *mut u8) -> Outcome {
+pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Outcome {
     // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
     unsafe {
         asm!(
             sequence!(
-                look: "cmp {t:e}, {home:e}";
+                look: "cmp {t:x}, {home:x}";
                 "lea {head}, [{t} + {place} * 8 + 24]",
                 "lea {t}, [{t} + {place} * 8]",
                 "cmovne {t}, {head}",
@@ -352,7 +352,7 @@ mod tests {
     const FULL: usize = 1;
     const STACK: usize = FULL + size_of::<Stack>() / size_of::<usize>();
     /// No CPU.
-    const ELSEWHERE: u32 = 1 << 20;
+    const ELSEWHERE: u16 = u16::MAX;
 
     /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
     fn table(capacity: usize) -> Option<(Table, Box<Region>, Vec<AtomicPtr<u8>>)> {
@@ -423,14 +423,14 @@ mod tests {
     }
 
     /// Keeps this thread on the CPU it is on.
-    fn pin() -> u32 {
+    fn pin() -> u16 {
         // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
         unsafe {
             let cpu = libc::sched_getcpu();
             let mut set: libc::cpu_set_t = core::mem::zeroed();
             libc::CPU_SET(cpu as usize, &mut set);
             assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
-            cpu as u32
+            cpu as u16
         }
     }
 

@@ -197,7 +197,7 @@ impl Group {
     pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, node);
         // What is stocked is had without a word of memory being passed on: the processor waits long for what was written and is read wider.
-        if PROCESS.groups_if_made().is_some_and(|grouped| grouped.take(payer, bytes)) {
+        if PROCESS.take_stocked(payer, bytes) {
             return Ok(Charge { payer, bytes });
         }
         self.charge_slowly(payer, bytes, how)
@@ -443,6 +443,14 @@ pub struct Charge {
 }
 
 impl Charge {
+    #[cold]
+    #[inline(never)]
+    fn give_back_slowly(&self) {
+        if let (Ok(grouped), true) = (made(), self.bytes > 0) {
+            grouped.uncharge(self.payer, self.bytes);
+        }
+    }
+
     /// How many.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -487,8 +495,9 @@ impl Charge {
 impl Drop for Charge {
     #[inline]
     fn drop(&mut self) {
-        if let (Ok(grouped), true) = (made(), self.bytes > 0) {
-            grouped.uncharge(self.payer, self.bytes);
+        // As when it was charged.
+        if !PROCESS.give_to_stock(self.payer, self.bytes) {
+            self.give_back_slowly();
         }
     }
 }

@@ -105,6 +105,25 @@ impl<P: Platform> Mm<P> {
         Some(Grouped { source: self.per_cpu_if_made()?, groups })
     }
 
+    /// [`Groups::take`], of the manager's groups, if it has any.
+    #[inline(always)]
+    pub(crate) fn take_stocked(&self, payer: Payer, bytes: u64) -> bool {
+        self.stocks().is_some_and(|(platform, groups)| groups.take(platform, payer, bytes))
+    }
+
+    /// [`Groups::give`], to the manager's groups, if it has any.
+    #[inline(always)]
+    pub(crate) fn give_to_stock(&self, payer: Payer, bytes: u64) -> bool {
+        self.stocks().is_some_and(|(platform, groups)| groups.give(platform, payer, bytes))
+    }
+
+    /// What stocks want: less than [`Grouped`] is, so nothing of it is written for a call that may be needed.
+    #[inline(always)]
+    fn stocks(&self) -> Option<(&P, &Groups)> {
+        let core = self.core_if_open()?;
+        Some((&core.objects.platform, core.groups.get()?))
+    }
+
     /// [`Groups::deliver`], by whoever ticks and holds nothing.
     pub(crate) fn deliver(&self) {
         self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
@@ -342,7 +361,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::take`].
     #[inline(always)]
     pub fn take(&self, payer: Payer, bytes: u64) -> bool {
-        self.groups.take(&self.source, payer, bytes)
+        self.groups.take(self.platform(), payer, bytes)
     }
 
     /// The group that an id leads to: its own, or the heir of one that is gone. Not inside the gate.

@@ -3,9 +3,9 @@
 //! Sits beside the sequences on stacks, whose rules and macros it shares, below counters, references, RCU's readers and the stocks of memory groups.
 //! Takes no lock, never retries. Signal-safe.
 
-use super::{Outcome, Table};
+use super::Outcome;
 use core::arch::asm;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::AtomicPtr;
 
 /// Adds `value` to this CPU's word of per-CPU data. Answers whether it happened: not if the thread was interrupted or has no CPU
 /// id, its CPU has no word, or there are none for anybody.
@@ -94,10 +94,18 @@ pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, val
 /// larger than any number.
 ///
 /// # Safety
-/// As for [`pop`], with words instead of stacks: `place` is that of a word, which where nothing may be written is larger than any
-/// number under every tag.
+/// `offset` is [`registered_offset`], and `regions` as in a [`Table`](super::Table), with words instead of stacks: `place` is that of a word, which
+/// where nothing may be written is larger than any number under every tag.
 #[inline(always)]
-pub unsafe fn alter(table: &Table, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
+pub unsafe fn alter(
+    offset: usize,
+    regions: *const AtomicPtr<u8>,
+    place: usize,
+    tag: u64,
+    low: u64,
+    span: u64,
+    delta: u64,
+) -> Outcome {
     // SAFETY: as the caller promises; the only store is the commit, into a word of this CPU.
     unsafe {
         asm!(
@@ -113,8 +121,7 @@ pub unsafe fn alter(table: &Table, place: usize, tag: u64, low: u64, span: u64, 
                 "22:";
                 abort: "jmp {aborted}"
             ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            offset = in(reg) offset, regions = in(reg) regions, place = in(reg) place,
             tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
             t = out(reg) _, word = out(reg) _, number = out(reg) _,
             refused = label { return Outcome::Refused },
@@ -158,7 +165,7 @@ pub unsafe fn count_one(offset: usize, table: usize, cpus: usize, word: usize) -
 mod tests {
     use super::*;
     use crate::rseq::registered_offset;
-    use core::sync::atomic::{AtomicPtr, AtomicU32};
+    use core::sync::atomic::{AtomicU64, Ordering};
     use std::vec;
     use std::vec::Vec;
 
@@ -245,22 +252,22 @@ mod tests {
         const TAG: u64 = 5 << 20;
         const MOST: u64 = (1 << 20) - 1;
         let Some(offset) = registered_offset() else { return };
-        let words: Vec<core::sync::atomic::AtomicU64> =
-            (0..crate::topology::nameable() * 8).map(|_| TAG.into()).collect();
-        let mut regions: Vec<_> = words.chunks(8).map(|line| AtomicPtr::new(line.as_ptr().cast_mut().cast())).collect();
-        let table = Table { offset: AtomicU32::new(offset as u32), regions: AtomicPtr::new(regions.as_mut_ptr()) };
-        // SAFETY: the table has a line for each CPU; the words are changed by such calls alone.
-        let give = |n: u64| unsafe { alter(&table, 3, TAG, 0, MOST - n, n) };
-        // SAFETY: as above.
-        let take = |n: u64| unsafe { alter(&table, 3, TAG, n, MOST - n, n.wrapping_neg()) };
+        let words: Vec<AtomicU64> = (0..crate::topology::nameable() * 8).map(|_| TAG.into()).collect();
+        let mut regions: Vec<_> =
+            words.chunks(8).map(|line| AtomicPtr::new(line.as_ptr().cast_mut().cast::<u8>())).collect();
+        let regions = regions.as_mut_ptr().expose_provenance();
+        let alter = |tag: u64, low: u64, span: u64, delta: u64| {
+            // SAFETY: the table has a line for each CPU; the words are changed by such calls alone.
+            unsafe { alter(offset, core::ptr::with_exposed_provenance(regions), 3, tag, low, span, delta) }
+        };
+        let give = |n: u64| alter(TAG, 0, MOST - n, n);
+        let take = |n: u64| alter(TAG, n, MOST - n, n.wrapping_neg());
         let work = || {
             let mut left = 0_i64;
             for n in (1..=7).cycle().take(500_000) {
                 left += if give(n) == Outcome::Committed { n as i64 } else { 0 };
                 left -= if take(n + 1) == Outcome::Committed { n as i64 + 1 } else { 0 };
-                // SAFETY: as above.
-                let others =
-                    [TAG + (1 << 20), TAG - (1 << 20), 0].map(|tag| unsafe { alter(&table, 3, tag, 0, MOST, 1) });
+                let others = [TAG + (1 << 20), TAG - (1 << 20), 0].map(|tag| alter(tag, 0, MOST, 1));
                 assert!(!others.contains(&Outcome::Committed));
             }
             left
