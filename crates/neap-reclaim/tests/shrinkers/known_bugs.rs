@@ -4,8 +4,8 @@ use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use neap_base::Linux;
 use neap_base::virtual_platform::Virtual;
+use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{
     Asked, Caller, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom, is_calling,
@@ -112,8 +112,13 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
         |asked| asked.to_scan,
     ];
     for (count, scan) in [0, EMPTY, u64::MAX, 1, 1000].into_iter().flat_map(|count| scans.map(|scan| (count, scan))) {
-        for by_group in [false, true] {
-            with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        for (by_group, sequences) in [(false, false), (true, false), (false, true), (true, true)] {
+            let machine = if sequences {
+                Virtual::new(4096, Linux::probe().cpus()).with_sequences()
+            } else {
+                Virtual::new(4096, 1)
+            };
+            with(&Stage::on(machine), |host, shrinkers| {
                 let called = AtomicU64::new(0);
                 let call = || _ = called.fetch_add(1, Relaxed);
                 let counted = |_: &Asked| (call(), count).1;
