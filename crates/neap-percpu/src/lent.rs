@@ -39,7 +39,7 @@ impl LentWords {
     /// The first word that is not the count's.
     pub const FIRST: usize = GIVEN_BACK + 1;
 
-    /// Zeroes: `count` words for each CPU, more than [`LentWords::FIRST`] if any are used besides the count.
+    /// Zeroes: `count` words for each CPU, at least [`LentWords::FIRST`], which are the count's.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).

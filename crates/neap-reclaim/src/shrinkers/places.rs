@@ -487,7 +487,9 @@ impl Places {
                 }
                 // Who marked meanwhile has found the summary set.
                 let spots = (0..UNITS).map(|unit| Spot { place, unit, any });
-                spots.filter(|spot| spot.memory().is_some_and(has_bits)).for_each(|spot| self.raise(spot.above()));
+                spots
+                    .filter(|spot| spot.memory().is_some_and(|unit| !unit.is_empty()))
+                    .for_each(|spot| self.raise(spot.above()));
             }
             self.settle(|| blocks, slot, node);
         }
@@ -514,10 +516,6 @@ fn grow<H: Host, T: Entry>(table: &Table<T>, host: &H, last: u32, each: impl Fn(
         (before..table.len()).for_each(|at| _ = table.get(at).map(|entry| each(at, entry)));
     }
     Ok(())
-}
-
-fn has_bits(unit: &Unit) -> bool {
-    unit.bits.load(Ordering::Relaxed) != 0
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
 fn clear(places: &Places, index: u32, slot: u32, node: u32) {
     let spot = places.spot((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
     assert!(spot.lower(index, || true));
-    if !has_bits(spot.memory().unwrap()) {
+    if spot.memory().unwrap().is_empty() {
         assert!(spot.lower_unit(|| true));
     }
     places.settle(|| BLOCKS, slot, node);
@@ -107,7 +107,7 @@ fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
         assert!(spot.memory().is_none());
         // Comes in between, and what it is for is gone when the visitor looks.
         places.mark(host, UNIT, 7, 0);
-        assert!(has_bits(spot.memory().unwrap()) && !spot.lower_all(|| true));
+        assert!(!spot.memory().unwrap().is_empty() && !spot.lower_all(|| true));
         clear(places, 3, 7, 0);
         assert_eq!(places.next_with_anything(0, 0), Some(7));
     });
@@ -211,8 +211,8 @@ fn what_threads_mark_while_bits_are_cleared_stays() {
                     spot.lower(index, || there.load(Ordering::Relaxed) == 0);
                 }
                 let Some(unit) = spot.memory() else { continue };
-                if !has_bits(unit) {
-                    spot.lower_unit(|| !has_bits(unit));
+                if unit.is_empty() {
+                    spot.lower_unit(|| unit.is_empty());
                 }
                 places.settle(|| 1, 7, 0);
             }
