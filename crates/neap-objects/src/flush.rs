@@ -52,7 +52,7 @@ impl<P: Platform> Objects<P> {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
             // SAFETY: the objects are cached ones of this class, or neap's own, so in the arena.
-            unsafe { self.states.clear(class.place(), object.addr() / GRAIN) };
+            unsafe { self.states.set(object.addr() / GRAIN, 0) };
             let place = self.place(class, object);
             // SAFETY: the lock is held; the frame says that the slab is one of this class.
             unsafe {

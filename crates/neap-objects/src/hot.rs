@@ -9,7 +9,7 @@ use crate::paid::Payback;
 use crate::size_class::{Class, GRAIN, LARGEST};
 use crate::state::States;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use neap_base::Platform;
 use neap_os::rseq::{self, Outcome, Table};
 use neap_pages::{Frame, NodePages};
@@ -83,7 +83,7 @@ impl Kind {
     }
 }
 
-/// Tables and addresses, on cache lines that are only read.
+/// Tables and addresses, on cache lines that are only read, but for the table's, which takers write to.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Hot {
@@ -99,8 +99,8 @@ pub struct Hot {
     grains: AtomicUsize,
     /// The kind map; the entry of address 0, so that an address needs no subtraction.
     kinds: AtomicPtr<KindEntry>,
-    /// [`States::origins`].
-    states: [AtomicPtr<AtomicU8>; 2],
+    /// The state tables.
+    pub(crate) states: States,
     /// For every size in grains, rounded up: the place of its class's stack.
     places: [u16; LARGEST / GRAIN + 1],
     /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
@@ -134,7 +134,7 @@ impl Hot {
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
-            states: [const { AtomicPtr::new(core::ptr::null_mut()) }; 2],
+            states: States::none(),
             places: crate::size_class::places(),
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
@@ -158,9 +158,7 @@ impl Hot {
         self.base.store(base / GRAIN, Ordering::Relaxed);
         let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
         self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
-        for (kept, origin) in self.states.iter().zip(states.origins()) {
-            kept.store(origin.cast_mut(), Ordering::Relaxed);
-        }
+        self.states.copy(states);
         let frames = pages.frames().first().wrapping_sub(base >> pages.page_shift());
         self.frames.store(frames.cast_mut(), Ordering::Relaxed);
         self.page_shift.store(pages.page_shift(), Ordering::Relaxed);
@@ -196,63 +194,22 @@ impl Hot {
             return None;
         }
         // SAFETY: the limit is at most the largest size and one, and not 0.
-        let (place, object) = unsafe { self.pop(size)? };
+        let object = unsafe { self.pop(size)? };
         // SAFETY: objects in stacks are cached ones, and this one is this thread's now.
-        unsafe { self.hand_out(place, object, false) }
+        unsafe { self.hand_out(object, false) }
     }
 
-    /// The topmost object of this CPU's stack for `size` bytes, and the place of that. It is marked as cached, and in the
-    /// caller's hands.
+    /// The topmost object of this CPU's stack for `size` bytes. It is marked as cached, and in the caller's hands.
     ///
     /// # Safety
     /// The size is no larger than the largest, and [`Hot::serve`] was called.
     #[inline(always)]
-    pub(crate) unsafe fn pop(&self, size: usize) -> Option<(u16, NonNull<u8>)> {
+    pub(crate) unsafe fn pop(&self, size: usize) -> Option<NonNull<u8>> {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: as the caller promises.
         let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
         // SAFETY: the slots have been published.
-        let object = NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })?;
-        Some((place, object))
-    }
-
-    /// [`States::change`].
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn change(&self, place: u16, grain: usize, from: u8, to: u8) -> bool {
-        // SAFETY: as the caller promises. Of the two tables only the one that is needed is looked for.
-        unsafe {
-            if States::is_large(place) {
-                core::hint::cold_path();
-                return self.states().change(place, grain, from, to);
-            }
-            States::change_small(self.states[0].load(Ordering::Relaxed), grain, from, to)
-        }
-    }
-
-    /// [`States::release`].
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    unsafe fn release(&self, place: u16, grain: usize) -> bool {
-        // SAFETY: as for `change`.
-        unsafe {
-            if States::is_large(place) {
-                core::hint::cold_path();
-                return self.states().release(place, grain);
-            }
-            States::release_small(self.states[0].load(Ordering::Relaxed), grain)
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn states(&self) -> States {
-        let [small, large] = &self.states;
-        // SAFETY: written before anybody could come here, and the tables live as long as the arena.
-        unsafe { States::from_origins([small.load(Ordering::Relaxed), large.load(Ordering::Relaxed)]) }
+        NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })
     }
 
     /// Takes an object back.
@@ -274,7 +231,7 @@ impl Hot {
             if kind.place() == 0 {
                 return Freed::Unknown;
             }
-            if !self.release(kind.place(), grain) {
+            if !self.states.release(grain) {
                 core::hint::cold_path();
                 return Freed::Unknown;
             }

@@ -23,14 +23,14 @@ use neap_base::{Mutex, Order, Pfn};
 use neap_pages::{NodePages, Shape, SideTable};
 
 /// Where the tables stand in [`Shape::tables`].
-const STATES: usize = 0;
-const LARGE_STATES: usize = 3;
-const KINDS: usize = 1;
+const KINDS: usize = 0;
+const DESCRIPTORS: usize = 1;
+/// The first of [`state::TABLES`].
+const STATES: usize = 2;
 
 /// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
 /// uses them, and little is written if somebody does.
 const SETTLED: usize = 16;
-const DESCRIPTORS: usize = 2;
 
 /// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
 /// what the program took.
@@ -111,16 +111,21 @@ unsafe impl<P: Platform> Sync for Objects<P> {}
 unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
-    /// Maps the arena and the slots.
+    /// Maps the arena and the slots, for whose sequences `hot` has the table; they start once [`Objects::open_hot`] was called.
     ///
     /// # Errors
     /// What the platform answered where it refused; nothing stays mapped.
-    pub fn open(platform: P, config: &Config) -> Result<Objects<P>, Errno> {
+    ///
+    /// # Safety
+    /// `hot` is used by nobody yet and no other instance's, stays where it is, and lives as long as this instance is used.
+    pub unsafe fn open(platform: P, config: &Config, hot: &Hot) -> Result<Objects<P>, Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
-        tables[STATES] = SideTable { shift: state::TABLE_SHIFT, droppable: true };
-        tables[LARGE_STATES] = SideTable { shift: state::LARGE_TABLE_SHIFT, droppable: true };
-        tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, droppable: false };
-        tables[DESCRIPTORS] = SideTable { shift: TABLE_SHIFT, droppable: false };
+        for table in 0..state::TABLES {
+            // Most objects have their byte in the first.
+            tables[STATES + table] = SideTable { shift: state::TABLE_SHIFT, droppable: true, early: table == 0 };
+        }
+        tables[KINDS].shift = KindEntry::TABLE_SHIFT;
+        tables[DESCRIPTORS].shift = TABLE_SHIFT;
         let Config { span, budget, huge, list_high, .. } = *config;
         let shape = Shape { span, budget, tables, huge, list_high };
         let pages = NodePages::open(&platform, &shape)?;
@@ -128,7 +133,8 @@ impl<P: Platform> Objects<P> {
             // SAFETY: nobody has seen the pages yet.
             unsafe { pages.close(&platform) }
         })?;
-        let slots = Slots::open(&platform, config.rseq).inspect_err(|_| {
+        // SAFETY: as the caller promises.
+        let slots = unsafe { Slots::open(&platform, config.rseq, &hot.table) }.inspect_err(|_| {
             // SAFETY: nobody has seen either yet.
             unsafe {
                 Others::close(others, &platform, pages.nodes() - 1);
@@ -138,7 +144,7 @@ impl<P: Platform> Objects<P> {
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
         Ok(Objects {
-            states: States::new(pages.side_table(STATES), pages.side_table(LARGE_STATES), pages.base()),
+            states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
             kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
@@ -176,8 +182,8 @@ impl<P: Platform> Objects<P> {
                 neap_pages::Part::Arena => Part::Arena,
                 neap_pages::Part::OwnTables => Part::PageTables,
                 neap_pages::Part::Lists => Part::Lists,
-                neap_pages::Part::Table(STATES | LARGE_STATES) => Part::States,
-                neap_pages::Part::Table(_) => Part::SlabTables,
+                neap_pages::Part::Table(KINDS | DESCRIPTORS) => Part::SlabTables,
+                neap_pages::Part::Table(_) => Part::States,
             };
             each(part, start, length);
         });
@@ -199,7 +205,7 @@ impl<P: Platform> Objects<P> {
     /// Lets the fast paths of `hot` work on this instance: all where it has Rseq slots, and anywhere those for owners.
     ///
     /// # Safety
-    /// `hot` is used by nobody yet and does not outlive this instance.
+    /// `hot` is the one that this was opened with, used by nobody yet, and does not outlive this instance.
     pub unsafe fn open_hot(&self, hot: &Hot) {
         self.slots.publish(&hot.table);
         // SAFETY: as the caller promises; the tables are those of the arena.
@@ -232,14 +238,14 @@ impl<P: Platform> Objects<P> {
     fn is(&self, pointer: *const u8, state: u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.is(self.place_at(pointer), pointer.addr() / GRAIN, state) }
+        aligned && unsafe { self.states.is(pointer.addr() / GRAIN, state) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program has no such object there.
     pub fn disown(&self, pointer: *const u8) -> bool {
         let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.release(self.place_at(pointer), pointer.addr() / GRAIN) }
+        aligned && unsafe { self.states.release(pointer.addr() / GRAIN) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
@@ -260,7 +266,7 @@ impl<P: Platform> Objects<P> {
     pub fn allocate_at_once(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.slots.pop_at_once(&self.platform, class)?)?;
         // SAFETY: what a stack has given out is a cached object of its class.
-        unsafe { hot.hand_out(class.place(), object, false) }.map(NonNull::as_ptr)
+        unsafe { hot.hand_out(object, false) }.map(NonNull::as_ptr)
     }
 
     /// The same for an object that is marked as cached and in no stack; `false`: the caller still has it.
@@ -277,7 +283,7 @@ impl<P: Platform> Objects<P> {
             Attempt::Busy => self.allocate_directly(hot, class)?,
         };
         // SAFETY: what stacks, sheaves and slabs give out is marked as cached.
-        unsafe { hot.hand_out(class.place(), NonNull::new(object)?, true) }.map(NonNull::as_ptr)
+        unsafe { hot.hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
     /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
@@ -352,15 +358,10 @@ impl<P: Platform> Objects<P> {
         let pfn = unsafe { self.slabs.pfn_of(place.slab) };
         let address = self.pages.address(pfn) + place.object as usize * class.size();
         // SAFETY: the object lies in the arena and is this thread's.
-        unsafe { self.states.set(class.place(), address / GRAIN, CACHED) };
+        unsafe { self.states.set(address / GRAIN, CACHED) };
         let object = core::ptr::with_exposed_provenance_mut(address);
         self.kind_entry(object).set_home(self.platform.cpu() as u16);
         object
-    }
-
-    /// The place of the class that lies at an address of the arena.
-    fn place_at(&self, pointer: *const u8) -> u16 {
-        self.kind_entry(pointer).class().place()
     }
 
     /// The kind map's entry of an object's page.
@@ -400,8 +401,7 @@ impl<P: Platform> Objects<P> {
             return None;
         };
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
-        let states = if States::is_large(class.place()) { LARGE_STATES } else { STATES };
-        self.pages.mark_side_table(block.pfn, states);
+        state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
         hot.cover(self.pages.limit());
         Some((slab, self.pages.node_of(block.pfn)))

@@ -183,10 +183,10 @@ impl Hot {
     /// [`Objects::own_slowly`].
     ///
     /// # Safety
-    /// The object is one of `class` that the caller alone has, of the instance that this was opened for; `owner` is neither 0
+    /// The object is one that the caller alone has, of the instance that this was opened for; `owner` is neither 0
     /// nor above 2^63.
     #[inline]
-    pub unsafe fn own(&self, class: Class, object: *mut u8, owner: u64) -> bool {
+    pub unsafe fn own(&self, object: *mut u8, owner: u64) -> bool {
         // SAFETY: as the caller promises.
         unsafe {
             let owners = self.owners(object);
@@ -194,7 +194,7 @@ impl Hot {
                 let Some(vector) = owners.vector() else { return false };
                 vector.entry(self.grain_of_page(object)).store(owner, Relaxed);
             }
-            self.states().set(class.place(), object.addr() / GRAIN, ACCOUNTED);
+            self.states.set(object.addr() / GRAIN, ACCOUNTED);
         }
         true
     }
@@ -202,12 +202,12 @@ impl Hot {
     /// Who pays for an object; `None`: nobody does.
     ///
     /// # Safety
-    /// The object is one of `class` that the caller has, of the instance that this was opened for.
+    /// The object is one that the caller has, of the instance that this was opened for.
     #[inline]
-    pub unsafe fn payer(&self, class: Class, object: *const u8) -> Option<u64> {
+    pub unsafe fn payer(&self, object: *const u8) -> Option<u64> {
         // SAFETY: as the caller promises.
         unsafe {
-            let accounted = self.states().is(class.place(), object.addr() / GRAIN, ACCOUNTED);
+            let accounted = self.states.is(object.addr() / GRAIN, ACCOUNTED);
             if accounted { self.owner(object) } else { None }
         }
     }
@@ -249,7 +249,7 @@ impl<P: Platform> Objects<P> {
             }
         }
         // SAFETY: as the caller promises.
-        unsafe { hot.own(class, object, owner) }
+        unsafe { hot.own(object, owner) }
     }
 
     /// Detaches the vectors of a slab that has no object but free ones and neap's own, or nothing is left to wait for: two
@@ -340,7 +340,7 @@ impl<P: Platform> Objects<P> {
         let end = (offset + self.pages.page_size()).div_ceil(size).min(slab.objects as usize);
         for object in (offset.div_ceil(size)..end).map(|number| start + number * size) {
             // SAFETY: objects lie in the arena.
-            let is = |state| unsafe { self.states.is(slab.class.place(), object / GRAIN, state) };
+            let is = |state| unsafe { self.states.is(object / GRAIN, state) };
             if is(ACCOUNTED) || is(PAID) {
                 each(slab.class, core::ptr::with_exposed_provenance_mut(object), self.owner_at(object));
             }

@@ -72,16 +72,16 @@ impl Hot {
             return Owned::Nothing;
         }
         // SAFETY: what is served is at most the largest size, and not nothing.
-        let Some((place, object)) = (unsafe { self.pop(size) }) else { return Owned::Nothing };
+        let Some(object) = (unsafe { self.pop(size) }) else { return Owned::Nothing };
         let grain = object.addr().get() / GRAIN;
         // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. Where it has changed hands by mistake it
         // is found out when it is freed twice.
         unsafe {
-            if self.change(place, grain, PAID, ACCOUNTED) {
+            if self.states.change(grain, PAID, ACCOUNTED) {
                 if self.is_of(object.as_ptr(), sole) {
                     return Owned::Again(object);
                 }
-                self.states().set(place, grain, PAID);
+                self.states.set(grain, PAID);
             }
         }
         Owned::Another(object)
@@ -90,11 +90,11 @@ impl Hot {
     /// Marks an object that was cached as the program's, which nobody pays for: who did is paid back. `inside` as for [`Repay`].
     ///
     /// # Safety
-    /// The object is one of the class of `place` in the instance that this was opened for, marked as cached, and in the caller's hands.
+    /// The object is one of the instance that this was opened for, marked as cached, and in the caller's hands.
     #[inline(always)]
-    pub unsafe fn hand_out(&self, place: u16, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+    pub unsafe fn hand_out(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: objects lie in the arena.
-        if unsafe { self.change(place, object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+        if unsafe { self.states.change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
             return Some(object);
         }
         // SAFETY: as the caller promises.
@@ -108,12 +108,11 @@ impl Hot {
     unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: as above. Without a payback there is no instance, and nothing that anybody paid for.
         unsafe {
-            let place = self.kind(object.as_ptr()).place();
-            if !self.change(place, object.addr().get() / GRAIN, PAID, ALLOCATED) {
+            if !self.states.change(object.addr().get() / GRAIN, PAID, ALLOCATED) {
                 return corrupt(object);
             }
             if let (Some(owner), Some(payback)) = (self.owner(object.as_ptr()), self.payback.load(Relaxed).as_ref()) {
-                payback.pay(owner, Class::of_place(place), 1, inside);
+                payback.pay(owner, self.kind(object.as_ptr()).class(), 1, inside);
             }
         }
         Some(object)
@@ -126,7 +125,7 @@ impl<P: Platform> Objects<P> {
         let (mut payer, mut count) = (0, 0);
         for &object in objects {
             // SAFETY: the objects are cached ones of this class, so in the arena.
-            if unsafe { self.states.change(class.place(), object.addr() / GRAIN, PAID, CACHED) } {
+            if unsafe { self.states.change(object.addr() / GRAIN, PAID, CACHED) } {
                 let owner = self.owner_at(object.addr());
                 if owner != payer && count > 0 {
                     self.payback.pay(payer, class, count, true);
@@ -181,7 +180,7 @@ impl<P: Platform> Objects<P> {
         let mut see = |object: *mut u8| {
             if self.class_at(object) == Some(class) && self.node_of(object) == node {
                 // SAFETY: the kind map says that the class lies there.
-                let paid = unsafe { self.states.is(class.place(), object.addr() / GRAIN, PAID) };
+                let paid = unsafe { self.states.is(object.addr() / GRAIN, PAID) };
                 // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
                 // its vector: to go back to the slab takes the lock.
                 let payer = if paid { self.owner_at(object.addr()) } else { 0 };

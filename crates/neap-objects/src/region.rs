@@ -1,8 +1,8 @@
 //! A region: all stacks of one CPU, in one piece of memory.
 //!
 //! Sits below the slots, which say whose a region is, and beside the restartable sequences, which work in it. It begins with
-//! a mark, whether it may be written to; then come the stacks, two for each class, and then their cells. Takes no lock:
-//! everything here is for who has the region alone.
+//! a mark, whether it may be written to; then come the stacks, two for each class, and then their cells, below each stack's
+//! lowest one that holds null. Takes no lock: everything here is for who has the region alone.
 
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;
@@ -22,8 +22,8 @@ const fn layout() -> ([usize; STACKS], usize) {
     let mut next = size_of::<u64>() + STACKS * size_of::<Stack>();
     let mut stack = 0;
     while stack < STACKS {
-        cells[stack] = next;
-        next += StackId(stack as u8).capacity() as usize * size_of::<usize>();
+        cells[stack] = next + size_of::<usize>();
+        next = cells[stack] + StackId(stack as u8).capacity() as usize * size_of::<usize>();
         stack += 1;
     }
     (cells, next)

@@ -27,16 +27,13 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
-use neap_os::rseq::{self, Outcome, Stack, Table};
+use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED};
 
 /// Aborts in a row after which an operation goes the shared way: a debugger that steps would abort for ever.
 const ATTEMPTS: u32 = 3;
 
 /// Tries at another CPU's lock before it is skipped.
 const REMOTE_TRIES: u32 = 1000;
-
-/// Entries of the table below CPU 0: for the ids -1 and -2.
-pub(crate) const UNREGISTERED: usize = 2;
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,9 +59,11 @@ pub enum Attempt<T> {
 #[derive(Debug)]
 pub struct Slots {
     cpus: usize,
-    /// CPUs that the kernel could name.
+    /// CPUs that the kernel could name and the table has entries for.
     pub(crate) named: usize,
-    /// One mapping: the table, locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
+    /// The first entry of the table.
+    table: usize,
+    /// One mapping: locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
     length: usize,
     offset: Option<u32>,
@@ -77,32 +76,40 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Maps the regions. With `use_rseq` false every CPU gets the Atomic kind.
+    /// Maps the regions, and fills a table for them, from which no sequence starts before [`Slots::publish`]. With `use_rseq` false
+    /// every CPU gets the Atomic kind.
     ///
     /// # Errors
     /// What the mapping answered.
-    pub fn open<P: Platform>(platform: &P, use_rseq: bool) -> Result<Slots, Errno> {
+    ///
+    /// # Safety
+    /// The table is no other slots', stays where it is, and lives as long as these are used.
+    pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &Table) -> Result<Slots, Errno> {
         let (cpus, named) = (platform.cpus(), platform.nameable_cpus().max(platform.cpus()));
-        let length = Slots::regions_at(cpus, named) + (cpus + 2) * REGION;
+        let length = Slots::regions_at(cpus) + (cpus + 2) * REGION;
         let length = length.next_multiple_of(platform.page_size());
         let memory = platform.map(length)?;
         let slots = Slots {
             cpus,
-            named,
+            named: named.min(MOST_CPUS),
+            table: table.regions.as_ptr().expose_provenance(),
             memory,
             length,
-            offset: platform.rseq_offset().filter(|_| use_rseq),
-            spare: Mutex::new(memory + Slots::regions_at(cpus, named) + cpus * REGION),
+            offset: platform.rseq_offset().filter(|_| use_rseq && named <= MOST_CPUS),
+            spare: Mutex::new(memory + Slots::regions_at(cpus) + cpus * REGION),
             closed: AtomicBool::new(false),
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
-        for cpu in 0..=cpus {
+        for cpu in 0..cpus + 2 {
             let region = slots.first_region() + cpu * REGION;
-            // SAFETY: the mapping is fresh, and nobody else's; the last of these is the spare, which has no lock.
+            StackId::all().for_each(|stack| clear(region, stack));
+            // SAFETY: the mapping is fresh, and nobody else's. The last of these is DUMMY, which may not be written to, and the last but
+            // one the spare, which has no lock.
             unsafe {
-                at::<u64>(region).write(1);
-                StackId::all().for_each(|stack| clear(region, stack));
+                if cpu <= cpus {
+                    at::<u64>(region).write(1);
+                }
                 if cpu < cpus {
                     slots.locks().add(cpu).write(CpuLock::new(region));
                 }
@@ -128,26 +135,22 @@ impl Slots {
         (self.memory, self.length)
     }
 
-    const fn locks_at(named: usize) -> usize {
-        ((named + UNREGISTERED) * size_of::<usize>()).next_multiple_of(align_of::<CpuLock<usize>>())
-    }
-
-    const fn regions_at(cpus: usize, named: usize) -> usize {
-        (Slots::locks_at(named) + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
+    const fn regions_at(cpus: usize) -> usize {
+        (cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
     }
 
     pub(crate) fn first_region(&self) -> usize {
-        self.memory + Slots::regions_at(self.cpus, self.named)
+        self.memory + Slots::regions_at(self.cpus)
     }
 
-    /// The region that nobody writes to: zeroes, so no stack in it has objects or room.
+    /// The region that nobody writes to: its mark says so, and no stack in it has objects or room.
     pub(crate) fn dummy(&self) -> usize {
         self.first_region() + (self.cpus + 1) * REGION
     }
 
     pub(crate) fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
-        // SAFETY: the mapping begins with an entry for every CPU that could be named, and two more.
-        unsafe { &*at::<AtomicPtr<u8>>(self.memory).add(entry) }
+        // SAFETY: the table has an entry for every CPU that could be named, and two more, and lives as long as these slots.
+        unsafe { &*at::<AtomicPtr<u8>>(self.table).add(entry) }
     }
 
     /// The table's entry of a CPU.
@@ -156,7 +159,7 @@ impl Slots {
     }
 
     fn locks(&self) -> *mut CpuLock<usize> {
-        at(self.memory + Slots::locks_at(self.named))
+        at(self.memory)
     }
 
     pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
@@ -175,11 +178,11 @@ impl Slots {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
     }
 
-    /// Tells the sequences where the table is.
+    /// Tells the sequences of the table where a thread's area lies.
     pub fn publish(&self, table: &Table) {
-        let Some(offset) = self.offset else { return };
-        table.offset.store(offset, Ordering::Relaxed);
-        table.regions.store(core::ptr::from_ref(self.entry(UNREGISTERED)).cast_mut(), Ordering::Relaxed);
+        if let Some(offset) = self.offset {
+            table.offset.store(offset, Ordering::Relaxed);
+        }
     }
 
     fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {

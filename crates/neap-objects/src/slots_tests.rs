@@ -7,20 +7,24 @@
 use crate::instance::{CONFIG, Opened, machine};
 use crate::machine::Shared;
 use crate::size_class::Class;
-use crate::slots::{Peek, Slots, UNREGISTERED};
+use crate::slots::{Peek, Slots};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
+use neap_os::rseq::{Table, UNREGISTERED};
 use neap_os::topology::CpuSet;
+use std::boxed::Box;
 use std::vec::Vec;
 
 /// Slots that are unmapped with the value.
-struct Own<P: Platform>(P, Slots);
+struct Own<P: Platform>(P, Slots, #[expect(dead_code, reason = "the slots are in it")] Box<Table>);
 
 impl<P: Platform> Own<P> {
     fn open(platform: P) -> Own<P> {
-        let slots = Slots::open(&platform, true).unwrap();
-        Own(platform, slots)
+        let table = Box::new(Table::unopened());
+        // SAFETY: the table is for these alone, and both live in one value.
+        let slots = unsafe { Slots::open(&platform, true, &table) }.unwrap();
+        Own(platform, slots, table)
     }
 
     /// Closes the table, and looks at a lock that is held so many times.

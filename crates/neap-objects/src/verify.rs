@@ -12,13 +12,14 @@ use crate::region::{REGION, StackId, objects, stack};
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
-use crate::slots::{Kind, Slots, UNREGISTERED};
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, LARGE_TABLE_SHIFT, PAID, States};
+use crate::slots::{Kind, Slots};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform, bitmap};
+use neap_os::rseq::UNREGISTERED;
 use neap_pages::State;
 
 /// What the state of a cached object has besides once it has been met in a stack or sheaf; only while the proof runs. It is one of
@@ -153,17 +154,10 @@ impl<P: Platform> Objects<P> {
         Ok((sum, walk.run_pages))
     }
 
-    /// The state byte of an object of a class that starts at `address`, and what it holds besides the state.
-    fn state_byte(&self, class: Class, address: usize) -> (&AtomicU8, u8) {
+    /// The state byte of an object that starts at `address`.
+    fn state(&self, address: usize) -> &AtomicU8 {
         // SAFETY: the caller has found the address in the arena.
-        unsafe { self.states.byte(class.place(), address / GRAIN) }
-    }
-
-    /// The state of an object of a class that starts at `address`; more than there are if the byte is that of another.
-    fn state(&self, class: Class, address: usize) -> u8 {
-        let (byte, start) = self.state_byte(class, address);
-        let found = byte.load(Relaxed);
-        if found == 0 { 0 } else { found ^ start }
+        unsafe { self.states.byte(address / GRAIN) }
     }
 
     /// Replaces one mark by another on everything in stacks and full sheaves; what is there twice, or is not a cached object with the first
@@ -177,9 +171,9 @@ impl<P: Platform> Objects<P> {
                     Some(found) if found != class => return wrong("object of the class in a cache", found.0.into()),
                     Some(_) => {}
                 }
-                let (byte, start) = self.state_byte(class, at);
+                let byte = self.state(at);
                 let found = byte.load(Relaxed);
-                let whole = at.is_multiple_of(GRAIN) && [CACHED, PAID].contains(&(found ^ start ^ from));
+                let whole = at.is_multiple_of(GRAIN) && [CACHED, PAID].contains(&(found ^ from));
                 byte.store(if whole { found ^ from ^ to } else { found }, Relaxed);
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
@@ -275,11 +269,7 @@ impl<P: Platform> Objects<P> {
         }
         let census = self.walk_objects(id, class, objects, at)?;
         let bytes = pages as usize * self.pages.page_size();
-        equal(
-            "state bytes of a slab",
-            census.allocated + census.cached + census.in_hands,
-            self.bytes_set(class, at, bytes),
-        )?;
+        equal("state bytes of a slab", census.allocated + census.cached + census.in_hands, self.bytes_set(at, bytes))?;
         // Told last: what is lost has a better name in most cases.
         walk.private = walk.private.and(equal("objects of neap's own in a slab", census.sheaves, private.into()));
         walk.classes[class.index()] += Census { slabs: 1, ..census };
@@ -303,7 +293,7 @@ impl<P: Platform> Objects<P> {
         let frame = self.pages.frames().frame(self.pages.pfn(at));
         equal("vector in a slab", State::Slab as u64, frame.state() as u64)?;
         equal("place of a vector", 0, self.offset_in(memory, core::ptr::without_provenance(at)) as u64)?;
-        equal("state of a vector's memory", 0, self.state(memory, at).into())?;
+        equal("state of a vector's memory", 0, self.state(at).load(Relaxed).into())?;
         equal("factor of a vector", 1, u64::from(vector == Vector::new(at, class)))?;
         walk.vectors[memory.index()] += 1;
         Ok(())
@@ -316,7 +306,7 @@ impl<P: Platform> Objects<P> {
         let words = unsafe { self.slabs.words(id, objects).as_ref() };
         for object in 0..objects as usize {
             let at = start + object * class.size();
-            let found = self.state(class, at);
+            let found = self.state(at).load(Relaxed);
             let free = bitmap::get(words, object);
             let count = match found {
                 0 if free => &mut census.free,
@@ -348,11 +338,9 @@ impl<P: Platform> Objects<P> {
         Ok(census)
     }
 
-    /// State bytes that are not 0 for a part of the arena where objects of a class lie.
-    fn bytes_set(&self, class: Class, start: usize, bytes: usize) -> u64 {
-        let step = if States::is_large(class.place()) { 1 << LARGE_TABLE_SHIFT } else { GRAIN };
-        let set = |&at: &usize| self.state_byte(class, at).0.load(Relaxed) != 0;
-        (start..start + bytes).step_by(step).filter(set).count() as u64
+    /// State bytes that are not 0 for a part of the arena.
+    fn bytes_set(&self, start: usize, bytes: usize) -> u64 {
+        (start..start + bytes).step_by(GRAIN).filter(|&at| self.state(at).load(Relaxed) != 0).count() as u64
     }
 
     /// Compares the caches of a class with what the walk saw.
@@ -415,7 +403,7 @@ impl<P: Platform> Objects<P> {
                 equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
                 equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
-                equal("state of a sheaf's memory", 0, self.state(memory_class(class), at).into())?;
+                equal("state of a sheaf's memory", 0, self.state(at).load(Relaxed).into())?;
                 let far = sheaf.objects().iter().filter(|&&object| self.node_of(object) != node).count();
                 equal("objects of another node in a barn", 0, far as u64)?;
                 length += 1;
@@ -461,12 +449,20 @@ impl Slots {
         // SAFETY: a region begins with a mark.
         Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
         StackId::all().try_for_each(|id| {
-            let (stack, cells) = (stack(region, id), id.cells(region) * writable as usize);
+            let (stack, cells) = (stack(region, id), id.cells(region));
             [&stack.head, &stack.bottom, &stack.end].into_iter().try_for_each(|pointer| {
                 let found = pointer.load(Relaxed).addr();
                 Finding::unless_equal("stack that is to be empty", id.class(), region, cells as u64, found as u64)
-            })
+            })?;
+            Slots::verify_below(region, id)
         })
+    }
+
+    /// What lies below the lowest cell of a stack.
+    fn verify_below(region: usize, id: StackId) -> Result<(), Finding> {
+        // SAFETY: each stack's cells have another one below.
+        let below = unsafe { core::ptr::with_exposed_provenance::<usize>(id.cells(region)).sub(1).read() };
+        Finding::unless_equal("null below a stack", id.class(), region, 0, below as u64)
     }
 
     fn verify_stack(&self, cpu: usize, region: usize, id: StackId) -> Result<(), Finding> {
@@ -475,6 +471,7 @@ impl Slots {
         let most = cells + id.capacity() as usize * size_of::<usize>();
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, id.class(), cpu, expected, found);
         equal("bottom of a stack", cells as u64, bottom as u64)?;
+        Slots::verify_below(region, id)?;
         equal("end of a stack", 1, u64::from((bottom..=most).contains(&end)))?;
         equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))
     }

@@ -20,8 +20,8 @@ const CLASS: Class = Class(20);
 const SHEAF: usize = CLASS.sheaf_capacity() as usize;
 
 fn kind(o: &Instance, object: *const u8) -> &KindEntry {
-    let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(1));
-    // SAFETY: the second side table has an entry for every 4 KiB of the arena.
+    let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(0));
+    // SAFETY: the first side table has an entry for every 4 KiB of the arena.
     unsafe { &*kinds.add((object.addr() - o.pages.base()) >> KindEntry::SHIFT) }
 }
 

@@ -33,9 +33,9 @@ fn pointer(address: usize) -> *mut u8 {
 
 /// Says who pays, the way a program's allocation does; `false` where there is no memory for that.
 fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
-    let before = payer(o, class, object);
+    let before = payer(o, object);
     // SAFETY: the objects are the test's, of this instance.
-    let owned = unsafe { o.hot.own(class, object, owner) || o.own_slowly(&o.hot, class, object, owner) };
+    let owned = unsafe { o.hot.own(object, owner) || o.own_slowly(&o.hot, class, object, owner) };
     if owned {
         before.inspect(|&before| o.ledger.repay(class, before, 1));
         o.ledger.charge(class, owner);
@@ -49,27 +49,27 @@ fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8,
         Owned::Again(object) => (object.as_ptr(), true),
         Owned::Another(object) => {
             // SAFETY: a stack gave it out.
-            let object = unsafe { o.hot.hand_out(class.place(), object, false) };
+            let object = unsafe { o.hot.hand_out(object, false) };
             (object.expect("it was cached").as_ptr(), false)
         }
         Owned::Nothing => (o.take(class).expect("there is memory"), false),
     };
     assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, again), "{object:p}");
-    assert_eq!(payer(o, class, object), again.then_some(owner), "{object:p}");
+    assert_eq!(payer(o, object), again.then_some(owner), "{object:p}");
     assert!(again || own(o, class, object, owner));
     // SAFETY: the object was just handed out; this is what `give` looks for.
     unsafe { object.cast::<usize>().write(object.addr()) };
     (object, again)
 }
 
-fn payer<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> Option<u64> {
+fn payer<P: Platform>(o: &Opened<P>, object: *mut u8) -> Option<u64> {
     // SAFETY: the objects are the test's, of this instance.
-    unsafe { o.hot.payer(class, object) }
+    unsafe { o.hot.payer(object) }
 }
 
 /// Gives an object back the way a program's free does, and answers who paid.
 fn give<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> u64 {
-    let paid = payer(o, class, object).unwrap_or(0);
+    let paid = payer(o, object).unwrap_or(0);
     assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, paid != 0), "{object:p}");
     o.give(class, object);
     paid
@@ -288,7 +288,7 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
     bytes(&o, left, 32);
     let owner = |object: *mut u8| in_turn(object.addr(), 1024, 8);
     more.iter().for_each(|&object| {
-        assert_eq!((payer(&o, class, object), own(&o, class, object, owner(object))), (None, true));
+        assert_eq!((payer(&o, object), own(&o, class, object, owner(object))), (None, true));
     });
     assert!(o.vector_bytes() > before);
     more.into_iter().for_each(|object| assert_eq!(give(&o, class, object), owner(object)));
@@ -322,10 +322,10 @@ fn no_memory_for_a_vector_changes_nothing() {
     assert!(own(&o, class, paid[0], 2), "one owner takes no memory");
     for &object in unpaid.iter().take_while(|object| object.addr() / 4096 == paid[0].addr() / 4096) {
         assert!(!own(&o, class, object, 3), "there is no memory left");
-        assert_eq!((o.is_allocated(object), payer(&o, class, object)), (true, None));
+        assert_eq!((o.is_allocated(object), payer(&o, object)), (true, None));
     }
     assert!(!own(&o, class, paid[0], 3), "nor for another owner of the same");
-    assert_eq!(payer(&o, class, paid[0]), Some(2));
+    assert_eq!(payer(&o, paid[0]), Some(2));
     assert_eq!((o.prove().accounted, o.vector_bytes()), (1, 0));
     // With the memory of one slab there is enough for some.
     let (first, rest) = all.split_at(all.len() / 2);
@@ -402,7 +402,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         }
         // It is handed out again, and nobody pays.
         let again = o.take_many(class, 100);
-        again.iter().for_each(|&object| assert_eq!(payer(o, class, object), None));
+        again.iter().for_each(|&object| assert_eq!(payer(o, object), None));
         again.into_iter().for_each(|object| assert_eq!(give(o, class, object), 0));
     }
     o.drain();

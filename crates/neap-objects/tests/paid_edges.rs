@@ -36,7 +36,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     let objects = o.take_many(class, owners.len());
     for (&object, &owner) in objects.iter().zip(owners) {
         // SAFETY: the objects are the test's, of this instance.
-        assert!(unsafe { o.hot.own(class, object, owner) || o.own_slowly(&o.hot, class, object, owner) });
+        assert!(unsafe { o.hot.own(object, owner) || o.own_slowly(&o.hot, class, object, owner) });
     }
     objects.into_iter().for_each(|object| o.give(class, object));
 }
@@ -61,7 +61,7 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
         let Owned::Another(object) = o.hot.allocate_owned(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
         // SAFETY: a stack gave it out.
-        let object = unsafe { o.hot.hand_out(class.place(), object, false) }.unwrap();
+        let object = unsafe { o.hot.hand_out(object, false) }.unwrap();
         let paid_back = told();
         // SAFETY: it has two words; this is what `give` looks for.
         unsafe { object.as_ptr().cast::<usize>().write(object.addr().get()) };
@@ -103,7 +103,7 @@ fn what_is_in_no_cache_is_not_handed_out() {
         let (o, class) = (Opened::new(machine(1), &CONFIG).unwrap(), Class::of_size(64));
         let object = core::ptr::NonNull::new(o.take(class).unwrap()).unwrap();
         // SAFETY: it is not, which is found.
-        unsafe { o.hot.hand_out(class.place(), object, false) };
+        unsafe { o.hot.hand_out(object, false) };
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());

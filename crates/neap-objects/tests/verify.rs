@@ -18,7 +18,7 @@ use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
-use neap_objects::state::{ACCOUNTED, ALLOCATED, LARGE_TABLE_SHIFT};
+use neap_objects::state::{ACCOUNTED, ALLOCATED, TABLE_SHIFT};
 use neap_objects::verify::Census;
 use std::collections::VecDeque;
 
@@ -79,15 +79,16 @@ fn slab(o: &Instance, object: *mut u8) -> &mut Slab {
 
 /// The state byte of an address.
 fn state(o: &Instance, address: usize) -> &AtomicU8 {
-    let byte = o.pages.side_table(3) + ((address - o.pages.base()) >> LARGE_TABLE_SHIFT);
-    // SAFETY: the fourth side table has a byte for every KiB of the arena, all of them atomics.
+    assert!(address.is_multiple_of(1 << TABLE_SHIFT), "it is in another table");
+    let byte = o.pages.side_table(2) + ((address - o.pages.base()) >> TABLE_SHIFT);
+    // SAFETY: the third side table has a byte for every 64 bytes of the arena, all of them atomics.
     unsafe { &*core::ptr::with_exposed_provenance(byte) }
 }
 
 /// The kind of what lies so far from the base.
 fn kind(o: &Instance, offset: usize) -> &KindEntry {
-    let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(1));
-    // SAFETY: the second side table has an entry for every 4 KiB of the arena.
+    let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(0));
+    // SAFETY: the first side table has an entry for every 4 KiB of the arena.
     unsafe { &*kinds.add(offset >> KindEntry::SHIFT) }
 }
 
@@ -225,7 +226,7 @@ fn a_bit_or_a_state_that_is_wrong() {
     });
     finds("state of an object", |o, held| state(o, held[0].addr()).store(6, Relaxed));
     finds("memory of sheaves", |o, held| state(o, held[0].addr()).store(0, Relaxed));
-    finds("state bytes of a slab", |o, held| state(o, held[0].addr() + (1 << LARGE_TABLE_SHIFT)).store(3, Relaxed));
+    finds("state bytes of a slab", |o, held| state(o, held[0].addr() + (1 << TABLE_SHIFT)).store(3, Relaxed));
     // One in the middle: of a page whose objects are all the program's.
     finds("kind map", |o, held| kind(o, held[held.len() / 2].addr() - o.pages.base()).set(Class(3)));
     finds("kind map", |o, _| kind(o, o.pages.limit() - 1).set(CLASS));

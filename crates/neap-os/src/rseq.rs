@@ -7,7 +7,7 @@
 //! abort exit and nothing has happened.
 //!
 //! ```text
-//! Table { offset, regions } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
+//! Table { regions, offset } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
 //!                                                                      ^ at a multiple of 8 bytes, the stack's place
 //! ```
 //!
@@ -16,6 +16,9 @@
 //! * nothing that counts is written before every check has passed, and the commit is the last instruction;
 //! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
 //!   16 cycles, with `[base]` for 6 (the processor forwards a store to a load before it knows their addresses);
+//! * the pointers to regions lie in the table itself, at an address that the program's code knows: all that a sequence does
+//!   waits for one load after the other, and this is one less;
+//! * a pop looks at the cell alone: the one below the lowest holds null, and is written by nobody;
 //! * no call, no system call and no use of the machine stack inside;
 //! * `cpu_id` is read, never `cpu_id_start`; neither is written. An unregistered thread has the id -1 or -2: the table has
 //!   entries there, too, which lead to a region whose stacks have no room and no objects. So has a table that is closed,
@@ -35,26 +38,39 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 pub struct Stack {
     /// The cell above the topmost object.
     pub head: AtomicPtr<*mut u8>,
-    /// The lowest cell. Never changes while the region is in a table.
+    /// The lowest cell; the one below it holds null. Never changes while the region is in a table.
     pub bottom: AtomicPtr<*mut u8>,
-    /// The cell above the highest; the same as `bottom`, or null, sends every operation to the caller's slow path.
+    /// The cell above the highest; the same as `bottom` sends every operation to the caller's slow path.
     pub end: AtomicPtr<*mut u8>,
 }
+
+/// Entries of a table below that of CPU 0: for -1 and -2, the ids of threads that are not registered.
+pub const UNREGISTERED: usize = 2;
+
+/// CPUs that a table has entries for: those of the largest kernels.
+pub const MOST_CPUS: usize = 8192;
 
 /// What the sequences start from.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Table {
+    /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
+    pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
     /// Where the thread's rseq area lies from its thread pointer.
     pub offset: AtomicU32,
-    /// One pointer per CPU that the kernel may name, to its region; two more below, for -1 and -2.
-    pub regions: AtomicPtr<AtomicPtr<u8>>,
 }
 
 impl Table {
     /// A table that no sequence may start from yet.
     pub const fn unopened() -> Table {
-        Table { offset: AtomicU32::new(0), regions: AtomicPtr::new(core::ptr::null_mut()) }
+        let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
+        Table { regions, offset: AtomicU32::new(0) }
+    }
+
+    /// The entry of CPU 0.
+    #[inline(always)]
+    fn first(&self) -> *const AtomicPtr<u8> {
+        self.regions.as_ptr().wrapping_add(UNREGISTERED)
     }
 }
 
@@ -165,20 +181,19 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     // SAFETY: as the caller promises; the only store is the commit, into the head of a stack of this CPU.
     unsafe {
         asm!(
-            "xor {value:e}, {value:e}",
             sequence!(
                 "lea {t}, [{t} + {place} * 8]",
                 "mov {head}, qword ptr [{t}]",
-                "cmp {head}, qword ptr [{t} + 8]",
-                "je 23f",
                 "mov {value}, qword ptr [{head} - 8]",
+                "test {value}, {value}",
+                "jz 23f",
                 "sub {head}, 8",
                 "mov qword ptr [{t}], {head}",
                 "22:";
                 abort: "xor {value:e}, {value:e}"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            regions = in(reg) table.first(), place = in(reg) place,
             t = out(reg) _, head = out(reg) _, value = out(reg) value,
             options(nostack),
         );
@@ -210,7 +225,7 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
                 abort: "jmp {aborted}"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            regions = in(reg) table.first(), place = in(reg) place,
             home = in(reg) home, value = in(reg) value, t = out(reg) _, head = out(reg) _,
             full = label { return Outcome::Refused },
             aborted = label { return Outcome::Aborted },
@@ -246,7 +261,7 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            regions = in(reg) table.first(), place = in(reg) place,
             inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _,
             t = out(reg) _, rest = out(reg) _, status = out(reg) status,
             options(nostack),
@@ -279,7 +294,7 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            regions = in(reg) table.first(), place = in(reg) place,
             inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _,
             t = out(reg) _, total = out(reg) _, status = out(reg) status,
             options(nostack),
@@ -314,7 +329,7 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.regions.load(Ordering::Relaxed), place = in(reg) place,
+            regions = in(reg) table.first(), place = in(reg) place,
             capacity = in(reg) capacity as usize, end = out(reg) _, t = out(reg) _, status = out(reg) status,
             options(nostack),
         );
@@ -345,6 +360,7 @@ mod tests {
         full: Stack,
         stack: Stack,
         before: u64,
+        none: *mut u8,
         cells: [*mut u8; 4],
         after: u64,
     }
@@ -355,19 +371,28 @@ mod tests {
     const ELSEWHERE: u16 = u16::MAX;
 
     /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
-    fn table(capacity: usize) -> Option<(Table, Box<Region>, Vec<AtomicPtr<u8>>)> {
+    fn table(capacity: usize) -> Option<(Box<Table>, Box<Region>)> {
         let offset = registered_offset()? as u32;
         let null = || AtomicPtr::new(core::ptr::null_mut());
         let [full, stack] = [(), ()].map(|()| Stack { head: null(), bottom: null(), end: null() });
-        let mut region =
-            Box::new(Region { writable: 1, full, stack, before: 7, cells: [core::ptr::null_mut(); 4], after: 7 });
+        let mut region = Box::new(Region {
+            writable: 1,
+            full,
+            stack,
+            before: 7,
+            none: pointer(0),
+            cells: [pointer(0); 4],
+            after: 7,
+        });
         let cells = region.cells.as_mut_ptr();
         region.stack.head.store(cells, Ordering::Relaxed);
         region.stack.bottom.store(cells, Ordering::Relaxed);
         region.stack.end.store(cells.wrapping_add(capacity), Ordering::Relaxed);
-        let mut regions: Vec<_> = (0..1024).map(|_| AtomicPtr::new((&raw mut *region).cast())).collect();
-        let regions_start = AtomicPtr::new(regions.as_mut_ptr());
-        Some((Table { offset: AtomicU32::new(offset), regions: regions_start }, region, regions))
+        let table = Box::new(Table::unopened());
+        table.offset.store(offset, Ordering::Relaxed);
+        let region_start = (&raw mut *region).cast();
+        table.regions.iter().for_each(|entry| entry.store(region_start, Ordering::Relaxed));
+        Some((table, region))
     }
 
     /// Tries until it is not aborted. A pop that is aborted answers as one that is refused: several in a row are not chance.
@@ -392,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_last_in_first_out_and_bounded() {
-        let Some((table, region, _regions)) = table(4) else { return };
+        let Some((table, region)) = table(4) else { return };
         // SAFETY: the table and its one region live to the end of the test, and only this thread uses them.
         unsafe {
             for value in 1..=4 {
@@ -409,7 +434,7 @@ mod tests {
 
     #[test]
     fn an_object_goes_to_the_first_stack_at_home_and_to_the_second_elsewhere() {
-        let Some((table, region, _regions)) = table(4) else { return };
+        let Some((table, region)) = table(4) else { return };
         let home = pin();
         // SAFETY: as above.
         unsafe {
@@ -436,7 +461,7 @@ mod tests {
 
     #[test]
     fn many_go_together_or_not_at_all() {
-        let Some((table, region, _regions)) = table(4) else { return };
+        let Some((table, region)) = table(4) else { return };
         let three = [1, 2, 3].map(pointer);
         let mut taken = [pointer(0); 2];
         // SAFETY: as above.
@@ -456,16 +481,16 @@ mod tests {
     fn no_object_is_lost_between_threads() {
         const CELLS: usize = 64;
         let Some(offset) = registered_offset() else { return };
-        // A region: a word, the stack at `FULL` without room, the one behind it, and its cells.
-        let length = STACK + 3 + CELLS;
+        // A region: a word, the stack at `FULL` without room, the one behind it, null, and its cells.
+        let length = STACK + 4 + CELLS;
         let mut memory = vec![0_usize; crate::topology::nameable() * length];
-        let mut regions: Vec<_> =
-            memory.chunks_mut(length).map(|region| AtomicPtr::new(region.as_mut_ptr().cast())).collect();
-        for region in memory.chunks_mut(length) {
-            let cells = region[STACK + 3..].as_ptr().expose_provenance();
+        let table = Box::new(Table::unopened());
+        table.offset.store(offset as u32, Ordering::Relaxed);
+        for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
+            let cells = region[STACK + 4..].as_ptr().expose_provenance();
             region[STACK..STACK + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
+            entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
         }
-        let table = Table { offset: AtomicU32::new(offset as u32), regions: AtomicPtr::new(regions.as_mut_ptr()) };
         let work = || {
             let mut left = 0_isize;
             for _ in 0..5_000_000 {
@@ -487,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_stack_refuses_beyond_its_capacity_which_only_grows() {
-        let Some((table, mut region, _regions)) = table(0) else { return };
+        let Some((table, mut region)) = table(0) else { return };
         region.writable = 0;
         // SAFETY: as above.
         assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), Outcome::Refused);

@@ -55,6 +55,7 @@ pub(crate) struct Table {
     /// 0: no such table.
     pub(crate) shift: u32,
     pub(crate) droppable: bool,
+    pub(crate) early: bool,
 }
 
 impl Table {
@@ -233,12 +234,11 @@ impl Arena {
     }
 
     /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
-    /// somebody's lock: those with a page or two for it, and if `small`, those that have more for small objects.
+    /// somebody's lock: those with a page or two for it, and if `small`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, small: bool) {
         let page = 1 << self.page_shift;
         for (index, table) in self.tables.iter().enumerate() {
-            let more = small && table.droppable && (1..*FEW.start()).contains(&table.shift);
-            if !more && !FEW.contains(&table.shift) {
+            if !(FEW.contains(&table.shift) || small && table.early) {
                 continue;
             }
             let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);
@@ -482,6 +482,7 @@ fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]
         table.shift = u32::from(named.shift);
         // A chunk's part of a table of a higher shift is less than a page.
         table.droppable = named.droppable && named.shift <= 10;
+        table.early = named.early;
     }
     let mut end = base + span;
     for table in tables.iter_mut().filter(|table| table.shift != 0) {
@@ -498,7 +499,7 @@ mod tests {
     #[test]
     fn a_table_reaches_as_far_as_the_arena() {
         for shift in [8, 10, 25] {
-            let table = Table { start: 0, shift, droppable: false };
+            let table = Table { shift, ..Table::default() };
             for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
                 let bytes = table.bytes(last + 1, 12);
                 assert!(last >> shift < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}: {bytes} bytes");

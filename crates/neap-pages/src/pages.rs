@@ -27,10 +27,11 @@ pub const TABLES: usize = 6;
 pub struct SideTable {
     /// 0: no such table.
     pub shift: u8,
-    /// Whether its memory goes back with a chunk's (all its bytes there are zero in meaning when the chunk is free), and
-    /// comes with that of a block that is populated.
+    /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
     /// Only for shifts up to 10.
     pub droppable: bool,
+    /// Whether its memory comes with that of a block that is populated for small blocks.
+    pub early: bool,
 }
 
 /// What an arena is to be like.

@@ -87,7 +87,7 @@ impl<P: Platform> Mm<P> {
             if grouped.take(payer, price(class)) {
                 self.note_node(payer);
                 // SAFETY: a stack gave it out.
-                let object = unsafe { self.hot.hand_out(class.place(), object, false) };
+                let object = unsafe { self.hot.hand_out(object, false) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
@@ -112,7 +112,7 @@ impl<P: Platform> Mm<P> {
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
         // SAFETY: the object is this thread's alone.
-        let owned = unsafe { self.hot.own(class, object, self.owner(payer)) } || {
+        let owned = unsafe { self.hot.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             // SAFETY: as above; `hot` is the instance's.
             unsafe { core.objects.own_slowly(&self.hot, class, object, self.owner(payer)) }

@@ -119,7 +119,8 @@ impl<P: Platform> Mm<P> {
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Ok(false);
         }
-        let opened = Core::open(platform, options);
+        // SAFETY: `hot` is this manager's, which does not move.
+        let opened = unsafe { Core::open(platform, options, &self.hot) };
         let answer = opened.map(|core| {
             // SAFETY: the state OPENING is this thread's alone.
             let core = unsafe { (*self.core.get()).write(core) };
@@ -410,14 +411,17 @@ impl<P: Platform> Core<P> {
         entered() == 0 && self.options.groups == ThreadGroups::Off
     }
 
-    fn open(platform: P, options: &Options) -> Result<Core<P>, Errno> {
+    /// # Safety
+    /// As for [`Objects::open`].
+    unsafe fn open(platform: P, options: &Options, hot: &Hot) -> Result<Core<P>, Errno> {
         let budget =
             (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
         let maintenance = Maintenance::open(&platform, options.background)?;
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
-        let objects = Objects::open(platform, &config)?;
+        // SAFETY: as the caller promises.
+        let objects = unsafe { Objects::open(platform, &config, hot)? };
         Ok(Core {
             objects,
             maintenance,

@@ -85,8 +85,9 @@ pub(crate) fn rseq() -> Option<Opened<Shared<Linux>>> {
 
 impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
-        let objects = Box::new(Objects::open(platform, config)?);
         let hot = Box::new(Hot::closed());
+        // SAFETY: it is for this instance alone, and both live in one value.
+        let objects = Box::new(unsafe { Objects::open(platform, config, &hot) }?);
         let ledger = Box::<Ledger>::default();
         // SAFETY: nobody has used it, and all three live in one value.
         unsafe {

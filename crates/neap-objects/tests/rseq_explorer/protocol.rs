@@ -5,8 +5,9 @@
 //!
 //! The protocol in plain words. A *region* has one stack per size class: a count, a capacity, and the
 //! cells. (The real stacks are pointers to cells, head, bottom and end; bottom never changes, head and
-//! end change where count and capacity do here.) A table `row` has one pointer a CPU, to that CPU's
-//! region. DUMMY is a region of zeroes that nobody ever writes to: without room and without objects,
+//! end change where count and capacity do here. That the count is 0 a pop learns from the cell below
+//! the lowest, which holds null.) A table `row` has one pointer a CPU, to that CPU's
+//! region. DUMMY is a region that nobody ever writes to: without room and without objects,
 //! its stacks refuse everything. The table has DUMMY for the ids of unregistered threads and for CPUs
 //! that came late, too, so that no sequence compares the CPU id with anything. A stack of capacity 0
 //! also refuses everything: it has never been used, or not since it was taken.
