@@ -342,14 +342,16 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Fills a sheaf from slabs, with new ones until it is at least half full.
+    /// Fills a sheaf from slabs, with new ones until it is at least half full, so that what is taken from its top goes upward in memory, as
+    /// processors fetch ahead.
     fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
         while sheaf.objects().len() * 2 < sheaf.capacity() {
             let room = sheaf.capacity() - sheaf.objects().len();
             if self.take(hot, class, room, |place| _ = sheaf.push(self.cached(class, place))) == 0 {
-                return;
+                break;
             }
         }
+        sheaf.reverse();
     }
 
     /// The object at a place, marked as cached; its page is at home here from now on.

@@ -101,6 +101,13 @@ impl Sheaf {
         true
     }
 
+    /// Turns the order of the objects around.
+    pub fn reverse(&mut self) {
+        let count = self.objects().len();
+        // SAFETY: so many cells hold objects, and the caller owns the sheaf.
+        unsafe { core::slice::from_raw_parts_mut(self.cells(), count) }.reverse();
+    }
+
     /// Takes the topmost object.
     pub fn pop(&mut self) -> Option<*mut u8> {
         let object = *self.objects().last()?;

@@ -1,7 +1,8 @@
-//! Slabs of a class whose slabs are all full: when their memory is asked for.
+//! Slabs of a class whose slabs are all full: when their memory is asked for, and in which order it is handed out.
 //!
 //! Goal: the first slabs of a class get memory page by page as the program touches it, so that a small program has little;
-//! from the fifth on a slab has all of its memory at once. Method: a virtual machine that counts its calls.
+//! from the fifth on a slab has all of its memory at once. A burst goes through it in one direction, as processors fetch ahead. Method: a
+//! virtual machine that counts its calls.
 
 mod instance;
 mod machine;
@@ -39,4 +40,22 @@ fn a_slab_over_memory_that_is_there_is_not_populated() {
     o.drain();
     o.take_many(class, 500);
     assert_eq!(o.platform.made(Call::Populate), made);
+}
+
+#[test]
+fn a_burst_goes_upward_and_the_next_one_downward() {
+    for size in [64, 1000] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let class = Class::of_size(size);
+        let mut burst = |upward: bool| {
+            let objects = o.take_many(class, 10_000);
+            let steps = objects.iter().zip(objects.iter().skip(1)).filter(|(one, next)| (one < next) == upward).count();
+            assert!(steps > 9500, "{size} bytes: {steps} of 9999 steps");
+            objects.into_iter().for_each(|object| o.give(class, object));
+        };
+        burst(true);
+        burst(false);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
 }
