@@ -432,9 +432,10 @@ impl Slots {
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
-        // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
-        let top = if top.is_null() { 0 } else { unsafe { (*top).load(Ordering::Relaxed) }.addr() };
         let active = stack.end.load(Ordering::Relaxed) != bottom;
+        // Where nothing was ever put there is no memory to look at.
+        // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
+        let top = if active { unsafe { (*top).load(Ordering::Relaxed) }.addr() } else { 0 };
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 

@@ -234,11 +234,11 @@ impl Arena {
     }
 
     /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
-    /// somebody's lock: those with a page or two for it, and if `small`, those that are to be there early.
-    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, small: bool) {
+    /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
+    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let page = 1 << self.page_shift;
         for (index, table) in self.tables.iter().enumerate() {
-            if !(FEW.contains(&table.shift) || small && table.early) {
+            if !(FEW.contains(&table.shift) || early && table.early) {
                 continue;
             }
             let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);

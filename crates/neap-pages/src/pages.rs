@@ -30,7 +30,7 @@ pub struct SideTable {
     /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
     /// Only for shifts up to 10.
     pub droppable: bool,
-    /// Whether its memory comes with that of a block that is populated for small blocks.
+    /// Whether its memory comes with that of a block that is populated for small blocks, or for one of many alike.
     pub early: bool,
 }
 

@@ -79,7 +79,7 @@ pub(crate) enum Step {
     Allow(Range<u32>),
     /// Wait for who is allowing them.
     Wait,
-    /// Populate this detached block, with all that the tables say about small blocks, if that will be written soon.
+    /// Populate this detached block; with the tables that are to be there early, if what they say of it will be written soon.
     Populate(Pfn, bool),
 }
 
@@ -120,7 +120,7 @@ impl Inner {
         (!population.ready.is_empty()).then(|| {
             population.ready.start += HUGE.pages();
             population.busy += HUGE.pages();
-            Step::Populate(Pfn(start), order.index() < LISTED_ORDERS)
+            Step::Populate(Pfn(start), one_more || order.index() < LISTED_ORDERS)
         })
     }
 
@@ -156,7 +156,7 @@ impl Zone {
             Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
             // Written under the lock, looked at again by the kernel: what changed since `step_to_populate` is seen here.
             Step::Wait => wait(&self.allowing, 1),
-            Step::Populate(pfn, small) => self.populate_block(arena, platform, pfn, small),
+            Step::Populate(pfn, early) => self.populate_block(arena, platform, pfn, early),
         }
     }
 
@@ -174,7 +174,7 @@ impl Zone {
     }
 
     /// Populates a block that was detached for it, and puts it back.
-    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, small: bool) {
+    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
         let address = arena.address(pfn);
         // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
         // the process, for which all other threads' mappings wait, and finds it there.
@@ -183,7 +183,7 @@ impl Zone {
         let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
         if answer.is_ok() {
             arena.note_huge(pfn);
-            arena.populate_tables(platform, pfn, HUGE.pages(), small);
+            arena.populate_tables(platform, pfn, HUGE.pages(), early);
         }
         let mut inner = self.lock();
         inner.population.busy -= HUGE.pages();

@@ -11,8 +11,9 @@ use neap_pages::{NodePages, Shape};
 /// Calls for the tables that have a page or two for a block: frames, and one of those that go back with a chunk.
 const FEW: usize = 2;
 
-/// Calls for a block that small blocks come from: itself, and its part of those tables and of the three that have more.
-const CALLS: usize = 1 + FEW + 3;
+/// Calls for a block that small blocks come from: itself, and its part of those tables and of the one that is to be there
+/// early.
+const CALLS: usize = 1 + FEW + 1;
 
 fn huge() -> Shape {
     Shape { huge: true, ..shape(None) }
@@ -168,6 +169,16 @@ fn what_the_tables_say_about_a_block_goes_back_with_it() {
     assert!(!o.pages.release_all(&machine).left);
     assert_eq!((o.pages.statistics().backed_free, table()), (0, 0));
     o.pages.verify().unwrap();
+}
+
+#[test]
+fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5)).unwrap());
+    let populated = o.pages.statistics().populated as usize;
+    assert!(populated >= 5 * 512, "{populated} pages");
+    assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);
 }
 
 /// While one thread allows huge pages for a batch, the others wait for that instead of allowing them block by block.
