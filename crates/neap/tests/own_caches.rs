@@ -39,14 +39,15 @@ fn count(mm: &Opened<Shared<Virtual>>, name: &str, node: u32) -> u64 {
     mm.reclaiming().unwrap().count(own(mm, name), ROOT, node).unwrap()
 }
 
-/// Objects of some sizes, allocated and freed on a CPU; all but every `keep`th.
+/// Objects of some sizes, and a run of pages, allocated and freed on a CPU; all but every `keep`th object.
 fn use_and_free(mm: &Opened<Shared<Virtual>>, cpu: usize, keep: usize) -> Vec<*mut u8> {
     Virtual::run_on(cpu);
+    let run = mm.allocate(100_000);
     let all: Vec<*mut u8> = (0..6000).map(|at| mm.allocate([48, 200, 1000][at % 3])).collect();
     assert!(all.iter().all(|object| !object.is_null()));
     let (kept, freed): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(at, _)| at % keep == 0);
     // SAFETY: allocated above.
-    freed.into_iter().for_each(|(_, object)| unsafe { mm.free(object) });
+    freed.into_iter().map(|(_, object)| object).chain([run]).for_each(|memory| unsafe { mm.free(memory) });
     kept.into_iter().map(|(_, object)| object).collect()
 }
 
