@@ -143,17 +143,22 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
     let (machine, options) = linux(true);
     let mm = Opened::new(machine.clone(), &options).unwrap();
     let mut program = Program::new(&mm);
-    let mut work = |n: usize| {
+    // What is allocated last is freed first or last, in turns.
+    let mut work = |n: usize, now: usize| {
         (0..n).for_each(|_| assert!(program.allocate(Request { size: 64, align: 1, zeroed: false })));
-        (0..n).for_each(|n| program.free(program.choose(n * 7919).unwrap()));
+        let start = |program: &Program<'_, _>| {
+            let mut starts = program.blocks.keys().copied();
+            if now.is_multiple_of(2) { starts.next() } else { starts.next_back() }
+        };
+        (0..n).for_each(|_| program.free(start(&program).unwrap()));
     };
-    work(10);
+    work(10, 1);
     mm.tick(1);
     let fences = machine.fences.load(Relaxed);
     let mut drained = 0;
     for now in 2..30 {
         // The top of the stack changes, if not its height.
-        work(now % 5 + 1);
+        work(now % 5 + 2, now);
         drained += mm.tick(now as u64).drained;
     }
     // The thread may have left a CPU for good now and then.
