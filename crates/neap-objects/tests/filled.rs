@@ -47,7 +47,7 @@ fn a_burst_goes_upward_and_the_next_one_downward() {
     for size in [64, 1000] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let class = Class::of_size(size);
-        let mut burst = |upward: bool| {
+        let burst = |upward: bool| {
             let objects = o.take_many(class, 10_000);
             let steps = objects.iter().zip(objects.iter().skip(1)).filter(|(one, next)| (one < next) == upward).count();
             assert!(steps > 9500, "{size} bytes: {steps} of 9999 steps");

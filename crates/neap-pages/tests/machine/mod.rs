@@ -17,7 +17,7 @@ pub(crate) use random::{Random, seed};
 
 pub(crate) const PAGE_SIZES: [usize; 3] = [4096, 16384, 65536];
 
-/// The tables that the object layer has.
+/// Tables like those of the object layer, of more kinds.
 pub(crate) fn tables() -> [SideTable; TABLES] {
     let mut tables = [SideTable::default(); TABLES];
     for (table, (shift, droppable)) in tables.iter_mut().zip([(12, false), (4, true), (5, true), (6, true), (10, true)])
