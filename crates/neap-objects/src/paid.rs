@@ -71,8 +71,11 @@ impl Hot {
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;
         }
+        // A hidden address costs a few cycles before the stack's head is loaded. On Zen it is loaded too early without that and then waits longer for
+        // what the last push stored: malloc and free in a group take 6.5 ns instead of 6.0.
+        let hot = core::hint::black_box(self);
         // SAFETY: what is served is at most the largest size, and not nothing.
-        let Some(object) = (unsafe { self.pop(size) }) else { return Owned::Nothing };
+        let Some(object) = (unsafe { hot.pop(size) }) else { return Owned::Nothing };
         let grain = object.addr().get() / GRAIN;
         // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. Where it has changed hands by mistake it
         // is found out when it is freed twice.
