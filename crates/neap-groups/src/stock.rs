@@ -14,7 +14,7 @@ use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
-use neap_os::rseq::{self, Outcome};
+use neap_os::rseq::{self, Outcome, UNREGISTERED};
 
 /// The most that a word holds, in bytes.
 pub const CAP: u64 = 256 << 10;
@@ -30,8 +30,6 @@ const SHARED: usize = 1;
 const STRIDE: usize = 128;
 /// Bits of the number in a word.
 const NUMBER_BITS: u32 = u64::BITS - PAYER_BITS;
-/// Entries of the table below the first CPU's: threads without one.
-const UNREGISTERED: usize = 2;
 /// Attempts that are interrupted before a sequence gives up: a debugger interrupts all of them.
 const ATTEMPTS: usize = 3;
 

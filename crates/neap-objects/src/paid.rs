@@ -71,8 +71,8 @@ impl Hot {
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;
         }
-        // A hidden address costs a few cycles before the stack's head is loaded. On Zen it is loaded too early without that and then waits longer for
-        // what the last push stored: malloc and free in a group take 6.5 ns instead of 6.0.
+        // A hidden address costs a few cycles before the stack's head is loaded, and malloc and free in a group take 6.0 ns on an AMD EPYC instead of
+        // 6.5 (`neap work pair --group`, preloaded): loaded at once, it seems to wait longer for what the last push stored.
         let hot = core::hint::black_box(self);
         // SAFETY: what is served is at most the largest size, and not nothing.
         let Some(object) = (unsafe { hot.pop(size) }) else { return Owned::Nothing };

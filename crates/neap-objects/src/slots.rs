@@ -12,7 +12,7 @@
 //! 1. replace the table's pointer by DUMMY, a region without room or objects: every sequence that starts now is refused;
 //! 2. fence the CPU: a sequence that had read the old pointer has been aborted, or had committed and is visible;
 //! 3. the old region is the taker's alone; stacks that are not wanted are copied to a spare region, and the table gets that;
-//! 4. what is wanted is dissolved while the CPU works on, and the old region, all zeroes again, is the next spare.
+//! 4. what is wanted is dissolved while the CPU works on, and the old region, empty again, is the next spare.
 //!
 //! If the fence fails nothing is known, and the table gets its old pointer back. Takers exclude each other by a mutex: they
 //! share the spare region, and DUMMY in the table is always their own. A stack that was taken has no room, so the
@@ -67,7 +67,7 @@ pub struct Slots {
     memory: usize,
     length: usize,
     offset: Option<u32>,
-    /// The region that the next taker leaves behind, all zeroes.
+    /// The region that the next taker leaves behind, empty.
     pub(crate) spare: Mutex<usize>,
     /// Whether the locks of Atomic CPUs are held by [`Slots::close_table`].
     closed: AtomicBool,

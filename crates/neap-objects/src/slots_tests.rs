@@ -6,6 +6,7 @@
 
 use crate::instance::{CONFIG, Opened, machine};
 use crate::machine::Shared;
+use crate::region::{StackId, at};
 use crate::size_class::Class;
 use crate::slots::{Peek, Slots};
 use core::sync::atomic::Ordering::Relaxed;
@@ -95,6 +96,23 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
         assert_eq!((o.close(1), o.regions(), o.free()[1]), (answer, closed.clone(), false));
         o.1.open_table(&o.0);
         assert_eq!((o.regions(), o.free()[1]), (open.clone(), true));
+    }
+}
+
+/// A pop takes what lies below a stack for its answer that there is nothing.
+#[test]
+fn what_is_not_null_below_a_stack_is_found() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    // SAFETY: nobody else is here.
+    let regions = [o.slots.dummy(), *o.slots.spare.lock(), unsafe { o.slots.lock(1).peek() }];
+    for (region, id) in regions.into_iter().flat_map(|region| StackId::all().map(move |id| (region, id))) {
+        o.prove();
+        let below = at::<usize>(id.cells(region) - size_of::<usize>());
+        // SAFETY: each stack's cells have another one below, which is no other stack's.
+        unsafe { below.write(16) };
+        assert_eq!(o.verify(0).expect_err("null below a stack").what, "null below a stack", "{id:?}");
+        // SAFETY: as above.
+        unsafe { below.write(0) };
     }
 }
 

@@ -143,7 +143,7 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
     let (machine, options) = linux(true);
     let mm = Opened::new(machine.clone(), &options).unwrap();
     let mut program = Program::new(&mm);
-    // What is allocated last is freed first or last, in turns.
+    // The lowest is freed first or last, in turns.
     let mut work = |n: usize, now: usize| {
         (0..n).for_each(|_| assert!(program.allocate(Request { size: 64, align: 1, zeroed: false })));
         let start = |program: &Program<'_, _>| {

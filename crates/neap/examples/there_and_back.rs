@@ -1,0 +1,40 @@
+//! What malloc and free cost a Rust program whose global allocator is neap: 64 bytes there and back, and 1000 at a time.
+//!
+//! Run by `cargo run --release -p neap --example there_and_back`. Here the compiler sees both and makes them part of the loop, where a preloaded
+//! library is called. Prints the least time of several runs each, so that other work on the machine does not count.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+const HELD: usize = 1000;
+const TIMES: usize = 10_000;
+const RUNS: usize = 5;
+
+/// The least time of the runs, for each of the `HELD * TIMES` pairs of one.
+fn least(run: impl Fn()) -> f64 {
+    let timed = |_| {
+        let start = Instant::now();
+        (0..TIMES).for_each(|_| run());
+        start.elapsed().as_nanos() as f64 / (TIMES * HELD) as f64
+    };
+    (0..RUNS).map(timed).fold(f64::INFINITY, f64::min)
+}
+
+fn main() {
+    let layout = Layout::new::<[u64; 8]>();
+    // SAFETY: what was allocated is given back once, with the layout that it was allocated with.
+    let one =
+        least(|| (0..HELD).for_each(|_| unsafe { ALLOCATOR.dealloc(black_box(ALLOCATOR.alloc(layout)), layout) }));
+    let many = least(|| {
+        let mut held = [std::ptr::null_mut(); HELD];
+        // SAFETY: as above.
+        held.iter_mut().for_each(|block| *block = unsafe { ALLOCATOR.alloc(layout) });
+        // SAFETY: as above.
+        black_box(&held).iter().rev().for_each(|&block| unsafe { ALLOCATOR.dealloc(block, layout) });
+    });
+    println!("64 bytes there and back: {one:.2} ns; {HELD} at a time: {many:.2} ns");
+}
