@@ -3,8 +3,8 @@
 //! Run by `cargo run --release -p neap --example there_and_back`. Here the compiler sees both and makes them part of the loop, where a preloaded
 //! library is called. Prints the least time of several runs each, so that other work on the machine does not count.
 
-use std::alloc::{GlobalAlloc, Layout};
-use std::hint::black_box;
+use core::alloc::{GlobalAlloc, Layout};
+use core::hint::black_box;
 use std::time::Instant;
 
 #[global_allocator]
@@ -30,7 +30,7 @@ fn main() {
     let one =
         least(|| (0..HELD).for_each(|_| unsafe { ALLOCATOR.dealloc(black_box(ALLOCATOR.alloc(layout)), layout) }));
     let many = least(|| {
-        let mut held = [std::ptr::null_mut(); HELD];
+        let mut held = [core::ptr::null_mut(); HELD];
         // SAFETY: as above.
         held.iter_mut().for_each(|block| *block = unsafe { ALLOCATOR.alloc(layout) });
         // SAFETY: as above.
