@@ -95,8 +95,6 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn place(&self, class: Class, object: *const u8) -> Place {
         let pfn = self.pages.pfn(object.addr());
         let slab = SlabId(self.pages.frames().frame(pfn).owner());
-        // SAFETY: the caller has an object of the slab, so it exists.
-        let start = self.pages.address(unsafe { self.slabs.pfn_of(slab) });
-        Place { slab, object: ((object.addr() - start) as u32) / class.size() as u32 }
+        Place { slab, object: ((object.addr() - self.start_of(slab)) as u32) / class.size() as u32 }
     }
 }

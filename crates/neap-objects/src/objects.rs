@@ -256,8 +256,7 @@ impl<P: Platform> Objects<P> {
     /// How far into an object of `class` an address of one of its slabs points.
     pub fn offset_in(&self, class: Class, pointer: *const u8) -> usize {
         let slab = SlabId(self.pages.frames().frame(self.pages.pfn(pointer.addr())).owner());
-        // SAFETY: the kind map says that a slab of the class lies there.
-        (pointer.addr() - self.pages.address(unsafe { self.slabs.pfn_of(slab) })) % class.size()
+        (pointer.addr() - self.start_of(slab)) % class.size()
     }
 
     /// An object of `class` from the stack of a CPU with Atomic slots. The fast path of those, as short as can be: no gate,
@@ -345,25 +344,49 @@ impl<P: Platform> Objects<P> {
     /// Fills a sheaf from slabs, with new ones until it is at least half full, so that what is taken from its top goes upward in memory, as
     /// processors fetch ahead.
     fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
+        let (size, mut slab, mut start) = (class.size(), SlabId::NONE, 0);
         while sheaf.objects().len() * 2 < sheaf.capacity() {
-            let room = sheaf.capacity() - sheaf.objects().len();
-            if self.take(hot, class, room, |place| _ = sheaf.push(self.cached(class, place))) == 0 {
+            let filled = sheaf.objects().len();
+            let taken = self.take(hot, class, sheaf.capacity() - filled, |place| {
+                // One start for all objects in a row: this slab stays, as the sheaf has one of its objects.
+                if place.slab != slab {
+                    (slab, start) = (place.slab, self.start_of(place.slab));
+                }
+                sheaf.push(core::ptr::with_exposed_provenance_mut(start + place.object as usize * size));
+            });
+            if taken == 0 {
                 break;
             }
+            self.mark_taken(&sheaf.objects()[filled..]);
         }
         sheaf.reverse();
     }
 
-    /// The object at a place, marked as cached; its page is at home here from now on.
+    /// Where the objects of a slab start. It exists: the caller has one of them, or the kind map says so.
+    pub(crate) fn start_of(&self, slab: SlabId) -> usize {
+        // SAFETY: the slab exists.
+        self.pages.address(unsafe { self.slabs.pfn_of(slab) })
+    }
+
+    /// The object at a place that was just taken, marked as cached.
     fn cached(&self, class: Class, place: Place) -> *mut u8 {
-        // SAFETY: the slab was just taken from under its lock and has an object out: it exists.
-        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
-        let address = self.pages.address(pfn) + place.object as usize * class.size();
-        // SAFETY: the object lies in the arena and is this thread's.
-        unsafe { self.states.set(address / GRAIN, CACHED) };
+        let address = self.start_of(place.slab) + place.object as usize * class.size();
         let object = core::ptr::with_exposed_provenance_mut(address);
-        self.kind_entry(object).set_home(self.platform.cpu() as u16);
+        self.mark_taken(&[object]);
         object
+    }
+
+    /// Marks objects that were just taken out of slabs as cached; their pages are at home here from now on.
+    fn mark_taken(&self, objects: &[*mut u8]) {
+        let (cpu, mut page) = (self.platform.cpu() as u16, usize::MAX);
+        for &object in objects {
+            // SAFETY: the object lies in the arena and is this thread's.
+            unsafe { self.states.set(object.addr() / GRAIN, CACHED) };
+            if object.addr() >> KindEntry::SHIFT != page {
+                page = object.addr() >> KindEntry::SHIFT;
+                self.kind_entry(object).set_home(cpu);
+            }
+        }
     }
 
     /// The kind map's entry of an object's page.

@@ -57,10 +57,8 @@ impl<P: Platform> Objects<P> {
             self.take_from_new(hot, class, 1, |found| place = Some(found));
         }
         let place = place?;
-        // SAFETY: the place was just taken, so the slab exists.
-        let pfn = unsafe { self.slabs.pfn_of(place.slab) };
-        let memory =
-            core::ptr::with_exposed_provenance_mut(self.pages.address(pfn) + place.object as usize * class.size());
+        let address = self.start_of(place.slab) + place.object as usize * class.size();
+        let memory = core::ptr::with_exposed_provenance_mut(address);
         let mut loose = Loose::default();
         {
             let _cache = self.cache(self.node_of(memory), class).lock();
