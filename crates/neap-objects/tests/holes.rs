@@ -10,14 +10,13 @@ mod instance;
 mod machine;
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use instance::{CONFIG, Opened, machine};
+use instance::{CONFIG, Opened, machine, resident};
 use machine::{Random, Shared, number, seed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::objects::Config;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId};
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 type Instance = Opened<Shared<Virtual>>;
@@ -59,14 +58,6 @@ fn check_contents(held: &Held) {
     }
 }
 
-/// Whether any memory is behind a page of the machine's, which may be several real ones.
-fn resident(address: usize, length: usize) -> bool {
-    let mut words = vec![0; length / 4096 * 8];
-    let map = std::fs::File::open("/proc/self/pagemap").expect("pagemap of this process");
-    map.read_exact_at(&mut words, address as u64 / 4096 * 8).expect("a part of pagemap");
-    words.as_chunks::<8>().0.iter().any(|entry| u64::from_le_bytes(*entry) >> 63 == 1)
-}
-
 /// Every slab that an object of the test's lies in: its first page's address, pages and holes.
 fn slabs(o: &Instance, held: &Held) -> Vec<(usize, u32, u64)> {
     let mut slabs: Vec<(usize, u32, u64)> = held
@@ -88,7 +79,7 @@ fn holes_are_holes(o: &Instance, held: &Held) -> usize {
     for (start, pages, holes) in slabs(o, held) {
         for page in (0..pages).filter(|page| holes >> page & 1 == 1) {
             let address = start + page as usize * page_size;
-            assert!(!resident(address, page_size), "{address:#x} is to be a hole");
+            assert!(resident(address, page_size) == 0, "{address:#x} is to be a hole");
             let before = held.range(..address + page_size).next_back();
             assert!(before.is_none_or(|(at, class)| at + class.size() <= address), "an object in a hole");
             sum += 1;
@@ -106,7 +97,7 @@ fn nothing_but_what_is_held_is_there(o: &Instance, held: &Held) {
         for address in (0..pages as usize).map(|page| start + page * page_size) {
             let before = held.range(..address + page_size).next_back();
             let used = before.is_some_and(|(at, class)| at + class.size() > address);
-            let there = resident(address, page_size);
+            let there = resident(address, page_size) > 0;
             assert!(there == used || there && full, "page at {address:#x} of {:?}", slab_of(o, address));
         }
     }

@@ -2,19 +2,20 @@
 //!
 //! Goal: a CPU's stacks of a class never hold more than their capacity, whatever is freed, so that all stacks of a CPU
 //! together hold no more than the sum over classes of capacity times size; a barn gives up what is beyond its share when
-//! another class takes fresh memory; a drain leaves nothing behind, by one fence a CPU; and the next call on a stack that was taken goes the slow way.
+//! another class takes fresh memory; a drain leaves nothing behind, by one fence a CPU; the next call on a stack that was taken goes the slow way;
+//! and the state bytes of a class take the memory that is said of them, which goes back with the slabs'.
 //! Method: every class is filled on every CPU beyond what it can keep, on virtual machines and on the real one.
 
 mod instance;
 mod machine;
 
 use core::sync::atomic::Ordering::Relaxed;
-use instance::{CONFIG, Opened, machine, rseq};
+use instance::{CONFIG, Opened, machine, resident, rseq};
 use machine::Shared;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_objects::hot::Freed;
-use neap_objects::objects::Config;
+use neap_objects::objects::{Config, Part};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
@@ -216,4 +217,30 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
         }
     }
     panic!("the thread never stays on a CPU");
+}
+
+/// Sixteen mebibytes of objects of a class: a byte for every 64 bytes, in each of the tables that has their bytes.
+#[test]
+fn state_memory_is_as_much_as_a_class_needs_and_goes_back() {
+    const BURST: usize = 16 << 20;
+    for (size, tables) in [(64, 1), (32, 2), (48, 4), (512, 1), (1 << 10, 1)] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let states = || {
+            let mut bytes = 0;
+            o.each_mapping(&mut |part, start, length| {
+                bytes += if part == Part::States { resident(start, length) } else { 0 };
+            });
+            bytes
+        };
+        let class = Class::of_size(size);
+        assert_eq!(class.size(), size);
+        let held = o.take_many(class, BURST / size);
+        let there = states() as f64 / (tables * BURST / 64) as f64;
+        assert!((1.0..1.1).contains(&there), "{there} times what {size} bytes need");
+        held.into_iter().for_each(|object| o.give(class, object));
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+        assert!(!o.pages.release_all(&o.platform).left);
+        assert_eq!(states(), 0, "{size}");
+    }
 }

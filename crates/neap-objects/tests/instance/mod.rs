@@ -14,6 +14,7 @@ use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
 use std::boxed::Box;
 use std::collections::{BTreeMap, VecDeque};
+use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 /// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
@@ -81,6 +82,14 @@ pub(crate) fn machine(cpus: usize) -> Shared<Virtual> {
 pub(crate) fn rseq() -> Option<Opened<Shared<Linux>>> {
     let platform = Shared::new(Linux::probe());
     platform.rseq_offset().map(|_| Opened::new(platform, &CONFIG).unwrap())
+}
+
+/// Bytes of a range that memory is behind; the kernel's word.
+pub(crate) fn resident(address: usize, length: usize) -> usize {
+    let mut words = vec![0; length / 4096 * 8];
+    let map = std::fs::File::open("/proc/self/pagemap").expect("pagemap of this process");
+    map.read_exact_at(&mut words, address as u64 / 4096 * 8).expect("a part of pagemap");
+    words.as_chunks::<8>().0.iter().filter(|entry| u64::from_le_bytes(**entry) >> 63 == 1).count() * 4096
 }
 
 impl<P: Platform> Opened<P> {
