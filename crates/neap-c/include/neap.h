@@ -606,7 +606,7 @@ int neap_shrinker_register(neap_shrinker *shrinker, const neap_shrinker_spec *sp
 /*
  * Ends it, from any thread, also in a callback: no call of it begins from now on. Waits for those that run, and for no others; 1: it is in
  * a callback itself, does not wait, and `gone` is called when they have ended. The caller holds nothing that the callbacks take.
- * NEAP_E_SHRINKER; NEAP_E_FENCE, and it goes on.
+ * NEAP_E_SHRINKER, also for neap's own; NEAP_E_FENCE, and it goes on.
  */
 int neap_shrinker_unregister(neap_shrinker shrinker);
 

@@ -230,7 +230,7 @@ pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
 /// Ends a shrinker, and waits for calls of it that run; inside a callback it does not wait.
 ///
 /// # Errors
-/// [`NotDone::NoSuchShrinker`]; [`NotDone::Fence`], and it goes on.
+/// [`NotDone::NoSuchShrinker`], also for neap's own, which stay; [`NotDone::Fence`], and it goes on.
 pub fn unregister(id: ShrinkerId) -> Result<Unregistered, NotDone> {
     PROCESS.reclaiming_if_made().ok_or(NotDone::NoSuchShrinker)?.unregister(id)
 }

@@ -57,7 +57,7 @@ fn free(mm: &Opened<Shared<Virtual>>, objects: Vec<*mut u8>) {
 }
 
 #[test]
-fn they_are_registered_first_and_their_names_are_theirs_alone() {
+fn they_are_registered_first_and_stay_and_their_names_are_theirs_alone() {
     let (_, mm) = two_by_two(&OPTIONS);
     let seen = reports(&mm);
     assert_eq!(seen.iter().map(|report| report.name.as_str().to_string()).collect::<Vec<_>>(), NAMES);
@@ -65,6 +65,15 @@ fn they_are_registered_first_and_their_names_are_theirs_alone() {
     // SAFETY: refused, so not called.
     let taken = unsafe { mm.reclaiming().unwrap().prepare(&spec("neap:sheaves", &COUNTS)) };
     assert_eq!(taken, Err(NotDone::BadName));
+    for report in seen {
+        assert_eq!(
+            mm.reclaiming().unwrap().unregister(report.id),
+            Err(NotDone::NoSuchShrinker),
+            "{}",
+            report.name.as_str()
+        );
+    }
+    assert_eq!(reports(&mm).len(), NAMES.len());
 }
 
 #[test]

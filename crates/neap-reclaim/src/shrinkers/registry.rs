@@ -362,11 +362,11 @@ impl Shrinkers {
     /// not wait, see [`Unregistered::Later`]. Fences.
     ///
     /// # Errors
-    /// [`NotDone::NoSuchShrinker`], also if another caller is about it; [`NotDone::Fence`]: it goes on.
+    /// [`NotDone::NoSuchShrinker`], also if another caller is about it, and for the host's own, which stay; [`NotDone::Fence`]: it goes on.
     pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, NotDone> {
         let ending = || {
             let _lists = self.lists.lock();
-            let shrinker = self.of(id)?;
+            let shrinker = self.of(id).filter(|shrinker| !shrinker.own())?;
             Some((shrinker, shrinker.life.end()?))
         };
         let (shrinker, (before, ended)) = host.inside(ending).ok_or(NotDone::NoSuchShrinker)?;
