@@ -89,6 +89,11 @@ pub trait Platform: Send + Sync {
     /// Whether huge pages may stand behind a range. Where there are none this does nothing.
     fn huge_pages(&self, address: usize, length: usize, allowed: bool);
 
+    /// Whether the system gives huge pages to everybody who does not refuse them. May be several system calls.
+    fn gives_huge_pages(&self) -> bool {
+        false
+    }
+
     /// Makes small pages of the huge page that a page is part of, so that the system has what is given back of it at once. Where
     /// there are no huge pages this does nothing. Nobody needs the page's contents.
     fn split(&self, _address: usize) {}
@@ -344,6 +349,10 @@ impl Platform for Linux {
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
         let _ = memory::huge_pages(address, length, allowed);
+    }
+
+    fn gives_huge_pages(&self) -> bool {
+        memory::gives_huge_pages()
     }
 
     fn split(&self, address: usize) {

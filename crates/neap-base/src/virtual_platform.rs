@@ -36,6 +36,10 @@ mod memory {
         Err(Errno::NOMEM)
     }
 
+    pub(super) fn huge_pages(_address: usize, _length: usize, _allowed: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
     pub(super) fn map(length: usize) -> Result<usize, Errno> {
         let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
         // SAFETY: nobody maps nothing.
@@ -127,6 +131,10 @@ macro_rules! hand_on {
             self.$inner.is_grantable(length)
         }
 
+        fn gives_huge_pages(&self) -> bool {
+            self.$inner.gives_huge_pages()
+        }
+
         fn map(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
             self.$inner.map(length)
         }
@@ -199,6 +207,9 @@ pub struct Virtual {
     bound: Mutex<Vec<(usize, usize, Option<usize>)>>,
     /// Whether a refused move has unmapped its destination.
     moves_unmap: AtomicBool,
+    /// Whether it says that huge pages are for everybody; and then, what it was told of them: address, length, allowed.
+    gives_huge_pages: bool,
+    advice: Mutex<Vec<(usize, usize, bool)>>,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
     sequences: Option<u32>,
@@ -224,6 +235,8 @@ impl Virtual {
             nearest: Vec::new(),
             bound: Mutex::new(Vec::new()),
             moves_unmap: AtomicBool::new(false),
+            gives_huge_pages: false,
+            advice: Mutex::new(Vec::new()),
             isolated: CpuSet::EMPTY,
             isolated_in_use: AtomicBool::new(false),
             sequences: None,
@@ -261,6 +274,22 @@ impl Virtual {
     /// Lets a refused move leave its destination unmapped, as Linux does before 6.17.
     pub fn let_refused_moves_unmap(&self) {
         self.moves_unmap.store(true, Ordering::Relaxed);
+    }
+
+    /// The same machine, which says that huge pages are for everybody. It refuses to move pages out of a range of which parts
+    /// allow them and others do not, as Linux does before 6.17: that is more than one mapping.
+    pub fn with_huge_pages_for_all(self) -> Virtual {
+        Virtual { gives_huge_pages: true, ..self }
+    }
+
+    /// Whether huge pages may stand behind an address of the machine that says that they are for everybody: what was said last.
+    pub fn allows_huge_pages(&self, address: usize) -> bool {
+        let advice = self.advice.lock().expect("nobody panics with it");
+        advice
+            .iter()
+            .rev()
+            .find(|(start, length, _)| (*start..start + length).contains(&address))
+            .is_some_and(|last| last.2)
     }
 
     /// The same machine with isolated CPUs.
@@ -345,7 +374,11 @@ impl Platform for Virtual {
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.attempt(Call::MapAt)?;
-        memory::map_at(address, length).inspect(|()| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
+        memory::map_at(address, length)?;
+        self.mapped.fetch_add(length, Ordering::Relaxed);
+        // Whatever the system is set to: tests count what is there by the page.
+        let _ = memory::huge_pages(address, length, false);
+        Ok(())
     }
 
     fn map(&self, length: usize) -> Result<usize, Errno> {
@@ -393,7 +426,15 @@ impl Platform for Virtual {
         memory::populate(address, length)
     }
 
-    fn huge_pages(&self, _address: usize, _length: usize, _allowed: bool) {}
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+        if self.gives_huge_pages {
+            self.advice.lock().expect("nobody panics with it").push((address, length, allowed));
+        }
+    }
+
+    fn gives_huge_pages(&self) -> bool {
+        self.gives_huge_pages
+    }
 
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
         if let Err(error) = self.attempt(Call::MovePages) {
@@ -402,6 +443,14 @@ impl Platform for Virtual {
                 unsafe { self.unmap(to, length) };
             }
             return Err(error);
+        }
+        let allows = |address| self.allows_huge_pages(address);
+        if self.gives_huge_pages {
+            if (from..from + length).step_by(self.page_size).any(|address| allows(address) != allows(from)) {
+                return Err(Errno::FAULT);
+            }
+            // The mapping comes along.
+            self.huge_pages(to, length, allows(from));
         }
         // SAFETY: as the caller promises.
         unsafe { memory::move_pages(from, to, length) }

@@ -5,6 +5,7 @@
 //! are bytes and multiples of the page size. Never maps over something that is there.
 
 use crate::Errno;
+use crate::environment::read_file;
 use crate::syscall::{PROCESS_MADVISE, syscall5};
 use core::ffi::c_void;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -180,6 +181,12 @@ pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Er
     let advice = if allowed { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
     // SAFETY: the advice changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, advice) }
+}
+
+/// Whether the system gives huge pages to everybody who does not refuse them (`always`), and not to who asks, or to nobody.
+pub fn gives_huge_pages() -> bool {
+    let mut text = [0; 16];
+    read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut text).is_ok_and(|text| text.starts_with(b"[always]"))
 }
 
 /// Makes small pages of the huge page that a small one is part of, if it is; a page whose contents are not needed any more.

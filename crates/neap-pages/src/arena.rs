@@ -8,6 +8,7 @@
 //! a mapped page is not its concern.
 
 use crate::frames;
+use crate::huge_runs::{IN_RUN, UNASKED};
 use crate::pages::{Shape, SideTable, TABLES};
 use crate::populate::HUGE;
 use crate::survey::Part;
@@ -109,6 +110,8 @@ pub(crate) struct Arena {
     pub(crate) reserve: AtomicU32,
     /// Segments, and parts of one mapped again, that the system would not bind to their node.
     pub(crate) unbound: AtomicU32,
+    /// Whether runs have huge pages, or [`UNASKED`].
+    pub(crate) huge_runs: AtomicU8,
 }
 
 /// An arena that several may use, as long as it stays where it is.
@@ -170,6 +173,8 @@ impl Arena {
                 }),
                 reserve: AtomicU32::new(0),
                 unbound: AtomicU32::new(0),
+                // The kernel's huge pages are 2 MiB where pages are 4 KiB.
+                huge_runs: AtomicU8::new(if shape.huge && page_shift == 12 { UNASKED } else { 0 }),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
             let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0, 0);
@@ -251,15 +256,16 @@ impl Arena {
         }
     }
 
-    /// Forbids huge pages again in the chunks of a range that are of a node: between them others may lie, and foreign mappings.
+    /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.
     pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) {
         let mut start = pages.start;
         while start < pages.end {
-            let (owner, mut end) = (self.node(Pfn(start)), start);
-            while end < pages.end && self.node(Pfn(end)) == owner {
+            let whose = |page| (self.node(Pfn(page)), self.is_in_run(Pfn(page)));
+            let (owner, mut end) = (whose(start), start);
+            while end < pages.end && whose(end) == owner {
                 end = end / CHUNK * CHUNK + CHUNK;
             }
-            if owner == Some(node) {
+            if owner == (Some(node), false) {
                 platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
             }
             start = end;
@@ -327,12 +333,12 @@ impl Arena {
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
         // Relaxed: written before the page is known to anybody.
-        usize::from(self.about_chunk(pfn, 1).load(Relaxed)).checked_sub(1)
+        usize::from(self.about_chunk(pfn, 1).load(Relaxed) & !IN_RUN).checked_sub(1)
     }
 
     /// One of the two bytes about the chunk of a page.
     #[inline]
-    fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
+    pub(crate) fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
         // The frame is asked for its check alone: the chunk table is mapped as far as the frame table.
         let _ = self.frames.frame(pfn);
         let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * 2 + byte;

@@ -28,6 +28,7 @@ mod detach;
 mod frames;
 mod give_back;
 mod holes;
+mod huge_runs;
 #[cfg(test)]
 mod known_bug_tests;
 #[cfg(feature = "lab")]

@@ -250,6 +250,13 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
+    /// Lets huge pages stand behind a run, where the system gives them to everybody, or not: before its pages are moved
+    /// ([`Platform::move_pages`]), which takes one mapping, it must not.
+    pub fn huge_run(&self, platform: &P, pfn: Pfn, pages: u32, allowed: bool) {
+        let (old, new) = if allowed { (0, pages) } else { (pages, 0) };
+        self.first.arena.resize_huge(platform, pfn, old, new);
+    }
+
     /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17
     /// may have unmapped them first.
     pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) {

@@ -229,11 +229,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // `populate` looks at the order: a long run may never be touched as a whole.
         let populate = Some((Order::holding(pages.max(align_pages)), false));
         let wanted = Wanted { pages, growth, populate };
-        self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))
+        let run =
+            self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))?;
+        self.arena.resize_huge(platform, run.pfn, 0, pages);
+        Ok(run)
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
-    pub fn free_run(&self, _platform: &P, pfn: Pfn, pages: u32) {
+    pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.arena.resize_huge(platform, pfn, pages, 0);
         self.zone.lock().buddy.free_run(pfn, pages, false);
     }
 
@@ -246,12 +250,19 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// that it gains hold is not known.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
+        if new < old {
+            self.arena.resize_huge(platform, pfn, old, new);
+        }
         loop {
             let mut inner = self.zone.lock();
             if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(pfn, old, new) {
                 return false;
             }
             if inner.buddy.resize_run(pfn, old, new) {
+                drop(inner);
+                if new > old {
+                    self.arena.resize_huge(platform, pfn, old, new);
+                }
                 return true;
             }
             // A run at the end of everything grows with the arena.

@@ -9,7 +9,7 @@
 //! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
 //! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
 //! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
-//! not touch.
+//! not touch: see [`huge_runs`](crate::huge_runs).
 
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;

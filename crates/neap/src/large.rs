@@ -107,13 +107,19 @@ impl<P: Platform> Core<P> {
             self.free_run(memory);
             return None;
         }
+        let huge =
+            |memory: *const u8, count, allowed| pages.huge_run(platform, pages.pfn(memory.addr()), count, allowed);
+        huge(pointer, old, false);
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
+            huge(pointer, old, true);
             pages.map_again(platform, pages.pfn(memory.addr()), old);
             self.free_run(memory);
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
+        // What was moved took the old run's mapping along.
+        huge(memory, self.run_at(memory).unwrap_or(0), true);
         let owner = pages.frames().run_owner(pages.pfn(pointer.addr()));
         pages.frames().set_run_owner(pages.pfn(memory.addr()), owner);
         pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
@@ -172,6 +178,39 @@ mod tests {
     use std::vec::Vec;
 
     const MIB: usize = 1 << 20;
+
+    /// Where the system gives huge pages to everybody and moves what is one mapping.
+    #[test]
+    fn a_run_with_huge_pages_moves_and_has_them_afterwards() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let machine = Virtual::new(4096, 1).with_huge_pages_for_all();
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let platform = &mm.core().unwrap().objects.platform;
+        let mut run = mm.allocate(9 * MIB);
+        for (moves, refused) in [(1, false), (2, false), (2, true)] {
+            let behind = mm.allocate(MIB);
+            assert!(platform.allows_huge_pages(run.addr()) && !platform.allows_huge_pages(run.addr() + 8 * MIB));
+            // SAFETY: the runs are this test's.
+            unsafe {
+                run.write(moves);
+                if refused {
+                    platform.fail(Call::MovePages, 0, 1);
+                    assert!(mm.core().unwrap().move_run(&mm, run, 20 * MIB, 16).is_none());
+                } else {
+                    run = mm.core().unwrap().move_run(&mm, run, 9 * MIB + 4096, 16).unwrap();
+                }
+                assert_eq!(run.read(), moves);
+                mm.free(behind);
+            }
+        }
+        assert!(platform.allows_huge_pages(run.addr()) && platform.made(Call::MovePages) == 3);
+        // SAFETY: as above.
+        unsafe { mm.free(run) };
+        assert!(!platform.allows_huge_pages(run.addr()));
+        // SAFETY: nobody uses the manager any more.
+        unsafe { mm.close() };
+    }
 
     /// In place, with its pages moved, and where the system refuses to move them.
     #[test]

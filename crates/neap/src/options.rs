@@ -105,7 +105,7 @@ pub const DESCRIPTIONS: [Description; 12] = [
         key: "huge",
         values: "on|off",
         default: "on",
-        text: "populate memory that is used in bulk by whole huge pages",
+        text: "whole huge pages for memory that is used in bulk, and for large allocations where the system gives them to everybody (always)",
     },
     Description {
         key: "limit",

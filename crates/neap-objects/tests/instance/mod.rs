@@ -86,7 +86,7 @@ pub(crate) fn rseq() -> Option<Opened<Shared<Linux>>> {
 
 /// Bytes of a range that memory is behind; the kernel's word.
 pub(crate) fn resident(address: usize, length: usize) -> usize {
-    let mut words = vec![0; length / 4096 * 8];
+    let mut words = std::vec![0; length / 4096 * 8];
     let map = std::fs::File::open("/proc/self/pagemap").expect("pagemap of this process");
     map.read_exact_at(&mut words, address as u64 / 4096 * 8).expect("a part of pagemap");
     words.as_chunks::<8>().0.iter().filter(|entry| u64::from_le_bytes(**entry) >> 63 == 1).count() * 4096

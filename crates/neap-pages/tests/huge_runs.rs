@@ -1,0 +1,148 @@
+//! Huge pages behind long runs, where the system gives them to everybody.
+//!
+//! Goal: they are allowed behind exactly those chunks that lie wholly in a run, after any history of runs that come, go and change
+//! their length, of small blocks that are populated in between, and of ticks; no memory that is nobody's allows them when
+//! it is released; and nothing is said where the system gives none, they are switched off, or a CPU may not be interrupted.
+//! Method: a virtual machine that writes down what it is told, against a model.
+
+mod machine;
+
+use machine::probe::Probe;
+use machine::{Opened, Random, seed, shape};
+use neap_base::platform::memory::Range;
+use neap_base::virtual_platform::Virtual;
+use neap_base::{Order, Pfn};
+use neap_pages::{NodePages, Shape};
+use std::collections::BTreeMap;
+
+const CHUNK: u32 = 1024;
+
+fn huge() -> Shape {
+    Shape { huge: true, ..shape(None) }
+}
+
+fn for_all() -> Virtual {
+    Virtual::new(4096, 1).with_huge_pages_for_all()
+}
+
+/// Whether every chunk, up to the last page that there is, allows huge pages if it lies wholly in one of the runs, and only then.
+fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &BTreeMap<u32, u32>) {
+    assert!(machine.huge.lock().unwrap().iter().all(|(_, length, _)| *length > 0));
+    for start in (0..o.pages.frames().pages()).step_by(CHUNK as usize) {
+        let inside = runs.range(..=start).next_back().is_some_and(|(from, pages)| from + pages >= start + CHUNK);
+        let allows = |page: u32| machine.allows_huge_pages(o.pages.address(Pfn(start + page)));
+        assert_eq!([allows(0), allows(CHUNK - 1)], [inside; 2], "the chunk from page {start}");
+    }
+}
+
+#[test]
+fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
+    let mut random = Random(seed());
+    for _ in 0..4 {
+        let machine = Probe::new(for_all());
+        let o = Opened::new(&machine, &huge()).unwrap();
+        let (mut runs, mut blocks) = (BTreeMap::new(), Vec::new());
+        for _ in 0..400 {
+            let length = |random: &mut Random| {
+                let around = CHUNK * random.below(6) as u32;
+                (around + random.below(3) as u32).saturating_sub(1).max(1 + random.below(300) as u32)
+            };
+            let at = random.below(runs.len().max(1));
+            match random.below(8) {
+                0..3 => {
+                    let pages = length(&mut random);
+                    let run = o.pages.allocate_run(&machine, pages, 1 << random.below(11)).unwrap();
+                    runs.insert(run.pfn.0, pages);
+                }
+                3..5 => {
+                    if let Some((&pfn, &pages)) = runs.iter().nth(at) {
+                        runs.remove(&pfn);
+                        o.pages.free_run(&machine, Pfn(pfn), pages);
+                    }
+                }
+                5..7 => {
+                    if let Some((&pfn, &pages)) = runs.iter().nth(at) {
+                        let new = length(&mut random);
+                        if o.pages.resize_run(&machine, Pfn(pfn), pages, new) {
+                            runs.insert(pfn, new);
+                        }
+                    }
+                }
+                _ => {
+                    blocks.extend((0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2)).unwrap().pfn));
+                    // What populations allow is forbidden by the next tick.
+                    o.pages.tick(&machine);
+                }
+            }
+            agree(&machine, &o, &runs);
+        }
+        assert!(o.pages.statistics().populated > 0 && runs.values().any(|pages| *pages > CHUNK));
+        o.pages.verify().unwrap();
+        blocks.into_iter().for_each(|pfn| o.pages.free_block(&machine, pfn, Order(2)));
+        core::mem::take(&mut runs).into_iter().for_each(|(pfn, pages)| o.pages.free_run(&machine, Pfn(pfn), pages));
+        agree(&machine, &o, &runs);
+        assert!(!o.pages.release_all(&machine).left);
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_said_where_there_are_none() {
+    let isolated = || {
+        let machine = for_all();
+        machine.use_isolated_cpu(true);
+        machine
+    };
+    let small = Shape { huge: false, ..huge() };
+    let large = Virtual::new(16384, 1).with_huge_pages_for_all();
+    for (machine, shape) in [(Virtual::new(4096, 1), huge()), (for_all(), small), (large, huge()), (isolated(), huge())]
+    {
+        let machine = Probe::new(machine);
+        let o = Opened::new(&machine, &shape).unwrap();
+        let run = o.pages.allocate_run(&machine, 3 * CHUNK, 1).unwrap().pfn;
+        assert!(o.pages.resize_run(&machine, run, 3 * CHUNK, 2 * CHUNK));
+        o.pages.free_run(&machine, run, 2 * CHUNK);
+        let said = machine.huge.lock().unwrap();
+        assert!(!said.iter().any(|(.., allowed)| *allowed), "{said:?}");
+    }
+}
+
+/// What is given back of memory that may be huge is made small first, and allows no huge pages when it goes.
+#[test]
+fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
+    let machine = Probe::new(for_all());
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let run = o.pages.allocate_run(&machine, 2 * CHUNK, 1).unwrap().pfn;
+    assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(run), 8 << 20, true)));
+    o.pages.free_run(&machine, run, 2 * CHUNK);
+    assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(run), 8 << 20, false)));
+    // Others use it by blocks, of which a page each goes.
+    let block = o.pages.allocate_block(&machine, Order(3)).unwrap().pfn;
+    assert!((run.0..run.0 + 2 * CHUNK).contains(&block.0), "the run's memory is handed out again");
+    let hole = Range { start: o.pages.address(block.plus(2)), length: 4096 };
+    let mut given = Some(hole).into_iter();
+    let gather = |ranges: &mut [Range]| ranges.iter_mut().zip(given.by_ref()).map(|(to, hole)| *to = hole).count();
+    // SAFETY: the test needs nothing of the page.
+    let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
+    assert_eq!((report.unwrap().released, machine.split.lock().unwrap().as_slice()), (1, [hole.start].as_slice()));
+    assert!(!machine.allows_huge_pages(hole.start));
+    o.pages.verify().unwrap();
+}
+
+/// Moving page tables takes one mapping: what a run allows is one advice before, and its own again afterwards.
+#[test]
+fn a_run_whose_pages_move_allows_none_meanwhile() {
+    let machine = Probe::new(for_all());
+    let pages = NodePages::open(&machine, &huge()).unwrap();
+    let run = pages.allocate_run(&machine, 2 * CHUNK + 7, 1).unwrap().pfn;
+    let allows = || machine.allows_huge_pages(pages.address(run));
+    assert!(allows());
+    pages.huge_run(&machine, run, 2 * CHUNK + 7, false);
+    assert!(!allows());
+    pages.huge_run(&machine, run, 2 * CHUNK + 7, true);
+    assert!(allows());
+    pages.free_run(&machine, run, 2 * CHUNK + 7);
+    assert!(!allows());
+    // SAFETY: nobody uses it any more.
+    unsafe { pages.close(&machine) };
+}
