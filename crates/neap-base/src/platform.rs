@@ -87,9 +87,12 @@ pub trait Platform: Send + Sync {
     fn populate(&self, address: usize, length: usize) -> Result<(), Errno>;
 
     /// Whether huge pages may stand behind a range. Where there are none this does nothing.
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool);
+    ///
+    /// # Errors
+    /// It is as it was: there are as many mappings as there can be.
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno>;
 
-    /// Whether the system gives huge pages to everybody who does not refuse them. May be several system calls.
+    /// Whether the system gives huge pages to everybody who does not refuse them.
     fn gives_huge_pages(&self) -> bool {
         false
     }
@@ -194,6 +197,7 @@ pub struct Linux {
     nodes: Nodes,
     /// Nodes that are made up, if any: CPUs are dealt out to them.
     simulated: usize,
+    gives_huge_pages: bool,
     scarce: bool,
     rseq_offset: Result<u32, NoSequences>,
     recorder: Option<&'static dyn Recorder>,
@@ -238,6 +242,7 @@ impl Linux {
             topology,
             nodes: Nodes::read(),
             simulated: 0,
+            gives_huge_pages: memory::gives_huge_pages(),
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
             recorder: None,
@@ -281,6 +286,7 @@ impl Linux {
             topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
             nodes: Nodes::ONE,
             simulated: 0,
+            gives_huge_pages: false,
             scarce: false,
             rseq_offset: Err(NoSequences::Unregistered),
             recorder: None,
@@ -347,12 +353,16 @@ impl Platform for Linux {
         memory::populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
-        let _ = memory::huge_pages(address, length, allowed);
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+        match memory::huge_pages(address, length, allowed) {
+            // There are none.
+            Err(Errno::INVAL) => Ok(()),
+            answer => answer,
+        }
     }
 
     fn gives_huge_pages(&self) -> bool {
-        memory::gives_huge_pages()
+        self.gives_huge_pages
     }
 
     fn split(&self, address: usize) {

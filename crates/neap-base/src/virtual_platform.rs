@@ -94,9 +94,11 @@ pub enum Call {
     Fence,
     /// [`Platform::bind`].
     Bind,
+    /// [`Platform::huge_pages`].
+    HugePages,
 }
 
-const CALLS: usize = 8;
+const CALLS: usize = 9;
 
 /// Every [`Call`], for tests that go through all.
 pub const ALL_CALLS: [Call; CALLS] = [
@@ -108,6 +110,7 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::MovePages,
     Call::Fence,
     Call::Bind,
+    Call::HugePages,
 ];
 
 /// In the `impl` of [`Platform`](crate::Platform) for a wrapper around another platform, its field `$inner`: the calls that no
@@ -265,6 +268,10 @@ impl Virtual {
     pub fn bound_to(&self, address: usize) -> Option<usize> {
         let bound = self.bound.lock().expect("nobody panics with it");
         bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address))?.2
+    }
+
+    fn note_advice(&self, address: usize, length: usize, allowed: bool) {
+        self.advice.lock().expect("nobody panics with it").push((address, length, allowed));
     }
 
     fn note_bound(&self, address: usize, length: usize, node: Option<usize>) {
@@ -426,10 +433,12 @@ impl Platform for Virtual {
         memory::populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+        self.attempt(Call::HugePages)?;
         if self.gives_huge_pages {
-            self.advice.lock().expect("nobody panics with it").push((address, length, allowed));
+            self.note_advice(address, length, allowed);
         }
+        Ok(())
     }
 
     fn gives_huge_pages(&self) -> bool {
@@ -450,7 +459,7 @@ impl Platform for Virtual {
                 return Err(Errno::FAULT);
             }
             // The mapping comes along.
-            self.huge_pages(to, length, allows(from));
+            self.note_advice(to, length, allows(from));
         }
         // SAFETY: as the caller promises.
         unsafe { memory::move_pages(from, to, length) }

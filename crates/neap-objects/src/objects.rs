@@ -52,7 +52,7 @@ pub struct Config {
     pub budget: Option<u32>,
     /// Whether to use restartable sequences where they work.
     pub rseq: bool,
-    /// Whether fresh memory may come as huge pages.
+    /// Whether fresh memory may come as huge pages, and runs may have them.
     pub huge: bool,
     /// The most pages that a CPU's page list keeps, where that is not to be found out; 0 for no lists.
     pub list_high: Option<u32>,

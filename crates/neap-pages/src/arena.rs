@@ -8,7 +8,7 @@
 //! a mapped page is not its concern.
 
 use crate::frames;
-use crate::huge_runs::{IN_RUN, UNASKED};
+use crate::huge_runs::{HugeRuns, IN_RUN};
 use crate::pages::{Shape, SideTable, TABLES};
 use crate::populate::HUGE;
 use crate::survey::Part;
@@ -110,8 +110,7 @@ pub(crate) struct Arena {
     pub(crate) reserve: AtomicU32,
     /// Segments, and parts of one mapped again, that the system would not bind to their node.
     pub(crate) unbound: AtomicU32,
-    /// Whether runs have huge pages, or [`UNASKED`].
-    pub(crate) huge_runs: AtomicU8,
+    pub(crate) huge_runs: HugeRuns,
 }
 
 /// An arena that several may use, as long as it stays where it is.
@@ -173,8 +172,7 @@ impl Arena {
                 }),
                 reserve: AtomicU32::new(0),
                 unbound: AtomicU32::new(0),
-                // The kernel's huge pages are 2 MiB where pages are 4 KiB.
-                huge_runs: AtomicU8::new(if shape.huge && page_shift == 12 { UNASKED } else { 0 }),
+                huge_runs: HugeRuns::new(platform, shape.huge),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
             let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0, 0);
@@ -257,8 +255,9 @@ impl Arena {
     }
 
     /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.
-    pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) {
-        let mut start = pages.start;
+    /// Answers whether the system did so everywhere.
+    pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) -> bool {
+        let (mut start, mut done) = (pages.start, true);
         while start < pages.end {
             let whose = |page| (self.node(Pfn(page)), self.is_in_run(Pfn(page)));
             let (owner, mut end) = (whose(start), start);
@@ -266,10 +265,12 @@ impl Arena {
                 end = end / CHUNK * CHUNK + CHUNK;
             }
             if owner == (Some(node), false) {
-                platform.huge_pages(self.address(Pfn(start)), ((end - start) as usize) << self.page_shift, false);
+                let bytes = ((end - start) as usize) << self.page_shift;
+                done &= platform.huge_pages(self.address(Pfn(start)), bytes, false).is_ok();
             }
             start = end;
         }
+        done
     }
 
     /// Calls `each` with everything that is mapped: what of, start, and length.
@@ -442,8 +443,8 @@ impl Arena {
 
     /// Says of a fresh mapping of which node its memory is to be.
     fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
-        // Huge pages come by population alone: a range that the kernel may refill would never stay released.
-        platform.huge_pages(address, length, false);
+        // Huge pages come by population, and to long runs: another range that the kernel may refill would never stay released.
+        let _ = platform.huge_pages(address, length, false);
         let refused = self.nodes > 1 && platform.bind(address, length, node).is_err();
         // Its memory comes from wherever it is touched first, which is mostly there.
         self.unbound.fetch_add(refused.into(), Relaxed);

@@ -5,6 +5,9 @@
 //! other malloc: so they are allowed behind the chunks that lie wholly in a run, for as long as they do. A system that gives
 //! them to who asks (`madvise`) is not asked: a run may never be touched as a whole.
 //!
+//! The most is [`MOST`] runs at a time: each may leave two mappings more. And none on a machine with isolated CPUs: what the kernel puts
+//! together later flushes address translations on every CPU of the process.
+//!
 //! No locks: whoever calls has the run, so nobody else has a say about its chunks. A bit of each says so to the tick, which
 //! forbids again what populations have allowed between the first and the last of them:
 //!
@@ -14,16 +17,37 @@
 use crate::arena::{Arena, CHUNK};
 use crate::populate::HUGE;
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform};
+
+/// The most runs with huge pages: the kernel allows 65530 mappings by default.
+const MOST: u32 = 8192;
 
 /// The bit of a chunk's second byte that says that huge pages are allowed there for a run; the others are its node, from 1.
 pub(crate) const IN_RUN: u8 = 1 << 7;
 const _: () = assert!(MAX_NODES < IN_RUN as usize);
 
-/// Nobody has asked yet whether the system gives huge pages to everybody.
-pub(crate) const UNASKED: u8 = 2;
+/// Whether runs have huge pages, and how many do.
+#[derive(Debug)]
+pub(crate) struct HugeRuns {
+    given: bool,
+    count: AtomicU32,
+}
+
+impl HugeRuns {
+    /// If they are `wanted` and the system gives them to everybody.
+    pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
+        // The kernel's huge pages are 2 MiB where pages are 4 KiB.
+        let any = wanted && platform.page_size() == 4096 && platform.gives_huge_pages();
+        let given = any && !(0..platform.cpus()).any(|cpu| platform.is_isolated(cpu));
+        HugeRuns { given, count: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Relaxed)
+    }
+}
 
 /// The pages of the chunks that lie wholly in a run; where there are none, where the first could be.
 fn whole_chunks(pfn: Pfn, pages: u32) -> Range<u32> {
@@ -33,22 +57,33 @@ fn whole_chunks(pfn: Pfn, pages: u32) -> Range<u32> {
 
 impl Arena {
     /// Lets huge pages stand behind a run of `new` pages that had `old` so far, and no longer behind what it loses. To be
-    /// called while all of these are the caller's.
-    pub(crate) fn resize_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
-        if old.max(new) < CHUNK || !self.gives_huge_pages(platform) {
-            return;
+    /// called while all of these are the caller's. Answers where the system would not forbid them: somebody has to try again.
+    pub(crate) fn resize_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
+        if old.max(new) < CHUNK || !self.huge_runs.given {
+            return None;
         }
-        let (before, after) = (whole_chunks(pfn, old).end, whole_chunks(pfn, new).end);
-        let (chunks, allowed) = (before.min(after)..before.max(after), after > before);
-        let each = || chunks.clone().step_by(CHUNK as usize).map(Pfn);
-        // What the kernel puts together later flushes translations on every CPU of the process.
-        let nothing =
-            if allowed { platform.is_isolated_cpu_in_use() } else { !each().any(|chunk| self.is_in_run(chunk)) };
-        if nothing {
-            return;
+        let (before, after) = (whole_chunks(pfn, old), whole_chunks(pfn, new));
+        // A run has them from its first chunk on.
+        let counted = !before.is_empty() && self.is_in_run(Pfn(before.start));
+        if after.end > before.end {
+            let more = before.end..after.end;
+            if counted || before.is_empty() && self.count_huge_run() {
+                self.advise_run(platform, &more, true);
+            }
+        } else if counted {
+            if after.is_empty() {
+                self.huge_runs.count.fetch_sub(1, Relaxed);
+            }
+            let less = after.end..before.end;
+            return (!self.advise_run(platform, &less, false)).then_some(less);
         }
-        platform.huge_pages(self.address(Pfn(chunks.start)), chunks.len() << self.page_shift(), allowed);
-        each().for_each(|chunk| self.set_in_run(chunk, allowed));
+        None
+    }
+
+    /// Counts one more run with huge pages, unless there are as many as there may be.
+    fn count_huge_run(&self) -> bool {
+        let count = &self.huge_runs.count;
+        count.fetch_update(Relaxed, Relaxed, |count| (count < MOST).then_some(count + 1)).is_ok()
     }
 
     /// Whether huge pages are allowed behind the chunk of a page because it lies in a run.
@@ -56,26 +91,21 @@ impl Arena {
         self.about_chunk(pfn, 1).load(Relaxed) & IN_RUN != 0
     }
 
-    /// Says so; those that come are huge ones for whoever releases the chunk.
-    fn set_in_run(&self, pfn: Pfn, allowed: bool) {
-        if allowed {
-            self.about_chunk(pfn, 1).fetch_or(IN_RUN, Relaxed);
-            (0..CHUNK).step_by(HUGE.pages() as usize).for_each(|page| self.note_huge(pfn.plus(page)));
-        } else {
-            self.about_chunk(pfn, 1).fetch_and(!IN_RUN, Relaxed);
-        }
-    }
-
-    /// Whether runs have huge pages: the system gives them to everybody. It is asked once.
-    fn gives_huge_pages<P: Platform>(&self, platform: &P) -> bool {
-        match self.huge_runs.load(Relaxed) {
-            UNASKED => {
-                let gives = platform.gives_huge_pages();
-                self.huge_runs.store(gives.into(), Relaxed);
-                gives
+    /// Tells the system, and notes of each chunk, whether huge pages may stand behind it for a run; those that come are huge ones for whoever
+    /// releases the chunk. Answers whether the system did so.
+    fn advise_run<P: Platform>(&self, platform: &P, chunks: &Range<u32>, allowed: bool) -> bool {
+        let bytes = chunks.len() << self.page_shift();
+        let done = bytes == 0 || platform.huge_pages(self.address(Pfn(chunks.start)), bytes, allowed).is_ok();
+        for chunk in chunks.clone().step_by(CHUNK as usize).map(Pfn) {
+            let byte = self.about_chunk(chunk, 1);
+            if allowed {
+                byte.fetch_or(IN_RUN, Relaxed);
+                (0..CHUNK).step_by(HUGE.pages() as usize).for_each(|page| self.note_huge(chunk.plus(page)));
+            } else {
+                byte.fetch_and(!IN_RUN, Relaxed);
             }
-            answer => answer == u8::from(true),
         }
+        done
     }
 }
 

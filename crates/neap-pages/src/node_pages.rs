@@ -254,7 +254,7 @@ impl<P: Platform> NodePages<P> {
     /// ([`Platform::move_pages`]), which takes one mapping, it must not.
     pub fn huge_run(&self, platform: &P, pfn: Pfn, pages: u32, allowed: bool) {
         let (old, new) = if allowed { (0, pages) } else { (pages, 0) };
-        self.first.arena.resize_huge(platform, pfn, old, new);
+        self.node(self.node_of(pfn)).resize_huge(platform, pfn, old, new);
     }
 
     /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17

@@ -43,7 +43,7 @@ pub struct Shape {
     pub budget: Option<u32>,
     /// Side tables of the layer above.
     pub tables: [SideTable; TABLES],
-    /// Whether fresh memory may be populated as huge pages.
+    /// Whether fresh memory may be populated as huge pages, and runs may have them.
     pub huge: bool,
     /// The most pages that a CPU's list keeps, where that is not to be found out; 0 for no lists.
     pub list_high: Option<u32>,
@@ -229,16 +229,35 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // `populate` looks at the order: a long run may never be touched as a whole.
         let populate = Some((Order::holding(pages.max(align_pages)), false));
         let wanted = Wanted { pages, growth, populate };
-        let run =
-            self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_run(pages, align_pages))?;
-        self.arena.resize_huge(platform, run.pfn, 0, pages);
+        let mut fresh = false;
+        let run = self.zone.acquire(&self.arena, platform, wanted, |buddy, _| {
+            let run = buddy.allocate_run(pages, align_pages)?;
+            fresh = pages >= arena::CHUNK && buddy.count_backed(run.pfn, pages) < pages;
+            Some(run)
+        })?;
+        // What is there already will not come in huge pages, so nothing is said of it.
+        if fresh {
+            self.resize_huge(platform, run.pfn, 0, pages);
+        }
         Ok(run)
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        self.arena.resize_huge(platform, pfn, pages, 0);
+        self.resize_huge(platform, pfn, pages, 0);
         self.zone.lock().buddy.free_run(pfn, pages, false);
+    }
+
+    /// See [`Arena::resize_huge`](arena::Arena::resize_huge); what the system would not forbid is left to the next tick.
+    pub(crate) fn resize_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
+        if let Some(left) = self.arena.resize_huge(platform, pfn, old, new) {
+            self.zone.forbid_later(&left);
+        }
+    }
+
+    /// Runs, of all nodes, behind which huge pages are allowed.
+    pub fn huge_runs(&self) -> u32 {
+        self.arena.huge_runs.count()
     }
 
     /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
@@ -251,7 +270,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
         if new < old {
-            self.arena.resize_huge(platform, pfn, old, new);
+            self.resize_huge(platform, pfn, old, new);
         }
         loop {
             let mut inner = self.zone.lock();
@@ -261,7 +280,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             if inner.buddy.resize_run(pfn, old, new) {
                 drop(inner);
                 if new > old {
-                    self.arena.resize_huge(platform, pfn, old, new);
+                    self.resize_huge(platform, pfn, old, new);
                 }
                 return true;
             }

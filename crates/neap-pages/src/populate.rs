@@ -5,7 +5,7 @@
 //! put back as backed. Several threads may be at it, each with a block of its own. Allowing huge pages takes the
 //! process's mapping lock for writing, which waits for faults in the same mapping; so it is done for a batch of blocks, by
 //! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
-//! detached: nobody but a population ever touches memory that allows huge pages and has none yet. The next tick forbids
+//! detached: small blocks never come from memory that allows huge pages and has none yet. The next tick forbids
 //! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
 //! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
 //! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
@@ -48,7 +48,7 @@ pub(crate) struct Population {
     busy: u32,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
-    /// All memory of the zone that allows huge pages lies between these.
+    /// All memory of the zone that allows huge pages lies between these, but for that of runs.
     allowed: Range<u32>,
     /// The same, for when those are gone.
     next: Range<u32>,
@@ -163,7 +163,8 @@ impl Zone {
     /// Allows huge pages for blocks, and lets them be populated.
     fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
         let bytes = pages.len() << arena.page_shift();
-        platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
+        // Where that is refused, what comes is small pages.
+        let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
         {
             let population = &mut self.lock().population;
             population.note_allowed(&pages);
@@ -195,6 +196,11 @@ impl Zone {
         inner.attach_huge(pfn, true);
     }
 
+    /// Leaves it to the next tick to forbid huge pages in a range.
+    pub(crate) fn forbid_later(&self, pages: &Range<u32>) {
+        self.lock().population.note_allowed(pages);
+    }
+
     /// Forbids huge pages again and puts the blocks back that wait; answers whether there were any. Of this node alone: blocks
     /// of others wait on.
     pub(crate) fn end_population<P: Platform>(&self, arena: &Arena, platform: &P) -> bool {
@@ -202,7 +208,9 @@ impl Zone {
             let Population { ready, next, allowed, .. } = &mut self.lock().population;
             ([core::mem::take(ready), core::mem::take(next)], core::mem::take(allowed))
         };
-        arena.forbid_huge_pages(platform, allowed, self.node);
+        if !arena.forbid_huge_pages(platform, allowed.clone(), self.node) {
+            self.forbid_later(&allowed);
+        }
         let waited = waiting.iter().any(|pages| !pages.is_empty());
         if waited {
             let mut inner = self.lock();

@@ -10,8 +10,9 @@ mod machine;
 use machine::probe::Probe;
 use machine::{Opened, Random, seed, shape};
 use neap_base::platform::memory::Range;
-use neap_base::virtual_platform::Virtual;
+use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
+use neap_os::topology::CpuSet;
 use neap_pages::{NodePages, Shape};
 use std::collections::BTreeMap;
 
@@ -25,11 +26,29 @@ fn for_all() -> Virtual {
     Virtual::new(4096, 1).with_huge_pages_for_all()
 }
 
-/// Whether every chunk, up to the last page that there is, allows huge pages if it lies wholly in one of the runs, and only then.
-fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &BTreeMap<u32, u32>) {
+/// A run: its pages, and whether it has huge pages. One that was there already when it came has none, until it gets its first whole chunk.
+type Runs = BTreeMap<u32, (u32, bool)>;
+
+fn has_whole_chunk(pfn: u32, pages: u32) -> bool {
+    (pfn + pages) / CHUNK > pfn.div_ceil(CHUNK)
+}
+
+/// Notes that a run has so many pages now.
+fn note(o: &Opened<'_, Probe>, runs: &mut Runs, pfn: u32, pages: u32) {
+    let had = runs.get(&pfn).is_some_and(|run| run.1);
+    let others = runs.iter().filter(|(from, run)| **from != pfn && run.1).count();
+    let has = o.pages.huge_runs() as usize > others;
+    assert!(if has_whole_chunk(pfn, pages) { has || !had } else { !has });
+    runs.insert(pfn, (pages, has));
+}
+
+/// Whether every chunk, up to the last page that there is, allows huge pages if it lies wholly in a run that has them, and only then.
+fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
     assert!(machine.huge.lock().unwrap().iter().all(|(_, length, _)| *length > 0));
+    assert_eq!(o.pages.huge_runs() as usize, runs.values().filter(|run| run.1).count());
     for start in (0..o.pages.frames().pages()).step_by(CHUNK as usize) {
-        let inside = runs.range(..=start).next_back().is_some_and(|(from, pages)| from + pages >= start + CHUNK);
+        let inside = |(from, run): (&u32, &(u32, bool))| run.1 && from + run.0 >= start + CHUNK;
+        let inside = runs.range(..=start).next_back().is_some_and(inside);
         let allows = |page: u32| machine.allows_huge_pages(o.pages.address(Pfn(start + page)));
         assert_eq!([allows(0), allows(CHUNK - 1)], [inside; 2], "the chunk from page {start}");
     }
@@ -38,10 +57,11 @@ fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &BTreeMap<u32, u32>) {
 #[test]
 fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
     let mut random = Random(seed());
+    let mut most = 0;
     for _ in 0..4 {
         let machine = Probe::new(for_all());
         let o = Opened::new(&machine, &huge()).unwrap();
-        let (mut runs, mut blocks) = (BTreeMap::new(), Vec::new());
+        let (mut runs, mut blocks) = (Runs::new(), Vec::new());
         for _ in 0..400 {
             let length = |random: &mut Random| {
                 let around = CHUNK * random.below(6) as u32;
@@ -52,19 +72,21 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                 0..3 => {
                     let pages = length(&mut random);
                     let run = o.pages.allocate_run(&machine, pages, 1 << random.below(11)).unwrap();
-                    runs.insert(run.pfn.0, pages);
+                    note(&o, &mut runs, run.pfn.0, pages);
+                    let has = runs[&run.pfn.0].1;
+                    assert!(has || !run.zero || !has_whole_chunk(run.pfn.0, pages), "fresh memory has them");
                 }
                 3..5 => {
-                    if let Some((&pfn, &pages)) = runs.iter().nth(at) {
+                    if let Some((&pfn, &(pages, _))) = runs.iter().nth(at) {
                         runs.remove(&pfn);
                         o.pages.free_run(&machine, Pfn(pfn), pages);
                     }
                 }
                 5..7 => {
-                    if let Some((&pfn, &pages)) = runs.iter().nth(at) {
+                    if let Some((&pfn, &(pages, _))) = runs.iter().nth(at) {
                         let new = length(&mut random);
                         if o.pages.resize_run(&machine, Pfn(pfn), pages, new) {
-                            runs.insert(pfn, new);
+                            note(&o, &mut runs, pfn, new);
                         }
                     }
                 }
@@ -75,24 +97,41 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                 }
             }
             agree(&machine, &o, &runs);
+            most = most.max(o.pages.huge_runs());
         }
-        assert!(o.pages.statistics().populated > 0 && runs.values().any(|pages| *pages > CHUNK));
+        assert!(o.pages.statistics().populated > 0);
         o.pages.verify().unwrap();
         blocks.into_iter().for_each(|pfn| o.pages.free_block(&machine, pfn, Order(2)));
-        core::mem::take(&mut runs).into_iter().for_each(|(pfn, pages)| o.pages.free_run(&machine, Pfn(pfn), pages));
+        core::mem::take(&mut runs).into_iter().for_each(|(pfn, run)| o.pages.free_run(&machine, Pfn(pfn), run.0));
         agree(&machine, &o, &runs);
         assert!(!o.pages.release_all(&machine).left);
         o.pages.verify().unwrap();
     }
+    assert!(most > 5, "{most}");
+}
+
+#[test]
+fn memory_that_is_there_already_is_not_spoken_of() {
+    let machine = Probe::new(for_all());
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let take = |pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn;
+    let run = take(2 * CHUNK);
+    o.pages.free_run(&machine, run, 2 * CHUNK);
+    let said = machine.huge.lock().unwrap().len();
+    for _ in 0..3 {
+        assert_eq!(take(2 * CHUNK), run);
+        o.pages.free_run(&machine, run, 2 * CHUNK);
+    }
+    assert_eq!((machine.huge.lock().unwrap().len(), o.pages.huge_runs()), (said, 0));
+    // Some of it is not.
+    let longer = take(3 * CHUNK);
+    assert_eq!((longer, o.pages.huge_runs()), (run, 1));
+    o.pages.free_run(&machine, longer, 3 * CHUNK);
 }
 
 #[test]
 fn nothing_is_said_where_there_are_none() {
-    let isolated = || {
-        let machine = for_all();
-        machine.use_isolated_cpu(true);
-        machine
-    };
+    let isolated = || for_all().with_isolated(CpuSet::parse(b"0").unwrap());
     let small = Shape { huge: false, ..huge() };
     let large = Virtual::new(16384, 1).with_huge_pages_for_all();
     for (machine, shape) in [(Virtual::new(4096, 1), huge()), (for_all(), small), (large, huge()), (isolated(), huge())]
@@ -127,6 +166,44 @@ fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
     assert_eq!((report.unwrap().released, machine.split.lock().unwrap().as_slice()), (1, [hole.start].as_slice()));
     assert!(!machine.allows_huge_pages(hole.start));
     o.pages.verify().unwrap();
+}
+
+/// The kernel may refuse that at the limit of mappings: then the next tick forbids them, or the one after.
+#[test]
+fn what_the_system_would_not_forbid_is_forbidden_later() {
+    for refused in 1..4 {
+        let machine = Probe::new(for_all());
+        let o = Opened::new(&machine, &huge()).unwrap();
+        let run = o.pages.allocate_run(&machine, 2 * CHUNK, 1).unwrap().pfn;
+        let allows = || machine.allows_huge_pages(o.pages.address(run));
+        machine.machine.fail(Call::HugePages, 0, refused);
+        o.pages.free_run(&machine, run, 2 * CHUNK);
+        for tick in 0..refused {
+            assert!(allows(), "{refused} refused, {tick} ticks");
+            o.pages.tick(&machine);
+        }
+        assert!(!allows() && o.pages.huge_runs() == 0);
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
+fn there_are_so_many_runs_with_huge_pages_and_no_more() {
+    let machine = Probe::new(for_all());
+    let o = Opened::new(&machine, &Shape { span: 64 << 30, ..huge() }).unwrap();
+    let take = || o.pages.allocate_run(&machine, CHUNK, 1).unwrap().pfn;
+    let allows = |run: Pfn| machine.huge.lock().unwrap().last() == Some(&(o.pages.address(run), 4 << 20, true));
+    let runs: Vec<Pfn> = (0..8192).map(|_| take()).collect();
+    assert!(allows(*runs.last().unwrap()) && o.pages.huge_runs() == 8192);
+    let one_more = take();
+    assert!(!allows(one_more) && o.pages.huge_runs() == 8192);
+    // It gets none when it grows, and takes nobody's place when it goes.
+    assert!(o.pages.resize_run(&machine, one_more, CHUNK, 2 * CHUNK) && o.pages.huge_runs() == 8192);
+    o.pages.free_run(&machine, one_more, 2 * CHUNK);
+    assert_eq!(o.pages.huge_runs(), 8192);
+    o.pages.free_run(&machine, runs[0], CHUNK);
+    assert!(!o.pages.release_all(&machine).left);
+    assert!(o.pages.huge_runs() == 8191 && allows(take()));
 }
 
 /// Moving page tables takes one mapping: what a run allows is one advice before, and its own again afterwards.

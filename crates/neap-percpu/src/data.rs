@@ -232,7 +232,7 @@ impl<C: Charge> PerCpuData<C> {
         })?;
         let ([chunks, rows, owners, ranges, stack, columns, isolated, offsets, fenced], _) = carve(tables);
         // A huge page would put memory behind pages that count as empty.
-        platform.huge_pages(base, length, false);
+        let _ = platform.huge_pages(base, length, false);
 
         // SAFETY: each has its piece of fresh zeroes, as long as it needs; rows and records are valid as zeroes.
         let (chunks, mut rows, work) = unsafe {

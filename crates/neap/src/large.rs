@@ -107,19 +107,22 @@ impl<P: Platform> Core<P> {
             self.free_run(memory);
             return None;
         }
-        let huge =
-            |memory: *const u8, count, allowed| pages.huge_run(platform, pages.pfn(memory.addr()), count, allowed);
-        huge(pointer, old, false);
+        let huge = |memory: *const u8, allowed| {
+            let count = self.run_at(memory).unwrap_or(0);
+            pages.huge_run(platform, pages.pfn(memory.addr()), count, allowed);
+        };
+        // Moving takes one mapping, and takes its advice along.
+        huge(pointer, false);
+        huge(memory, false);
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
-            huge(pointer, old, true);
             pages.map_again(platform, pages.pfn(memory.addr()), old);
             self.free_run(memory);
+            huge(pointer, true);
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
-        // What was moved took the old run's mapping along.
-        huge(memory, self.run_at(memory).unwrap_or(0), true);
+        huge(memory, true);
         let owner = pages.frames().run_owner(pages.pfn(pointer.addr()));
         pages.frames().set_run_owner(pages.pfn(memory.addr()), owner);
         pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
@@ -191,6 +194,7 @@ mod tests {
         for (moves, refused) in [(1, false), (2, false), (2, true)] {
             let behind = mm.allocate(MIB);
             assert!(platform.allows_huge_pages(run.addr()) && !platform.allows_huge_pages(run.addr() + 8 * MIB));
+            assert_eq!(mm.core().unwrap().objects.pages.node(0).huge_runs(), 1);
             // SAFETY: the runs are this test's.
             unsafe {
                 run.write(moves);

@@ -17,7 +17,7 @@ pub struct Options {
     pub rseq: bool,
     /// A maintenance thread where one is worth its price. Without it memory goes back from within ordinary calls.
     pub background: bool,
-    /// Fresh memory as huge pages where much of it is used.
+    /// Fresh memory as huge pages where much of it is used, or the system gives them to everybody.
     pub huge: bool,
     /// The most bytes that may be in use at a time; 0 for no limit.
     pub limit: u64,
@@ -105,7 +105,7 @@ pub const DESCRIPTIONS: [Description; 12] = [
         key: "huge",
         values: "on|off",
         default: "on",
-        text: "whole huge pages for memory that is used in bulk, and for large allocations where the system gives them to everybody (always)",
+        text: "whole huge pages for memory that is used in bulk, and for allocations from 4 MiB on where the system gives them to everybody (always)",
     },
     Description {
         key: "limit",

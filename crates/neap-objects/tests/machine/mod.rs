@@ -134,8 +134,8 @@ impl<P: Platform> Platform for Shared<P> {
         self.platform.populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
-        self.platform.huge_pages(address, length, allowed);
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+        self.platform.huge_pages(address, length, allowed)
     }
 
     fn split(&self, address: usize) {

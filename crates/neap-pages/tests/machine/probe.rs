@@ -117,10 +117,11 @@ impl Platform for Probe {
         self.machine.populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) {
+    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+        self.machine.huge_pages(address, length, allowed)?;
         self.huge.lock().expect("no holder panics").push((address, length, allowed));
         run(&self.on_huge);
-        self.machine.huge_pages(address, length, allowed);
+        Ok(())
     }
 
     fn split(&self, address: usize) {
