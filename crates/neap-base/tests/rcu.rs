@@ -9,7 +9,8 @@
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
 
-use core::ptr::NonNull;
+use core::ffi::c_void;
+use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use neap_base::platform::{Linux, Platform};
 use neap_base::{Rcu, RcuHead};
@@ -235,6 +236,23 @@ fn in_a_child(body: impl FnOnce()) {
     }
 }
 
+/// Reads in a thread that is not the standard library's: another thread of the parent may have been starting when the child was forked, and
+/// holds in it for ever what std takes then.
+fn read_in_a_thread(world: &World, machine: &Linux) {
+    extern "C" fn reads(of: *mut c_void) -> *mut c_void {
+        // SAFETY: what was passed below, which stays until this thread was joined.
+        let (world, machine) = unsafe { *of.cast::<(&World, &Linux)>() };
+        (0..100).for_each(|_| world.read(0, || machine.pause()));
+        null_mut()
+    }
+    let (mut of, mut thread) = ((world, machine), 0);
+    // SAFETY: both are what the calls want, and the thread is joined once.
+    unsafe {
+        assert_eq!(libc::pthread_create(&raw mut thread, null(), reads, (&raw mut of).cast()), 0);
+        assert_eq!(libc::pthread_join(thread, null_mut()), 0);
+    }
+}
+
 /// The child of a process whose readers were anywhere: it waits for its own readers and for nobody else.
 fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
     if machine.rseq_offset().is_some() {
@@ -253,7 +271,7 @@ fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
     world.rcu.grace(machine, world).unwrap();
     assert!(all_freed());
     // And so do its threads.
-    std::thread::scope(|scope| _ = scope.spawn(|| (0..100).for_each(|_| world.read(0, || machine.pause()))));
+    read_in_a_thread(world, machine);
     world.replace(0, 2);
     world.rcu.grace(machine, world).unwrap();
     assert!(all_freed());
