@@ -210,8 +210,9 @@ pub struct Virtual {
     bound: Mutex<Vec<(usize, usize, Option<usize>)>>,
     /// Whether a refused move has unmapped its destination.
     moves_unmap: AtomicBool,
-    /// Whether it says that huge pages are for everybody; and then, what it was told of them: address, length, allowed.
+    /// Whether it says that huge pages are for everybody.
     gives_huge_pages: bool,
+    /// What it was told of huge pages: address, length, allowed.
     advice: Mutex<Vec<(usize, usize, bool)>>,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
@@ -289,7 +290,7 @@ impl Virtual {
         Virtual { gives_huge_pages: true, ..self }
     }
 
-    /// Whether huge pages may stand behind an address of the machine that says that they are for everybody: what was said last.
+    /// Whether huge pages may stand behind an address: what was said last.
     pub fn allows_huge_pages(&self, address: usize) -> bool {
         let advice = self.advice.lock().expect("nobody panics with it");
         advice
@@ -435,9 +436,7 @@ impl Platform for Virtual {
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
         self.attempt(Call::HugePages)?;
-        if self.gives_huge_pages {
-            self.note_advice(address, length, allowed);
-        }
+        self.note_advice(address, length, allowed);
         Ok(())
     }
 

@@ -118,9 +118,12 @@ fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
         let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
         assert_eq!(report.unwrap().released, 1024);
     };
-    assert!(blocks.iter().any(|pfn| machine.allows_huge_pages(o.pages.address(*pfn))));
+    assert!(blocks.iter().any(|pfn| machine.machine.allows_huge_pages(o.pages.address(*pfn))));
     punch(3);
-    assert!(!blocks.iter().any(|pfn| machine.allows_huge_pages(o.pages.address(*pfn))), "the kernel fills no hole");
+    assert!(
+        !blocks.iter().any(|pfn| machine.machine.allows_huge_pages(o.pages.address(*pfn))),
+        "the kernel fills no hole"
+    );
     let split = machine.split.lock().unwrap().clone();
     assert!(split.iter().all(|address| blocks.iter().any(|pfn| o.pages.address(pfn.plus(3)) == *address)));
     let mut huge: Vec<usize> = split.iter().map(|address| address >> 21).collect();

@@ -13,7 +13,7 @@ use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
-use neap_pages::{NodePages, Shape};
+use neap_pages::Shape;
 use std::collections::BTreeMap;
 
 const CHUNK: u32 = 1024;
@@ -49,7 +49,7 @@ fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
     for start in (0..o.pages.frames().pages()).step_by(CHUNK as usize) {
         let inside = |(from, run): (&u32, &(u32, bool))| run.1 && from + run.0 >= start + CHUNK;
         let inside = runs.range(..=start).next_back().is_some_and(inside);
-        let allows = |page: u32| machine.allows_huge_pages(o.pages.address(Pfn(start + page)));
+        let allows = |page: u32| machine.machine.allows_huge_pages(o.pages.address(Pfn(start + page)));
         assert_eq!([allows(0), allows(CHUNK - 1)], [inside; 2], "the chunk from page {start}");
     }
 }
@@ -164,7 +164,7 @@ fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
     // SAFETY: the test needs nothing of the page.
     let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
     assert_eq!((report.unwrap().released, machine.split.lock().unwrap().as_slice()), (1, [hole.start].as_slice()));
-    assert!(!machine.allows_huge_pages(hole.start));
+    assert!(!machine.machine.allows_huge_pages(hole.start));
     o.pages.verify().unwrap();
 }
 
@@ -175,7 +175,7 @@ fn what_the_system_would_not_forbid_is_forbidden_later() {
         let machine = Probe::new(for_all());
         let o = Opened::new(&machine, &huge()).unwrap();
         let run = o.pages.allocate_run(&machine, 2 * CHUNK, 1).unwrap().pfn;
-        let allows = || machine.allows_huge_pages(o.pages.address(run));
+        let allows = || machine.machine.allows_huge_pages(o.pages.address(run));
         machine.machine.fail(Call::HugePages, 0, refused);
         o.pages.free_run(&machine, run, 2 * CHUNK);
         for tick in 0..refused {
@@ -204,22 +204,4 @@ fn there_are_so_many_runs_with_huge_pages_and_no_more() {
     o.pages.free_run(&machine, runs[0], CHUNK);
     assert!(!o.pages.release_all(&machine).left);
     assert!(o.pages.huge_runs() == 8191 && allows(take()));
-}
-
-/// Moving page tables takes one mapping: what a run allows is one advice before, and its own again afterwards.
-#[test]
-fn a_run_whose_pages_move_allows_none_meanwhile() {
-    let machine = Probe::new(for_all());
-    let pages = NodePages::open(&machine, &huge()).unwrap();
-    let run = pages.allocate_run(&machine, 2 * CHUNK + 7, 1).unwrap().pfn;
-    let allows = || machine.allows_huge_pages(pages.address(run));
-    assert!(allows());
-    pages.huge_run(&machine, run, 2 * CHUNK + 7, false);
-    assert!(!allows());
-    pages.huge_run(&machine, run, 2 * CHUNK + 7, true);
-    assert!(allows());
-    pages.free_run(&machine, run, 2 * CHUNK + 7);
-    assert!(!allows());
-    // SAFETY: nobody uses it any more.
-    unsafe { pages.close(&machine) };
 }

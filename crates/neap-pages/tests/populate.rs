@@ -270,7 +270,7 @@ fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
     let held: Vec<Pfn> = (0..6).flat_map(|turn| take(turn % 2, 10_000)).collect();
     let allowed = |node: usize| {
         let all = (0..pages.frames().pages()).step_by(512).map(Pfn).filter(|pfn| pages.node_of(*pfn) == node);
-        all.filter(|pfn| machine.allows_huge_pages(pages.address(*pfn))).count()
+        all.filter(|pfn| machine.machine.allows_huge_pages(pages.address(*pfn))).count()
     };
     let waiting = |node: usize| pages.node(node).statistics().releasing / 512;
     assert!((0..2).all(|node| waiting(node) > 0 && allowed(node) > waiting(node) as usize + 30));

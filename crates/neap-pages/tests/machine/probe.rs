@@ -76,13 +76,6 @@ impl Probe {
             on_huge: Mutex::new(None),
         }
     }
-
-    /// Whether huge pages may stand behind an address: what was said last.
-    pub(crate) fn allows_huge_pages(&self, address: usize) -> bool {
-        let huge = self.huge.lock().expect("no holder panics");
-        let last = huge.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address));
-        last.is_some_and(|advice| advice.2)
-    }
 }
 
 fn run(hook: &Hook) {
