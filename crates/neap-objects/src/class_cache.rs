@@ -9,6 +9,7 @@
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::Class;
 use crate::slab::{On, SlabId, SlabList, SlabTable};
+use core::ops::Range;
 use neap_base::Mutex;
 
 /// Objects put back into slabs under one hold of the mutex.
@@ -63,6 +64,15 @@ pub struct Place {
     pub slab: SlabId,
     /// Which object of it.
     pub object: u32,
+}
+
+/// Objects of one slab that follow each other.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Which slab.
+    pub slab: SlabId,
+    /// Which objects of it, at least one.
+    pub objects: Range<u32>,
 }
 
 impl ClassCache {
@@ -124,14 +134,14 @@ impl ClassCache {
     ///
     /// # Safety
     /// The caller holds this cache's lock; `slabs` is the table of its slabs.
-    pub unsafe fn take(&mut self, slabs: &SlabTable, most: usize, mut each: impl FnMut(Place)) -> usize {
+    pub unsafe fn take(&mut self, slabs: &SlabTable, most: usize, mut each: impl FnMut(Row)) -> usize {
         let mut taken = 0;
         while taken < most
             && let Some(slab) = self.partial.first().or_else(|| self.resting.first()).or_else(|| self.sidelined.first())
         {
             // SAFETY: as the caller promises; the slab is on one of this cache's lists.
             unsafe {
-                taken += slabs.take_backed(slab, most - taken, |object| each(Place { slab, object }));
+                taken += slabs.take_backed(slab, most - taken, |objects| each(Row { slab, objects }));
                 let (on, free) = (slabs.get(slab).on, slabs.get(slab).free);
                 if free == 0 {
                     self.move_to(slabs, slab, On::Nothing);

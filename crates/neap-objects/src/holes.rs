@@ -99,7 +99,7 @@ impl SlabTable {
     ///
     /// # Safety
     /// As for [`SlabTable::get`].
-    pub unsafe fn take_backed(&self, id: SlabId, most: usize, mut each: impl FnMut(u32)) -> usize {
+    pub unsafe fn take_backed(&self, id: SlabId, most: usize, mut each: impl FnMut(Range<u32>)) -> usize {
         // SAFETY: as the caller promises.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
         if holes == 0 {
@@ -113,7 +113,7 @@ impl SlabTable {
                 self.take_where(id, layout.within(pages), |object| {
                     let wanted = left > 0;
                     if wanted {
-                        each(object);
+                        each(object..object + 1);
                         left -= 1;
                     }
                     wanted
@@ -128,7 +128,13 @@ impl SlabTable {
     ///
     /// # Safety
     /// As for [`SlabTable::get`].
-    pub unsafe fn take_hollow(&self, id: SlabId, most: usize, pages: u32, mut each: impl FnMut(u32)) -> (usize, u64) {
+    pub unsafe fn take_hollow(
+        &self,
+        id: SlabId,
+        most: usize,
+        pages: u32,
+        mut each: impl FnMut(Range<u32>),
+    ) -> (usize, u64) {
         // SAFETY: as the caller promises.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
         let (mut filled, mut taken) = (0_u64, 0);
@@ -138,7 +144,7 @@ impl SlabTable {
                 let more = filled | layout.under(object as usize) & holes;
                 let fits = taken < most && more.count_ones() <= pages;
                 if fits {
-                    each(object);
+                    each(object..object + 1);
                     taken += 1;
                     filled = more;
                 }
@@ -254,7 +260,7 @@ mod tests {
                     let expected: Vec<u32> = self.backed().into_iter().take(most).collect();
                     let mut taken = Vec::new();
                     // SAFETY: the only thread.
-                    let count = unsafe { self.table.take_backed(self.slab, most, |object| taken.push(object)) };
+                    let count = unsafe { self.table.take_backed(self.slab, most, |objects| taken.extend(objects)) };
                     assert_eq!((count, &taken), (expected.len(), &expected));
                     taken.iter().for_each(|object| assert!(self.free.remove(object)));
                 }
@@ -270,7 +276,8 @@ mod tests {
                     }
                     let mut taken = Vec::new();
                     // SAFETY: the only thread.
-                    let found = unsafe { self.table.take_hollow(self.slab, most, pages, |object| taken.push(object)) };
+                    let found =
+                        unsafe { self.table.take_hollow(self.slab, most, pages, |objects| taken.extend(objects)) };
                     assert_eq!((found, &taken), ((expected.len(), filled), &expected));
                     taken.iter().for_each(|object| assert!(self.free.remove(object)));
                     self.holes &= !filled;

@@ -7,7 +7,7 @@
 //! decides what to do.
 
 use crate::barns::{Others, Surplus};
-use crate::class_cache::{ClassCache, Place, SharedCache, Way};
+use crate::class_cache::{ClassCache, Row, SharedCache, Way};
 use crate::hot::{Hot, KindEntry};
 use crate::paid::Payback;
 use crate::region::StackId;
@@ -315,7 +315,7 @@ impl<P: Platform> Objects<P> {
         if object.is_none() {
             // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the
             // stack, this call has what it came for.
-            self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
+            self.take(hot, class, 1, |row| object = Some(self.cached(class, &row)));
             let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(hot, class)));
             if let Some(mut sheaf) = empty {
                 self.fill(hot, class, &mut sheaf);
@@ -344,15 +344,11 @@ impl<P: Platform> Objects<P> {
     /// Fills a sheaf from slabs, with new ones until it is at least half full, so that what is taken from its top goes upward in memory, as
     /// processors fetch ahead.
     fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
-        let (size, mut slab, mut start) = (class.size(), SlabId::NONE, 0);
         while sheaf.objects().len() * 2 < sheaf.capacity() {
             let filled = sheaf.objects().len();
-            let taken = self.take(hot, class, sheaf.capacity() - filled, |place| {
-                // One start for all objects in a row: this slab stays, as the sheaf has one of its objects.
-                if place.slab != slab {
-                    (slab, start) = (place.slab, self.start_of(place.slab));
-                }
-                sheaf.push(core::ptr::with_exposed_provenance_mut(start + place.object as usize * size));
+            let taken = self.take(hot, class, sheaf.capacity() - filled, |row| {
+                let first = self.first_of(class, &row);
+                sheaf.extend(row.objects.len(), |n| first.wrapping_add(n * class.size()));
             });
             if taken == 0 {
                 break;
@@ -368,10 +364,14 @@ impl<P: Platform> Objects<P> {
         self.pages.address(unsafe { self.slabs.pfn_of(slab) })
     }
 
-    /// The object at a place that was just taken, marked as cached.
-    fn cached(&self, class: Class, place: Place) -> *mut u8 {
-        let address = self.start_of(place.slab) + place.object as usize * class.size();
-        let object = core::ptr::with_exposed_provenance_mut(address);
+    /// The first object of a row that was just taken.
+    pub(crate) fn first_of(&self, class: Class, row: &Row) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(self.start_of(row.slab) + row.objects.start as usize * class.size())
+    }
+
+    /// The same, marked as cached.
+    fn cached(&self, class: Class, row: &Row) -> *mut u8 {
+        let object = self.first_of(class, row);
         self.mark_taken(&[object]);
         object
     }
@@ -402,7 +402,7 @@ impl<P: Platform> Objects<P> {
             return Some(object);
         }
         let mut object = None;
-        self.take(hot, class, 1, |place| object = Some(self.cached(class, place)));
+        self.take(hot, class, 1, |row| object = Some(self.cached(class, &row)));
         object
     }
 

@@ -101,6 +101,16 @@ impl Sheaf {
         true
     }
 
+    /// Puts `count` objects on top, as many as there is room for: `object` says which.
+    pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
+        let held = self.head().count as usize;
+        let count = count.min(self.capacity() - held);
+        // SAFETY: below the capacity, initialised when the sheaf was made, and the caller owns the sheaf.
+        let cells = unsafe { core::slice::from_raw_parts_mut(self.cells().add(held), count) };
+        cells.iter_mut().enumerate().for_each(|(n, cell)| *cell = object(n));
+        self.head_mut().count += count as u32;
+    }
+
     /// Turns the order of the objects around.
     pub fn reverse(&mut self) {
         let count = self.objects().len();
@@ -317,6 +327,16 @@ mod tests {
         assert_eq!((sheaf.pop(), sheaf.objects().len()), (Some(objects[2]), 2));
         sheaf.clear();
         assert_eq!(sheaf.pop(), None);
+    }
+
+    #[test]
+    fn a_sheaf_is_extended_as_far_as_it_goes() {
+        let (mut sheaf, _memory) = sheaf(5);
+        let objects = objects(7);
+        for (count, objects) in [(0, &objects[..0]), (2, &objects[..2]), (2, &objects[2..4]), (3, &objects[4..])] {
+            sheaf.extend(count, |n| objects[n]);
+        }
+        assert_eq!(sheaf.objects(), &objects[..5]);
     }
 
     #[test]

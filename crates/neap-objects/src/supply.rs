@@ -5,7 +5,7 @@
 //! other nodes. Locks: a class cache's mutex at a time, held for one call of it; pages are asked for outside. Never waits,
 //! but for pages that are on their way to the system while there are no others.
 
-use crate::class_cache::Place;
+use crate::class_cache::Row;
 use crate::flush::Loose;
 use crate::hot::Hot;
 use crate::objects::Objects;
@@ -17,7 +17,7 @@ use neap_base::Platform;
 impl<P: Platform> Objects<P> {
     /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
     /// answers how many.
-    pub(crate) fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+    pub(crate) fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let near = self.pages.nearest(&self.platform);
         let taken = self.take_from_partial(near, class, most, &mut each);
         if taken > 0 {
@@ -38,8 +38,8 @@ impl<P: Platform> Objects<P> {
 
     /// The same where no page is to be had.
     #[cold]
-    fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
-        let from = |node: usize, each: &mut dyn FnMut(Place)| {
+    fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
+        let from = |node: usize, each: &mut dyn FnMut(Row)| {
             if self.cache(node, class).lock().isolated.length > 0 {
                 self.pages.node(node).await_release(&self.platform);
             }
@@ -51,21 +51,20 @@ impl<P: Platform> Objects<P> {
     /// An object for neap itself: it comes from its slab directly and is in no state, so that freeing it by hand is found
     /// out.
     pub(crate) fn private_memory(&self, hot: &Hot, class: Class) -> Option<NonNull<u8>> {
-        let mut place = None;
+        let mut row = None;
         // Called within bursts: what the rest of one is served from is no surplus.
-        if self.take_from_slabs(self.pages.nearest(&self.platform), class, 1, |found| place = Some(found)) == 0 {
-            self.take_from_new(hot, class, 1, |found| place = Some(found));
+        if self.take_from_slabs(self.pages.nearest(&self.platform), class, 1, |found| row = Some(found)) == 0 {
+            self.take_from_new(hot, class, 1, |found| row = Some(found));
         }
-        let place = place?;
-        let address = self.start_of(place.slab) + place.object as usize * class.size();
-        let memory = core::ptr::with_exposed_provenance_mut(address);
+        let row = row?;
+        let memory = self.first_of(class, &row);
         let mut loose = Loose::default();
         {
             let _cache = self.cache(self.node_of(memory), class).lock();
             // SAFETY: the lock is held.
             unsafe {
-                self.slabs.get(place.slab).private += 1;
-                self.detach_unused(place.slab, &mut loose.vectors);
+                self.slabs.get(row.slab).private += 1;
+                self.detach_unused(row.slab, &mut loose.vectors);
             }
         }
         self.give_back(loose);
@@ -73,7 +72,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Takes up to `most` objects out of slabs of a node that are there.
-    pub(crate) fn take_from_slabs(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+    pub(crate) fn take_from_slabs(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         match self.take_from_partial(node, class, most, &mut each) {
             0 => self.refill_holes(node, class, most, each),
             taken => taken,
@@ -81,13 +80,13 @@ impl<P: Platform> Objects<P> {
     }
 
     /// The same, but none in holes.
-    fn take_from_partial(&self, node: usize, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+    fn take_from_partial(&self, node: usize, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         // SAFETY: the lock is held.
         unsafe { self.cache(node, class).lock().take(&self.slabs, most, each) }
     }
 
     /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and has these filled.
-    fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Place)) -> usize {
+    fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let pages = self.pages.node(node);
         if self.cache(node, class).lock().hollow.length == 0 {
             return 0;
@@ -105,8 +104,8 @@ impl<P: Platform> Objects<P> {
             if let Some(slab) = cache.hollow.first() {
                 // SAFETY: the lock is held; the slab is on one of the cache's lists.
                 unsafe {
-                    let place = |object| each(Place { slab, object });
-                    (taken, filled) = self.slabs.take_hollow(slab, most, charged, place);
+                    let row = |objects| each(Row { slab, objects });
+                    (taken, filled) = self.slabs.take_hollow(slab, most, charged, row);
                     if taken > 0 {
                         let on = if self.slabs.get(slab).free == 0 { On::Nothing } else { cache.partial.on };
                         cache.move_to(&self.slabs, slab, on);
@@ -129,7 +128,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
-    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Place)) -> usize {
+    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
         let mut cache = self.cache(node, class).lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
