@@ -6,7 +6,6 @@
 //! Locks: a class cache's mutex at a time, for a link or two. Never takes from slabs but the memory of sheaves.
 
 use crate::class_cache::{ClassCache, SharedCache};
-use crate::hot::Hot;
 use crate::objects::Objects;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class};
@@ -149,9 +148,9 @@ impl<P: Platform> Objects<P> {
     }
 
     /// An empty sheaf.
-    pub(crate) fn new_sheaf(&self, hot: &Hot, class: Class) -> Option<Sheaf> {
+    pub(crate) fn new_sheaf(&self, class: Class) -> Option<Sheaf> {
         let capacity = class.sheaf_capacity();
-        let memory = self.private_memory(hot, Class::of_size(Sheaf::bytes(capacity)))?;
+        let memory = self.private_memory(Class::of_size(Sheaf::bytes(capacity)))?;
         // SAFETY: an object of the right size that is nobody else's.
         Some(unsafe { Sheaf::make(memory, capacity) })
     }

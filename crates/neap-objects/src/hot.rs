@@ -167,7 +167,7 @@ impl Hot {
     }
 
     /// Lets the fast paths work, after [`Hot::open`] and [`Slots::publish`](crate::slots::Slots::publish).
-    pub fn serve(&self) {
+    pub(crate) fn serve(&self) {
         // Release: who sees them sees the rest; pairs with the Acquire in `allocate`, `allocate_owned` and `put`.
         self.served.store(LARGEST + 1, Ordering::Release);
         self.limit.store(LARGEST + 1, Ordering::Release);
@@ -179,7 +179,7 @@ impl Hot {
     }
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
-    pub fn cover(&self, bytes: usize) {
+    pub(crate) fn cover(&self, bytes: usize) {
         if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.served.load(Ordering::Relaxed) > 0 {
             self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the Acquire in `free`.
         }

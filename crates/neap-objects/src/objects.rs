@@ -92,6 +92,8 @@ pub struct Objects<P: Platform> {
     pub slabs: SlabTable,
     pub(crate) states: States,
     kinds: *const KindEntry,
+    /// The fast paths in front of this.
+    hot: *const Hot,
     pub(crate) surplus: Surplus,
     /// Bytes of all vectors of [`owners`](crate::owners).
     pub(crate) vector_bytes: AtomicU64,
@@ -105,7 +107,7 @@ pub struct Objects<P: Platform> {
     busy: AtomicU64,
 }
 
-// SAFETY: the pointer leads to a table of atomics that lives as long as the pages.
+// SAFETY: the pointers lead to atomics that live as long as this is used.
 unsafe impl<P: Platform> Sync for Objects<P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Send for Objects<P> {}
@@ -146,6 +148,7 @@ impl<P: Platform> Objects<P> {
         Ok(Objects {
             states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
             kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
+            hot,
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
             caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
@@ -162,6 +165,11 @@ impl<P: Platform> Objects<P> {
         })
     }
 
+    pub(crate) fn hot(&self) -> &Hot {
+        // SAFETY: it lives as long as this is used, and stays where it is.
+        unsafe { &*self.hot }
+    }
+
     /// Unmaps everything.
     ///
     /// # Safety
@@ -173,6 +181,11 @@ impl<P: Platform> Objects<P> {
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
+    }
+
+    /// Lets `free` know how far the arena reaches now. Called before an object or a run of its newest part is handed out.
+    pub fn cover(&self) {
+        self.hot().cover(self.pages.limit());
     }
 
     /// Calls `each` with everything that is mapped: what of, start, and length.
@@ -202,17 +215,18 @@ impl<P: Platform> Objects<P> {
         Class::all().map(|class| sheaves(class) * bytes(class)).sum()
     }
 
-    /// Lets the fast paths of `hot` work on this instance: all where it has Rseq slots, and anywhere those for owners.
+    /// Lets the fast paths work on this instance: all where it has Rseq slots, and anywhere those for owners.
     ///
     /// # Safety
-    /// `hot` is the one that this was opened with, used by nobody yet, and does not outlive this instance.
-    pub unsafe fn open_hot(&self, hot: &Hot) {
-        self.slots.publish(&hot.table);
+    /// The [`Hot`] that this was opened with is used by nobody yet, and does not outlive this instance.
+    pub unsafe fn open_hot(&self) {
+        let hot = self.hot();
+        self.slots.publish();
         // SAFETY: as the caller promises; the tables are those of the arena.
         unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.payback) };
         if self.slots.has_rseq() {
             hot.serve();
-            hot.cover(self.pages.limit());
+            self.cover();
         }
     }
 
@@ -262,10 +276,10 @@ impl<P: Platform> Objects<P> {
     /// An object of `class` from the stack of a CPU with Atomic slots. The fast path of those, as short as can be: no gate,
     /// no refill; `None` sends the caller the slow way.
     #[inline]
-    pub fn allocate_at_once(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+    pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.slots.pop_at_once(&self.platform, class)?)?;
         // SAFETY: what a stack has given out is a cached object of its class.
-        unsafe { hot.hand_out(object, false) }.map(NonNull::as_ptr)
+        unsafe { self.hot().hand_out(object, false) }.map(NonNull::as_ptr)
     }
 
     /// The same for an object that is marked as cached and in no stack; `false`: the caller still has it.
@@ -275,18 +289,18 @@ impl<P: Platform> Objects<P> {
     }
 
     /// An object of `class`, or `None` where no page can be had.
-    pub fn allocate(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
-        let object = match self.slots.pop(&self.platform, &hot.table, class) {
+    pub fn allocate(&self, class: Class) -> Option<*mut u8> {
+        let object = match self.slots.pop(&self.platform, class) {
             Attempt::Done(object) => object,
-            Attempt::Refused => self.refill(hot, class)?,
-            Attempt::Busy => self.allocate_directly(hot, class)?,
+            Attempt::Refused => self.refill(class)?,
+            Attempt::Busy => self.allocate_directly(class)?,
         };
         // SAFETY: what stacks, sheaves and slabs give out is marked as cached.
-        unsafe { hot.hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
+        unsafe { self.hot().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
     /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
-    fn refill(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+    fn refill(&self, class: Class) -> Option<*mut u8> {
         let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
         let room = self.slots.room(&self.platform, cpu.into(), stack);
         let (mut full, mut used) = (SheafList::new(), SheafList::new());
@@ -300,7 +314,7 @@ impl<P: Platform> Objects<P> {
             (streak, if full.length() == 0 { cache.empty.pop() } else { None })
         };
         if streak >= LONG && full.length() > 0 && room < stack.capacity() {
-            let _ = self.slots.widen(&self.platform, &hot.table, stack, room + stack.first_capacity());
+            let _ = self.slots.widen(&self.platform, stack, room + stack.first_capacity());
         }
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
@@ -309,17 +323,17 @@ impl<P: Platform> Objects<P> {
                 some.for_each(|&object| self.kind_entry(object).set_home(cpu));
             }
             object = object.or_else(|| sheaf.pop());
-            self.unload(hot, class, &mut sheaf);
+            self.unload(class, &mut sheaf);
             used.push(sheaf);
         }
         if object.is_none() {
             // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the
             // stack, this call has what it came for.
-            self.take(hot, class, 1, |row| object = Some(self.cached(class, &row)));
-            let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(hot, class)));
+            self.take(class, 1, |row| object = Some(self.cached(class, &row)));
+            let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(class)));
             if let Some(mut sheaf) = empty {
-                self.fill(hot, class, &mut sheaf);
-                self.unload(hot, class, &mut sheaf);
+                self.fill(class, &mut sheaf);
+                self.unload(class, &mut sheaf);
                 used.push(sheaf);
             }
         }
@@ -328,13 +342,13 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Moves what is in a sheaf to this CPU's stack of home objects, if that can be had.
-    fn unload(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
+    fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
-        let mut moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
+        let mut moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
         if moved == Attempt::Refused {
             // It was taken, or never used.
-            let _ = self.slots.widen(&self.platform, &hot.table, stack, stack.first_capacity());
-            moved = self.slots.push_many(&self.platform, &hot.table, stack, sheaf.objects());
+            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+            moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
         }
         if moved == Attempt::Done(()) {
             sheaf.clear();
@@ -343,10 +357,10 @@ impl<P: Platform> Objects<P> {
 
     /// Fills a sheaf from slabs, with new ones until it is at least half full, so that what is taken from its top goes upward in memory, as
     /// processors fetch ahead.
-    fn fill(&self, hot: &Hot, class: Class, sheaf: &mut Sheaf) {
+    fn fill(&self, class: Class, sheaf: &mut Sheaf) {
         while sheaf.objects().len() * 2 < sheaf.capacity() {
             let filled = sheaf.objects().len();
-            let taken = self.take(hot, class, sheaf.capacity() - filled, |row| {
+            let taken = self.take(class, sheaf.capacity() - filled, |row| {
                 let first = self.first_of(class, &row);
                 sheaf.extend(row.objects.len(), |n| first.wrapping_add(n * class.size()));
             });
@@ -396,18 +410,18 @@ impl<P: Platform> Objects<P> {
     }
 
     /// One object without a sheaf: where the slot is busy, or there is no memory for sheaves. Marked as cached.
-    fn allocate_directly(&self, hot: &Hot, class: Class) -> Option<*mut u8> {
+    fn allocate_directly(&self, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
         if let Some(object) = self.near(class).lock().take_one() {
             return Some(object);
         }
         let mut object = None;
-        self.take(hot, class, 1, |row| object = Some(self.cached(class, &row)));
+        self.take(class, 1, |row| object = Some(self.cached(class, &row)));
         object
     }
 
     /// A new slab, on no list, and its node; `None` where no page can be had.
-    pub(crate) fn new_slab(&self, hot: &Hot, class: Class) -> Option<(SlabId, usize)> {
+    pub(crate) fn new_slab(&self, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
         // Another slab is made where all objects of those before are out: so will be those of this one.
@@ -428,7 +442,7 @@ impl<P: Platform> Objects<P> {
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
         state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
-        hot.cover(self.pages.limit());
+        self.cover();
         Some((slab, self.pages.node_of(block.pfn)))
     }
 
@@ -442,27 +456,27 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Puts away an object that is marked as cached and in no stack.
-    pub fn free(&self, hot: &Hot, class: Class, object: *mut u8) {
+    pub fn free(&self, class: Class, object: *mut u8) {
         let home = self.kind_entry(object).home();
         let stack = if home == self.platform.cpu() as u16 { StackId::home(class) } else { StackId::guests(class) };
-        match self.slots.push(&self.platform, &hot.table, stack, object) {
+        match self.slots.push(&self.platform, stack, object) {
             Attempt::Done(()) => {}
-            Attempt::Refused => self.spill(hot, stack, home, object),
+            Attempt::Refused => self.spill(stack, home, object),
             Attempt::Busy => self.free_directly(class, object),
         }
     }
 
     /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
     /// which is at home on `home`.
-    fn spill(&self, hot: &Hot, stack: StackId, home: u16, object: *mut u8) {
+    fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
         let cache = self.near(class);
         let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
         // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
-            if self.slots.push(&self.platform, &hot.table, here, object) != Attempt::Done(()) {
-                self.spill(hot, here, home, object);
+            if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
+                self.spill(here, home, object);
             }
             return;
         };
@@ -472,8 +486,8 @@ impl<P: Platform> Objects<P> {
         (0..batch).map_while(|_| cache.empty.pop()).for_each(|sheaf| empty.push(sheaf));
         drop(cache);
         for _ in 0..batch {
-            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(hot, class)) else { break };
-            let done = self.load(hot, stack, home, &mut sheaf);
+            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class)) else { break };
+            let done = self.load(stack, home, &mut sheaf);
             loaded.push(sheaf);
             if !done {
                 break;
@@ -483,19 +497,18 @@ impl<P: Platform> Objects<P> {
             loaded.push(sheaf);
         }
         self.stow(class, loaded);
-        if self.slots.push(&self.platform, &hot.table, stack, object) != Attempt::Done(()) {
+        if self.slots.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
     }
 
     /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
-    fn load(&self, hot: &Hot, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
+    fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
-        let filled =
-            sheaf.fill(|cells| self.slots.pop_many(&self.platform, &hot.table, stack, cells) == Attempt::Done(()));
+        let filled = sheaf.fill(|cells| self.slots.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
         if !filled {
             // A stack that is not full has no room because it was taken, or never used: give it some.
-            let _ = self.slots.widen(&self.platform, &hot.table, stack, stack.first_capacity());
+            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
         }
         filled
     }

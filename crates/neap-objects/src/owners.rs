@@ -221,10 +221,10 @@ impl<P: Platform> Objects<P> {
     /// One that comes late for the first finds another owner, and one that comes late for a vector finds that.
     ///
     /// # Safety
-    /// As for [`Hot::own`]; `hot` was opened for this instance.
+    /// As for [`Hot::own`].
     #[cold]
     #[inline(never)]
-    pub unsafe fn own_slowly(&self, hot: &Hot, class: Class, object: *mut u8, owner: u64) -> bool {
+    pub unsafe fn own_slowly(&self, class: Class, object: *mut u8, owner: u64) -> bool {
         self.owned.store(true, Relaxed);
         let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
         // Relaxed: no memory is behind an owner.
@@ -234,7 +234,7 @@ impl<P: Platform> Objects<P> {
         };
         if let Some(first) = first {
             let vector_class = Vector::class(class, self.pages.page_size());
-            let Some(memory) = self.private_memory(hot, vector_class) else { return false };
+            let Some(memory) = self.private_memory(vector_class) else { return false };
             let vector = Vector::new(memory.expose_provenance().get(), class);
             // SAFETY: the memory is this thread's alone, and has so many entries.
             unsafe {
@@ -249,7 +249,7 @@ impl<P: Platform> Objects<P> {
             }
         }
         // SAFETY: as the caller promises.
-        unsafe { hot.own(object, owner) }
+        unsafe { self.hot().own(object, owner) }
     }
 
     /// Detaches the vectors of a slab that has no object but free ones and neap's own, or nothing is left to wait for: two

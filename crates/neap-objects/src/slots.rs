@@ -61,7 +61,7 @@ pub struct Slots {
     cpus: usize,
     /// CPUs that the kernel could name and the table has entries for.
     pub(crate) named: usize,
-    /// The first entry of the table.
+    /// Where the table is that the sequences start from.
     table: usize,
     /// One mapping: locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
@@ -92,7 +92,7 @@ impl Slots {
         let slots = Slots {
             cpus,
             named: named.min(MOST_CPUS),
-            table: table.regions.as_ptr().expose_provenance(),
+            table: core::ptr::from_ref(table).expose_provenance(),
             memory,
             length,
             offset: platform.rseq_offset().filter(|_| use_rseq && named <= MOST_CPUS),
@@ -148,9 +148,13 @@ impl Slots {
         self.first_region() + (self.cpus + 1) * REGION
     }
 
+    fn table(&self) -> &Table {
+        // SAFETY: it lives as long as these slots, and stays where it is.
+        unsafe { &*at::<Table>(self.table) }
+    }
+
     pub(crate) fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
-        // SAFETY: the table has an entry for every CPU that could be named, and two more, and lives as long as these slots.
-        unsafe { &*at::<AtomicPtr<u8>>(self.table).add(entry) }
+        &self.table().regions[entry]
     }
 
     /// The table's entry of a CPU.
@@ -179,9 +183,9 @@ impl Slots {
     }
 
     /// Tells the sequences of the table where a thread's area lies.
-    pub fn publish(&self, table: &Table) {
+    pub fn publish(&self) {
         if let Some(offset) = self.offset {
-            table.offset.store(offset, Ordering::Relaxed);
+            self.table().offset.store(offset, Ordering::Relaxed);
         }
     }
 
@@ -294,10 +298,10 @@ impl Slots {
     }
 
     /// Takes an object of a class that is at home here.
-    pub fn pop<P: Platform>(&self, platform: &P, table: &Table, class: Class) -> Attempt<*mut u8> {
+    pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
             // SAFETY: the table was published over these regions.
-            let object = unsafe { rseq::pop(table, place) };
+            let object = unsafe { rseq::pop(self.table(), place) };
             // An aborted pop looks like a refused one; the refill that follows finds out.
             (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })
         };
@@ -305,44 +309,32 @@ impl Slots {
     }
 
     /// Puts an object on a stack of this CPU.
-    pub fn push<P: Platform>(&self, platform: &P, table: &Table, stack: StackId, object: *mut u8) -> Attempt<()> {
-        self.push_many(platform, table, stack, &[object])
+    pub fn push<P: Platform>(&self, platform: &P, stack: StackId, object: *mut u8) -> Attempt<()> {
+        self.push_many(platform, stack, &[object])
     }
 
     /// Puts all of `objects` on a stack of this CPU, or none.
-    pub fn push_many<P: Platform>(
-        &self,
-        platform: &P,
-        table: &Table,
-        stack: StackId,
-        objects: &[*mut u8],
-    ) -> Attempt<()> {
+    pub fn push_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &[*mut u8]) -> Attempt<()> {
         // SAFETY: as above.
-        let sequence = |place| ((), unsafe { rseq::push_many(table, place, objects) });
+        let sequence = |place| ((), unsafe { rseq::push_many(self.table(), place, objects) });
         self.attempt(platform, stack, sequence, |stack| stack.push_many(objects))
     }
 
     /// Fills `objects` from the top of a stack of this CPU, or leaves everything as it is.
-    pub fn pop_many<P: Platform>(
-        &self,
-        platform: &P,
-        table: &Table,
-        stack: StackId,
-        objects: &mut [*mut u8],
-    ) -> Attempt<()> {
+    pub fn pop_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &mut [*mut u8]) -> Attempt<()> {
         // Both closures write to it, but only one of them runs.
         let objects = core::cell::RefCell::new(objects);
         // SAFETY: as above.
-        let sequence = |place| ((), unsafe { rseq::pop_many(table, place, &mut objects.borrow_mut()) });
+        let sequence = |place| ((), unsafe { rseq::pop_many(self.table(), place, &mut objects.borrow_mut()) });
         self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
     /// Gives a stack of this CPU room for `objects` if it has less. It has none before it is first used, and after it was
     /// taken.
-    pub fn widen<P: Platform>(&self, platform: &P, table: &Table, stack: StackId, objects: u32) -> Attempt<()> {
+    pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
         let capacity = objects.min(stack.capacity());
         // SAFETY: as above; every region has that many cells there.
-        let sequence = |place| ((), unsafe { rseq::widen(table, place, capacity) });
+        let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
             let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
             stack.0.end.store(end.max(stack.0.end.load(Ordering::Relaxed)), Ordering::Relaxed);

@@ -7,7 +7,6 @@
 
 use crate::class_cache::Row;
 use crate::flush::Loose;
-use crate::hot::Hot;
 use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::On;
@@ -17,7 +16,7 @@ use neap_base::Platform;
 impl<P: Platform> Objects<P> {
     /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
     /// answers how many.
-    pub(crate) fn take(&self, hot: &Hot, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
+    pub(crate) fn take(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let near = self.pages.nearest(&self.platform);
         let taken = self.take_from_partial(near, class, most, &mut each);
         if taken > 0 {
@@ -30,7 +29,7 @@ impl<P: Platform> Objects<P> {
         if taken > 0 {
             return taken;
         }
-        match self.take_from_new(hot, class, most, &mut each) {
+        match self.take_from_new(class, most, &mut each) {
             0 => self.take_from_any(class, most, each),
             taken => taken,
         }
@@ -50,11 +49,11 @@ impl<P: Platform> Objects<P> {
 
     /// An object for neap itself: it comes from its slab directly and is in no state, so that freeing it by hand is found
     /// out.
-    pub(crate) fn private_memory(&self, hot: &Hot, class: Class) -> Option<NonNull<u8>> {
+    pub(crate) fn private_memory(&self, class: Class) -> Option<NonNull<u8>> {
         let mut row = None;
         // Called within bursts: what the rest of one is served from is no surplus.
         if self.take_from_slabs(self.pages.nearest(&self.platform), class, 1, |found| row = Some(found)) == 0 {
-            self.take_from_new(hot, class, 1, |found| row = Some(found));
+            self.take_from_new(class, 1, |found| row = Some(found));
         }
         let row = row?;
         let memory = self.first_of(class, &row);
@@ -128,8 +127,8 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
-    pub(crate) fn take_from_new(&self, hot: &Hot, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
-        let Some((slab, node)) = self.new_slab(hot, class) else { return 0 };
+    pub(crate) fn take_from_new(&self, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
+        let Some((slab, node)) = self.new_slab(class) else { return 0 };
         let mut cache = self.cache(node, class).lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
         unsafe {

@@ -35,7 +35,7 @@ fn pointer(address: usize) -> *mut u8 {
 fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
     let before = payer(o, object);
     // SAFETY: the objects are the test's, of this instance.
-    let owned = unsafe { o.hot.own(object, owner) || o.own_slowly(&o.hot, class, object, owner) };
+    let owned = unsafe { o.hot.own(object, owner) || o.own_slowly(class, object, owner) };
     if owned {
         before.inspect(|&before| o.ledger.repay(class, before, 1));
         o.ledger.charge(class, owner);
@@ -398,7 +398,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));
         assert_eq!(o.hot.free(object), Freed::Unknown, "it is free already");
         if !put {
-            o.free(&o.hot, class, object);
+            o.free(class, object);
         }
         // It is handed out again, and nobody pays.
         let again = o.take_many(class, 100);

@@ -36,7 +36,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     let objects = o.take_many(class, owners.len());
     for (&object, &owner) in objects.iter().zip(owners) {
         // SAFETY: the objects are the test's, of this instance.
-        assert!(unsafe { o.hot.own(object, owner) || o.own_slowly(&o.hot, class, object, owner) });
+        assert!(unsafe { o.hot.own(object, owner) || o.own_slowly(class, object, owner) });
     }
     objects.into_iter().for_each(|object| o.give(class, object));
 }

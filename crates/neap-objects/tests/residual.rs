@@ -207,7 +207,7 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
             seen = true;
         }
         if freed == Freed::Unplaced(class) {
-            o.free(&o.hot, class, object);
+            o.free(class, object);
         }
         o.give(class, held.next().unwrap());
         o.drain();

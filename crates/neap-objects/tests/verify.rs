@@ -51,14 +51,14 @@ fn finds(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>)) {
 }
 
 fn popped(o: &Instance, class: Class) -> *mut u8 {
-    match o.slots.pop(&o.platform, &o.hot.table, class) {
+    match o.slots.pop(&o.platform, class) {
         Attempt::Done(object) => object,
         other => panic!("{other:?}"),
     }
 }
 
 fn pushed(o: &Instance, class: Class, object: *mut u8) {
-    assert_eq!(o.slots.push(&o.platform, &o.hot.table, StackId::home(class), object), Attempt::Done(()));
+    assert_eq!(o.slots.push(&o.platform, StackId::home(class), object), Attempt::Done(()));
 }
 
 /// The slab of an object, and the object's number.
@@ -239,7 +239,7 @@ fn owners_and_their_vectors() {
         finds(what, |o, held| {
             let object = held[0];
             // SAFETY: the object is the test's.
-            (0..owners).for_each(|owner| assert!(unsafe { o.own_slowly(&o.hot, CLASS, object, 77 + owner) }));
+            (0..owners).for_each(|owner| assert!(unsafe { o.own_slowly(CLASS, object, 77 + owner) }));
             assert_eq!((o.prove().accounted, o.prove().vectors), (1, owners - 1));
             damage(o, held, o.pages.frames().frame(o.pages.pfn(object.addr())).word());
         });

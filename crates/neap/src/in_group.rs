@@ -115,7 +115,7 @@ impl<P: Platform> Mm<P> {
         let owned = unsafe { self.hot.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             // SAFETY: as above; `hot` is the instance's.
-            unsafe { core.objects.own_slowly(&self.hot, class, object, self.owner(payer)) }
+            unsafe { core.objects.own_slowly(class, object, self.owner(payer)) }
         };
         if !owned {
             grouped.uncharge(payer, price(class));

@@ -23,7 +23,7 @@ const MOST_RETURNED: usize = 1 << 20;
 
 impl<P: Platform> Core<P> {
     /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
-    pub(crate) fn allocate_run(&self, mm: &Mm<P>, size: usize, align: usize) -> Option<(*mut u8, bool)> {
+    pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
         // Page numbers count from the arena's base, which is on a multiple of this and of no more.
@@ -33,7 +33,7 @@ impl<P: Platform> Core<P> {
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
         self.objects.return_surplus(size.min(MOST_RETURNED));
         let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
-        mm.hot.cover(pages.limit());
+        self.objects.cover();
         Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
     }
 
@@ -79,18 +79,18 @@ impl<P: Platform> Core<P> {
     }
 
     /// Makes the run at `pointer` hold `size` bytes where it is; `false` if it cannot.
-    pub(crate) fn resize_run(&self, mm: &Mm<P>, pointer: *const u8, size: usize) -> bool {
+    pub(crate) fn resize_run(&self, pointer: *const u8, size: usize) -> bool {
         let pages = &self.objects.pages;
         let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
         let Ok(new) = u32::try_from(size.div_ceil(pages.page_size())) else { return false };
         let resized = new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new);
-        mm.hot.cover(pages.limit());
+        self.objects.cover();
         resized
     }
 
     /// Moves the run at `pointer` to a larger one by its page tables and not by its contents; `None` where that cannot be or
     /// is not worth it: then the caller copies.
-    pub(crate) fn move_run(&self, mm: &Mm<P>, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
+    pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
         let bytes = old as usize * pages.page_size();
@@ -101,7 +101,7 @@ impl<P: Platform> Core<P> {
         if platform.is_isolated_cpu_in_use() {
             return None;
         }
-        let (memory, _) = self.allocate_run(mm, size, align)?;
+        let (memory, _) = self.allocate_run(size, align)?;
         // Pages that move take their node and its policy along.
         if self.objects.node_of(memory) != self.objects.node_of(pointer) {
             self.free_run(memory);
@@ -200,9 +200,9 @@ mod tests {
                 run.write(moves);
                 if refused {
                     platform.fail(Call::MovePages, 0, 1);
-                    assert!(mm.core().unwrap().move_run(&mm, run, 20 * MIB, 16).is_none());
+                    assert!(mm.core().unwrap().move_run(run, 20 * MIB, 16).is_none());
                 } else {
-                    run = mm.core().unwrap().move_run(&mm, run, 9 * MIB + 4096, 16).unwrap();
+                    run = mm.core().unwrap().move_run(run, 9 * MIB + 4096, 16).unwrap();
                 }
                 assert_eq!(run.read(), moves);
                 mm.free(behind);
@@ -236,7 +236,7 @@ mod tests {
             }
             for (n, &run) in runs.iter().enumerate().step_by(2) {
                 // SAFETY: the runs are this test's.
-                let (shorter, longer) = unsafe { (mm.reallocate(run, MIB / 2), core.move_run(&mm, run, 3 * MIB, 16)) };
+                let (shorter, longer) = unsafe { (mm.reallocate(run, MIB / 2), core.move_run(run, 3 * MIB, 16)) };
                 assert_eq!((shorter, longer.is_some()), (run, moves));
                 assert_eq!(pages.frames().run_owner(page(longer.unwrap_or(run))), n as u64 + 1);
                 // SAFETY: as above; what was moved has gone.

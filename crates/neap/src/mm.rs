@@ -126,7 +126,7 @@ impl<P: Platform> Mm<P> {
             let core = unsafe { (*self.core.get()).write(core) };
             self.make_tag();
             // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
-            unsafe { core.objects.open_hot(&self.hot) };
+            unsafe { core.objects.open_hot() };
             if options.groups != ThreadGroups::Off {
                 // A thread that has entered nothing, as none has at first, is to be put into a group.
                 self.hot.serve_entered_alone();
@@ -222,7 +222,7 @@ impl<P: Platform> Mm<P> {
         if size <= LARGEST
             && let Some(core) = self.core_if_open()
             && core.is_ordinary()
-            && let Some(object) = core.objects.allocate_at_once(&self.hot, Class::of_size(size))
+            && let Some(object) = core.objects.allocate_at_once(Class::of_size(size))
         {
             return object;
         }
@@ -277,8 +277,8 @@ impl<P: Platform> Mm<P> {
         let attempt = || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
-                Some(class) => core.objects.allocate(&self.hot, class).map(|object| (object, false)),
-                None => core.allocate_run(self, size, align).inspect(|_| core.count_run(size.max(1), 0)),
+                Some(class) => core.objects.allocate(class).map(|object| (object, false)),
+                None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
         let memory = attempt().or_else(|| core.make_room_for(self, size, &attempt));
@@ -312,7 +312,7 @@ impl<P: Platform> Mm<P> {
         }
         {
             let _inside = self.gate.enter(core.objects.platform.cpu());
-            core.objects.free(&self.hot, class, pointer);
+            core.objects.free(class, pointer);
         }
         core.after(self, Call::Free);
     }
@@ -380,8 +380,8 @@ impl<P: Platform> Mm<P> {
         if class == Class::NONE {
             let in_place = || {
                 let _inside = self.gate.enter(core.objects.platform.cpu());
-                let resized = size > LARGEST && core.resize_run(self, pointer, size);
-                let memory = if resized { Some(pointer) } else { core.move_run(self, pointer, size, align) };
+                let resized = size > LARGEST && core.resize_run(pointer, size);
+                let memory = if resized { Some(pointer) } else { core.move_run(pointer, size, align) };
                 memory.inspect(|_| core.count_run(size, usable))
             };
             let resized = match core.run_payer(pointer) {

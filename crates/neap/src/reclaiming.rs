@@ -64,11 +64,11 @@ impl Runner {
 
 impl<P: Platform> Host for Source<'_, P> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        let (core, mm) = (self.core(), self.mm());
+        let core = self.core();
         let memory = match Class::of_layout(bytes, LINE, core.objects.pages.page_size()) {
-            Some(class) => core.objects.allocate(&mm.hot, class)?,
+            Some(class) => core.objects.allocate(class)?,
             None => {
-                let (memory, _) = core.allocate_run(mm, bytes, LINE)?;
+                let (memory, _) = core.allocate_run(bytes, LINE)?;
                 core.count_run(bytes.max(1), 0);
                 memory
             }
@@ -79,7 +79,7 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, _bytes: usize) {
-        let (core, mm) = (self.core(), self.mm());
+        let core = self.core();
         match core.class_of(memory.as_ptr(), "free") {
             Class::NONE => {
                 let bytes = core.free_run(memory.as_ptr());
@@ -88,7 +88,7 @@ impl<P: Platform> Host for Source<'_, P> {
             class => {
                 // It is marked as allocated, and is to be put away.
                 if core.objects.disown(memory.as_ptr()) {
-                    core.objects.free(&mm.hot, class, memory.as_ptr());
+                    core.objects.free(class, memory.as_ptr());
                 }
             }
         }

@@ -186,7 +186,7 @@ mod tests {
         let objects: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(SIZE)).collect();
         assert_eq!(mm.usage().owner_vectors, 0);
         // SAFETY: the objects are this test's.
-        let own = |object, owner| assert!(unsafe { core.objects.own_slowly(&mm.hot, class, object, owner) });
+        let own = |object, owner| assert!(unsafe { core.objects.own_slowly(class, object, owner) });
         objects.iter().for_each(|&object| own(object, 5));
         assert_eq!(mm.usage().owner_vectors, 0, "one owner of all");
         objects.iter().for_each(|&object| own(object, 6));

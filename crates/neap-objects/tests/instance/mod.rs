@@ -100,7 +100,7 @@ impl<P: Platform> Opened<P> {
         let ledger = Box::<Ledger>::default();
         // SAFETY: nobody has used it, and all three live in one value.
         unsafe {
-            objects.open_hot(&hot);
+            objects.open_hot();
             objects.payback.open(repay, core::ptr::from_ref(&*ledger).cast());
         }
         Ok(Opened { objects, hot, ledger })
@@ -109,7 +109,7 @@ impl<P: Platform> Opened<P> {
     /// An object of a class, by the fast way where there is one.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let fast = self.hot.allocate(class.size(), 0).map(|object| object.as_ptr());
-        let object = fast.or_else(|| self.allocate(&self.hot, class))?;
+        let object = fast.or_else(|| self.allocate(class))?;
         assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
         unsafe { object.cast::<usize>().write(object.addr()) };
@@ -122,10 +122,10 @@ impl<P: Platform> Opened<P> {
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
         match self.hot.free(object) {
             Freed::Done => {}
-            Freed::Unplaced(found) => self.free(&self.hot, found, object),
+            Freed::Unplaced(found) => self.free(found, object),
             Freed::Unknown => {
                 assert!(self.disown(object), "{object:p} is not allocated");
-                self.free(&self.hot, class, object);
+                self.free(class, object);
             }
         }
     }
