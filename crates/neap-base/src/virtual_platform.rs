@@ -453,13 +453,12 @@ impl Platform for Virtual {
             return Err(error);
         }
         let allows = |address| self.allows_huge_pages(address);
-        if self.gives_huge_pages {
-            if (from..from + length).step_by(self.page_size).any(|address| allows(address) != allows(from)) {
-                return Err(Errno::FAULT);
-            }
-            // The mapping comes along.
-            self.note_advice(to, length, allows(from));
+        let mut pages = (from..from + length).step_by(self.page_size);
+        if self.gives_huge_pages && pages.any(|address| allows(address) != allows(from)) {
+            return Err(Errno::FAULT);
         }
+        // The mapping comes along.
+        self.note_advice(to, length, allows(from));
         // SAFETY: as the caller promises.
         unsafe { memory::move_pages(from, to, length) }
     }

@@ -67,7 +67,7 @@ pub struct Place {
 }
 
 /// Objects of one slab that follow each other.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Row {
     /// Which slab.
     pub slab: SlabId,

@@ -109,16 +109,7 @@ impl SlabTable {
         let mut left = most;
         for pages in runs(!holes & bits(0..layout.pages as usize)) {
             // SAFETY: as the caller promises.
-            unsafe {
-                self.take_where(id, layout.within(pages), |object| {
-                    let wanted = left > 0;
-                    if wanted {
-                        each(object..object + 1);
-                        left -= 1;
-                    }
-                    wanted
-                });
-            }
+            left -= unsafe { self.take_range(id, layout.within(pages), left, &mut each) };
         }
         most - left
     }
@@ -139,38 +130,50 @@ impl SlabTable {
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
         let (mut filled, mut taken) = (0_u64, 0);
         // SAFETY: as the caller promises.
-        unsafe {
-            self.take_where(id, 0..layout.objects, |object| {
-                let more = filled | layout.under(object as usize) & holes;
-                let fits = taken < most && more.count_ones() <= pages;
-                if fits {
-                    each(object..object + 1);
-                    taken += 1;
-                    filled = more;
-                }
-                fits
-            });
-            self.get(id).holes &= !filled;
+        let words = unsafe { self.words(id, layout.objects as u32).as_mut() };
+        let mut from = 0;
+        while taken < most
+            && let Some(object) = bitmap::next_set(words, from, layout.objects)
+            && let more = filled | layout.under(object) & holes
+            && more.count_ones() <= pages
+        {
+            bitmap::clear(words, object);
+            each(object as u32..object as u32 + 1);
+            (from, taken, filled) = (object + 1, taken + 1, more);
         }
+        // SAFETY: as the caller promises.
+        let slab = unsafe { self.get(id) };
+        slab.free -= taken as u32;
+        slab.holes &= !filled;
         (taken, filled)
     }
 
-    /// Takes the free objects of a range, lowest first, until `wanted` says no.
+    /// Takes up to `most` of the free objects of a range, lowest first, and answers how many.
     ///
     /// # Safety
     /// As for [`SlabTable::get`].
-    unsafe fn take_where(&self, id: SlabId, objects: Range<usize>, mut wanted: impl FnMut(u32) -> bool) {
+    unsafe fn take_range(
+        &self,
+        id: SlabId,
+        objects: Range<usize>,
+        most: usize,
+        each: &mut impl FnMut(Range<u32>),
+    ) -> usize {
         // SAFETY: as the caller promises.
         let words = unsafe { self.words(id, self.get(id).objects).as_mut() };
-        let (mut from, mut taken) = (objects.start, 0);
-        while let Some(object) = bitmap::next_set(words, from, objects.end)
-            && wanted(object as u32)
+        let (mut from, mut left) = (objects.start, most);
+        while left > 0
+            && let Some(first) = bitmap::next_set(words, from, objects.end)
         {
-            bitmap::clear(words, object);
-            (from, taken) = (object + 1, taken + 1);
+            let end = objects.end.min(first.saturating_add(left));
+            from = bitmap::next_clear(words, first, end).unwrap_or(end);
+            bitmap::clear_range(words, first, from);
+            each(first as u32..from as u32);
+            left -= from - first;
         }
         // SAFETY: as the caller promises.
-        unsafe { self.get(id) }.free -= taken;
+        unsafe { self.get(id) }.free -= (most - left) as u32;
+        most - left
     }
 }
 

@@ -88,7 +88,7 @@ impl Kind {
 #[repr(C, align(128))]
 pub struct Hot {
     /// What the sequences start from.
-    pub table: Table,
+    pub(crate) table: Table,
     /// Sizes below this are served here for threads that have entered nothing; 0: none.
     limit: AtomicUsize,
     /// The same for others, and whether anything is.
@@ -166,7 +166,7 @@ impl Hot {
         self.payback.store(core::ptr::from_ref(payback).cast_mut(), Ordering::Relaxed);
     }
 
-    /// Lets the fast paths work, after [`Hot::open`] and [`Slots::publish`](crate::slots::Slots::publish).
+    /// Lets the fast paths work, after [`Hot::open`].
     pub(crate) fn serve(&self) {
         // Release: who sees them sees the rest; pairs with the Acquire in `allocate`, `allocate_owned` and `put`.
         self.served.store(LARGEST + 1, Ordering::Release);
@@ -208,7 +208,7 @@ impl Hot {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: as the caller promises.
         let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
-        // SAFETY: the slots have been published.
+        // SAFETY: the slots have been opened.
         NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })
     }
 
@@ -258,12 +258,12 @@ impl Hot {
     #[inline(always)]
     pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Where that was not called there is nothing to put the object on.
-        // SAFETY: that is not 0, so the slots have been published.
+        // SAFETY: that is not 0, so the slots have been opened.
         self.served.load(Ordering::Acquire) > 0 && unsafe { self.push(kind, object) } == Outcome::Committed
     }
 
     /// # Safety
-    /// As for [`Hot::put`]; the slots have been published.
+    /// As for [`Hot::put`]; the slots have been opened.
     #[inline(always)]
     unsafe fn push(&self, kind: Kind, object: *mut u8) -> Outcome {
         // SAFETY: as the caller promises.

@@ -107,13 +107,13 @@ pub struct Objects<P: Platform> {
     busy: AtomicU64,
 }
 
-// SAFETY: the pointers lead to atomics that live as long as this is used.
+// SAFETY: the pointers lead to what threads may share, which lives as long as this is used.
 unsafe impl<P: Platform> Sync for Objects<P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
-    /// Maps the arena and the slots, for whose sequences `hot` has the table; they start once [`Objects::open_hot`] was called.
+    /// Maps the arena and the slots, for whose sequences `hot` has the table; its fast paths work once [`Objects::open_hot`] was called.
     ///
     /// # Errors
     /// What the platform answered where it refused; nothing stays mapped.
@@ -183,11 +183,6 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Lets `free` know how far the arena reaches now. Called before an object or a run of its newest part is handed out.
-    pub fn cover(&self) {
-        self.hot().cover(self.pages.limit());
-    }
-
     /// Calls `each` with everything that is mapped: what of, start, and length.
     pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         self.pages.each_mapping(&mut |part, start, length| {
@@ -218,15 +213,14 @@ impl<P: Platform> Objects<P> {
     /// Lets the fast paths work on this instance: all where it has Rseq slots, and anywhere those for owners.
     ///
     /// # Safety
-    /// The [`Hot`] that this was opened with is used by nobody yet, and does not outlive this instance.
+    /// The [`Hot`] that this was opened with is used by nobody yet, nor after [`Objects::close`]; from now on this instance stays
+    /// where it is.
     pub unsafe fn open_hot(&self) {
         let hot = self.hot();
-        self.slots.publish();
         // SAFETY: as the caller promises; the tables are those of the arena.
         unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.payback) };
         if self.slots.has_rseq() {
             hot.serve();
-            self.cover();
         }
     }
 
@@ -329,7 +323,7 @@ impl<P: Platform> Objects<P> {
         if object.is_none() {
             // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the
             // stack, this call has what it came for.
-            self.take(class, 1, |row| object = Some(self.cached(class, &row)));
+            object = self.take_one(class);
             let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(class)));
             if let Some(mut sheaf) = empty {
                 self.fill(class, &mut sheaf);
@@ -383,10 +377,11 @@ impl<P: Platform> Objects<P> {
         core::ptr::with_exposed_provenance_mut(self.start_of(row.slab) + row.objects.start as usize * class.size())
     }
 
-    /// The same, marked as cached.
-    fn cached(&self, class: Class, row: &Row) -> *mut u8 {
-        let object = self.first_of(class, row);
-        self.mark_taken(&[object]);
+    /// One object out of slabs, marked as cached.
+    fn take_one(&self, class: Class) -> Option<*mut u8> {
+        let mut object = None;
+        self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
+        self.mark_taken(object.as_slice());
         object
     }
 
@@ -415,9 +410,7 @@ impl<P: Platform> Objects<P> {
         if let Some(object) = self.near(class).lock().take_one() {
             return Some(object);
         }
-        let mut object = None;
-        self.take(class, 1, |row| object = Some(self.cached(class, &row)));
-        object
+        self.take_one(class)
     }
 
     /// A new slab, on no list, and its node; `None` where no page can be had.
@@ -442,7 +435,7 @@ impl<P: Platform> Objects<P> {
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
         state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
-        self.cover();
+        self.hot().cover(self.pages.limit());
         Some((slab, self.pages.node_of(block.pfn)))
     }
 

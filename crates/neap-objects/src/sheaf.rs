@@ -89,21 +89,10 @@ impl Sheaf {
         self.head_mut().home = cpu;
     }
 
-    /// Puts an object on top; `false` if there is no room.
-    pub fn push(&mut self, object: *mut u8) -> bool {
-        let count = self.head().count;
-        if count >= u32::from(self.head().capacity) {
-            return false;
-        }
-        // SAFETY: below the capacity, and the caller owns the sheaf.
-        unsafe { self.cells().add(count as usize).write(object) };
-        self.head_mut().count += 1;
-        true
-    }
-
-    /// Puts `count` objects on top, as many as there is room for: `object` says which.
+    /// Puts `count` objects on top, for all of which there is room: `object` says which.
     pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
         let held = self.head().count as usize;
+        debug_assert!(count <= self.capacity() - held);
         let count = count.min(self.capacity() - held);
         // SAFETY: below the capacity, initialised when the sheaf was made, and the caller owns the sheaf.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.cells().add(held), count) };
@@ -292,7 +281,7 @@ mod tests {
         let (made, _memory): (Vec<_>, Vec<_>) = (0..4).map(|_| sheaf(3)).unzip();
         let mut list = SheafList::new();
         for (mut sheaf, objects) in made.into_iter().zip(objects.chunks(3)) {
-            objects.iter().for_each(|&object| assert!(sheaf.push(object)));
+            sheaf.extend(objects.len(), |n| objects[n]);
             list.push(sheaf);
         }
         let look = |list: &mut SheafList, starts| {
@@ -319,10 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sheaf_is_a_bounded_stack() {
+    fn a_sheaf_is_a_stack() {
         let (mut sheaf, _memory) = sheaf(3);
         let objects = objects(3);
-        assert!(objects.iter().all(|&object| sheaf.push(object)) && !sheaf.push(objects[0]));
+        for (count, objects) in [(0, &objects[..0]), (1, &objects[..1]), (2, &objects[1..])] {
+            sheaf.extend(count, |n| objects[n]);
+        }
         assert_eq!(sheaf.objects(), objects);
         assert_eq!((sheaf.pop(), sheaf.objects().len()), (Some(objects[2]), 2));
         sheaf.clear();
@@ -330,20 +321,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sheaf_is_extended_as_far_as_it_goes() {
-        let (mut sheaf, _memory) = sheaf(5);
-        let objects = objects(7);
-        for (count, objects) in [(0, &objects[..0]), (2, &objects[..2]), (2, &objects[2..4]), (3, &objects[4..])] {
-            sheaf.extend(count, |n| objects[n]);
-        }
-        assert_eq!(sheaf.objects(), &objects[..5]);
-    }
-
-    #[test]
     fn a_sheaf_is_parted_and_cut() {
         let (mut sheaf, _memory) = sheaf(6);
         let objects = objects(6);
-        objects.iter().for_each(|&object| _ = sheaf.push(object));
+        sheaf.extend(objects.len(), |n| objects[n]);
         assert_eq!(sheaf.partition(|object| object.addr() % 32 == 16), 3);
         let mut parts: Vec<Vec<usize>> =
             sheaf.objects().chunks(3).map(|part| part.iter().map(|p| p.addr()).collect()).collect();

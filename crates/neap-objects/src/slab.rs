@@ -5,6 +5,7 @@
 //! The table itself is guarded by a mutex only where numbers are given out; a descriptor belongs to the class cache
 //! whose lock its owner holds. Never allocates and never gives pages back: its callers do, outside their locks.
 
+use crate::holes::{bits, runs};
 use crate::size_class::{Class, SlabShape};
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -231,16 +232,14 @@ impl SlabTable {
         let taken = left;
         let mut word = slab.first_word as usize;
         while left > 0 {
-            let bits = words[word];
-            if bits == 0 {
+            let Some(row) = runs(words[word]).next() else {
                 word += 1;
                 continue;
-            }
-            let start = bits.trailing_zeros();
-            let count = (bits >> start).trailing_ones().min(left as u32);
-            words[word] = bits & !(u64::MAX >> (64 - count) << start);
-            each(word as u32 * 64 + start..word as u32 * 64 + start + count);
-            left -= count as usize;
+            };
+            let (first, end) = (row.start, row.end.min(row.start + left as u32));
+            words[word] &= !bits(first as usize..end as usize);
+            each(word as u32 * 64 + first..word as u32 * 64 + end);
+            left -= (end - first) as usize;
         }
         slab.first_word = word as u32;
         slab.free -= taken as u32;

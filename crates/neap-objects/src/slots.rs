@@ -61,7 +61,7 @@ pub struct Slots {
     cpus: usize,
     /// CPUs that the kernel could name and the table has entries for.
     pub(crate) named: usize,
-    /// Where the table is that the sequences start from.
+    /// The address of the table that the sequences start from.
     table: usize,
     /// One mapping: locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
@@ -76,7 +76,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Maps the regions, and fills a table for them, from which no sequence starts before [`Slots::publish`]. With `use_rseq` false
+    /// Maps the regions, and fills a table for them. With `use_rseq` false
     /// every CPU gets the Atomic kind.
     ///
     /// # Errors
@@ -118,6 +118,7 @@ impl Slots {
         (0..slots.named + UNREGISTERED)
             .for_each(|entry| slots.entry(entry).store(at(slots.dummy()), Ordering::Relaxed));
         slots.open_table(platform);
+        table.offset.store(slots.offset.unwrap_or(0), Ordering::Relaxed);
         Ok(slots)
     }
 
@@ -180,13 +181,6 @@ impl Slots {
     /// refused, no slower than those of other CPUs would be otherwise, and the slow way leads to the Atomic slot.
     pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
-    }
-
-    /// Tells the sequences of the table where a thread's area lies.
-    pub fn publish(&self) {
-        if let Some(offset) = self.offset {
-            self.table().offset.store(offset, Ordering::Relaxed);
-        }
     }
 
     fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
@@ -300,7 +294,7 @@ impl Slots {
     /// Takes an object of a class that is at home here.
     pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
-            // SAFETY: the table was published over these regions.
+            // SAFETY: the table is that of these regions.
             let object = unsafe { rseq::pop(self.table(), place) };
             // An aborted pop looks like a refused one; the refill that follows finds out.
             (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })

@@ -57,14 +57,14 @@ fn whole_chunks(pfn: Pfn, pages: u32) -> Range<u32> {
 
 impl Arena {
     /// Whether a run of so many pages may have huge ones.
-    pub(crate) fn gives_huge_pages(&self, pages: u32) -> bool {
+    pub(crate) fn may_be_huge(&self, pages: u32) -> bool {
         pages >= CHUNK && self.huge_runs.given
     }
 
     /// Lets huge pages stand behind a run of `new` pages that had `old` so far, and no longer behind what it loses. To be
     /// called while all of these are the caller's. Answers where the system would not forbid them: somebody has to try again.
     pub(crate) fn resize_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
-        if !self.gives_huge_pages(old.max(new)) {
+        if !self.may_be_huge(old.max(new)) {
             return None;
         }
         let (before, after) = (whole_chunks(pfn, old), whole_chunks(pfn, new));

@@ -232,7 +232,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let mut fresh = false;
         let run = self.zone.acquire(&self.arena, platform, wanted, |buddy, _| {
             let run = buddy.allocate_run(pages, align_pages)?;
-            fresh = self.arena.gives_huge_pages(pages) && buddy.count_backed(run.pfn, pages) < pages;
+            fresh = self.arena.may_be_huge(pages) && buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
         // What is there already will not come in huge pages, so nothing is said of it.

@@ -114,7 +114,7 @@ impl<P: Platform> Mm<P> {
         // SAFETY: the object is this thread's alone.
         let owned = unsafe { self.hot.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
-            // SAFETY: as above; `hot` is the instance's.
+            // SAFETY: as above.
             unsafe { core.objects.own_slowly(class, object, self.owner(payer)) }
         };
         if !owned {

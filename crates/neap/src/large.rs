@@ -33,7 +33,6 @@ impl<P: Platform> Core<P> {
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
         self.objects.return_surplus(size.min(MOST_RETURNED));
         let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
-        self.objects.cover();
         Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
     }
 
@@ -83,9 +82,7 @@ impl<P: Platform> Core<P> {
         let pages = &self.objects.pages;
         let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
         let Ok(new) = u32::try_from(size.div_ceil(pages.page_size())) else { return false };
-        let resized = new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new);
-        self.objects.cover();
-        resized
+        new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
 
     /// Moves the run at `pointer` to a larger one by its page tables and not by its contents; `None` where that cannot be or

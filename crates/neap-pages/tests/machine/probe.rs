@@ -42,7 +42,7 @@ pub(crate) struct Probe {
     /// Lengths of single releases, and of the ranges of scattered ones.
     pub(crate) released: Mutex<Vec<usize>>,
     pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
-    /// Ranges that were told whether huge pages may stand behind them: address, length.
+    /// Ranges that were told whether huge pages may stand behind them: address, length, allowed.
     pub(crate) huge: Mutex<Vec<(usize, usize, bool)>>,
     /// Pages whose huge pages were made small.
     pub(crate) split: Mutex<Vec<usize>>,
