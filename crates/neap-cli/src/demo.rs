@@ -50,6 +50,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let workload = Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
+        // Half as much again for what allocators add.
+        memory: (THREADS * MIB * 3 / 2) << 20,
         ..Workload::timed("burst", 1, &["idle", "--progress", "--size", &size, "--rounds", &rounds])
     };
     let executable = session.executable.clone();
