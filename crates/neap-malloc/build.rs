@@ -1,0 +1,7 @@
+//! Links the library without a C compiler's start files: their constructor and destructor do nothing for it, and cost every
+//! process that loads it four page faults (a thirtieth of /bin/true).
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-nostartfiles");
+}
