@@ -21,7 +21,7 @@ pub(crate) fn build() -> Result<()> {
     }
     // Not in the manifest: a package with a panic handler in each of its libraries could not be tested.
     let mut c_api = cargo(["rustc", "--release", "--package", "neap-c", "--lib", "--features", "runtime"]);
-    c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C", "link-arg=-nostartfiles", "-C"]);
+    c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C", "link-args=-nostartfiles -Wl,-z,nodelete", "-C"]);
     c_api.arg(format!("link-arg=-Wl,-soname,{SONAME}"));
     c_api.current_dir(layout::root());
     run(c_api)?;

@@ -173,6 +173,9 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
         .filter_map(|line| line.split(['[', ']']).nth(1))
         .filter(|name| !starts_with_any(name, NEEDED_PREFIXES));
     report.check("needed", none(needed, "asks for a shared object other than the C library"));
+    // After a dlclose its thread and its fork handlers would run where nothing is any more.
+    let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
+    report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
     Ok(())
 }
 
