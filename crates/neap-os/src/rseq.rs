@@ -3,7 +3,7 @@
 //!
 //! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects` and the words
 //! of `neap-percpu` and RCU. A sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
-//! instruction, one store; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
+//! instruction, which stores one word; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
 //! abort exit and nothing has happened.
 //!
 //! ```text
@@ -16,6 +16,8 @@
 //! * nothing that counts is written before every check has passed, and the commit is the last instruction;
 //! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
 //!   16 cycles, with `[base]` for 6 (the processor forwards a store to a load before it knows their addresses);
+//! * one object up or down changes the head in place: an instruction less than loading, adding and storing, and on some
+//!   processors a shorter way from one operation to the next. Nobody else writes to it but who has fenced the CPU;
 //! * the pointers to regions lie in the table itself, at an address that the program's code knows: all that a sequence does
 //!   waits for one load after the other, and this is one less;
 //! * a pop looks at the cell alone: the one below the lowest holds null, and is written by nobody;
@@ -187,8 +189,7 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
                 "mov {value}, qword ptr [{head} - 8]",
                 "test {value}, {value}",
                 "jz 23f",
-                "sub {head}, 8",
-                "mov qword ptr [{t}], {head}",
+                "sub qword ptr [{t}], 8",
                 "22:";
                 abort: "xor {value:e}, {value:e}"
             ),
@@ -219,8 +220,7 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
                 "cmp {head}, qword ptr [{t} + 16]",
                 "je {full}",
                 "mov qword ptr [{head}], {value}",
-                "add {head}, 8",
-                "mov qword ptr [{t}], {head}",
+                "add qword ptr [{t}], 8",
                 "22:";
                 abort: "jmp {aborted}"
             ),

@@ -181,8 +181,11 @@ impl Assembler {
             self.line(Instr::StoreCell, "p.cells[n] := v");
         }
         if !early {
-            let up = if many { "COMMIT: p.count := n + m" } else { "COMMIT: p.count := n + 1" };
-            self.line(Instr::StoreCountUp(many), up);
+            if many {
+                self.line(Instr::StoreCountUp(many), "COMMIT: p.count := n + m");
+            } else {
+                self.line(Instr::AddToCount(1), "COMMIT: p.count := p.count + 1");
+            }
         }
         self.commit(if many { Hand::GiveMany } else { Hand::Give });
     }
@@ -201,7 +204,11 @@ impl Assembler {
             self.line(Instr::LoadCell, "t := p.cells[n]");
         }
         if !early {
-            self.line(Instr::StoreCountDown, "COMMIT: p.count := n");
+            if many {
+                self.line(Instr::StoreCountDown, "COMMIT: p.count := n");
+            } else {
+                self.line(Instr::AddToCount(-1), "COMMIT: p.count := p.count - 1");
+            }
         }
         self.commit(if many { Hand::GetMany } else { Hand::Get });
     }

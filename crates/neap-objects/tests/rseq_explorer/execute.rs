@@ -137,6 +137,10 @@ impl Machine {
             }
             Instr::StoreCountUp(many) => store = Some((count_of(f.p, f.k), f.n + if many { f.m } else { 1 })),
             Instr::StoreCountDown => store = Some((count_of(f.p, f.k), f.n)),
+            Instr::AddToCount(change) => {
+                let count = count_of(f.p, f.k);
+                store = Some((count, self.load(s, t, count).wrapping_add_signed(change)));
+            }
             Instr::StoreCapacity => store = Some((count_of(f.p, f.k) + 1, self.scenario.capacity)),
             Instr::LoadCell => {
                 let word = self.cell(s, f.p, f.k, f.n);

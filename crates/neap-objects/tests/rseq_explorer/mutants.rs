@@ -84,7 +84,7 @@ fn unwanted_stack_copied_before_the_fence() {
 fn unwanted_stack_copied_after_its_region_was_published() {
     let actors = vec![worker("W1", &[Pop(1), SlowPush(3)]), remote("T", &[Take(0, 1)])];
     let right = second_class(scenario("pop and push of another class, take", &[1], &[], &[], actors), &[2], &[], &[3]);
-    mutant(right, CopyAfterPublish, "0 places");
+    mutant(right, CopyAfterPublish, "no object");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn nothing_armed_against_a_taker() {
 #[test]
 fn nothing_armed_against_preemption() {
     let actors = vec![worker("W1", &[Push(2)]), worker("W2", &[Push(3)])];
-    mutant(scenario("push, push", &[], &[], &[], actors), NoArm, "0 places");
+    mutant(scenario("push, push", &[], &[], &[], actors), NoArm, "no object");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_signal_alone_in_the_gap() {
 fn no_entry_for_an_unregistered_thread() {
     let w1 = Actor { rseq: Rseq::Unregistered, ..worker("W1", &[Push(2)]) };
     let actors = vec![w1, worker("W2", &[Push(3)])];
-    mutant(scenario("an unregistered thread, push", &[], &[], &[], actors), NoOtherEntries, "0 places");
+    mutant(scenario("an unregistered thread, push", &[], &[], &[], actors), NoOtherEntries, "no object");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_vfork_child_that_uses_its_parents_area() {
     let right = scenario("a child of vfork, push", &[], &[], &[], actors);
     let mut wrong = right.clone();
     wrong.actors[0].rseq = Rseq::Borrowed;
-    caught(right, wrong, "0 places");
+    caught(right, wrong, "no object");
 }
 
 #[test]

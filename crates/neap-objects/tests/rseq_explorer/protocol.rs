@@ -206,6 +206,8 @@ pub enum Instr {
     LoadCell,
     CopyOut,
     StoreCountDown,
+    /// Loads the count again and stores what it is then, by one instruction.
+    AddToCount(i8),
     CheckDummy,
     StoreCapacity,
     BarnPutOne,
