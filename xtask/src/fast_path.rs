@@ -1,8 +1,9 @@
-//! Counts the instructions of malloc and free of a small object, in the library as it was built.
+//! Looks at malloc and free of a small object, in the library as it was built: how many instructions they are, and how many lines of the
+//! processor's.
 //!
 //! Sits beside the checks of its symbols. From its entry to its first return each runs straight ahead while its jumps are not taken,
-//! which they are only where something is out of the ordinary. `objdump` of binutils reads the library. The most are what it was before
-//! threads could be in groups, and the four that these may cost those that are in none; with fewer than the least, the first return is another.
+//! which they are only where something is out of the ordinary. `objdump` of binutils reads the library. With fewer instructions than the least, the
+//! first return is another. A third line costs more than the instructions in it: see "Rseq slots" in ARCHITECTURE.md.
 
 use core::ops::RangeInclusive;
 
@@ -13,12 +14,18 @@ use crate::process::{capture, command};
 use crate::report::Report;
 
 /// Functions of the C library's, and how many instructions there are to their first return.
-const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 30..=34 + 4), ("free", 35..=43)];
+const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 28..=32), ("free", 33..=37)];
 
-/// Instructions from a function's entry to its first return, in what `objdump` says of it.
-fn straight(listing: &str) -> Option<usize> {
-    let instructions = listing.lines().filter_map(|line| line.trim_start().split_once(":\t"));
-    instructions.map(|(_, instruction)| instruction.trim()).position(|word| word == "ret").map(|before| before + 1)
+/// Bytes of a line, and on how many of them these functions lie.
+const LINE: usize = 64;
+const LINES: usize = 2;
+
+/// Instructions from a function's entry to its first return, and the bytes before that, in what `objdump` says of it.
+fn straight(listing: &str) -> Option<(usize, usize)> {
+    let instructions: Vec<_> = listing.lines().filter_map(|line| line.trim_start().split_once(":\t")).collect();
+    let end = instructions.iter().position(|(_, instruction)| instruction.trim() == "ret")?;
+    let address = |number: usize| usize::from_str_radix(instructions[number].0, 16).ok();
+    Some((end + 1, address(end)? - address(0)?))
 }
 
 /// Checks the built library, counted in a report that has others in it.
@@ -34,11 +41,13 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
             let start = usize::from_str_radix(address, 16)?;
             let (from, to) = (format!("--start-address={start:#x}"), format!("--stop-address={:#x}", start + 1024));
             let listing = capture(command("objdump", ["-d", "--no-show-raw-insn", &from, &to, &path]))?;
-            let found = straight(&listing).context("it does not return")?;
+            let (found, bytes) = straight(&listing).context("it does not return")?;
             ensure!(limits.contains(&found), "{found} instructions, and not {} to {}", limits.start(), limits.end());
+            let lines = (start + bytes) / LINE - start / LINE + 1;
+            ensure!(lines <= LINES, "{lines} lines, since it returns {bytes} bytes behind {start:#x}, and not {LINES}");
             Ok(())
         };
-        report.check(&format!("instructions of {name}"), counted());
+        report.check(&format!("instructions and lines of {name}"), counted());
     }
     Ok(())
 }
@@ -52,7 +61,7 @@ mod tests {
         let listing = "lib.so:     file format elf64-x86-64\n\nDisassembly of section .text:\n\n\
             0000000000034300 <cfree>:\n   34300:\tmov    %rdi,%rcx\n   34303:\tje     34310 <cfree+0x10>\n   \
             34308:\tret\n   34309:\tint3\n   34310:\tret\n";
-        assert_eq!(straight(listing), Some(3));
+        assert_eq!(straight(listing), Some((3, 8)));
         assert_eq!(straight("0 <f>:\n   0:\tjmp    8\n"), None);
     }
 }

@@ -7,7 +7,9 @@
 
 use crate::paid::Payback;
 use crate::size_class::{Class, GRAIN, LARGEST};
-use crate::state::States;
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, States, TABLE_SHIFT, TABLES};
+use core::arch::asm;
+use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use neap_base::Platform;
@@ -59,6 +61,7 @@ impl KindEntry {
 }
 
 const HOME_BITS: u32 = u16::BITS;
+const GRAIN_SHIFT: u32 = GRAIN.trailing_zeros();
 
 /// What an entry of the kind map said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,12 +86,15 @@ impl Kind {
     }
 }
 
-/// Tables and addresses, on cache lines that are only read, but for the table's, which takers write to.
+/// Tables and addresses, on cache lines that are only read, and behind these the table of the sequences, which takers write to.
+///
+/// `malloc` and `free` have the table's address in a register, and reach what they need here by a displacement of one byte: so it lies in
+/// the 128 bytes before the table.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C)]
 pub struct Hot {
-    /// What the sequences start from.
-    pub(crate) table: Table,
+    /// For every size in grains, rounded up: the place of its class's stack.
+    places: [u16; LARGEST / GRAIN + 1],
     /// Sizes below this are served here for threads that have entered nothing; 0: none.
     limit: AtomicUsize,
     /// The same for others, and whether anything is.
@@ -101,8 +107,6 @@ pub struct Hot {
     kinds: AtomicPtr<KindEntry>,
     /// The state tables.
     pub(crate) states: States,
-    /// For every size in grains, rounded up: the place of its class's stack.
-    places: [u16; LARGEST / GRAIN + 1],
     /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
@@ -111,7 +115,18 @@ pub struct Hot {
     pub(crate) page_mask: AtomicUsize,
     /// Where who paid for an object is paid back.
     pub(crate) payback: AtomicPtr<Payback>,
+    /// What the sequences start from.
+    pub(crate) table: Table,
 }
+
+/// Where a field lies from the table.
+macro_rules! from_table {
+    ($field:ident) => {
+        offset_of!(Hot, $field) as isize - offset_of!(Hot, table) as isize
+    };
+}
+
+const _: () = assert!(from_table!(limit) >= i8::MIN as isize && align_of::<Table>() >= 64);
 
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +134,7 @@ pub enum Freed {
     /// The object is in a stack of this CPU.
     Done,
     /// The object is marked as cached and belongs to the caller, who has to put it somewhere.
-    Unplaced(Class),
+    Unplaced,
     /// Not a small object, or not one that this part knows, or not one that the program has: nothing has changed.
     Unknown,
 }
@@ -128,18 +143,18 @@ impl Hot {
     /// Everything is answered "no".
     pub const fn closed() -> Hot {
         Hot {
-            table: Table::unopened(),
+            places: crate::size_class::places(),
             limit: AtomicUsize::new(0),
             served: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
             states: States::none(),
-            places: crate::size_class::places(),
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
             payback: AtomicPtr::new(core::ptr::null_mut()),
+            table: Table::unopened(),
         }
     }
 
@@ -185,18 +200,58 @@ impl Hot {
         }
     }
 
-    /// An object of at least `size` bytes for a thread that has not [`entered`](neap_os::entered) anything, which is what its word says;
-    /// `None`: it has, or ask [`Objects`](crate::objects::Objects).
+    /// Whether threads that have entered nothing are served at all.
+    pub fn serves_all(&self) -> bool {
+        self.limit.load(Ordering::Relaxed) > 0
+    }
+
+    /// An object of at least `size` bytes for a thread that has not [`entered`](neap_os::entered) anything, which is what its word says, if
+    /// the topmost is one that nobody pays for; `None`: it has, or ask [`Objects`](crate::objects::Objects).
+    ///
+    /// The object's state is looked at before it is taken, so that there is one way to say no.
     #[inline(always)]
     pub fn allocate(&self, size: usize, entered: usize) -> Option<NonNull<u8>> {
-        // One comparison: a word other than 0 is beyond any size. Acquire pairs with the Release in `serve`; a plain load on x86-64.
-        if size | entered >= self.limit.load(Ordering::Acquire) {
-            return None;
+        if cfg!(miri) {
+            return None; // It has no sequences, and so nothing to serve.
         }
-        // SAFETY: the limit is at most the largest size and one, and not 0.
-        let object = unsafe { self.pop(size)? };
-        // SAFETY: objects in stacks are cached ones, and this one is this thread's now.
-        unsafe { self.hand_out(object, false) }
+        let object: *mut u8;
+        // SAFETY: below the limit, which is not 0 then, the slots have been opened, and a size has an entry in `places`. The stack's objects lie
+        // in the arena, whose states have bytes for all of it. Who sees the limit sees the rest: plain loads on x86-64, which stay in order,
+        // pair with the Release in `serve`. The only stores are the commit, and that of the state of an object that is this thread's then.
+        unsafe {
+            asm!(
+                "27:",
+                "xor {value:e}, {value:e}",
+                // One comparison: a word other than 0 is beyond any size.
+                "cmp {place}, qword ptr [{table} + {limit}]",
+                "jae 23f",
+                "lea {place:e}, [{place} + {grain} - 1]",
+                "shr {place:e}, {grain_shift}",
+                "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
+                "mov {offset:e}, dword ptr [{table}]",
+                neap_os::pop_sequence!(
+                    look:
+                        "mov {offset:e}, {value:e}",
+                        "shr {offset:e}, {grain_shift} - 3",
+                        "and {offset:e}, ({tables} - 1) * 8",
+                        "mov {t}, qword ptr [{table} + {offset} + {states}]",
+                        "mov {offset}, {value}",
+                        "shr {offset}, {table_shift}",
+                        "cmp byte ptr [{t} + {offset}], {cached}",
+                        // A stack's address is beyond any size, too.
+                        "jne 27b";
+                    then:
+                        "mov byte ptr [{t} + {offset}], {allocated}"
+                ),
+                table = in(reg) &raw const self.table, first = const Table::FIRST,
+                place = inout(reg) size | entered => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
+                limit = const from_table!(limit), places = const from_table!(places), states = const from_table!(states),
+                grain = const GRAIN, grain_shift = const GRAIN_SHIFT,
+                tables = const TABLES, table_shift = const TABLE_SHIFT, cached = const CACHED, allocated = const ALLOCATED,
+                options(nostack),
+            );
+        }
+        NonNull::new(object)
     }
 
     /// The topmost object of this CPU's stack for `size` bytes. It is marked as cached, and in the caller's hands.
@@ -215,28 +270,59 @@ impl Hot {
     /// Takes an object back.
     #[inline(always)]
     pub fn free(&self, pointer: *mut u8) -> Freed {
-        // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
-        // that is not ours.
-        let grain = pointer.addr().rotate_right(GRAIN.trailing_zeros());
-        // Acquire pairs with the Release in `cover`: what that was called for is visible.
-        let grains = self.grains.load(Ordering::Acquire);
-        if grain.wrapping_sub(self.base.load(Ordering::Relaxed)) >= grains {
-            return Freed::Unknown;
+        if cfg!(miri) {
+            return Freed::Unknown; // As in `allocate`.
         }
-        // SAFETY: the kind map has an entry, and the state tables have bytes, for every part of the arena.
+        // SAFETY: below the number of grains, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
+        // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with
+        // the Release in `cover`. The stores are that of the state of an object that is this thread's then, and those of a push.
         unsafe {
-            let kinds = self.kinds.load(Ordering::Relaxed);
-            let entry = &*kinds.wrapping_add(grain >> (KindEntry::SHIFT - GRAIN.trailing_zeros()));
-            let kind = Kind(entry.0.load(Ordering::Relaxed));
-            if kind.place() == 0 {
-                return Freed::Unknown;
-            }
-            if !self.states.release(grain) {
-                core::hint::cold_path();
-                return Freed::Unknown;
-            }
-            if self.push(kind, pointer) == Outcome::Committed { Freed::Done } else { Freed::Unplaced(kind.class()) }
+            asm!(
+                // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
+                // that is not ours.
+                "mov {place}, {value}",
+                "ror {place}, {grain_shift}",
+                "mov {t}, {place}",
+                "sub {t}, qword ptr [{table} + {base}]",
+                "cmp {t}, qword ptr [{table} + {grains}]",
+                "jae {unknown}",
+                "mov {t:e}, {place:e}",
+                "and {t:e}, {tables} - 1",
+                "mov {t}, qword ptr [{table} + {t} * 8 + {states}]",
+                "shr {place}, {table_shift} - {grain_shift}",
+                "cmp byte ptr [{t} + {place}], {allocated}",
+                "jne 26f",
+                "mov byte ptr [{t} + {place}], {cached}",
+                "25:",
+                // Who has a state has a kind.
+                "shr {place}, {kind_shift} - {table_shift}",
+                "mov {home}, qword ptr [{table} + {kinds}]",
+                "mov {home:e}, dword ptr [{home} + {place} * 4]",
+                "mov {place:e}, {home:e}",
+                "shr {place:e}, {home_bits}",
+                "mov {offset:e}, dword ptr [{table}]",
+                neap_os::push_sequence!(),
+                // What somebody pays for. A state that depended on the one before, without a jump, is what the next malloc would wait for.
+                ".pushsection .text.unlikely, \"ax\", @progbits",
+                "26:",
+                "cmp byte ptr [{t} + {place}], {accounted}",
+                "jne {unknown}",
+                "mov byte ptr [{t} + {place}], {paid}",
+                "jmp 25b",
+                ".popsection",
+                table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
+                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = out(reg) _,
+                base = const from_table!(base), grains = const from_table!(grains), kinds = const from_table!(kinds),
+                states = const from_table!(states), tables = const TABLES, table_shift = const TABLE_SHIFT,
+                grain_shift = const GRAIN_SHIFT, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
+                allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,
+                unknown = label { return Freed::Unknown },
+                full = label { return Freed::Unplaced },
+                aborted = label { return Freed::Unplaced },
+                options(nostack),
+            );
         }
+        Freed::Done
     }
 
     /// What lies at an address.
@@ -258,16 +344,9 @@ impl Hot {
     #[inline(always)]
     pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Where that was not called there is nothing to put the object on.
-        // SAFETY: that is not 0, so the slots have been opened.
-        self.served.load(Ordering::Acquire) > 0 && unsafe { self.push(kind, object) } == Outcome::Committed
-    }
-
-    /// # Safety
-    /// As for [`Hot::put`]; the slots have been opened.
-    #[inline(always)]
-    unsafe fn push(&self, kind: Kind, object: *mut u8) -> Outcome {
-        // SAFETY: as the caller promises.
-        unsafe { rseq::push(&self.table, usize::from(kind.place()), kind.home(), object) }
+        // SAFETY: that is not 0, so the slots have been opened; as the caller promises.
+        let push = || unsafe { rseq::push(&self.table, kind.place().into(), kind.home(), object) };
+        self.served.load(Ordering::Acquire) > 0 && push() == Outcome::Committed
     }
 }
 

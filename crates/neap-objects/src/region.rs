@@ -11,6 +11,9 @@ use neap_os::rseq::Stack;
 /// Stacks in a region: two for each class of objects.
 const STACKS: usize = 2 * (CLASSES - 1);
 
+/// Where the first stack begins in a region: behind the mark.
+const FIRST: usize = size_of::<u64>();
+
 /// Where the cells of each stack begin in a region, in bytes; after all the stacks.
 const CELLS: [usize; STACKS] = layout().0;
 
@@ -19,7 +22,7 @@ pub(crate) const REGION: usize = layout().1.next_multiple_of(4096);
 
 const fn layout() -> ([usize; STACKS], usize) {
     let mut cells = [0; STACKS];
-    let mut next = size_of::<u64>() + STACKS * size_of::<Stack>();
+    let mut next = FIRST + STACKS * size_of::<Stack>();
     let mut stack = 0;
     while stack < STACKS {
         cells[stack] = next + size_of::<usize>();
@@ -34,9 +37,6 @@ const fn layout() -> ([usize; STACKS], usize) {
 pub struct StackId(u8);
 
 impl StackId {
-    /// Places from one stack to the next.
-    const PLACES: u16 = (size_of::<Stack>() / size_of::<usize>()) as u16;
-
     /// A class's stack of home objects: the one that is allocated from.
     pub const fn home(class: Class) -> StackId {
         StackId(2 * (class.0 - 1))
@@ -73,9 +73,10 @@ impl StackId {
         if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().most_capacity() }
     }
 
-    /// Where it lies in a region, in units of 8 bytes.
+    /// Where it lies in a region, in bytes.
     pub(crate) const fn place(self) -> u16 {
-        1 + self.0 as u16 * StackId::PLACES
+        const { assert!(FIRST + STACKS * size_of::<Stack>() <= u16::MAX as usize) };
+        (FIRST + self.0 as usize * size_of::<Stack>()) as u16
     }
 
     /// Where its cells begin in a region.
@@ -85,7 +86,7 @@ impl StackId {
 }
 
 impl Class {
-    /// Where the class's home objects have their stack in a region, in units of 8 bytes; 0 for [`Class::NONE`], since that
+    /// Where the class's home objects have their stack in a region, in bytes; 0 for [`Class::NONE`], since that
     /// is where the region's mark is: whether it may be written to.
     #[inline(always)]
     pub const fn place(self) -> u16 {
@@ -94,7 +95,8 @@ impl Class {
 
     /// The class of a place.
     pub const fn of_place(place: u16) -> Class {
-        if place == 0 { Class::NONE } else { StackId(((place - 1) / StackId::PLACES) as u8).class() }
+        let Some(beyond) = (place as usize).checked_sub(FIRST) else { return Class::NONE };
+        StackId((beyond / size_of::<Stack>()) as u8).class()
     }
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
 pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
     // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
     // is longer than that of the slots; no function here lets it out.
-    unsafe { &*at::<Stack>(region + usize::from(id.place()) * size_of::<usize>()) }
+    unsafe { &*at::<Stack>(region + usize::from(id.place())) }
 }
 
 pub(crate) fn at<T>(address: usize) -> *mut T {

@@ -392,7 +392,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         assert!(o.is_accounted(object), "nothing has changed");
         let put = match o.hot.free(object) {
             Freed::Done => true,
-            Freed::Unplaced(found) => found != class,
+            Freed::Unplaced => false,
             Freed::Unknown => !o.disown(object),
         };
         assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));

@@ -203,10 +203,10 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
         let object = held.next().unwrap();
         let freed = o.hot.free(object);
         if o.platform.cpu() == cpu {
-            assert_eq!(freed, Freed::Unplaced(class), "there is no room in any stack");
+            assert_eq!(freed, Freed::Unplaced, "there is no room in any stack");
             seen = true;
         }
-        if freed == Freed::Unplaced(class) {
+        if freed == Freed::Unplaced {
             o.free(class, object);
         }
         o.give(class, held.next().unwrap());

@@ -7,8 +7,8 @@
 //! abort exit and nothing has happened.
 //!
 //! ```text
-//! Table { regions, offset } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
-//!                                                                      ^ at a multiple of 8 bytes, the stack's place
+//! Table { offset, regions } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
+//!                                                                      ^ at the stack's place
 //! ```
 //!
 //! Rules kept here (the measurements and the forms that broke are told in ARCHITECTURE.md, "Rseq slots"):
@@ -32,6 +32,7 @@
 //! Source: Linux `kernel/rseq.c`, `include/uapi/linux/rseq.h`.
 
 use core::arch::{asm, global_asm};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A stack in a region; its cells, pointers, lie somewhere in the same region.
@@ -52,28 +53,25 @@ pub const UNREGISTERED: usize = 2;
 /// CPUs that a table has entries for: those of the largest kernels.
 pub const MOST_CPUS: usize = 8192;
 
-/// What the sequences start from.
-#[repr(C)]
+/// What the sequences start from, on cache lines of its own.
+#[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Table {
-    /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
-    pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
     /// Where the thread's rseq area lies from its thread pointer.
     pub offset: AtomicU32,
+    /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
+    pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
 }
 
 impl Table {
     /// A table that no sequence may start from yet.
     pub const fn unopened() -> Table {
         let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
-        Table { regions, offset: AtomicU32::new(0) }
+        Table { offset: AtomicU32::new(0), regions }
     }
 
-    /// The entry of CPU 0.
-    #[inline(always)]
-    fn first(&self) -> *const AtomicPtr<u8> {
-        self.regions.as_ptr().wrapping_add(UNREGISTERED)
-    }
+    /// Where the entry of CPU 0 is, in bytes.
+    pub const FIRST: usize = offset_of!(Table, regions) + UNREGISTERED * size_of::<AtomicPtr<u8>>();
 }
 
 /// One attempt's answer.
@@ -140,6 +138,8 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
 
 /// What every sequence begins and ends with: the descriptor that the kernel reads, and the abort exit with its signature, both
 /// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! critical {
     ($($body:literal),* ; abort: $abort:literal) => {
         concat!(
@@ -157,13 +157,58 @@ macro_rules! critical {
     };
 }
 
-/// The same with the way from the CPU id to the region, whose address is in `t` when `body` starts, with the flags that `$look`
-/// at the id left.
+/// The same with the way from the CPU id to the region, whose address is in `t` when the body starts; `look` is at the id, in `t`, and changes no
+/// other register of the body's but what it says. `first` is [`Table::FIRST`], or what is that of another table.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! sequence {
-    ($(look: $look:literal;)? $($body:literal),* ; abort: $abort:literal) => {
-        critical!(
-            "movsxd {t}, dword ptr fs:[{offset} + 4]", $($look,)? "mov {t}, qword ptr [{regions} + {t} * 8]", $($body),*;
+    ($(look: $($look:literal),*;)? $($body:literal),* ; abort: $abort:literal) => {
+        $crate::critical!(
+            "movsxd {t}, dword ptr fs:[{offset} + 4]",
+            $($($look,)*)?
+            "mov {t}, qword ptr [{table} + {t} * 8 + {first}]",
+            $($body),*;
             abort: $abort
+        )
+    };
+}
+
+/// Takes the topmost object, `value`, of the stack at `place`; null where there is none. `look` is at the object before it is taken, `then` is done with it.
+/// `place`, `offset` and `t` change.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! pop_sequence {
+    ($(look: $($look:literal),*; then: $($then:literal),*)?) => {
+        $crate::sequence!(
+            "add {place}, {t}",
+            "mov {offset}, qword ptr [{place}]",
+            "mov {value}, qword ptr [{offset} - 8]",
+            "test {value}, {value}",
+            "jz 23f",
+            $($($look,)*)?
+            "sub qword ptr [{place}], 8",
+            "22:"
+            $($(, $then)*)?;
+            abort: "xor {value:e}, {value:e}"
+        )
+    };
+}
+
+/// Puts `value` on the stack at `place` if the low 16 bits of the CPU's id are those of `home`, or on the one behind that. `place`, `home` and `t` change.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! push_sequence {
+    () => {
+        $crate::sequence!(
+            look: "cmp {t:x}, {home:x}", "lea {home:e}, [{place} + 24]", "cmovne {place:e}, {home:e}";
+            "add {place}, {t}",
+            "mov {t}, qword ptr [{place}]",
+            "cmp {t}, qword ptr [{place} + 16]",
+            "je {full}",
+            "mov qword ptr [{t}], {value}",
+            "add qword ptr [{place}], 8",
+            "22:";
+            abort: "jmp {aborted}"
         )
     };
 }
@@ -172,30 +217,21 @@ mod words;
 
 pub use words::{Counted, add, alter, count, count_one};
 
-/// Takes the topmost pointer of this CPU's stack at `place` (in units of 8 bytes from the start of a region); null if that
+/// Takes the topmost pointer of this CPU's stack at `place` (in bytes from the start of a region); null if that
 /// was refused or aborted.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`], `regions` is as described there, with stacks at `place`, and stays mapped.
+/// The table is as described there, with [`registered_offset`] and regions that have stacks at `place`, and these stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     let value: *mut u8;
     // SAFETY: as the caller promises; the only store is the commit, into the head of a stack of this CPU.
     unsafe {
         asm!(
-            sequence!(
-                "lea {t}, [{t} + {place} * 8]",
-                "mov {head}, qword ptr [{t}]",
-                "mov {value}, qword ptr [{head} - 8]",
-                "test {value}, {value}",
-                "jz 23f",
-                "sub qword ptr [{t}], 8",
-                "22:";
-                abort: "xor {value:e}, {value:e}"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.first(), place = in(reg) place,
-            t = out(reg) _, head = out(reg) _, value = out(reg) value,
+            pop_sequence!(),
+            offset = inout(reg) table.offset.load(Ordering::Relaxed) as usize => _,
+            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            t = out(reg) _, value = out(reg) value,
             options(nostack),
         );
     }
@@ -211,22 +247,10 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
     // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
     unsafe {
         asm!(
-            sequence!(
-                look: "cmp {t:x}, {home:x}";
-                "lea {head}, [{t} + {place} * 8 + 24]",
-                "lea {t}, [{t} + {place} * 8]",
-                "cmovne {t}, {head}",
-                "mov {head}, qword ptr [{t}]",
-                "cmp {head}, qword ptr [{t} + 16]",
-                "je {full}",
-                "mov qword ptr [{head}], {value}",
-                "add qword ptr [{t}], 8",
-                "22:";
-                abort: "jmp {aborted}"
-            ),
+            push_sequence!(),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.first(), place = in(reg) place,
-            home = in(reg) home, value = in(reg) value, t = out(reg) _, head = out(reg) _,
+            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            home = inout(reg) usize::from(home) => _, value = in(reg) value, t = out(reg) _,
             full = label { return Outcome::Refused },
             aborted = label { return Outcome::Aborted },
             options(nostack),
@@ -247,7 +271,7 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
         asm!(
             "mov {status:e}, 1",
             sequence!(
-                "lea {t}, [{t} + {place} * 8]",
+                "add {t}, {place}",
                 "lea rsi, [rcx * 8]",
                 "neg rsi",
                 "add rsi, qword ptr [{t}]",
@@ -261,7 +285,7 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.first(), place = in(reg) place,
+            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
             inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _,
             t = out(reg) _, rest = out(reg) _, status = out(reg) status,
             options(nostack),
@@ -282,7 +306,7 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
         asm!(
             "mov {status:e}, 1",
             sequence!(
-                "lea {t}, [{t} + {place} * 8]",
+                "add {t}, {place}",
                 "mov rdi, qword ptr [{t}]",
                 "lea {total}, [rdi + rcx * 8]",
                 "cmp {total}, qword ptr [{t} + 16]",
@@ -294,7 +318,7 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.first(), place = in(reg) place,
+            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
             inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _,
             t = out(reg) _, total = out(reg) _, status = out(reg) status,
             options(nostack),
@@ -318,7 +342,7 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
             sequence!(
                 "cmp dword ptr [{t}], 0",
                 "je 23f",
-                "lea {t}, [{t} + {place} * 8]",
+                "add {t}, {place}",
                 "mov {end}, qword ptr [{t} + 8]",
                 "lea {end}, [{end} + {capacity} * 8]",
                 "cmp {end}, qword ptr [{t} + 16]",
@@ -329,7 +353,7 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
                 abort: "mov {status:e}, 2"
             ),
             offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            regions = in(reg) table.first(), place = in(reg) place,
+            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
             capacity = in(reg) capacity as usize, end = out(reg) _, t = out(reg) _, status = out(reg) status,
             options(nostack),
         );
@@ -365,8 +389,8 @@ mod tests {
         after: u64,
     }
 
-    const FULL: usize = 1;
-    const STACK: usize = FULL + size_of::<Stack>() / size_of::<usize>();
+    const FULL: usize = size_of::<u64>();
+    const STACK: usize = FULL + size_of::<Stack>();
     /// No CPU.
     const ELSEWHERE: u16 = u16::MAX;
 
@@ -482,13 +506,14 @@ mod tests {
         const CELLS: usize = 64;
         let Some(offset) = registered_offset() else { return };
         // A region: a word, the stack at `FULL` without room, the one behind it, null, and its cells.
-        let length = STACK + 4 + CELLS;
+        let stack = STACK / size_of::<usize>();
+        let length = stack + 4 + CELLS;
         let mut memory = vec![0_usize; crate::topology::nameable() * length];
         let table = Box::new(Table::unopened());
         table.offset.store(offset as u32, Ordering::Relaxed);
         for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
-            let cells = region[STACK + 4..].as_ptr().expose_provenance();
-            region[STACK..STACK + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
+            let cells = region[stack + 4..].as_ptr().expose_provenance();
+            region[stack..stack + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
             entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
         }
         let work = || {
@@ -506,7 +531,7 @@ mod tests {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
-        let there = memory.chunks(length).map(|region| (region[STACK] - region[STACK + 1]) / size_of::<usize>());
+        let there = memory.chunks(length).map(|region| (region[stack] - region[stack + 1]) / size_of::<usize>());
         assert_eq!(there.sum::<usize>() as isize, left);
     }
 

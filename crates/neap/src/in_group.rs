@@ -77,8 +77,8 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Charges the thread's group for an object in its hands that is marked as cached, and is one for `size` bytes. Without a stock for
-    /// that it is put back, and the answer is that of `slow`; and where the thread is in another manager's group, or in none, that of the
-    /// fast path.
+    /// that it is put back, and the answer is that of `slow`. A thread that is in another manager's group, or in none, has it for nothing, if
+    /// such threads are served here.
     #[inline(never)]
     fn pay_for_or(&self, size: usize, object: NonNull<u8>, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let (class, group) = (Class::of_size(size), self.group_of_thread());
@@ -91,12 +91,15 @@ impl<P: Platform> Mm<P> {
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
+        if group.is_none() && self.hot.serves_all() {
+            // SAFETY: a stack gave it out.
+            return unsafe { self.hot.hand_out(object, false) }.map_or(null_mut(), NonNull::as_ptr);
+        }
         // SAFETY: it lies in the arena.
         if !unsafe { self.hot.put(self.hot.kind(object.as_ptr()), object.as_ptr()) } {
-            self.free_unplaced(object.as_ptr(), class);
+            self.free_unplaced(object.as_ptr());
         }
-        let elsewhere = group.is_none().then(|| self.hot.allocate(size, 0)).flatten();
-        elsewhere.map_or_else(slow, NonNull::as_ptr)
+        slow()
     }
 
     /// Has the thread's word name the payer that a thread of its group has on the node where it is by now.

@@ -298,15 +298,18 @@ impl<P: Platform> Mm<P> {
     pub unsafe fn free(&self, pointer: *mut u8) {
         match self.hot.free(pointer) {
             Freed::Done => {}
-            Freed::Unplaced(class) => self.free_unplaced(pointer, class),
+            Freed::Unplaced => self.free_unplaced(pointer),
             Freed::Unknown => self.free_slow(pointer),
         }
     }
 
+    /// Puts an object that is marked as cached, and in nobody's hands, somewhere.
     #[cold]
     #[inline(never)]
-    pub(crate) fn free_unplaced(&self, pointer: *mut u8, class: Class) {
+    pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
+        // SAFETY: an object lies in the arena.
+        let class = unsafe { self.hot.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
         }
@@ -329,7 +332,7 @@ impl<P: Platform> Mm<P> {
             if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }
-            return self.free_unplaced(pointer, class);
+            return self.free_unplaced(pointer);
         }
         // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed by
         // a second free of the program's.

@@ -122,7 +122,7 @@ impl<P: Platform> Opened<P> {
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
         match self.hot.free(object) {
             Freed::Done => {}
-            Freed::Unplaced(found) => self.free(found, object),
+            Freed::Unplaced => self.free(class, object),
             Freed::Unknown => {
                 assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(class, object);

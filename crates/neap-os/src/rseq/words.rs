@@ -94,7 +94,7 @@ pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, val
 /// larger than any number.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`], and `regions` as in a [`Table`](super::Table), with words instead of stacks: `place` is that of a word, which
+/// `offset` is [`registered_offset`], and `regions` as in a [`Table`](super::Table) from CPU 0 on, with words instead of stacks: `place` is that of a word, which
 /// where nothing may be written is larger than any number under every tag.
 #[inline(always)]
 pub unsafe fn alter(
@@ -121,7 +121,7 @@ pub unsafe fn alter(
                 "22:";
                 abort: "jmp {aborted}"
             ),
-            offset = in(reg) offset, regions = in(reg) regions, place = in(reg) place,
+            offset = in(reg) offset, table = in(reg) regions, first = const 0, place = in(reg) place,
             tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
             t = out(reg) _, word = out(reg) _, number = out(reg) _,
             refused = label { return Outcome::Refused },
