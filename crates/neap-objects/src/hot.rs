@@ -6,7 +6,7 @@
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
 
 use crate::paid::Payback;
-use crate::size_class::{Class, GRAIN, LARGEST};
+use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
 use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, States, TABLE_SHIFT, TABLES};
 use core::arch::asm;
 use core::mem::offset_of;
@@ -93,8 +93,8 @@ impl Kind {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hot {
-    /// For every size in grains, rounded up: the place of its class's stack.
-    places: [u16; LARGEST / GRAIN + 1],
+    /// For every size in grains, rounded up, the largest first: the place of its class's stack.
+    places: [u16; PLACES],
     /// Sizes below this are served here for threads that have entered nothing; 0: none.
     limit: AtomicUsize,
     /// The same for others, and whether anything is.
@@ -119,6 +119,9 @@ pub struct Hot {
     pub(crate) table: Table,
 }
 
+/// Sizes that are told apart, 0 among them.
+const PLACES: usize = LARGEST / GRAIN + 1;
+
 /// Where a field lies from the table.
 macro_rules! from_table {
     ($field:ident) => {
@@ -126,7 +129,24 @@ macro_rules! from_table {
     };
 }
 
-const _: () = assert!(from_table!(limit) >= i8::MIN as isize && align_of::<Table>() >= 64);
+/// Where the place of size 0 lies from the table.
+const NO_SIZE: isize = from_table!(places) + (PLACES as isize - 1) * size_of::<u16>() as isize;
+
+const fn places() -> [u16; PLACES] {
+    let mut places = [0; PLACES];
+    let mut grains = 0;
+    while grains < PLACES {
+        places[PLACES - 1 - grains] = Class(OF_GRAINS[grains]).place();
+        grains += 1;
+    }
+    places
+}
+
+const _: () = assert!(NO_SIZE >= i8::MIN as isize && align_of::<Table>() >= 64);
+
+/// How many objects further down its stack a malloc asks the processor for the memory of one. In a burst all memory is new to the caches, and
+/// a program that writes to each block waits for each: asked for so early, it is there.
+const AHEAD: usize = 16;
 
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +163,7 @@ impl Hot {
     /// Everything is answered "no".
     pub const fn closed() -> Hot {
         Hot {
-            places: crate::size_class::places(),
+            places: places(),
             limit: AtomicUsize::new(0),
             served: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
@@ -225,12 +245,16 @@ impl Hot {
                 // One comparison: a word other than 0 is beyond any size.
                 "cmp {place}, qword ptr [{table} + {limit}]",
                 "jae 23f",
-                "lea {place:e}, [{place} + {grain} - 1]",
-                "shr {place:e}, {grain_shift}",
+                // Grains, rounded up, below 0.
+                "neg {place}",
+                "sar {place}, {grain_shift}",
                 "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
                 "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
+                        // Below the lowest there is something else, which harms nobody.
+                        "mov {offset}, qword ptr [{offset} - {ahead}]",
+                        "prefetchw [{offset}]",
                         "mov {offset:e}, {value:e}",
                         "shr {offset:e}, {grain_shift} - 3",
                         "and {offset:e}, ({tables} - 1) * 8",
@@ -245,11 +269,15 @@ impl Hot {
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
                 place = inout(reg) size | entered => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
-                limit = const from_table!(limit), places = const from_table!(places), states = const from_table!(states),
-                grain = const GRAIN, grain_shift = const GRAIN_SHIFT,
+                limit = const from_table!(limit), places = const NO_SIZE, states = const from_table!(states),
+                grain_shift = const GRAIN_SHIFT, ahead = const AHEAD * size_of::<*mut u8>(),
                 tables = const TABLES, table_shift = const TABLE_SHIFT, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),
             );
+        }
+        if object.is_null() {
+            // SAFETY: no instruction. It keeps the way on from here behind the function, where a short jump reaches it.
+            unsafe { asm!("", options(nomem, nostack, preserves_flags)) };
         }
         NonNull::new(object)
     }
@@ -262,7 +290,7 @@ impl Hot {
     pub(crate) unsafe fn pop(&self, size: usize) -> Option<NonNull<u8>> {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: as the caller promises.
-        let place = unsafe { *self.places.get_unchecked((size + GRAIN - 1) / GRAIN) };
+        let place = unsafe { *self.places.get_unchecked(PLACES - 1 - (size + GRAIN - 1) / GRAIN) };
         // SAFETY: the slots have been opened.
         NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })
     }

@@ -136,7 +136,7 @@ const SIZES: [u16; CLASSES] = {
     sizes
 };
 
-const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
+pub(crate) const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
     let mut table = [1; LARGEST / GRAIN + 1];
     let (mut grains, mut class) = (1, 1);
     while grains < table.len() {
@@ -148,17 +148,6 @@ const OF_GRAINS: [u8; LARGEST / GRAIN + 1] = {
     }
     table
 };
-
-/// The place of the stack of every size's class, sizes rounded up to grains.
-pub(crate) const fn places() -> [u16; LARGEST / GRAIN + 1] {
-    let mut table = [0; LARGEST / GRAIN + 1];
-    let mut grains = 0;
-    while grains < table.len() {
-        table[grains] = Class(OF_GRAINS[grains]).place();
-        grains += 1;
-    }
-    table
-}
 
 const _: () = assert!(SIZES[CLASSES - 1] as usize == LARGEST, "the last class is the largest");
 
