@@ -254,7 +254,7 @@ impl Hot {
                     look:
                         // Below the lowest there is something else, which harms nobody.
                         "mov {offset}, qword ptr [{offset} - {ahead}]",
-                        "prefetchw [{offset}]",
+                        "prefetcht0 [{offset}]",
                         "mov {offset:e}, {value:e}",
                         "shr {offset:e}, {grain_shift} - 3",
                         "and {offset:e}, ({tables} - 1) * 8",

@@ -9,6 +9,9 @@ use core::ptr::{NonNull, null_mut};
 /// How many sheaves are looked at for one that suits: a line of memory each, under the barn's lock.
 const LOOKED_AT: usize = 8;
 
+/// Chains of a list: a sheaf is on the one of its home, so where there are no more CPUs than that the first one suits.
+const CHAINS: usize = 4;
+
 /// What a sheaf begins with; its cells follow.
 #[repr(C)]
 struct Head {
@@ -150,15 +153,22 @@ impl Sheaf {
     }
 }
 
-/// A list of sheaves, last in first out.
+/// A list of sheaves, those of a home last in first out.
 #[derive(Debug)]
 pub struct SheafList {
-    head: *mut Head,
+    chains: [*mut Head; CHAINS],
     length: u32,
     /// The shortest the list has been since the last [`SheafList::working_set`].
     shortest: u32,
-    /// Where a [`SheafList::look`] goes on: a sheaf of the list, and how many of its objects were seen.
-    looked: (*mut Head, usize),
+    looked: Look,
+}
+
+/// Where a [`SheafList::look`] goes on: a sheaf of a chain, or null at its end, and how many of its objects were seen.
+#[derive(Debug)]
+struct Look {
+    chain: usize,
+    at: *mut Head,
+    seen: usize,
 }
 
 // SAFETY: the list owns its sheaves.
@@ -167,7 +177,8 @@ unsafe impl Send for SheafList {}
 impl SheafList {
     /// An empty list.
     pub const fn new() -> SheafList {
-        SheafList { head: null_mut(), length: 0, shortest: 0, looked: (null_mut(), 0) }
+        let looked = Look { chain: CHAINS, at: null_mut(), seen: 0 };
+        SheafList { chains: [null_mut(); CHAINS], length: 0, shortest: 0, looked }
     }
 
     /// Sheaves on the list.
@@ -177,57 +188,75 @@ impl SheafList {
 
     /// Puts a sheaf on the list, which owns it from now on.
     pub fn push(&mut self, mut sheaf: Sheaf) {
-        sheaf.head_mut().next = self.head;
-        self.head = sheaf.0.as_ptr();
+        let chain = &mut self.chains[usize::from(sheaf.home()) % CHAINS];
+        sheaf.head_mut().next = *chain;
+        *chain = sheaf.0.as_ptr();
         self.length += 1;
     }
 
-    /// Takes the sheaf that was put there last.
+    /// Takes a sheaf.
     pub fn pop(&mut self) -> Option<Sheaf> {
-        let head = NonNull::new(self.head)?;
-        // SAFETY: the list owns its sheaves.
-        self.head = unsafe { head.as_ref() }.next;
-        Some(self.taken(head))
+        self.pop_from(0)
     }
 
-    /// A sheaf that is off the list, and counted.
-    fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
+    /// Takes the first one of a chain, or of the next that has any.
+    fn pop_from(&mut self, chain: usize) -> Option<Sheaf> {
+        let mut chains = (chain..CHAINS).chain(0..chain);
+        let link = &raw mut self.chains[chains.find(|&chain| !self.chains[chain].is_null())?];
+        // SAFETY: the link is a chain's, which has a sheaf.
+        Some(unsafe { self.unlink(link) })
+    }
+
+    /// # Safety
+    /// The link is a chain's, or in one of the list's sheaves, and leads to another of these.
+    unsafe fn unlink(&mut self, link: *mut *mut Head) -> Sheaf {
+        // SAFETY: as the caller promises.
+        let (head, next) = unsafe { (NonNull::new_unchecked(*link), (**link).next) };
+        // SAFETY: as above.
+        unsafe { *link = next };
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
-        if self.looked.0 == head.as_ptr() {
-            // SAFETY: it was the list's until now.
-            self.looked = (unsafe { head.as_ref() }.next, 0);
+        if self.looked.at == head.as_ptr() {
+            self.looked = Look { at: next, seen: 0, ..self.looked };
         }
         Sheaf(head)
     }
 
     /// Looks at the next few objects, of one sheaf, from the list's first on where it `starts`; whether there may be more. In between the list may
-    /// change: a sheaf that is taken is not seen any more, one that is new is not seen either. A list remembers one look.
+    /// change: a sheaf that is taken is not seen any more, one that is new may not be seen either. A list remembers one look.
     pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
-        let (at, seen) = if starts { (self.head, 0) } else { self.looked };
+        if starts {
+            self.looked = Look { chain: 0, at: self.chains[0], seen: 0 };
+        }
+        let Look { mut chain, mut at, seen } = self.looked;
+        while at.is_null() && chain + 1 < CHAINS {
+            chain += 1;
+            at = self.chains[chain];
+        }
         let Some(head) = NonNull::new(at) else { return false };
         let sheaf = Sheaf(head);
         let rest = sheaf.objects().get(seen..).unwrap_or(&[]);
         rest.iter().take(most).for_each(|&object| see(object));
-        self.looked = if rest.len() > most { (at, seen + most) } else { (sheaf.head().next, 0) };
+        let (at, seen) = if rest.len() > most { (at, seen + most) } else { (sheaf.head().next, 0) };
+        self.looked = Look { chain, at, seen };
         true
     }
 
-    /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few, otherwise the first.
+    /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few of its chain, otherwise another.
     pub fn pop_for(&mut self, cpu: u16) -> Option<Sheaf> {
-        let mut link = &raw mut self.head;
+        let chain = usize::from(cpu) % CHAINS;
+        let mut link = &raw mut self.chains[chain];
         for _ in 0..LOOKED_AT {
-            // SAFETY: the list owns its sheaves; the link is the list's head or in one of them.
+            // SAFETY: the list owns its sheaves; the link is a chain's or in one of them.
             unsafe {
                 let Some(head) = (*link).as_mut() else { break };
                 if head.home == cpu {
-                    *link = head.next;
-                    return Some(self.taken(NonNull::from(head)));
+                    return Some(self.unlink(link));
                 }
                 link = &raw mut head.next;
             }
         }
-        self.pop()
+        self.pop_from(chain)
     }
 
     /// How many sheaves were on the list all the time since this was last asked: nobody needed them.
@@ -244,13 +273,9 @@ impl SheafList {
 
     /// The sheaves, from the first; they stay the list's.
     pub(crate) fn sheaves(&self) -> impl Iterator<Item = &Sheaf> {
-        let mut next = &raw const self.head;
-        core::iter::from_fn(move || {
-            // SAFETY: the list owns its sheaves, and is borrowed; a sheaf is a pointer that is not null.
-            let sheaf = unsafe { &*next.cast::<Option<Sheaf>>() }.as_ref()?;
-            next = &raw const sheaf.head().next;
-            Some(sheaf)
-        })
+        // SAFETY: the list owns its sheaves, and is borrowed; a sheaf is a pointer that is not null.
+        let at = |link: &*mut Head| unsafe { &*core::ptr::from_ref(link).cast::<Option<Sheaf>>() }.as_ref();
+        self.chains.iter().flat_map(move |first| core::iter::successors(at(first), move |sheaf| at(&sheaf.head().next)))
     }
 }
 
@@ -308,6 +333,28 @@ mod tests {
     }
 
     #[test]
+    fn a_look_sees_sheaves_of_every_home_once() {
+        let objects = objects(20);
+        let (made, _memory): (Vec<_>, Vec<_>) = (0..10).map(|_| sheaf(2)).unzip();
+        let mut list = SheafList::new();
+        for (home, (mut sheaf, objects)) in (0..).zip(made.into_iter().zip(objects.chunks(2))) {
+            sheaf.set_home(home * 5);
+            sheaf.extend(objects.len(), |n| objects[n]);
+            list.push(sheaf);
+        }
+        let (mut seen, mut starts) = (Vec::new(), true);
+        while list.look(core::mem::take(&mut starts), 1, &mut |object| seen.push(object)) {
+            // The one that it is in the midst of, the last of its chain, goes: the next chain is next.
+            if seen.len() == 5 {
+                assert_eq!(list.pop_for(0).unwrap().objects(), &objects[..2]);
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!((seen[0], &seen[1..]), (objects[0], &objects[2..]), "each once, but the one that went");
+        assert_eq!((list.length(), list.sheaves().count()), (9, 9));
+    }
+
+    #[test]
     fn a_sheaf_is_a_stack() {
         let (mut sheaf, _memory) = sheaf(3);
         let objects = objects(3);
@@ -356,8 +403,12 @@ mod tests {
             memories.push(memory);
         }
         let taken: Vec<u16> = [2, 1, 7, 1, 1].map(|cpu| list.pop_for(cpu).unwrap().home()).into();
-        assert_eq!(taken, [2, 1, 3, 1, 3], "the one that suits, wherever it is; or else the first");
-        assert_eq!((list.length(), list.pop_for(9).unwrap().home()), (1, 2));
+        assert_eq!(
+            taken,
+            [2, 1, 3, 1, 2],
+            "the one that suits, wherever it is; or else one of the same chain, or of the next"
+        );
+        assert_eq!((list.length(), list.pop_for(9).unwrap().home()), (1, 3));
         assert_eq!((list.length(), list.pop_for(9)), (0, None));
     }
 
