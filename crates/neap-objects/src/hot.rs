@@ -4,6 +4,9 @@
 //! answers "no" and has changed nothing that matters; the caller then goes to [`Objects`](crate::objects::Objects). No
 //! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
+//!
+//! [`Hot::allocate`] and [`Hot::free`] are a block of assembly each, from the size or the pointer to the commit: as the compiler writes them they
+//! lie on three lines of the processor's instead of two, and lines are what calls of them cost (ARCHITECTURE.md, "Rseq slots").
 
 use crate::paid::Payback;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
@@ -145,7 +148,7 @@ const fn places() -> [u16; PLACES] {
 const _: () = assert!(NO_SIZE >= i8::MIN as isize && align_of::<Table>() >= 64);
 
 /// How many objects further down its stack a malloc asks the processor for the memory of one. In a burst all memory is new to the caches, and
-/// a program that writes to each block waits for each: asked for so early, it is there.
+/// a program that writes to each block waits for each: asked for so early, it is there. As far as a displacement of one byte reaches.
 const AHEAD: usize = 16;
 
 /// What became of a `free`.
