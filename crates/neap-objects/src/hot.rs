@@ -147,7 +147,7 @@ const fn places() -> [u16; PLACES] {
 
 const _: () = assert!(NO_SIZE >= i8::MIN as isize && align_of::<Table>() >= 64);
 
-/// How many objects further down its stack a malloc asks the processor for the memory of one. In a burst all memory is new to the caches, and
+/// Which object of its stack, from the top, a malloc asks the processor for the memory of. In a burst all memory is new to the caches, and
 /// a program that writes to each block waits for each: asked for so early, it is there. As far as a displacement of one byte reaches.
 const AHEAD: usize = 16;
 
@@ -206,7 +206,7 @@ impl Hot {
 
     /// Lets the fast paths work, after [`Hot::open`].
     pub(crate) fn serve(&self) {
-        // Release: who sees them sees the rest; pairs with the Acquire in `allocate`, `allocate_owned` and `put`.
+        // Release: who sees them sees the rest; pairs with the load in `allocate`, and the Acquire in `allocate_owned` and `put`.
         self.served.store(LARGEST + 1, Ordering::Release);
         self.limit.store(LARGEST + 1, Ordering::Release);
     }
@@ -219,7 +219,7 @@ impl Hot {
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
     pub(crate) fn cover(&self, bytes: usize) {
         if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.served.load(Ordering::Relaxed) > 0 {
-            self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the Acquire in `free`.
+            self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the load in `free`.
         }
     }
 
@@ -255,7 +255,7 @@ impl Hot {
                 "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
-                        // Below the lowest there is something else, which harms nobody.
+                        // Where there are fewer it is the memory of anything, or of nothing: nobody waits for it.
                         "mov {offset}, qword ptr [{offset} - {ahead}]",
                         "prefetcht0 [{offset}]",
                         "mov {offset:e}, {value:e}",
@@ -306,7 +306,7 @@ impl Hot {
         }
         // SAFETY: below the number of grains, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
         // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with
-        // the Release in `cover`. The stores are that of the state of an object that is this thread's then, and those of a push.
+        // the Release in `cover`. The base is loaded before it, and known to whoever was ever handed an object. The stores are that of the state of an object that is this thread's then, and those of a push.
         unsafe {
             asm!(
                 // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
@@ -384,7 +384,7 @@ impl Hot {
 /// A stack gave out an object that was not cached: it was freed twice at the very same moment, or a state table was
 /// overwritten.
 ///
-/// Never returns; it has the type of an answer so that the fast path can end in it without a frame on the stack.
+/// Never returns; it has the type of an answer so that who hands an object out can end in it without a frame on the stack.
 #[cold]
 #[inline(never)]
 pub fn corrupt(object: NonNull<u8>) -> Option<NonNull<u8>> {

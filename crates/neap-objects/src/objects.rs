@@ -305,7 +305,7 @@ impl<P: Platform> Objects<P> {
             let batch = batch(stack, room, streak);
             (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
             self.note_surplus(node, class, &mut cache);
-            (streak, if full.length() == 0 { cache.empty.pop() } else { None })
+            (streak, if full.length() == 0 { cache.empty.pop_for(cpu) } else { None })
         };
         if streak >= LONG && full.length() > 0 && room < stack.capacity() {
             let _ = self.slots.widen(&self.platform, stack, room + stack.first_capacity());
@@ -476,7 +476,9 @@ impl<P: Platform> Objects<P> {
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
         let (mut empty, mut loaded) = (SheafList::new(), SheafList::new());
-        (0..batch).map_while(|_| cache.empty.pop()).for_each(|sheaf| empty.push(sheaf));
+        // The last one that this CPU emptied, if it is there.
+        let cpu = self.platform.cpu() as u16;
+        (0..batch).map_while(|_| cache.empty.pop_for(cpu)).for_each(|sheaf| empty.push(sheaf));
         drop(cache);
         for _ in 0..batch {
             let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class)) else { break };

@@ -194,30 +194,27 @@ impl SheafList {
         self.length += 1;
     }
 
-    /// Takes a sheaf.
+    /// Takes a sheaf, of one home now and of another next.
     pub fn pop(&mut self) -> Option<Sheaf> {
-        self.pop_from(0)
+        self.pop_from(self.length as usize % CHAINS)
     }
 
     /// Takes the first one of a chain, or of the next that has any.
     fn pop_from(&mut self, chain: usize) -> Option<Sheaf> {
         let mut chains = (chain..CHAINS).chain(0..chain);
-        let link = &raw mut self.chains[chains.find(|&chain| !self.chains[chain].is_null())?];
-        // SAFETY: the link is a chain's, which has a sheaf.
-        Some(unsafe { self.unlink(link) })
+        let (chain, head) = chains.find_map(|chain| Some((chain, NonNull::new(self.chains[chain])?)))?;
+        // SAFETY: the list owns its sheaves.
+        self.chains[chain] = unsafe { head.as_ref() }.next;
+        Some(self.taken(head))
     }
 
-    /// # Safety
-    /// The link is a chain's, or in one of the list's sheaves, and leads to another of these.
-    unsafe fn unlink(&mut self, link: *mut *mut Head) -> Sheaf {
-        // SAFETY: as the caller promises.
-        let (head, next) = unsafe { (NonNull::new_unchecked(*link), (**link).next) };
-        // SAFETY: as above.
-        unsafe { *link = next };
+    /// A sheaf that is off the list, and counted.
+    fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
         if self.looked.at == head.as_ptr() {
-            self.looked = Look { at: next, seen: 0, ..self.looked };
+            // SAFETY: it was the list's until now.
+            self.looked = Look { at: unsafe { head.as_ref() }.next, seen: 0, ..self.looked };
         }
         Sheaf(head)
     }
@@ -251,7 +248,8 @@ impl SheafList {
             unsafe {
                 let Some(head) = (*link).as_mut() else { break };
                 if head.home == cpu {
-                    return Some(self.unlink(link));
+                    *link = head.next;
+                    return Some(self.taken(NonNull::from(head)));
                 }
                 link = &raw mut head.next;
             }

@@ -15,7 +15,7 @@
 //! | [`PAID`] | in a sheaf or a stack, and somebody pays for it still: see [`paid`](crate::paid) |
 //!
 //! A line of a table is that of one page of 4 KiB, and a page has a [home](crate::hot::KindEntry), so CPUs share lines where they share
-//! pages. The memory under the tables is touched only where slabs lie, and goes back with theirs.
+//! pages. The memory under the tables is written to only where slabs lie, and goes back with theirs; who frees anything else looks there.
 //!
 //! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
 //! allocated. It is then in two cells of stacks, and the second of the two pops finds a byte that is not "cached".
@@ -107,27 +107,15 @@ impl States {
         true
     }
 
-    /// Says that the program gives an object back, whoever pays for it; `false`, and nothing has changed, if it has none there.
-    ///
-    /// A state that depended on the one before, without a jump for what somebody pays for, is what the next malloc would wait for.
+    /// Says that the program gives an object back, whoever pays for it, as [`Hot::free`](crate::hot::Hot::free) does; `false`, and nothing has
+    /// changed, if it has none there.
     ///
     /// # Safety
     /// As for [`States::change`].
-    #[inline(always)]
+    #[inline]
     pub unsafe fn release(&self, grain: usize) -> bool {
         // SAFETY: as the caller promises.
-        let byte = unsafe { self.byte(grain) };
-        let state = byte.load(Ordering::Relaxed);
-        if state == ALLOCATED {
-            byte.store(CACHED, Ordering::Relaxed);
-            return true;
-        }
-        core::hint::cold_path();
-        if state != ACCOUNTED {
-            return false;
-        }
-        byte.store(PAID, Ordering::Relaxed);
-        true
+        unsafe { self.change(grain, ALLOCATED, CACHED) || self.change(grain, ACCOUNTED, PAID) }
     }
 
     /// Writes a state without looking; 0: nobody has the object, a slab's bitmap does.

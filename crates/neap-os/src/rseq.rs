@@ -20,7 +20,7 @@
 //!   processors a shorter way from one operation to the next. Nobody else writes to it but who has fenced the CPU;
 //! * the pointers to regions lie in the table itself, at an address that the program's code knows: all that a sequence does
 //!   waits for one load after the other, and this is one less;
-//! * a pop looks at the cell alone: the one below the lowest holds null, and is written by nobody;
+//! * a pop looks at the cell and not at the bottom: the cell below the lowest holds null, and is written by nobody;
 //! * no call, no system call and no use of the machine stack inside;
 //! * `cpu_id` is read, never `cpu_id_start`; neither is written. An unregistered thread has the id -1 or -2: the table has
 //!   entries there, too, which lead to a region whose stacks have no room and no objects. So has a table that is closed,
@@ -57,8 +57,9 @@ pub const MOST_CPUS: usize = 8192;
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Table {
-    /// Where the thread's rseq area lies from its thread pointer.
+    /// Where the thread's rseq area lies from its thread pointer. Everybody reads it; what follows is written by takers.
     pub offset: AtomicU32,
+    apart: [u32; 15],
     /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
     pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
 }
@@ -67,7 +68,7 @@ impl Table {
     /// A table that no sequence may start from yet.
     pub const fn unopened() -> Table {
         let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
-        Table { offset: AtomicU32::new(0), regions }
+        Table { offset: AtomicU32::new(0), apart: [0; 15], regions }
     }
 
     /// Where the entry of CPU 0 is, in bytes.
@@ -137,7 +138,7 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
 }
 
 /// What every sequence begins and ends with: the descriptor that the kernel reads, and the abort exit with its signature, both
-/// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end.
+/// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end. Labels from 25 on are free for what stands around it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {

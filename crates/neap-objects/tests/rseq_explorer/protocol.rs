@@ -15,7 +15,8 @@
 //! Push: 1. arm (`rseq_cs` := descriptor). 2. START: read the CPU id. 3. Load the row. 4. Load the
 //! count. 5. Refused if it is the capacity. 6. Store the object into the cell. 7. COMMIT: store the
 //! count plus one; END follows at once. Pop is the mirror: refused if the count is 0; the cell is
-//! loaded, and the commit stores the count minus one. Push and pop of many copy several cells from and
+//! loaded, and the commit stores the count minus one. (malloc looks at the object's state before that, and
+//! is refused too if somebody pays for it: it only reads, so it has no line here.) Push and pop of many copy several cells from and
 //! to private memory before the one commit, all or none; what an aborted pop left in private memory
 //! means nothing. Set capacity: 1-3, 4. refused if the region is DUMMY, which has a mark for that,
 //! 5. COMMIT: store the capacity. It has to look for DUMMY itself, because it checks nothing else.

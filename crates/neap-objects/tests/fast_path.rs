@@ -1,0 +1,79 @@
+//! What the assembly of malloc's and free's fast paths answers.
+//!
+//! Goal: a size leads to the stack of its own class and of no other; what is larger than the largest size is refused, and a thread that has
+//! entered something is; an object is taken only if it is cached and nobody pays for it, and stays where it is otherwise; a free finds the
+//! stack of the object's class, and takes nothing that the program does not have. Method: stacks with one object of each class, and
+//! states that they should not hold, on the real machine, on one CPU.
+
+mod instance;
+mod machine;
+
+use instance::{Opened, rseq};
+use machine::Shared;
+use neap_base::{Linux, Platform};
+use neap_objects::hot::Freed;
+use neap_objects::region::StackId;
+use neap_objects::size_class::{Class, GRAIN, LARGEST};
+use neap_objects::slots::Attempt;
+
+/// The real machine, and a thread that stays on its CPU.
+fn opened() -> Option<Opened<Shared<Linux>>> {
+    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+    }
+    rseq()
+}
+
+/// Asks until it was not interrupted: several refusals in a row are no chance.
+fn allocate<P: Platform>(o: &Opened<P>, size: usize, entered: usize) -> Option<*mut u8> {
+    (0..100).find_map(|_| o.hot.allocate(size, entered)).map(|object| object.as_ptr())
+}
+
+#[test]
+fn a_size_leads_to_the_stack_of_its_class() {
+    let Some(o) = opened() else { return };
+    for class in Class::all() {
+        let object = o.take(class).unwrap();
+        o.give(class, object);
+    }
+    for size in 0..=LARGEST {
+        let class = Class::of_size(size);
+        let object = allocate(&o, size, 0).unwrap_or_else(|| panic!("nothing of {size} bytes"));
+        assert_eq!(o.class_at(object), Some(class), "size {size}");
+        assert!(o.is_allocated(object) && o.hot.free(object.wrapping_add(GRAIN / 2)) == Freed::Unknown);
+        let before = o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class));
+        if o.hot.free(object) == Freed::Unplaced {
+            o.free(class, object);
+        }
+        assert!(o.is_cached(object) && o.hot.free(object) == Freed::Unknown);
+        assert_eq!(o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
+    }
+    for (size, entered) in [(LARGEST + 1, 0), (1 << 32, 0), (usize::MAX, 0), (16, usize::MAX), (16, 1 << 63)] {
+        assert!(allocate(&o, size, entered).is_none(), "{size} bytes, {entered:#x}");
+    }
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+#[test]
+fn an_object_that_is_not_cached_stays_where_it_is() {
+    let Some(o) = opened() else { return };
+    let class = Class::of_size(64);
+    let (stack, cpu) = (StackId::home(class), o.platform.cpu());
+    let [object, another] = [(); 2].map(|()| o.take(class).unwrap());
+    o.give(class, another);
+    let before = o.slots.count(&o.platform, cpu, stack);
+    // As two frees at the very same moment leave it.
+    assert_eq!(o.slots.push(&o.platform, stack, object), Attempt::Done(()));
+    assert!(allocate(&o, 64, 0).is_none(), "the program has it");
+    assert_eq!(o.slots.count(&o.platform, cpu, stack), before + 1);
+    assert_eq!(o.slots.pop(&o.platform, class), Attempt::Done(object));
+    assert_eq!(allocate(&o, 64, 0), Some(another));
+    o.give(class, another);
+    o.give(class, object);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
