@@ -246,12 +246,13 @@ impl SheafList {
         for _ in 0..LOOKED_AT {
             // SAFETY: the list owns its sheaves; the link is a chain's or in one of them.
             unsafe {
-                let Some(head) = (*link).as_mut() else { break };
-                if head.home == cpu {
-                    *link = head.next;
-                    return Some(self.taken(NonNull::from(head)));
+                // Not by reference: what leaves here leads to the cells as well.
+                let Some(head) = NonNull::new(*link) else { break };
+                if head.as_ref().home == cpu {
+                    *link = head.as_ref().next;
+                    return Some(self.taken(head));
                 }
-                link = &raw mut head.next;
+                link = &raw mut (*head.as_ptr()).next;
             }
         }
         self.pop_from(chain)
