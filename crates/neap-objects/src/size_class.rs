@@ -99,7 +99,7 @@ impl Class {
         let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
         // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages). Larger ones:
         // so many that what is done once a slab does not count.
-        let (low, high) = if size <= 1 << 10 {
+        let (low, high) = if size < 512 {
             let order = order_of((512 * size).min(32 << 10));
             (order, order)
         } else {

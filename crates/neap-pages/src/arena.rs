@@ -9,10 +9,11 @@
 
 use crate::frames;
 use crate::huge_runs::{HugeRuns, IN_RUN};
-use crate::pages::{Shape, SideTable, TABLES};
+use crate::pages::{Shape, TABLES};
 use crate::populate::HUGE;
 use crate::survey::Part;
-use core::ops::{Deref, Range, RangeInclusive};
+use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout};
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
@@ -37,34 +38,6 @@ const ATTEMPTS: u32 = 32;
 const HOLES: usize = 16;
 /// Steps, each twice as long as the one before, over one foreign mapping.
 const HOLE_STEPS: u32 = 24;
-
-/// The arena's own tables, in front of the caller's.
-pub(crate) const OWN_TABLES: usize = 5;
-pub(crate) const FRAMES: usize = 0;
-/// Shifts of tables that have a page or two for a huge page.
-const FEW: RangeInclusive<u32> = 8..=10;
-pub(crate) const BACKED: usize = 1;
-pub(crate) const CHUNKS: usize = 2;
-pub(crate) const FREE_CHUNKS: usize = 3;
-pub(crate) const BACKED_CHUNKS: usize = 4;
-const ALL_TABLES: usize = OWN_TABLES + TABLES;
-
-/// One table: a byte per 2^shift bytes of the arena.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Table {
-    pub(crate) start: usize,
-    /// 0: no such table.
-    pub(crate) shift: u32,
-    pub(crate) droppable: bool,
-    pub(crate) early: bool,
-}
-
-impl Table {
-    /// Bytes to map for what the table says of so many bytes of the arena: whole pages, and a byte for every part begun.
-    fn bytes(&self, arena: usize, page_shift: u32) -> usize {
-        arena.div_ceil(1 << self.shift).next_multiple_of(1 << page_shift)
-    }
-}
 
 /// Offsets from the base: what growth has done so far.
 #[derive(Debug)]
@@ -239,14 +212,10 @@ impl Arena {
     /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
     /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
-        let page = 1 << self.page_shift;
+        let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate() {
-            if !(FEW.contains(&table.shift) || early && table.early) {
-                continue;
-            }
-            let at = |pfn: u32| table.start + ((pfn as usize) << self.page_shift >> table.shift);
-            let (start, end) = (at(pfn.0) / page * page, at(pfn.0 + pages).next_multiple_of(page));
-            if platform.populate(start, end - start).is_ok()
+            if (table.is_brief() || early && table.early)
+                && table.populate(platform, offset..offset + bytes, 1 << self.page_shift).is_ok()
                 && let Some(named) = index.checked_sub(OWN_TABLES)
             {
                 self.marks(pfn).fetch_or(1 << named, Relaxed);
@@ -426,8 +395,9 @@ impl Arena {
             return Err((Errno::NOMEM, false));
         }
         platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
+        let scarce = platform.address_space_is_scarce();
         for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
-            let needed = table.bytes(start + size, self.page_shift);
+            let needed = table.mapped(start + size, self.page_shift, scarce);
             if table.shift == 0 || needed <= *mapped {
                 continue;
             }
@@ -436,6 +406,7 @@ impl Arena {
                 unsafe { platform.unmap(self.base + start, size) };
                 return Err((error, false));
             }
+            table.advise(platform, *mapped..needed);
             *mapped = needed;
         }
         Ok(())
@@ -473,45 +444,5 @@ impl Arena {
         growth.ends[node] = first.0 + pages;
         self.limit.store(growth.end, Relaxed);
         (first, pages)
-    }
-}
-
-/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
-fn layout(base: usize, span: usize, page_shift: u32, named: &[SideTable; TABLES]) -> ([Table; ALL_TABLES], usize) {
-    let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, two bytes a chunk, and twice a bit a chunk.
-    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 9), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
-        tables[table].shift = page_shift.wrapping_add_signed(shift);
-    }
-    // The frames of a free chunk say nothing, where they fill whole pages.
-    tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
-    for (table, named) in tables[OWN_TABLES..].iter_mut().zip(named) {
-        table.shift = u32::from(named.shift);
-        // A chunk's part of a table of a higher shift is less than a page.
-        table.droppable = named.droppable && named.shift <= 10;
-        table.early = named.early;
-    }
-    let mut end = base + span;
-    for table in tables.iter_mut().filter(|table| table.shift != 0) {
-        table.start = end;
-        end += table.bytes(span, page_shift);
-    }
-    (tables, end - base)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_reaches_as_far_as_the_arena() {
-        for shift in [8, 10, 25] {
-            let table = Table { shift, ..Table::default() };
-            for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
-                let bytes = table.bytes(last + 1, 12);
-                assert!(last >> shift < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}: {bytes} bytes");
-                assert!(bytes <= (last >> shift) + 4096, "and no further");
-            }
-        }
     }
 }

@@ -6,7 +6,8 @@
 //! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
 //! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
 //!
-//! What stays resident after everything was freed: nothing once three ticks have passed in which nobody allocated. While
+//! What stays resident after everything was freed: nothing once three ticks have passed in which nobody allocated, but for tables: less
+//! than two mebibytes of an early one where more than 64 MiB were in use (`tables.rs`). While
 //! CPUs go on using their lists, at most [`Statistics::list_highs`] (and up to seven for each) pages in them, which is at
 //! most an eighth of the budget; while a program goes
 //! on using the zone, what it needed since the last tick and less than two mebibytes above that. What the system
@@ -53,6 +54,7 @@ mod runs;
 mod shortage;
 mod statistics;
 mod survey;
+mod tables;
 mod verify;
 mod zone;
 

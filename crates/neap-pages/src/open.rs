@@ -3,7 +3,7 @@
 //! Sits between the platform and [`Pages`]. The first node makes the arena and keeps it in memory of its own; the others come
 //! beside it. Only who opens and closes is here, so there are no locks.
 
-use crate::arena::{self, Arena, Grown, Shared};
+use crate::arena::{Arena, Grown, Shared};
 use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
 use crate::pages::{Pages, Shape};
@@ -11,6 +11,7 @@ use crate::policy::{Limits, NOMINAL, Policy, watermarks};
 use crate::release::Release;
 use crate::statistics::Needs;
 use crate::survey::Part;
+use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -60,7 +61,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// What the platform answered where it refused.
     pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
         let (arena, grown) = Arena::open(platform, shape, nodes)?;
-        let maps = [arena::FREE_CHUNKS, arena::BACKED_CHUNKS].map(|table| arena.table(table).start);
+        let maps = [FREE_CHUNKS, BACKED_CHUNKS].map(|table| arena.table(table).start);
         let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
             unsafe { arena.close(platform) }
@@ -105,7 +106,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // SAFETY: mapped for exactly these two.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
-        let buddy = Buddy::new(table(arena::FRAMES), table(arena::BACKED), free_chunks, backed_chunks);
+        let buddy = Buddy::new(table(FRAMES), table(BACKED), free_chunks, backed_chunks);
         // The first node has the whole budget until others need some of it.
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);

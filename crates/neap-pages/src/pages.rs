@@ -14,6 +14,7 @@ use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
 use crate::statistics::{Finding, Needs, Statistics};
+use crate::tables::OWN_TABLES;
 use crate::zone::{Wanted, Zone};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -120,7 +121,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// The first byte of the caller's side table `table`.
     #[inline]
     pub fn side_table(&self, table: usize) -> usize {
-        self.arena.table(arena::OWN_TABLES + table).start
+        self.arena.table(OWN_TABLES + table).start
     }
 
     /// The frame table.

@@ -5,10 +5,11 @@
 //! few at a time. Parts of what is handed out go the same way, where whoever has it says which ([`Run::held`]). No lock is held over a call; blocks that were refused go back as they were. One thread at a time
 //! releases: the others are told so and do not wait. Decides nothing about how much: the caller names the number.
 
-use crate::arena::{Arena, CHUNK, FRAMES, OWN_TABLES};
+use crate::arena::{Arena, CHUNK};
 use crate::buddy::Buddy;
 use crate::give_back::Report;
 use crate::pages::TABLES;
+use crate::tables::{FRAMES, OWN_TABLES};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
@@ -17,7 +18,7 @@ use neap_base::{Order, Pfn, Platform};
 /// The most bytes that one call gives back: the kernel flushes other CPUs for each, and holds locks meanwhile.
 const CALL_BYTES: usize = 32 << 20;
 /// What is not cut up for a program that is running: a huge page may stand behind it.
-const HUGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// Calls for single blocks in one tick.
 const SINGLE_CALLS: u32 = 64;
 /// Refused calls after which a run gives up.
@@ -235,18 +236,26 @@ impl<P: Platform> Run<'_, P> {
     fn tables(&self, pfn: Pfn, chunks: u32, report: &mut Report) {
         let marks = |chunk: u32| self.arena.marks(pfn.plus(chunk * CHUNK));
         let marked = (0..chunks).fold(0, |all, chunk| all | marks(chunk).swap(0, Ordering::Relaxed));
+        let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
         for index in (0..TABLES).filter(|index| marked >> index & 1 == 1) {
             let table = self.arena.table(OWN_TABLES + index);
-            let start = table.start + ((self.arena.address(pfn) - self.arena.base()) >> table.shift);
-            if table.droppable && !self.call(start, bytes >> table.shift, report) {
+            let (start, length) = table.place(offset, bytes);
+            if table.early {
+                // Parts of huge pages, maybe, of which others are in use.
+                let next = (start + 1).next_multiple_of(HUGE_BYTES);
+                core::iter::once(start)
+                    .chain((next..start + length).step_by(HUGE_BYTES))
+                    .for_each(|page| self.platform.split(page));
+            }
+            if table.droppable && !self.call(start, length, report) {
                 (0..chunks).for_each(|chunk| _ = marks(chunk).fetch_or(1 << index, Ordering::Relaxed));
             }
         }
         let frames = self.arena.table(FRAMES);
         if frames.droppable {
-            let start = frames.start + ((self.arena.address(pfn) - self.arena.base()) >> frames.shift);
-            self.call(start, bytes >> frames.shift, report);
+            let (start, length) = frames.place(offset, bytes);
+            self.call(start, length, report);
         }
     }
 

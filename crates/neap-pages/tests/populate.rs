@@ -5,7 +5,7 @@ mod machine;
 use machine::probe::{Probe, at_call, stop_once};
 use machine::{Held, Opened, give, resident, shape, take_block, take_run};
 use neap_base::virtual_platform::{Call, Virtual};
-use neap_base::{Linux, Order, Pfn};
+use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::{NodePages, Shape};
 
 /// Calls for the tables that have a page or two for a block: frames, and one of those that go back with a chunk.
@@ -113,7 +113,12 @@ fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
     let o = Opened::new(&machine, &huge()).unwrap();
     let held: Vec<Held> = (0..20_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
     let blocks = o.pages.statistics().populated / 512;
-    let advice = || core::mem::take(&mut *machine.huge.lock().unwrap());
+    let arena = o.pages.base()..o.pages.base() + o.pages.limit();
+    let advice = || {
+        let mut advice = core::mem::take(&mut *machine.huge.lock().unwrap());
+        advice.retain(|(start, ..)| arena.contains(start));
+        advice
+    };
     let before = advice();
     let allowed = before.iter().filter(|(_, _, allowed)| *allowed);
     assert!((1..=4).contains(&allowed.clone().count()) && blocks > 30, "{blocks} blocks: {before:?}");
@@ -179,6 +184,68 @@ fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
     let populated = o.pages.statistics().populated as usize;
     assert!(populated >= 5 * 512, "{populated} pages");
     assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);
+}
+
+/// Of a byte for sixteen of the arena, two mebibytes are for 32. The first 64 have small pages.
+const EARLY: usize = 1;
+const EARLY_PART: usize = (32 << 20) / 4096;
+
+fn early_part<P: Platform>(o: &Opened<'_, P>, part: usize) -> usize {
+    o.pages.side_table(EARLY) + (part << 21)
+}
+
+fn take_early_parts<P: Platform>(o: &Opened<'_, P>, parts: core::ops::Range<usize>) -> Vec<Held> {
+    (parts.start * EARLY_PART..parts.end * EARLY_PART).map(|stamp| take_block(o, 0, stamp as u64).unwrap()).collect()
+}
+
+#[test]
+fn an_early_table_asks_for_a_huge_page_with_the_first_block_of_each() {
+    let machine = Probe::new(Virtual::new(4096, 1));
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let mut held = take_early_parts(&o, 0..1);
+    let asked = || {
+        let advice = machine.huge.lock().unwrap();
+        let table = early_part(&o, 0)..early_part(&o, 9);
+        let asked = advice.iter().filter(|(start, _, allowed)| *allowed && table.contains(start));
+        asked.map(|(start, length, _)| (*start, *length)).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(), [], "nothing yet");
+    held.extend(take_early_parts(&o, 1..4));
+    assert_eq!(asked(), [2, 3].map(|part| (early_part(&o, part), 2 << 20)));
+    let allowed = (0..4).any(|part| machine.machine.allows_huge_pages(early_part(&o, part)));
+    assert!(!allowed, "not any more");
+    held.into_iter().for_each(|held| give(&o, held));
+    assert!(!o.pages.release_all(&machine).left);
+    // What is cut out of one goes back at once.
+    let split = machine.split.lock().unwrap().clone();
+    let cut = |part| split.iter().any(|page| (early_part(&o, part)..early_part(&o, part + 1)).contains(page));
+    assert!(cut(2) && cut(3), "{split:x?}");
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn a_huge_page_of_an_early_table_is_there_at_once_and_goes_back_in_parts() {
+    let platform = Linux::probe();
+    let o = Opened::new(&platform, &huge()).unwrap();
+    let table = || resident(early_part(&o, 0), 8 << 20);
+    let mut held = take_early_parts(&o, 0..2);
+    held.extend((0..300).map(|stamp| take_block(&o, 0, stamp).unwrap()));
+    let given = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|text| text.contains("[madvise]") || text.contains("[always]"));
+    assert_eq!(resident(early_part(&o, 2), 2 << 20) == 2 << 20, given);
+    held.extend(take_early_parts(&o, 2..4));
+    // The upper half goes, and with it what the table says of it.
+    let middle = held.iter().map(|held| held.pfn.0).max().unwrap() / 2;
+    let (low, high): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| held.pfn.0 < middle);
+    let before = table();
+    high.into_iter().for_each(|held| give(&o, held));
+    assert!(!o.pages.release_all(&platform).left);
+    assert!(table() < before * 2 / 3, "{} of {before}", table());
+    low.into_iter().for_each(|held| give(&o, held));
+    assert!(!o.pages.release_all(&platform).left);
+    // What the last huge page has for memory that was never used.
+    assert!(table() < 2 << 20, "{}", table());
+    o.pages.verify().unwrap();
 }
 
 /// While one thread allows huge pages for a batch, the others wait for that instead of allowing them block by block.

@@ -495,7 +495,7 @@ mod tests {
             assert_eq!(number(&text, "ticks"), tick);
             assert!(number(&text, "used") > 70 << 20, "{text}");
             assert!(text.contains("\"slots\":\"atomic\",\"why\":\"a test\",\"isolated_cpus\":[]"), "{text}");
-            assert!(text.contains("{\"size\":1024,\"slabs\":2,\"objects\":64,"), "{text}");
+            assert!(text.contains("{\"size\":1024,\"slabs\":1,\"objects\":128,"), "{text}");
             assert!(text.ends_with("],\"truncated\":false}"), "{text}");
             // What rests for a tick is drained.
             assert_eq!(number(&text, "stacks") > 0, tick < 2, "{text}");

@@ -89,7 +89,7 @@ fn case(name: &str, mm: &Manager) {
             free(mm, object);
         }
         "twice, after its slab is gone" => {
-            let objects: Vec<*mut u8> = (0..2000).map(|_| mm.allocate(500)).collect();
+            let objects: Vec<*mut u8> = (0..2000).map(|_| mm.allocate(400)).collect();
             objects.iter().for_each(|object| free(mm, *object));
             mm.release_all();
             free(mm, objects[0]);

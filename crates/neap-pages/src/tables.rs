@@ -1,0 +1,166 @@
+//! The tables beside the arena: where they lie, how far they are mapped, and how memory comes behind them.
+//!
+//! Sits between the arena and the platform's mappings. Each has a byte for every so many bytes of the arena and lies at an
+//! arithmetic address above it. Memory comes as it is touched, or with a block that is populated for small blocks. Of a table that is
+//! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond: two
+//! mebibytes of such a table are as many faults as everything they say something about. Takes no lock: the arena's growth
+//! maps, and what is populated speaks of a block that the caller has.
+
+use crate::arena::CHUNK;
+use crate::pages::{SideTable, TABLES};
+use crate::release::HUGE_BYTES;
+use core::ops::{Range, RangeInclusive};
+use neap_base::Platform;
+use neap_base::platform::Errno;
+
+/// The arena's own tables, in front of the caller's.
+pub(crate) const OWN_TABLES: usize = 5;
+pub(crate) const FRAMES: usize = 0;
+pub(crate) const BACKED: usize = 1;
+pub(crate) const CHUNKS: usize = 2;
+pub(crate) const FREE_CHUNKS: usize = 3;
+pub(crate) const BACKED_CHUNKS: usize = 4;
+pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
+
+/// Shifts of tables that have a page or two for a huge page.
+const FEW: RangeInclusive<u32> = 8..=10;
+/// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some says nothing
+/// yet, and stays when all else has gone: less than a thirty-second of what was in use.
+const SMALL: usize = 64 << 20;
+
+/// One table: a byte per 2^shift bytes of the arena.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) start: usize,
+    /// 0: no such table.
+    pub(crate) shift: u32,
+    pub(crate) droppable: bool,
+    pub(crate) early: bool,
+}
+
+impl Table {
+    /// Bytes of what it says of so many bytes of the arena: whole pages, and a byte for every part begun.
+    pub(crate) fn bytes(&self, arena: usize, page_shift: u32) -> usize {
+        arena.div_ceil(1 << self.shift).next_multiple_of(1 << page_shift)
+    }
+
+    /// Bytes to map for that: for a huge page all of it must be, so where address space is not scarce an early table is mapped on to the end of one.
+    pub(crate) fn mapped(&self, arena: usize, page_shift: u32, scarce: bool) -> usize {
+        let bytes = self.bytes(arena, page_shift);
+        if self.early && !scarce { (self.start + bytes).next_multiple_of(HUGE_BYTES) - self.start } else { bytes }
+    }
+
+    /// Says of a fresh mapping of it how its memory is to come: huge pages when [`Table::populate`] wants them. A system that gives them
+    /// to everybody would put one behind the first byte of a small program's.
+    pub(crate) fn advise<P: Platform>(&self, platform: &P, bytes: Range<usize>) {
+        if self.early {
+            let _ = platform.huge_pages(self.start + bytes.start, bytes.len(), false);
+        }
+    }
+
+    /// Whether it has so little to say of a huge page that its part always comes along.
+    pub(crate) fn is_brief(&self) -> bool {
+        FEW.contains(&self.shift)
+    }
+
+    /// Puts memory behind what it says of a part of the arena. The first block of all that a huge page of an early table speaks of brings that page: an
+    /// arena grows upwards, so there is nothing behind it yet. Where there is, or the system has none, small ones come.
+    ///
+    /// # Errors
+    /// Some of it may be done.
+    pub(crate) fn populate<P: Platform>(&self, platform: &P, part: Range<usize>, page: usize) -> Result<(), Errno> {
+        let (start, length) = self.place(part.start, part.len());
+        let (start, end) = (start / page * page, (start + length).next_multiple_of(page));
+        let huge = self.early && part.start >= SMALL && start.is_multiple_of(HUGE_BYTES);
+        if huge {
+            let _ = platform.huge_pages(start, HUGE_BYTES, true);
+        }
+        let populated = platform.populate(start, end - start);
+        if huge {
+            // What goes back of it stays away.
+            let _ = platform.huge_pages(start, HUGE_BYTES, false);
+        }
+        populated
+    }
+
+    /// Where the bytes lie that it has for `bytes` of the arena from `offset` on, and how many they are.
+    pub(crate) fn place(&self, offset: usize, bytes: usize) -> (usize, usize) {
+        (self.start + (offset >> self.shift), bytes >> self.shift)
+    }
+}
+
+/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
+pub(crate) fn layout(
+    base: usize,
+    span: usize,
+    page_shift: u32,
+    named: &[SideTable; TABLES],
+) -> ([Table; ALL_TABLES], usize) {
+    let mut tables = [Table::default(); ALL_TABLES];
+    // A frame is 16 bytes a page; the maps are a bit a page, two bytes a chunk, and twice a bit a chunk.
+    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 9), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
+        tables[table].shift = page_shift.wrapping_add_signed(shift);
+    }
+    // The frames of a free chunk say nothing, where they fill whole pages.
+    tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
+    for (table, named) in tables[OWN_TABLES..].iter_mut().zip(named) {
+        table.shift = u32::from(named.shift);
+        // A chunk's part of a table of a higher shift is less than a page.
+        table.droppable = named.droppable && named.shift <= 10;
+        table.early = named.early;
+    }
+    let mut end = base + span;
+    for table in tables.iter_mut().filter(|table| table.shift != 0) {
+        if table.early {
+            // Huge pages begin where small ones end.
+            let small = SMALL >> table.shift;
+            end = (end + small).next_multiple_of(HUGE_BYTES) - small;
+        }
+        table.start = end;
+        end += table.mapped(span, page_shift, false);
+    }
+    (tables, end - base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_reaches_as_far_as_the_arena() {
+        for shift in [8, 10, 25] {
+            let table = Table { shift, ..Table::default() };
+            for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
+                let bytes = table.bytes(last + 1, 12);
+                assert!(last >> shift < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}: {bytes} bytes");
+                assert!(bytes <= (last >> shift) + 4096, "and no further");
+            }
+        }
+    }
+
+    #[test]
+    fn an_early_table_has_whole_huge_pages_beyond_its_small_ones() {
+        let mut named = [SideTable::default(); TABLES];
+        for (table, shift) in [(1, 6), (3, 4), (5, 10)] {
+            named[table] = SideTable { shift, droppable: true, early: table != 5 };
+        }
+        for span in [4 << 20, 33 << 20, (128 << 20) + 4096, 8 << 30] {
+            let (tables, all) = layout(1 << 30, span, 12, &named);
+            let mut end = (1 << 30) + span;
+            for table in tables.iter().filter(|table| table.shift != 0) {
+                assert!(table.start >= end && table.start.is_multiple_of(4096), "{tables:x?}");
+                end = table.start + table.mapped(span, 12, false);
+                if table.early {
+                    assert!((table.start + (SMALL >> table.shift)).is_multiple_of(HUGE_BYTES), "{table:x?}");
+                    assert!(end.is_multiple_of(HUGE_BYTES), "mapped to the end of one: {table:x?}");
+                }
+                assert_eq!(
+                    table.mapped(span, 12, true),
+                    table.bytes(span, 12),
+                    "where address space is scarce, as far as needed"
+                );
+            }
+            assert_eq!(end, (1 << 30) + all);
+        }
+    }
+}
