@@ -12,6 +12,7 @@ extern crate std;
 
 mod barns;
 pub mod class_cache;
+mod exchange;
 mod flush;
 pub mod holes;
 pub mod hot;

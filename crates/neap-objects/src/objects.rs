@@ -7,11 +7,11 @@
 //! decides what to do.
 
 use crate::barns::{Others, Surplus};
-use crate::class_cache::{ClassCache, Row, SharedCache, Way};
+use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::hot::{Hot, KindEntry};
 use crate::paid::Payback;
 use crate::region::StackId;
-use crate::sheaf::{Sheaf, SheafList};
+use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
@@ -27,14 +27,6 @@ const KINDS: usize = 0;
 const DESCRIPTORS: usize = 1;
 /// The first of [`state::TABLES`].
 const STATES: usize = 2;
-
-/// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
-/// uses them, and little is written if somebody does.
-const SETTLED: usize = 16;
-
-/// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
-/// what the program took.
-const LONG: u32 = 64;
 
 /// From so many slabs of a class on, the memory of a new one is asked for at once and not page by page as it is touched: if
 /// none of that is touched, it is a quarter of what the class has.
@@ -293,79 +285,6 @@ impl<P: Platform> Objects<P> {
         unsafe { self.hot().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
-    /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
-    fn refill(&self, class: Class) -> Option<*mut u8> {
-        let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
-        let room = self.slots.room(&self.platform, cpu.into(), stack);
-        let (mut full, mut used) = (SheafList::new(), SheafList::new());
-        let (streak, empty) = {
-            let node = self.pages.nearest(&self.platform);
-            let mut cache = self.cache(node, class).lock();
-            let streak = cache.streak(Way::Refill);
-            let batch = batch(stack, room, streak);
-            (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
-            self.note_surplus(node, class, &mut cache);
-            (streak, if full.length() == 0 { cache.empty.pop_for(cpu) } else { None })
-        };
-        if streak >= LONG && full.length() > 0 && room < stack.capacity() {
-            let _ = self.slots.widen(&self.platform, stack, room + stack.first_capacity());
-        }
-        let mut object = None;
-        while let Some(mut sheaf) = full.pop() {
-            if sheaf.home() != cpu {
-                let some = sheaf.objects().iter().step_by(SETTLED);
-                some.for_each(|&object| self.kind_entry(object).set_home(cpu));
-            }
-            object = object.or_else(|| sheaf.pop());
-            self.unload(class, &mut sheaf);
-            used.push(sheaf);
-        }
-        if object.is_none() {
-            // The caller's object first: it must not lack the memory that a new sheaf takes, and whatever happens to the
-            // stack, this call has what it came for.
-            object = self.take_one(class);
-            let empty = empty.or_else(|| object.and_then(|_| self.new_sheaf(class)));
-            if let Some(mut sheaf) = empty {
-                self.fill(class, &mut sheaf);
-                self.unload(class, &mut sheaf);
-                used.push(sheaf);
-            }
-        }
-        self.stow(class, used);
-        object
-    }
-
-    /// Moves what is in a sheaf to this CPU's stack of home objects, if that can be had.
-    fn unload(&self, class: Class, sheaf: &mut Sheaf) {
-        let stack = StackId::home(class);
-        let mut moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
-        if moved == Attempt::Refused {
-            // It was taken, or never used.
-            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
-            moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
-        }
-        if moved == Attempt::Done(()) {
-            sheaf.clear();
-        }
-    }
-
-    /// Fills a sheaf from slabs, with new ones until it is at least half full, so that what is taken from its top goes upward in memory, as
-    /// processors fetch ahead.
-    fn fill(&self, class: Class, sheaf: &mut Sheaf) {
-        while sheaf.objects().len() * 2 < sheaf.capacity() {
-            let filled = sheaf.objects().len();
-            let taken = self.take(class, sheaf.capacity() - filled, |row| {
-                let first = self.first_of(class, &row);
-                sheaf.extend(row.objects.len(), |n| first.wrapping_add(n * class.size()));
-            });
-            if taken == 0 {
-                break;
-            }
-            self.mark_taken(&sheaf.objects()[filled..]);
-        }
-        sheaf.reverse();
-    }
-
     /// Where the objects of a slab start. It exists: the caller has one of them, or the kind map says so.
     pub(crate) fn start_of(&self, slab: SlabId) -> usize {
         // SAFETY: the slab exists.
@@ -377,29 +296,8 @@ impl<P: Platform> Objects<P> {
         core::ptr::with_exposed_provenance_mut(self.start_of(row.slab) + row.objects.start as usize * class.size())
     }
 
-    /// One object out of slabs, marked as cached.
-    fn take_one(&self, class: Class) -> Option<*mut u8> {
-        let mut object = None;
-        self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
-        self.mark_taken(object.as_slice());
-        object
-    }
-
-    /// Marks objects that were just taken out of slabs as cached; their pages are at home here from now on.
-    fn mark_taken(&self, objects: &[*mut u8]) {
-        let (cpu, mut page) = (self.platform.cpu() as u16, usize::MAX);
-        for &object in objects {
-            // SAFETY: the object lies in the arena and is this thread's.
-            unsafe { self.states.set(object.addr() / GRAIN, CACHED) };
-            if object.addr() >> KindEntry::SHIFT != page {
-                page = object.addr() >> KindEntry::SHIFT;
-                self.kind_entry(object).set_home(cpu);
-            }
-        }
-    }
-
     /// The kind map's entry of an object's page.
-    fn kind_entry(&self, object: *const u8) -> &KindEntry {
+    pub(crate) fn kind_entry(&self, object: *const u8) -> &KindEntry {
         // SAFETY: the kind map has an entry for every mapped 4 KiB of the arena, where objects lie.
         unsafe { &*self.kinds.add((object.addr() - self.pages.base()) >> KindEntry::SHIFT) }
     }
@@ -459,57 +357,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
-    /// which is at home on `home`.
-    fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
-        let class = stack.class();
-        let cache = self.near(class);
-        let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
-        // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
-        let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
-            let here = StackId::home(class);
-            if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
-                self.spill(here, home, object);
-            }
-            return;
-        };
-        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
-        let batch = batch(stack, room, streak);
-        let (mut empty, mut loaded) = (SheafList::new(), SheafList::new());
-        // The last one that this CPU emptied, if it is there.
-        let cpu = self.platform.cpu() as u16;
-        (0..batch).map_while(|_| cache.empty.pop_for(cpu)).for_each(|sheaf| empty.push(sheaf));
-        drop(cache);
-        for _ in 0..batch {
-            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class)) else { break };
-            let done = self.load(stack, home, &mut sheaf);
-            loaded.push(sheaf);
-            if !done {
-                break;
-            }
-        }
-        while let Some(sheaf) = empty.pop() {
-            loaded.push(sheaf);
-        }
-        self.stow(class, loaded);
-        if self.slots.push(&self.platform, stack, object) != Attempt::Done(()) {
-            self.free_directly(class, object);
-        }
-    }
-
-    /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
-    fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
-        sheaf.set_home(home);
-        let filled = sheaf.fill(|cells| self.slots.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
-        if !filled {
-            // A stack that is not full has no room because it was taken, or never used: give it some.
-            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
-        }
-        filled
-    }
-
     /// Puts an object into its slab without a stack.
-    fn free_directly(&self, class: Class, object: *mut u8) {
+    pub(crate) fn free_directly(&self, class: Class, object: *mut u8) {
         self.busy.fetch_add(1, Ordering::Relaxed);
         self.flush(class, &[object]);
     }
@@ -529,11 +378,4 @@ impl<P: Platform> Objects<P> {
     pub fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }
-}
-
-/// Sheaves that a call moves between barn and a stack with so much room: half of what fits, so that the next call may go
-/// either way; all of it in a burst, where calls before it moved some the same way.
-fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
-    let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
-    if streak > 0 { fit } else { (fit / 2).max(1) }
 }

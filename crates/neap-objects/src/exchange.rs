@@ -1,0 +1,187 @@
+//! Objects by the sheaf, between a CPU's stacks and the barn of their class, and from slabs where that has none.
+//!
+//! Sits between `malloc` and `free` of a stack that is empty or full, and barns and slabs. How much goes at once is decided here: half of
+//! what fits, or all of it in a burst. Locks: a class cache's mutex at a time, once for a refill from slabs that are there, since in a
+//! burst others wait for it, and once to put sheaves back. The state bytes of what slabs give are written outside.
+
+use crate::class_cache::{Row, Way};
+use crate::hot::KindEntry;
+use crate::objects::Objects;
+use crate::region::StackId;
+use crate::sheaf::{Sheaf, SheafList};
+use crate::size_class::{Class, GRAIN};
+use crate::slots::Attempt;
+use crate::state::CACHED;
+use neap_base::Platform;
+
+/// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
+/// uses them, and little is written if somebody does.
+const SETTLED: usize = 16;
+
+/// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
+/// what the program took.
+const LONG: u32 = 64;
+
+impl<P: Platform> Objects<P> {
+    /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
+    pub(crate) fn refill(&self, class: Class) -> Option<*mut u8> {
+        let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
+        let room = self.slots.room(&self.platform, cpu.into(), stack);
+        let (mut full, mut used) = (SheafList::new(), SheafList::new());
+        let (streak, empty) = {
+            let node = self.pages.nearest(&self.platform);
+            let mut cache = self.cache(node, class).lock();
+            let streak = cache.streak(Way::Refill);
+            let batch = batch(stack, room, streak);
+            (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
+            self.note_surplus(node, class, &mut cache);
+            let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
+            if let Some(sheaf) = &mut empty {
+                // At once, and not under the lock a second time: others wait for it in a burst.
+                // SAFETY: the lock is held.
+                unsafe { cache.take(&self.slabs, sheaf.capacity(), |row| self.load_row(class, &row, sheaf)) };
+            }
+            (streak, empty)
+        };
+        if streak >= LONG && full.length() > 0 && room < stack.capacity() {
+            let _ = self.slots.widen(&self.platform, stack, room + stack.first_capacity());
+        }
+        let mut object = None;
+        while let Some(mut sheaf) = full.pop() {
+            if sheaf.home() != cpu {
+                let some = sheaf.objects().iter().step_by(SETTLED);
+                some.for_each(|&object| self.kind_entry(object).set_home(cpu));
+            }
+            object = object.or_else(|| sheaf.pop());
+            self.unload(class, &mut sheaf);
+            used.push(sheaf);
+        }
+        if object.is_none() {
+            // Without a sheaf the caller's object first: it must not lack the memory that a new one takes.
+            let sheaf = empty.or_else(|| {
+                object = self.take_one(class);
+                object.and_then(|_| self.new_sheaf(class))
+            });
+            if let Some(mut sheaf) = sheaf {
+                self.fill(class, &mut sheaf);
+                object = object.or_else(|| sheaf.pop());
+                self.unload(class, &mut sheaf);
+                used.push(sheaf);
+            }
+        }
+        self.stow(class, used);
+        object
+    }
+
+    /// Moves what is in a sheaf to this CPU's stack of home objects, if that can be had.
+    fn unload(&self, class: Class, sheaf: &mut Sheaf) {
+        let stack = StackId::home(class);
+        let mut moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
+        if moved == Attempt::Refused {
+            // It was taken, or never used.
+            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+            moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
+        }
+        if moved == Attempt::Done(()) {
+            sheaf.clear();
+        }
+    }
+
+    /// Fills a sheaf further from slabs, with new ones until it is at least half full, and marks what is in it, so that what is taken from its
+    /// top goes upward in memory, as processors fetch ahead.
+    fn fill(&self, class: Class, sheaf: &mut Sheaf) {
+        let mut marked = 0;
+        loop {
+            self.mark_taken(&sheaf.objects()[marked..]);
+            marked = sheaf.objects().len();
+            let rest = sheaf.capacity() - marked;
+            if marked >= rest || self.take(class, rest, |row| self.load_row(class, &row, sheaf)) == 0 {
+                break;
+            }
+        }
+        sheaf.reverse();
+    }
+
+    /// Puts a row that was just taken on top of a sheaf.
+    fn load_row(&self, class: Class, row: &Row, sheaf: &mut Sheaf) {
+        let first = self.first_of(class, row);
+        sheaf.extend(row.objects.len(), |n| first.wrapping_add(n * class.size()));
+    }
+
+    /// One object out of slabs, marked as cached.
+    pub(crate) fn take_one(&self, class: Class) -> Option<*mut u8> {
+        let mut object = None;
+        self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
+        self.mark_taken(object.as_slice());
+        object
+    }
+
+    /// Marks objects that were just taken out of slabs as cached; their pages are at home here from now on.
+    fn mark_taken(&self, objects: &[*mut u8]) {
+        let (cpu, mut page) = (self.platform.cpu() as u16, usize::MAX);
+        for &object in objects {
+            // SAFETY: the object lies in the arena and is this thread's.
+            unsafe { self.states.set(object.addr() / GRAIN, CACHED) };
+            if object.addr() >> KindEntry::SHIFT != page {
+                page = object.addr() >> KindEntry::SHIFT;
+                self.kind_entry(object).set_home(cpu);
+            }
+        }
+    }
+
+    /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
+    /// which is at home on `home`.
+    pub(crate) fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
+        let class = stack.class();
+        let cache = self.near(class);
+        let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
+        // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
+        let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
+            let here = StackId::home(class);
+            if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
+                self.spill(here, home, object);
+            }
+            return;
+        };
+        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
+        let batch = batch(stack, room, streak);
+        let (mut empty, mut loaded) = (SheafList::new(), SheafList::new());
+        // The last one that this CPU emptied, if it is there.
+        let cpu = self.platform.cpu() as u16;
+        (0..batch).map_while(|_| cache.empty.pop_for(cpu)).for_each(|sheaf| empty.push(sheaf));
+        drop(cache);
+        for _ in 0..batch {
+            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class)) else { break };
+            let done = self.load(stack, home, &mut sheaf);
+            loaded.push(sheaf);
+            if !done {
+                break;
+            }
+        }
+        while let Some(sheaf) = empty.pop() {
+            loaded.push(sheaf);
+        }
+        self.stow(class, loaded);
+        if self.slots.push(&self.platform, stack, object) != Attempt::Done(()) {
+            self.free_directly(class, object);
+        }
+    }
+
+    /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
+    fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
+        sheaf.set_home(home);
+        let filled = sheaf.fill(|cells| self.slots.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
+        if !filled {
+            // A stack that is not full has no room because it was taken, or never used: give it some.
+            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+        }
+        filled
+    }
+}
+
+/// Sheaves that a call moves between barn and a stack with so much room: half of what fits, so that the next call may go
+/// either way; all of it in a burst, where calls before it moved some the same way.
+fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
+    let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
+    if streak > 0 { fit } else { (fit / 2).max(1) }
+}
