@@ -15,7 +15,7 @@ use crate::survey::Part;
 use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout};
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
@@ -84,6 +84,8 @@ pub(crate) struct Arena {
     /// Segments, and parts of one mapped again, that the system would not bind to their node.
     pub(crate) unbound: AtomicU32,
     pub(crate) huge_runs: HugeRuns,
+    /// Whether huge pages were asked for behind early tables: then what these say of any chunk may be there.
+    pub(crate) huge_tables: AtomicBool,
 }
 
 /// An arena that several may use, as long as it stays where it is.
@@ -146,6 +148,7 @@ impl Arena {
                 reserve: AtomicU32::new(0),
                 unbound: AtomicU32::new(0),
                 huge_runs: HugeRuns::new(platform, shape.huge),
+                huge_tables: AtomicBool::new(false),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
             let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0, 0);
@@ -213,14 +216,32 @@ impl Arena {
     /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
-        for (index, table) in self.tables.iter().enumerate() {
-            if (table.is_brief() || early && table.early)
-                && table.populate(platform, offset..offset + bytes, 1 << self.page_shift).is_ok()
-                && let Some(named) = index.checked_sub(OWN_TABLES)
+        for (index, table) in
+            self.tables.iter().enumerate().filter(|(_, table)| table.is_brief() || early && table.early)
+        {
+            let named = index.checked_sub(OWN_TABLES);
+            let fresh = named.is_some_and(|named| self.is_fresh(platform, named, offset));
+            if fresh {
+                self.huge_tables.store(true, Relaxed);
+            }
+            if table.populate(platform, offset..offset + bytes, 1 << self.page_shift, fresh).is_ok()
+                && let Some(named) = named
             {
                 self.marks(pfn).fetch_or(1 << named, Relaxed);
             }
         }
+    }
+
+    /// Whether what a named table says of a block may come as a huge page: nobody has written to any of that yet. Not where nodes share it,
+    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole. A hint: others may write now.
+    fn is_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
+        let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
+        let unwritten = |pfn: u32| self.marks(Pfn(pfn)).load(Relaxed) >> named & 1 == 0;
+        let window = self.tables[OWN_TABLES + named].window(offset);
+        self.nodes == 1
+            && !platform.address_space_is_scarce()
+            && window
+                .is_some_and(|window| (pages(window.start)..pages(window.end)).step_by(CHUNK as usize).all(unwritten))
     }
 
     /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.

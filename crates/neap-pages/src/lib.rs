@@ -6,8 +6,8 @@
 //! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
 //! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
 //!
-//! What stays resident after everything was freed: nothing once three ticks have passed in which nobody allocated, but for tables: less
-//! than two mebibytes of an early one where more than 64 MiB were in use (`tables.rs`). While
+//! What stays resident after everything was freed: of the pages nothing once three ticks have passed in which nobody allocated; of the tables
+//! what does not go back with a chunk, and of an early one less than two mebibytes where more than 64 were in use (`tables.rs`). While
 //! CPUs go on using their lists, at most [`Statistics::list_highs`] (and up to seven for each) pages in them, which is at
 //! most an eighth of the budget; while a program goes
 //! on using the zone, what it needed since the last tick and less than two mebibytes above that. What the system

@@ -238,16 +238,17 @@ impl<P: Platform> Run<'_, P> {
         let marked = (0..chunks).fold(0, |all, chunk| all | marks(chunk).swap(0, Ordering::Relaxed));
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
-        for index in (0..TABLES).filter(|index| marked >> index & 1 == 1) {
+        let part = if self.arena.huge_tables.load(Ordering::Relaxed) { offset..offset + bytes } else { 0..0 };
+        for index in 0..TABLES {
             let table = self.arena.table(OWN_TABLES + index);
-            let (start, length) = table.place(offset, bytes);
-            if table.early {
-                // Parts of huge pages, maybe, of which others are in use.
-                let next = (start + 1).next_multiple_of(HUGE_BYTES);
-                core::iter::once(start)
-                    .chain((next..start + length).step_by(HUGE_BYTES))
-                    .for_each(|page| self.platform.split(page));
+            let mut huge = table.huge_pages(part.clone()).peekable();
+            // What nobody marked may have come all the same, with a huge page for others.
+            if marked >> index & 1 == 0 && huge.peek().is_none() {
+                continue;
             }
+            // The rest of each may be in use.
+            huge.for_each(|page| self.platform.split(page));
+            let (start, length) = table.place(offset, bytes);
             if table.droppable && !self.call(start, length, report) {
                 (0..chunks).for_each(|chunk| _ = marks(chunk).fetch_or(1 << index, Ordering::Relaxed));
             }

@@ -2,14 +2,15 @@
 //!
 //! Sits between the arena and the platform's mappings. Each has a byte for every so many bytes of the arena and lies at an
 //! arithmetic address above it. Memory comes as it is touched, or with a block that is populated for small blocks. Of a table that is
-//! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond: two
-//! mebibytes of such a table are as many faults as everything they say something about. Takes no lock: the arena's growth
+//! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond, where
+//! nothing of one was there: small ones are as many faults as it has pages, eight for each of the block's. Takes no lock: the arena's growth
 //! maps, and what is populated speaks of a block that the caller has.
 
 use crate::arena::CHUNK;
 use crate::pages::{SideTable, TABLES};
 use crate::release::HUGE_BYTES;
 use core::ops::{Range, RangeInclusive};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
@@ -24,8 +25,8 @@ pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
 /// Shifts of tables that have a page or two for a huge page.
 const FEW: RangeInclusive<u32> = 8..=10;
-/// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some says nothing
-/// yet, and stays when all else has gone: less than a thirty-second of what was in use.
+/// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
+/// was never used, and stays when all else has gone: less than a thirty-second of what was.
 const SMALL: usize = 64 << 20;
 
 /// One table: a byte per 2^shift bytes of the arena.
@@ -63,22 +64,46 @@ impl Table {
         FEW.contains(&self.shift)
     }
 
-    /// Puts memory behind what it says of a part of the arena. The first block of all that a huge page of an early table speaks of brings that page: an
-    /// arena grows upwards, so there is nothing behind it yet. Where there is, or the system has none, small ones come.
+    /// What a huge page of it speaks of, as offsets into the arena: the one with its byte for this offset. `None` where small pages speak.
+    pub(crate) fn window(&self, offset: usize) -> Option<Range<usize>> {
+        let bytes = HUGE_BYTES << self.shift;
+        let start = offset.checked_sub(SMALL)? / bytes * bytes + SMALL;
+        self.early.then_some(start..start + bytes)
+    }
+
+    /// An address in each huge page that may be behind what it says of a part of the arena.
+    pub(crate) fn huge_pages(&self, part: Range<usize>) -> impl Iterator<Item = usize> {
+        let first = self.early.then_some(part.start.max(SMALL));
+        let next = |offset: &usize| Some(self.window(*offset)?.end);
+        let offsets = core::iter::successors(first, next).take_while(move |offset| *offset < part.end);
+        offsets.map(|offset| self.place(offset, 0).0)
+    }
+
+    /// Puts memory behind what it says of a part of the arena that is the caller's: a huge page, if it is `fresh`, so that there is nothing behind
+    /// that yet. Where the system has none, small ones come.
     ///
     /// # Errors
     /// Some of it may be done.
-    pub(crate) fn populate<P: Platform>(&self, platform: &P, part: Range<usize>, page: usize) -> Result<(), Errno> {
+    pub(crate) fn populate<P: Platform>(
+        &self,
+        platform: &P,
+        part: Range<usize>,
+        page: usize,
+        fresh: bool,
+    ) -> Result<(), Errno> {
         let (start, length) = self.place(part.start, part.len());
-        let (start, end) = (start / page * page, (start + length).next_multiple_of(page));
-        let huge = self.early && part.start >= SMALL && start.is_multiple_of(HUGE_BYTES);
-        if huge {
-            let _ = platform.huge_pages(start, HUGE_BYTES, true);
+        let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).0);
+        if let Some(huge) = huge {
+            let _ = platform.huge_pages(huge, HUGE_BYTES, true);
+            // It comes by this fault, which holds the lock of its mapping; the call below would hold that of the process meanwhile.
+            // SAFETY: mapped, and the byte speaks of what is the caller's.
+            unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(start)) }.store(0, Relaxed);
         }
+        let (start, end) = (start / page * page, (start + length).next_multiple_of(page));
         let populated = platform.populate(start, end - start);
-        if huge {
+        if let Some(huge) = huge {
             // What goes back of it stays away.
-            let _ = platform.huge_pages(start, HUGE_BYTES, false);
+            let _ = platform.huge_pages(huge, HUGE_BYTES, false);
         }
         populated
     }
@@ -114,6 +139,7 @@ pub(crate) fn layout(
         if table.early {
             // Huge pages begin where small ones end.
             let small = SMALL >> table.shift;
+            debug_assert!(small.is_multiple_of(1 << page_shift), "an early table begins on a page");
             end = (end + small).next_multiple_of(HUGE_BYTES) - small;
         }
         table.start = end;
@@ -151,7 +177,16 @@ mod tests {
                 assert!(table.start >= end && table.start.is_multiple_of(4096), "{tables:x?}");
                 end = table.start + table.mapped(span, 12, false);
                 if table.early {
-                    assert!((table.start + (SMALL >> table.shift)).is_multiple_of(HUGE_BYTES), "{table:x?}");
+                    for offset in [SMALL, SMALL + 12345, (HUGE_BYTES << table.shift) + SMALL - 1, 5 << 30] {
+                        let window = table.window(offset).unwrap();
+                        assert!(window.contains(&offset) && table.place(window.start, 0).0.is_multiple_of(HUGE_BYTES));
+                        assert_eq!(table.place(window.start, window.len()).1, HUGE_BYTES);
+                    }
+                    assert_eq!(table.window(SMALL - 1), None);
+                    assert_eq!(table.huge_pages(0..SMALL).count(), 0);
+                    let (start, window) = (SMALL + 4096, HUGE_BYTES << table.shift);
+                    let addresses = [start, SMALL + window].map(|offset| table.place(offset, 0).0);
+                    assert!(table.huge_pages(start..SMALL + window + 1).eq(addresses), "both that it has a part of");
                     assert!(end.is_multiple_of(HUGE_BYTES), "mapped to the end of one: {table:x?}");
                 }
                 assert_eq!(
