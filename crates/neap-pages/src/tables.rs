@@ -3,8 +3,8 @@
 //! Sits between the arena and the platform's mappings. Each has a byte for every so many bytes of the arena and lies at an
 //! arithmetic address above it. Memory comes as it is touched, or with a block that is populated for small blocks. Of a table that is
 //! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond, where
-//! nothing of one was there: small ones are as many faults as it has pages, eight for each of the block's. Takes no lock: the arena's growth
-//! maps, and what is populated speaks of a block that the caller has.
+//! nothing of one was there: of state bytes a block of two mebibytes, which is one fault itself, has eight small pages. Takes no lock: the arena's
+//! growth maps, and what is populated speaks of a block that the caller has.
 
 use crate::arena::CHUNK;
 use crate::pages::{SideTable, TABLES};
