@@ -23,6 +23,8 @@ use neap_base::{Order, Pfn, Platform};
 
 /// Two mebibytes of small pages: what a huge page is on every machine with such pages.
 pub(crate) const HUGE: Order = Order(9);
+/// The same in bytes.
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// The largest blocks it is done for.
 pub(crate) const LARGEST: Order = Order(6);
 /// Pages in use or backed from which on it is done, besides what lists keep: a huge page is a sixth of 12 MiB, more of what a

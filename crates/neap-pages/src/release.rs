@@ -9,6 +9,7 @@ use crate::arena::{Arena, CHUNK};
 use crate::buddy::Buddy;
 use crate::give_back::Report;
 use crate::pages::TABLES;
+use crate::populate::HUGE_BYTES;
 use crate::tables::{FRAMES, OWN_TABLES};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,8 +18,6 @@ use neap_base::{Order, Pfn, Platform};
 
 /// The most bytes that one call gives back: the kernel flushes other CPUs for each, and holds locks meanwhile.
 const CALL_BYTES: usize = 32 << 20;
-/// What is not cut up for a program that is running: a huge page may stand behind it.
-pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// Calls for single blocks in one tick.
 const SINGLE_CALLS: u32 = 64;
 /// Refused calls after which a run gives up.

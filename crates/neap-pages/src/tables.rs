@@ -8,7 +8,7 @@
 
 use crate::arena::CHUNK;
 use crate::pages::{SideTable, TABLES};
-use crate::release::HUGE_BYTES;
+use crate::populate::HUGE_BYTES;
 use core::ops::{Range, RangeInclusive};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
@@ -80,7 +80,8 @@ impl Table {
     }
 
     /// Puts memory behind what it says of a part of the arena that is the caller's: a huge page, if it is `fresh`, so that there is nothing behind
-    /// that yet. Where the system has none, small ones come.
+    /// that yet. Where the system has none, small ones come. Allowing it and forbidding it again takes the process's mapping lock for writing, once for
+    /// each huge page.
     ///
     /// # Errors
     /// Some of it may be done.

@@ -202,6 +202,11 @@ fn take_early_parts<P: Platform>(o: &Opened<'_, P>, parts: core::ops::Range<usiz
 fn an_early_table_asks_for_a_huge_page_with_the_first_block_of_each() {
     let machine = Probe::new(Virtual::new(4096, 1));
     let o = Opened::new(&machine, &huge()).unwrap();
+    let refused = |(start, _, allowed): &(usize, usize, bool)| *start == early_part(&o, 0) && !*allowed;
+    assert!(
+        machine.huge.lock().unwrap().iter().any(refused),
+        "or a system that gives them to everybody gives one to each small program"
+    );
     let mut held = take_early_parts(&o, 0..1);
     let asked = || {
         let advice = machine.huge.lock().unwrap();
