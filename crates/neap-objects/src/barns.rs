@@ -5,8 +5,9 @@
 //! share when somebody takes fresh memory of that node, and what nobody needed since the last time when it is trimmed.
 //! Locks: a class cache's mutex at a time, for a link or two. Never takes from slabs but the memory of sheaves.
 
-use crate::class_cache::{ClassCache, SharedCache};
+use crate::class_cache::{ClassCache, FLUSH_BATCH, SharedCache};
 use crate::objects::Objects;
+use crate::progression::Progression;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -90,12 +91,16 @@ impl<P: Platform> Objects<P> {
         while let Some(mut sheaf) = sheaves.pop() {
             let mut node = 0;
             if self.pages.nodes() > 1 {
-                let first = sheaf.objects().first();
-                node = first.map_or_else(|| self.pages.nearest(&self.platform), |&object| self.node_of(object));
-                // Few programs mix nodes in one stack; what is of others goes to its slab.
-                let own = sheaf.partition(|object| self.node_of(object) == node);
-                self.flush(class, &sheaf.objects()[own..]);
-                sheaf.truncate(own);
+                node = sheaf
+                    .objects()
+                    .next()
+                    .map_or_else(|| self.pages.nearest(&self.platform), |first| self.node_of(first));
+                if !sheaf.is_bound() {
+                    // Few programs mix nodes in one stack; what is of others goes to its slab.
+                    let own = sheaf.partition(|object| self.node_of(object) == node);
+                    self.flush(class, &sheaf.cells()[own..]);
+                    sheaf.truncate(own);
+                }
             }
             let mut cache = self.cache(node, class).lock();
             cache.stow(sheaf);
@@ -142,28 +147,38 @@ impl<P: Platform> Objects<P> {
             self.note_surplus(node, class, &mut cache);
             drop(cache);
             let Some(sheaf) = sheaf else { return };
-            returned += sheaf.objects().len() * class.size() + Sheaf::bytes(class.sheaf_capacity());
+            returned += sheaf.length() * class.size() + sheaf_memory(class, sheaf.is_bound()).size();
             self.dissolve(class, sheaf);
         }
     }
 
-    /// An empty sheaf.
-    pub(crate) fn new_sheaf(&self, class: Class) -> Option<Sheaf> {
-        let capacity = class.sheaf_capacity();
-        let memory = self.private_memory(Class::of_size(Sheaf::bytes(capacity)))?;
+    /// An empty sheaf: with cells, or a bound one.
+    pub(crate) fn new_sheaf(&self, class: Class, bound: bool) -> Option<Sheaf> {
+        let capacity = if bound { 0 } else { class.sheaf_capacity() };
+        let memory = self.private_memory(sheaf_memory(class, bound))?;
         // SAFETY: an object of the right size that is nobody else's.
-        Some(unsafe { Sheaf::make(memory, capacity) })
+        Some(unsafe { Sheaf::make(memory, class, capacity) })
     }
 
     /// Gives the memory of an empty sheaf back.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
-        let memory_class = Class::of_size(Sheaf::bytes(class.sheaf_capacity()));
-        self.flush_private(memory_class, sheaf.into_memory().as_ptr());
+        let memory = sheaf_memory(class, sheaf.is_bound());
+        self.flush_private(memory, sheaf.into_memory().as_ptr());
     }
 
     /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
     fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
-        self.flush(class, sheaf.objects());
+        self.flush(class, sheaf.cells());
+        let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
+        let mut bound = sheaf.progressions().flat_map(Progression::objects).fuse();
+        loop {
+            let count = cells.iter_mut().zip(&mut bound).map(|(cell, object)| *cell = object).count();
+            if count == 0 {
+                break;
+            }
+            self.flush(class, &cells[..count]);
+        }
+        drop(bound);
         sheaf.clear();
         self.drop_sheaf(class, sheaf);
     }
@@ -180,25 +195,24 @@ impl<P: Platform> Objects<P> {
     /// The same for the class's barn on one node.
     pub fn trim_barn_on(&self, node: usize, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let cache = self.cache(node, class);
-        let (mut full, mut empty, mut left, mut objects);
-        {
+        let (unneeded, mut left) = {
             let mut cache = cache.lock();
-            (full, empty) = (cache.full.working_set(), cache.empty.working_set());
-            if all {
-                (full, empty) = (cache.full.length(), cache.empty.length());
-            }
-            (left, objects) = (cache.full.length() > full || cache.empty.length() > empty, 0);
-        }
-        for from_full in (0..full).map(|_| true).chain((0..empty).map(|_| false)) {
+            let unneeded = cache.sheaf_lists().map(|list| {
+                let idle = list.working_set();
+                if all { list.length() } else { idle }
+            });
+            let left = cache.sheaf_lists().into_iter().zip(unneeded).any(|(list, unneeded)| list.length() > unneeded);
+            (unneeded, left)
+        };
+        let mut objects = 0;
+        for list in unneeded.into_iter().enumerate().flat_map(|(list, count)| (0..count).map(move |_| list)) {
             if stop() {
                 return (objects, true);
             }
-            let mut cache = cache.lock();
-            let sheaf = if from_full { cache.full.pop() } else { cache.empty.pop() };
-            drop(cache);
+            let sheaf = cache.lock().sheaf_lists()[list].pop();
             match sheaf {
                 Some(sheaf) => {
-                    objects += sheaf.objects().len() as u64;
+                    objects += sheaf.length() as u64;
                     self.dissolve(class, sheaf);
                 }
                 None => left = true,
@@ -206,4 +220,9 @@ impl<P: Platform> Objects<P> {
         }
         (objects, left)
     }
+}
+
+/// The class that sheaves of `class` have their memory from.
+pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
+    Class::of_size(Sheaf::bytes(if bound { 0 } else { class.sheaf_capacity() }))
 }

@@ -30,8 +30,10 @@ pub enum Way {
 pub struct ClassCache {
     /// Sheaves with at least one object.
     pub full: SheafList,
-    /// Sheaves without any.
+    /// Loose sheaves without any.
     pub empty: SheafList,
+    /// Bound ones without any.
+    pub unbound: SheafList,
     /// Slabs with free objects that are not wholly free, and were used since the last tick.
     pub partial: SlabList,
     /// Such slabs that were not.
@@ -81,6 +83,7 @@ impl ClassCache {
         ClassCache {
             full: SheafList::new(),
             empty: SheafList::new(),
+            unbound: SheafList::new(),
             partial: SlabList::named(On::Odd),
             resting: SlabList::named(On::Even),
             sidelined: SlabList::named(On::Sidelined),
@@ -101,9 +104,14 @@ impl ClassCache {
         before
     }
 
-    /// Sheaves in the barn.
-    pub(crate) fn sheaves(&self) -> u64 {
-        u64::from(self.full.length()) + u64::from(self.empty.length())
+    /// The lists of the barn, full sheaves first.
+    pub(crate) fn sheaf_lists(&mut self) -> [&mut SheafList; 3] {
+        [&mut self.full, &mut self.empty, &mut self.unbound]
+    }
+
+    /// Loose sheaves in the barn, and bound ones.
+    pub(crate) fn sheaves(&mut self) -> (u32, u32) {
+        self.sheaf_lists().iter().map(|list| list.lengths()).fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
     }
 
     /// Every list of slabs, in the order in which objects are taken from them.
@@ -211,18 +219,23 @@ impl ClassCache {
 
     /// Gives a sheaf to the barn.
     pub fn stow(&mut self, sheaf: Sheaf) {
-        if sheaf.objects().is_empty() { self.empty.push(sheaf) } else { self.full.push(sheaf) }
+        match (sheaf.is_empty(), sheaf.is_bound()) {
+            (false, _) => &mut self.full,
+            (true, false) => &mut self.empty,
+            (true, true) => &mut self.unbound,
+        }
+        .push(sheaf);
     }
 
     /// Whether there are more sheaves than the barn's share, full or empty.
-    pub fn has_surplus(&self, class: Class) -> bool {
-        self.full.length().max(self.empty.length()) > class.barn_share()
+    pub fn has_surplus(&mut self, class: Class) -> bool {
+        self.sheaf_lists().iter().any(|list| list.length() > class.barn_share())
     }
 
     /// Takes a sheaf that is beyond the barn's share, a full one if there is.
     pub fn pop_surplus(&mut self, class: Class) -> Option<Sheaf> {
         let share = class.barn_share();
-        [&mut self.full, &mut self.empty].into_iter().find(|list| list.length() > share)?.pop()
+        self.sheaf_lists().into_iter().find(|list| list.length() > share)?.pop()
     }
 
     /// Takes one object out of the barn, for who cannot have a slot now.

@@ -7,8 +7,9 @@
 use crate::class_cache::{Row, Way};
 use crate::hot::KindEntry;
 use crate::objects::Objects;
+use crate::progression::{self, Progression};
 use crate::region::StackId;
-use crate::sheaf::{Sheaf, SheafList};
+use crate::sheaf::{PROGRESSIONS, Sheaf, SheafList};
 use crate::size_class::{Class, GRAIN};
 use crate::slots::Attempt;
 use crate::state::CACHED;
@@ -49,8 +50,7 @@ impl<P: Platform> Objects<P> {
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
             if sheaf.home() != cpu {
-                let some = sheaf.objects().iter().step_by(SETTLED);
-                some.for_each(|&object| self.kind_entry(object).set_home(cpu));
+                sheaf.sample(SETTLED).for_each(|object| self.kind_entry(object).set_home(cpu));
             }
             object = object.or_else(|| sheaf.pop());
             self.unload(class, &mut sheaf);
@@ -60,7 +60,7 @@ impl<P: Platform> Objects<P> {
             // Without a sheaf the caller's object first: it must not lack the memory that a new one takes.
             let sheaf = empty.or_else(|| {
                 object = self.take_one(class);
-                object.and_then(|_| self.new_sheaf(class))
+                object.and_then(|_| self.new_sheaf(class, false))
             });
             if let Some(mut sheaf) = sheaf {
                 self.fill(class, &mut sheaf);
@@ -73,17 +73,25 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Moves what is in a sheaf to this CPU's stack of home objects, if that can be had.
+    /// Moves what is in a sheaf to this CPU's stack of home objects, as far as that can be had.
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
-        let mut moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
-        if moved == Attempt::Refused {
-            // It was taken, or never used.
-            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
-            moved = self.slots.push_many(&self.platform, stack, sheaf.objects());
-        }
-        if moved == Attempt::Done(()) {
-            sheaf.clear();
+        let push = |sheaf: &Sheaf| match sheaf.progressions().next() {
+            Some(lowest) => self.slots.push_progression(&self.platform, stack, &lowest),
+            None => self.slots.push_many(&self.platform, stack, sheaf.cells()),
+        };
+        while !sheaf.is_empty() {
+            let mut moved = push(sheaf);
+            if moved == Attempt::Refused {
+                // It was taken, or never used.
+                let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+                moved = push(sheaf);
+            }
+            match moved {
+                Attempt::Done(()) if sheaf.is_bound() => sheaf.forget_lowest(),
+                Attempt::Done(()) => sheaf.clear(),
+                _ => break,
+            }
         }
     }
 
@@ -92,8 +100,8 @@ impl<P: Platform> Objects<P> {
     fn fill(&self, class: Class, sheaf: &mut Sheaf) {
         let mut marked = 0;
         loop {
-            self.mark_taken(&sheaf.objects()[marked..]);
-            marked = sheaf.objects().len();
+            self.mark_taken(&sheaf.cells()[marked..]);
+            marked = sheaf.cells().len();
             let rest = sheaf.capacity() - marked;
             if marked >= rest || self.take(class, rest, |row| self.load_row(class, &row, sheaf)) == 0 {
                 break;
@@ -145,26 +153,54 @@ impl<P: Platform> Objects<P> {
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        let (mut empty, mut loaded) = (SheafList::new(), SheafList::new());
+        let (mut empty, mut unbound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         // The last one that this CPU emptied, if it is there.
         let cpu = self.platform.cpu() as u16;
         (0..batch).map_while(|_| cache.empty.pop_for(cpu)).for_each(|sheaf| empty.push(sheaf));
+        (0..batch).map_while(|_| cache.unbound.pop_for(cpu)).for_each(|sheaf| unbound.push(sheaf));
         drop(cache);
         for _ in 0..batch {
-            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class)) else { break };
+            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class, false)) else { break };
             let done = self.load(stack, home, &mut sheaf);
-            loaded.push(sheaf);
+            if let Some(bound) = self.bind(class, &mut sheaf, &mut unbound) {
+                loaded.push(bound);
+                empty.push(sheaf);
+            } else {
+                loaded.push(sheaf);
+            }
             if !done {
                 break;
             }
         }
-        while let Some(sheaf) = empty.pop() {
+        while let Some(sheaf) = empty.pop().or_else(|| unbound.pop()) {
             loaded.push(sheaf);
         }
         self.stow(class, loaded);
         if self.slots.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
+    }
+
+    /// Moves what is in a loose sheaf into a bound one if a few progressions are all of it and that saves much: most of a burst's sheaves need
+    /// no memory to speak of then, and what is in them is not read from there again.
+    fn bind(&self, class: Class, sheaf: &mut Sheaf, unbound: &mut SheafList) -> Option<Sheaf> {
+        if sheaf.is_empty() || 2 * Sheaf::bytes(0) > Sheaf::bytes(class.sheaf_capacity()) {
+            return None;
+        }
+        let (progressions, count) = progression::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
+        if self.pages.nodes() > 1 {
+            // Nodes have more in a row than a sheaf holds: if the ends of a progression are of one, so is the rest.
+            let node = self.node_of(sheaf.cells()[0]);
+            let is_there = |of: Progression| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
+            if !progressions[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
+                return None;
+            }
+        }
+        let mut bound = unbound.pop().or_else(|| self.new_sheaf(class, true))?;
+        bound.set_home(sheaf.home());
+        bound.bind(&progressions[..count]);
+        sheaf.clear();
+        Some(bound)
     }
 
     /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.

@@ -27,6 +27,7 @@ mod machine;
 pub mod objects;
 pub mod owners;
 pub mod paid;
+pub mod progression;
 mod punch;
 pub mod region;
 pub mod sheaf;

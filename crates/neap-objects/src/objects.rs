@@ -6,12 +6,11 @@
 //! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
 //! decides what to do.
 
-use crate::barns::{Others, Surplus};
+use crate::barns::{Others, Surplus, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::hot::{Hot, KindEntry};
 use crate::paid::Payback;
 use crate::region::StackId;
-use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
@@ -197,9 +196,14 @@ impl<P: Platform> Objects<P> {
 
     /// Bytes of the memory of all sheaves.
     pub fn sheaf_bytes(&self) -> u64 {
-        let bytes = |class: Class| Class::of_size(Sheaf::bytes(class.sheaf_capacity())).size() as u64;
-        let sheaves = |class| self.caches_of(class).map(|cache| cache.lock().sheaves()).sum::<u64>();
-        Class::all().map(|class| sheaves(class) * bytes(class)).sum()
+        let bytes = |class: Class| {
+            let of = |(loose, bound): (u32, u32)| {
+                let bytes = |sheaves: u32, bound| u64::from(sheaves) * sheaf_memory(class, bound).size() as u64;
+                bytes(loose, false) + bytes(bound, true)
+            };
+            self.caches_of(class).map(|cache| of(cache.lock().sheaves())).sum::<u64>()
+        };
+        Class::all().map(bytes).sum()
     }
 
     /// Lets the fast paths work on this instance: all where it has Rseq slots, and anywhere those for owners.

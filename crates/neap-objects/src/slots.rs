@@ -21,6 +21,7 @@
 //! There is no owner's lock and so nobody to wait for. The exhaustive explorer in `tests/rseq_explorer` plays this with
 //! preemption, migration, signals and store buffers, and finds what breaks when a step is left out.
 
+use crate::progression::Progression;
 use crate::region::{REGION, StackId, at, clear, keep, objects, stack};
 use crate::size_class::Class;
 use core::ops::Range;
@@ -288,7 +289,7 @@ impl Slots {
     #[inline]
     pub fn push_at_once<P: Platform>(&self, platform: &P, class: Class, home: u16, object: *mut u8) -> bool {
         let stack = |cpu| if home == cpu as u16 { StackId::home(class) } else { StackId::guests(class) };
-        self.at_once(platform, stack, |mut stack| stack.push_many(&[object])).is_some()
+        self.at_once(platform, stack, |mut stack| stack.push_each(1, |_| object)).is_some()
     }
 
     /// Takes an object of a class that is at home here.
@@ -311,7 +312,15 @@ impl Slots {
     pub fn push_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &[*mut u8]) -> Attempt<()> {
         // SAFETY: as above.
         let sequence = |place| ((), unsafe { rseq::push_many(self.table(), place, objects) });
-        self.attempt(platform, stack, sequence, |stack| stack.push_many(objects))
+        self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
+    }
+
+    /// Puts all objects of a progression, at least one, on a stack of this CPU, or none.
+    pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &Progression) -> Attempt<()> {
+        let (step, count) = (objects.step as isize, objects.length as usize);
+        // SAFETY: as above.
+        let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
+        self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))
     }
 
     /// Fills `objects` from the top of a stack of this CPU, or leaves everything as it is.
@@ -487,14 +496,14 @@ impl LockedStack {
         Some(())
     }
 
-    fn push_many(&mut self, from: &[*mut u8]) -> Option<()> {
+    fn push_each(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) -> Option<()> {
         let (head, end) = (self.0.head.load(Ordering::Relaxed), self.0.end.load(Ordering::Relaxed));
-        if (end.addr() - head.addr()) / size_of::<usize>() < from.len() {
+        if (end.addr() - head.addr()) / size_of::<usize>() < count {
             return None;
         }
         // SAFETY: there is room between head and end, and the lock is held.
-        unsafe { head.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
-        self.0.head.store(head.wrapping_add(from.len()), Ordering::Relaxed);
+        (0..count).for_each(|n| unsafe { head.add(n).write(object(n)) });
+        self.0.head.store(head.wrapping_add(count), Ordering::Relaxed);
         Some(())
     }
 }

@@ -5,11 +5,11 @@
 //! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
 //! end, and allocates nothing.
 
+use crate::barns::sheaf_memory;
 use crate::class_cache::ClassCache;
 use crate::objects::Objects;
 use crate::owners::Vector;
 use crate::region::{REGION, StackId, objects, stack};
-use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots};
@@ -134,9 +134,10 @@ impl<P: Platform> Objects<P> {
         let unmarked = self.mark_cached(MET, 0);
         let walk = walked?;
         unmarked?;
+        let sheaves = self.verify_barns()?;
         let mut sum = Census::default();
         for class in Class::all() {
-            self.verify_class(class, &walk)?;
+            self.verify_class(class, &walk, sheaves[class.index()])?;
             let (seen, vectors) = (walk.classes[class.index()], walk.vectors[class.index()]);
             sum += Census { sheaves: seen.sheaves - vectors, vectors, ..seen };
         }
@@ -163,8 +164,8 @@ impl<P: Platform> Objects<P> {
     /// Replaces one mark by another on everything in stacks and full sheaves; what is there twice, or is not a cached object with the first
     /// mark, is a finding.
     fn mark_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
-        let change = |class: Class, pool: &[*mut u8]| {
-            pool.iter().map(|object| object.addr()).try_for_each(|at| {
+        let change = |class: Class, pool: &mut dyn Iterator<Item = *mut u8>| {
+            pool.map(|object| object.addr()).try_for_each(|at| {
                 let wrong = |what, found| Err(Finding { what, class, at, expected: 1, found });
                 match self.class_at(core::ptr::without_provenance(at)) {
                     None => return wrong("address in the arena in a cache", 0),
@@ -185,12 +186,13 @@ impl<P: Platform> Objects<P> {
                 // SAFETY: nobody else is here.
                 let region = unsafe { self.slots.lock(cpu).peek() };
                 for id in [StackId::home(class), StackId::guests(class)] {
-                    answer = answer.and(change(class, objects(stack(region, id))));
+                    answer = answer.and(change(class, &mut objects(stack(region, id)).iter().copied()));
                 }
             }
             for cache in self.caches_of(class) {
                 let cache = cache.lock();
-                answer = cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, sheaf.objects())));
+                answer =
+                    cache.full.sheaves().fold(answer, |answer, sheaf| answer.and(change(class, &mut sheaf.objects())));
             }
         }
         answer
@@ -344,9 +346,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Compares the caches of a class with what the walk saw.
-    fn verify_class(&self, class: Class, walk: &Walk) -> Result<(), Finding> {
-        let sheaves = (1..CLASSES as u8).map(Class).filter(|other| memory_class(*other) == class);
-        let sheaves = sheaves.map(|other| self.verify_barns(other)).sum::<Result<u64, Finding>>()?;
+    fn verify_class(&self, class: Class, walk: &Walk, sheaves: u64) -> Result<(), Finding> {
         let seen = &walk.classes[class.index()];
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
         equal("memory of sheaves", sheaves + walk.vectors[class.index()], seen.sheaves)?;
@@ -387,29 +387,46 @@ impl<P: Platform> Objects<P> {
         Ok(())
     }
 
-    /// The sheaves of a class's barns; answers how many there are.
-    fn verify_barns(&self, class: Class) -> Result<u64, Finding> {
-        self.caches_of(class).enumerate().map(|(node, cache)| self.verify_barn(class, node, &cache.lock())).sum()
+    /// The sheaves of all barns; answers how many have their memory from each class.
+    fn verify_barns(&self) -> Result<[u64; CLASSES], Finding> {
+        let mut all = [0; CLASSES];
+        for class in Class::all() {
+            for (node, cache) in self.caches_of(class).enumerate() {
+                let (loose, bound) = self.verify_barn(class, node, &cache.lock())?;
+                all[sheaf_memory(class, false).index()] += loose;
+                all[sheaf_memory(class, true).index()] += bound;
+            }
+        }
+        Ok(all)
     }
 
-    fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<u64, Finding> {
-        let mut all = 0;
-        for (list, empty) in [(&cache.full, false), (&cache.empty, true)] {
-            let mut length = 0;
+    /// The sheaves of one barn; answers how many are loose ones, and bound ones.
+    fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<(u64, u64), Finding> {
+        let mut all = (0, 0);
+        for (list, empty) in [(&cache.full, false), (&cache.empty, true), (&cache.unbound, true)] {
+            let (mut loose, mut bound) = (0, 0);
             for sheaf in list.sheaves().take(list.length() as usize + 1) {
                 let at = sheaf.address();
                 let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
-                equal("empty sheaf", empty.into(), sheaf.objects().is_empty().into())?;
-                equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
+                equal("empty sheaf", empty.into(), sheaf.is_empty().into())?;
+                if sheaf.is_bound() {
+                    let empty = sheaf.progressions().filter(|progression| progression.length == 0).count();
+                    equal("progressions without objects", 0, empty as u64)?;
+                    bound += 1;
+                } else {
+                    loose += 1;
+                    equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
+                }
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
-                equal("class of a sheaf's memory", memory_class(class).0.into(), kind.into())?;
+                let memory = sheaf_memory(class, sheaf.is_bound());
+                equal("class of a sheaf's memory", memory.0.into(), kind.into())?;
                 equal("state of a sheaf's memory", 0, self.state(at).load(Relaxed).into())?;
-                let far = sheaf.objects().iter().filter(|&&object| self.node_of(object) != node).count();
+                let far = sheaf.objects().filter(|&object| self.node_of(object) != node).count();
                 equal("objects of another node in a barn", 0, far as u64)?;
-                length += 1;
             }
-            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), length)?;
-            all += length;
+            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), loose + bound)?;
+            Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().1.into(), bound)?;
+            all = (all.0 + loose, all.1 + bound);
         }
         Ok(all)
     }
@@ -475,9 +492,4 @@ impl Slots {
         equal("end of a stack", 1, u64::from((bottom..=most).contains(&end)))?;
         equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))
     }
-}
-
-/// The class that the sheaves of `class` have their memory from.
-fn memory_class(class: Class) -> Class {
-    Class::of_size(Sheaf::bytes(class.sheaf_capacity()))
 }

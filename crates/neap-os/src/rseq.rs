@@ -328,6 +328,45 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
     outcome(status)
 }
 
+/// Puts `count` pointers, at least one, on top of this CPU's stack at `place`: `value`, and each `step` bytes behind the one before; all or
+/// none.
+///
+/// # Safety
+/// As for [`pop`]; no pointer is null.
+#[inline]
+pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
+    let status: u32;
+    // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
+    unsafe {
+        asm!(
+            "mov {status:e}, 1",
+            sequence!(
+                "add {t}, {place}",
+                "mov {cell}, qword ptr [{t}]",
+                "lea {total}, [{cell} + {total} * 8]",
+                "cmp {total}, qword ptr [{t} + 16]",
+                "jg 23f",
+                "25:",
+                "mov qword ptr [{cell}], {value}",
+                "add {value}, {step}",
+                "add {cell}, 8",
+                "cmp {cell}, {total}",
+                "jne 25b",
+                "mov qword ptr [{t}], {total}",
+                "22:",
+                "xor {status:e}, {status:e}";
+                abort: "mov {status:e}, 2"
+            ),
+            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
+            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _,
+            t = out(reg) _, cell = out(reg) _, status = out(reg) status,
+            options(nostack),
+        );
+    }
+    outcome(status)
+}
+
 /// Raises the capacity of this CPU's stack at `place` to `capacity`, unless it has as much, or the region's first word is 0:
 /// that marks the one region that nobody may write to.
 ///
@@ -497,6 +536,24 @@ mod tests {
             assert_eq!(taken, [2, 3].map(pointer));
             assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Refused);
             assert_eq!(settled_pop(&table), pointer(1));
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    #[test]
+    fn a_progression_goes_up_or_down_and_together() {
+        let Some((table, region)) = table(4) else { return };
+        // SAFETY: as above.
+        unsafe {
+            let progression =
+                |first, step, count| settled(|| push_progression(&table, STACK, pointer(first), step, count));
+            assert_eq!(progression(48, 16, 5), Outcome::Refused);
+            assert_eq!(progression(48, 16, 3), Outcome::Committed);
+            assert_eq!(progression(7, 1, 2), Outcome::Refused);
+            assert_eq!(progression(7, 1, 1), Outcome::Committed);
+            assert_eq!([(); 5].map(|()| settled_pop(&table)), [7, 80, 64, 48, 0].map(pointer));
+            assert_eq!(progression(64, -16, 4), Outcome::Committed);
+            assert_eq!([(); 5].map(|()| settled_pop(&table)), [16, 32, 48, 64, 0].map(pointer));
         }
         assert_eq!((region.before, region.after), (7, 7));
     }

@@ -1,0 +1,193 @@
+//! Progressions: objects that follow each other in memory, upward or downward, known by the first and how many they are.
+//!
+//! Sits beside the sheaves, which keep objects that way where few progressions are all of them, and below the stacks, which take one with a
+//! single commit. Objects come out of slabs in the order in which they lie there, and many programs give them back in the order in which they
+//! got them, or the other way around. Pure arithmetic on addresses: no lock, and no object is touched.
+
+/// Objects at equal distances.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Progression {
+    /// The first of them.
+    pub first: *mut u8,
+    /// How many there are.
+    pub length: u32,
+    /// Bytes from one to the next.
+    pub step: i32,
+}
+
+impl Progression {
+    /// Of nothing.
+    pub const NONE: Progression = Progression { first: core::ptr::null_mut(), length: 0, step: 0 };
+
+    /// The longest one that `objects` of `size` bytes begin with.
+    #[inline]
+    fn leading(objects: &[*mut u8], size: usize) -> Progression {
+        let Some(&first) = objects.first() else { return Progression::NONE };
+        let up = objects.get(1).is_none_or(|&second| second.addr() > first.addr());
+        let step = if up { size } else { size.wrapping_neg() };
+        let (mut length, mut expected) = (0, first.addr());
+        // Several at a time, without a jump for each.
+        for chunk in objects.as_chunks::<8>().0 {
+            let differs = |differs, (n, object): (usize, &*mut u8)| {
+                differs | (object.addr() ^ expected.wrapping_add(step.wrapping_mul(n)))
+            };
+            if chunk.iter().enumerate().fold(0, differs) != 0 {
+                break;
+            }
+            (length, expected) = (length + chunk.len(), expected.wrapping_add(step.wrapping_mul(chunk.len())));
+        }
+        for object in &objects[length..] {
+            if object.addr() != expected {
+                break;
+            }
+            (length, expected) = (length + 1, expected.wrapping_add(step));
+        }
+        Progression { first, length: length as u32, step: step as i32 }
+    }
+
+    /// Number `n`.
+    #[inline]
+    pub fn at(&self, n: usize) -> *mut u8 {
+        self.first.wrapping_offset(self.step as isize * n as isize)
+    }
+
+    /// The last of them.
+    pub fn last(&self) -> *mut u8 {
+        self.at(self.length as usize - 1)
+    }
+
+    /// Each of them.
+    pub fn objects(self) -> impl DoubleEndedIterator<Item = *mut u8> {
+        (0..self.length as usize).map(move |n| self.at(n))
+    }
+}
+
+/// A progression in one word, where its step is known but for the direction: the first, and above [`ADDRESS`] bits the length, negative where
+/// it goes down.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed(u64);
+
+/// Bits of an address. Programs get none with more unless they ask for one.
+const ADDRESS: u32 = 48;
+
+impl Packed {
+    /// Of nothing.
+    pub const NONE: Packed = Packed(0);
+
+    /// The progression; `None` if it does not fit.
+    pub fn of(progression: &Progression) -> Option<Packed> {
+        let length = i16::try_from(progression.length).ok()?;
+        let length = if progression.step < 0 { -length } else { length };
+        let address = progression.first.expose_provenance() as u64;
+        (address >> ADDRESS == 0).then_some(Packed(address | (length as u64) << ADDRESS))
+    }
+
+    /// What was packed, of objects of `size` bytes.
+    pub fn unpack(self, size: usize) -> Progression {
+        let address = self.0 & ((1 << ADDRESS) - 1);
+        let (first, length) = (core::ptr::with_exposed_provenance_mut(address as usize), self.signed_length());
+        Progression { first, length: length.unsigned_abs().into(), step: i32::from(length.signum()) * size as i32 }
+    }
+
+    fn signed_length(self) -> i16 {
+        (self.0 >> ADDRESS) as i16
+    }
+
+    /// How many objects there are.
+    pub fn length(self) -> usize {
+        self.signed_length().unsigned_abs().into()
+    }
+
+    /// The same without the last object; there is one.
+    pub fn without_last(self) -> Packed {
+        Packed(self.0.wrapping_sub((self.signed_length().signum() as u64) << ADDRESS))
+    }
+}
+
+/// Says `objects` of `size` bytes, in their order, as at most `N` progressions, and how many these are; `None` if it takes more, or one does
+/// not fit.
+pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Packed; N], usize)> {
+    let (mut few, mut count) = ([Packed::NONE; N], 0);
+    while !objects.is_empty() {
+        let next = Progression::leading(objects, size);
+        *few.get_mut(count)? = Packed::of(&next)?;
+        count += 1;
+        objects = &objects[next.length as usize..];
+    }
+    Some((few, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const SIZE: usize = 48;
+
+    fn object(number: usize) -> *mut u8 {
+        core::ptr::without_provenance_mut((1 << 20) + number * SIZE)
+    }
+
+    fn told<const N: usize>(objects: &[*mut u8]) -> Option<Vec<Progression>> {
+        few::<N>(objects, SIZE).map(|(few, count)| few[..count].iter().map(|packed| packed.unpack(SIZE)).collect())
+    }
+
+    #[test]
+    fn what_does_not_fit_a_word_is_not_packed() {
+        let fits = |address: usize, length| {
+            let first = core::ptr::without_provenance_mut(address);
+            Packed::of(&Progression { first, length, step: -16 }).is_some()
+        };
+        assert!(fits((1 << 48) - 16, i16::MAX as u32));
+        assert!(!fits(1 << 48, 1) && !fits(usize::MAX - 15, 1) && !fits(16, i16::MAX as u32 + 1));
+    }
+
+    #[test]
+    fn rows_either_way_are_one_each() {
+        let parts: [Vec<usize>; 5] =
+            [(0..40).collect(), (41..49).rev().collect(), [100].into(), (50..52).collect(), (0..9).rev().collect()];
+        let objects: Vec<_> = parts.iter().flatten().map(|&number| object(number)).collect();
+        let expected: Vec<_> = parts
+            .iter()
+            .map(|part| Progression {
+                first: object(part[0]),
+                length: part.len() as u32,
+                step: if part.get(1).is_none_or(|&second| second > part[0]) { SIZE as i32 } else { -(SIZE as i32) },
+            })
+            .collect();
+        // What stands alone looks the way that the next lies.
+        let step = |n: usize, step: i32| Progression { step, ..expected[n] };
+        assert_eq!(told::<5>(&objects).unwrap()[..2], expected[..2]);
+        assert_eq!(told::<5>(&objects).unwrap()[2..], [step(2, -(SIZE as i32)), expected[3], expected[4]]);
+        assert_eq!(told::<4>(&objects), None);
+        assert_eq!(told::<0>(&[]), Some(Vec::new()));
+        assert_eq!(told::<2>(&[object(3), object(3)]).unwrap().len(), 2, "one object twice is no progression");
+        assert_eq!(told::<2>(&[object(3), object(5)]).unwrap().len(), 2, "nor are objects with one between them");
+    }
+
+    proptest! {
+        /// Whatever the objects are: what is told is all of them, in their order, and each part as long as can be.
+        #[test]
+        fn what_is_told_is_what_was_there(parts in vec((0_usize..100, 1_usize..60, any::<bool>()), 0..20)) {
+            let row = |&(first, many, up): &(usize, usize, bool)| {
+                (0..many).map(move |n| object(if up { 100 + first + n } else { 100 + first - n })).collect::<Vec<_>>()
+            };
+            let objects: Vec<_> = parts.iter().flat_map(row).collect();
+            let told = told::<40>(&objects).unwrap();
+            prop_assert_eq!(told.iter().flat_map(|part| part.objects()).collect::<Vec<_>>(), objects);
+            for part in &told {
+                let shorter = Packed::of(part).unwrap().without_last();
+                prop_assert_eq!(shorter.length() + 1, part.length as usize);
+                if shorter.length() > 0 {
+                    prop_assert_eq!(shorter.unpack(SIZE), Progression { length: part.length - 1, ..*part });
+                }
+            }
+            for pair in told.windows(2) {
+                prop_assert_ne!(pair[0].at(pair[0].length as usize), pair[1].first);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A list of sheaves: what a barn has of one kind, or a thread on its way.
+//!
+//! Sits between class caches, under whose mutex a barn's lists are, and sheaves, which carry the links. Sheaves lie in chains by their home, so
+//! that one that suits is found at the first look. A list owns its sheaves; it takes no lock and looks into none but to count and to show
+//! what is in them.
+
+use super::{Head, Sheaf};
+use core::ptr::{NonNull, null_mut};
+
+/// How many sheaves are looked at for one that suits: a line of memory each, under the barn's lock.
+const LOOKED_AT: usize = 8;
+
+/// Chains of a list: a sheaf is on the one of its home, so where there are no more CPUs than that the first one suits.
+const CHAINS: usize = 4;
+
+/// A list of sheaves, those of a home last in first out.
+#[derive(Debug)]
+pub struct SheafList {
+    chains: [*mut Head; CHAINS],
+    length: u32,
+    /// How many of them are bound ones.
+    bound: u32,
+    /// The shortest the list has been since the last [`SheafList::working_set`].
+    shortest: u32,
+    looked: Look,
+}
+
+/// Where a [`SheafList::look`] goes on: a sheaf of a chain, or null at its end, and how many of its objects were seen.
+#[derive(Debug)]
+struct Look {
+    chain: usize,
+    at: *mut Head,
+    seen: usize,
+}
+
+// SAFETY: the list owns its sheaves.
+unsafe impl Send for SheafList {}
+
+impl SheafList {
+    /// An empty list.
+    pub const fn new() -> SheafList {
+        let looked = Look { chain: CHAINS, at: null_mut(), seen: 0 };
+        SheafList { chains: [null_mut(); CHAINS], length: 0, bound: 0, shortest: 0, looked }
+    }
+
+    /// Sheaves on the list.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// Sheaves on the list that are loose ones, and bound ones.
+    pub fn lengths(&self) -> (u32, u32) {
+        (self.length - self.bound, self.bound)
+    }
+
+    /// Puts a sheaf on the list, which owns it from now on.
+    pub fn push(&mut self, mut sheaf: Sheaf) {
+        let chain = &mut self.chains[usize::from(sheaf.home()) % CHAINS];
+        sheaf.head_mut().next = *chain;
+        *chain = sheaf.0.as_ptr();
+        self.length += 1;
+        self.bound += u32::from(sheaf.is_bound());
+    }
+
+    /// Takes a sheaf, of one home now and of another next.
+    pub fn pop(&mut self) -> Option<Sheaf> {
+        self.pop_from(self.length as usize % CHAINS)
+    }
+
+    /// Takes the first one of a chain, or of the next that has any.
+    fn pop_from(&mut self, chain: usize) -> Option<Sheaf> {
+        let mut chains = (chain..CHAINS).chain(0..chain);
+        let (chain, head) = chains.find_map(|chain| Some((chain, NonNull::new(self.chains[chain])?)))?;
+        // SAFETY: the list owns its sheaves.
+        self.chains[chain] = unsafe { head.as_ref() }.next;
+        Some(self.taken(head))
+    }
+
+    /// A sheaf that is off the list, and counted.
+    fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
+        self.length -= 1;
+        self.shortest = self.shortest.min(self.length);
+        if self.looked.at == head.as_ptr() {
+            // SAFETY: it was the list's until now.
+            self.looked = Look { at: unsafe { head.as_ref() }.next, seen: 0, ..self.looked };
+        }
+        let sheaf = Sheaf(head);
+        self.bound -= u32::from(sheaf.is_bound());
+        sheaf
+    }
+
+    /// Looks at the next few objects, of one sheaf, from the list's first on where it `starts`; whether there may be more. In between the list may
+    /// change: a sheaf that is taken is not seen any more, one that is new may not be seen either. A list remembers one look.
+    pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
+        if starts {
+            self.looked = Look { chain: 0, at: self.chains[0], seen: 0 };
+        }
+        let Look { mut chain, mut at, seen } = self.looked;
+        while at.is_null() && chain + 1 < CHAINS {
+            chain += 1;
+            at = self.chains[chain];
+        }
+        let Some(head) = NonNull::new(at) else { return false };
+        let sheaf = Sheaf(head);
+        sheaf.objects().skip(seen).take(most).for_each(see);
+        let more = sheaf.length() > seen + most;
+        let (at, seen) = if more { (at, seen + most) } else { (sheaf.head().next, 0) };
+        self.looked = Look { chain, at, seen };
+        true
+    }
+
+    /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few of its chain, otherwise another.
+    pub fn pop_for(&mut self, cpu: u16) -> Option<Sheaf> {
+        let chain = usize::from(cpu) % CHAINS;
+        let mut link = &raw mut self.chains[chain];
+        for _ in 0..LOOKED_AT {
+            // SAFETY: the list owns its sheaves; the link is a chain's or in one of them.
+            unsafe {
+                // Not by reference: what leaves here leads to the cells as well.
+                let Some(head) = NonNull::new(*link) else { break };
+                if head.as_ref().home == cpu {
+                    *link = head.as_ref().next;
+                    return Some(self.taken(head));
+                }
+                link = &raw mut (*head.as_ptr()).next;
+            }
+        }
+        self.pop_from(chain)
+    }
+
+    /// How many sheaves were on the list all the time since this was last asked: nobody needed them.
+    pub fn working_set(&mut self) -> u32 {
+        let idle = self.shortest;
+        self.shortest = self.length;
+        idle
+    }
+
+    /// Objects in all sheaves of the list.
+    pub fn objects(&self) -> u64 {
+        self.sheaves().map(|sheaf| sheaf.length() as u64).sum()
+    }
+
+    /// The sheaves, from the first; they stay the list's.
+    pub(crate) fn sheaves(&self) -> impl Iterator<Item = &Sheaf> {
+        // SAFETY: the list owns its sheaves, and is borrowed; a sheaf is a pointer that is not null.
+        let at = |link: &*mut Head| unsafe { &*core::ptr::from_ref(link).cast::<Option<Sheaf>>() }.as_ref();
+        self.chains.iter().flat_map(move |first| core::iter::successors(at(first), move |sheaf| at(&sheaf.head().next)))
+    }
+}
+
+impl Default for SheafList {
+    fn default() -> Self {
+        SheafList::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progression::few;
+    use crate::sheaf::PROGRESSIONS;
+    use crate::sheaf::tests::{objects, sheaf};
+    use std::vec::Vec;
+
+    #[test]
+    fn a_look_goes_on_behind_sheaves_that_are_taken_meanwhile() {
+        let objects = objects(12);
+        let (made, _memory): (Vec<_>, Vec<_>) = (0..4).map(|_| sheaf(3)).unzip();
+        let mut list = SheafList::new();
+        for (mut sheaf, objects) in made.into_iter().zip(objects.chunks(3)) {
+            sheaf.extend(objects.len(), |n| objects[n]);
+            list.push(sheaf);
+        }
+        let look = |list: &mut SheafList, starts| {
+            let mut seen = Vec::new();
+            let more = list.look(starts, 2, &mut |object| seen.push(object.addr() / 16));
+            more.then_some(seen)
+        };
+        // All of it, two at a time, the last sheaf first.
+        let all = core::iter::successors(look(&mut list, true), |_| look(&mut list, false));
+        assert_eq!(all.flatten().collect::<Vec<_>>(), [10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3]);
+        // The one that it is in the midst of is taken, with the one in front of it.
+        assert_eq!(
+            [look(&mut list, true), look(&mut list, false), look(&mut list, false)].map(Option::unwrap).concat(),
+            [10, 11, 12, 7, 8]
+        );
+        let taken = [list.pop().unwrap(), list.pop().unwrap()];
+        assert_eq!((look(&mut list, false), look(&mut list, false)), (Some([4, 5].to_vec()), Some([6].to_vec())));
+        let [first, second] = taken;
+        list.push(second);
+        list.push(first);
+        assert_eq!(look(&mut list, false), Some([1, 2].to_vec()), "what is new is not seen");
+        while list.pop().is_some() {}
+        assert_eq!((look(&mut list, false), look(&mut list, true)), (None, None));
+    }
+
+    #[test]
+    fn a_look_sees_sheaves_of_every_home_once() {
+        let objects = objects(20);
+        let (made, _memory): (Vec<_>, Vec<_>) = (0..10).map(|_| sheaf(2)).unzip();
+        let mut list = SheafList::new();
+        for (home, (mut sheaf, objects)) in (0..).zip(made.into_iter().zip(objects.chunks(2))) {
+            sheaf.set_home(home * 5);
+            sheaf.extend(objects.len(), |n| objects[n]);
+            list.push(sheaf);
+        }
+        let (mut seen, mut starts) = (Vec::new(), true);
+        while list.look(core::mem::take(&mut starts), 1, &mut |object| seen.push(object)) {
+            // The one that it is in the midst of, the last of its chain, goes: the next chain is next.
+            if seen.len() == 5 {
+                assert_eq!(list.pop_for(0).unwrap().cells(), &objects[..2]);
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!((seen[0], &seen[1..]), (objects[0], &objects[2..]), "each once, but the one that went");
+        assert_eq!((list.length(), list.sheaves().count()), (9, 9));
+    }
+
+    #[test]
+    fn a_sheaf_that_is_at_home_is_taken_first() {
+        let (mut list, mut memories) = (SheafList::new(), Vec::new());
+        for home in [2, 1, 2, 3, 1, 3] {
+            let (mut sheaf, memory) = sheaf(1);
+            sheaf.set_home(home);
+            list.push(sheaf);
+            memories.push(memory);
+        }
+        let taken: Vec<u16> = [2, 1, 7, 1, 1].map(|cpu| list.pop_for(cpu).unwrap().home()).into();
+        assert_eq!(
+            taken,
+            [2, 1, 3, 1, 2],
+            "the one that suits, wherever it is; or else one of the same chain, or of the next"
+        );
+        assert_eq!((list.length(), list.pop_for(9).unwrap().home()), (1, 3));
+        assert_eq!((list.length(), list.pop_for(9)), (0, None));
+    }
+
+    #[test]
+    fn the_working_set_is_what_was_needed() {
+        let mut list = SheafList::new();
+        let mut memories = Vec::new();
+        for _ in 0..4 {
+            let (sheaf, memory) = sheaf(1);
+            list.push(sheaf);
+            memories.push(memory);
+        }
+        assert_eq!(list.working_set(), 0, "before now the list was empty once");
+        assert_eq!(list.working_set(), 4, "nothing was needed");
+        let two = [list.pop().unwrap(), list.pop().unwrap()];
+        two.into_iter().for_each(|sheaf| list.push(sheaf));
+        assert_eq!((list.working_set(), list.length(), list.objects()), (2, 4, 0));
+    }
+
+    #[test]
+    fn bound_sheaves_are_seen_and_counted_like_others() {
+        let objects = objects(20);
+        let ((mut loose, _first), (mut bound, _second)) = (sheaf(6), sheaf(0));
+        loose.extend(6, |n| objects[n]);
+        let (few, count) = few::<PROGRESSIONS>(&objects[6..], 16).unwrap();
+        bound.bind(&few[..count]);
+        let mut list = SheafList::new();
+        list.push(loose);
+        list.push(bound);
+        assert_eq!((list.lengths(), list.objects()), ((1, 1), 20));
+        let (mut seen, mut starts) = (Vec::new(), true);
+        while list.look(core::mem::take(&mut starts), 5, &mut |object| seen.push(object)) {}
+        assert_eq!([&seen[14..], &seen[..14]].concat(), objects);
+        assert_eq!((list.pop().unwrap().is_bound(), list.lengths()), (true, (1, 0)));
+        assert_eq!((list.pop().unwrap().is_bound(), list.lengths(), list.objects()), (false, (0, 0), 0));
+    }
+}
