@@ -15,7 +15,7 @@ use crate::process::{capture, cargo, command, run, which};
 /// so these are tests that run on plain memory; it is some hundred times slower than the machine, so they are also small.
 const MIRI: &[(&str, &[&str], &[&str])] = &[
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
-    ("neap-objects", &["--lib"], &["sheaf::", "slab::", "holes::"]),
+    ("neap-objects", &["--lib"], &["progression::", "sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
     ("neap-groups", &["--lib"], &["id::", "table::"]),
     ("neap-reclaim", &["--test", "lists_model"], &["a_small_history"]),

@@ -30,10 +30,10 @@ pub enum Way {
 pub struct ClassCache {
     /// Sheaves with at least one object.
     pub full: SheafList,
-    /// Loose sheaves without any.
+    /// Plain sheaves without any.
     pub empty: SheafList,
     /// Bound ones without any.
-    pub unbound: SheafList,
+    pub empty_bound: SheafList,
     /// Slabs with free objects that are not wholly free, and were used since the last tick.
     pub partial: SlabList,
     /// Such slabs that were not.
@@ -83,7 +83,7 @@ impl ClassCache {
         ClassCache {
             full: SheafList::new(),
             empty: SheafList::new(),
-            unbound: SheafList::new(),
+            empty_bound: SheafList::new(),
             partial: SlabList::named(On::Odd),
             resting: SlabList::named(On::Even),
             sidelined: SlabList::named(On::Sidelined),
@@ -106,12 +106,13 @@ impl ClassCache {
 
     /// The lists of the barn, full sheaves first.
     pub(crate) fn sheaf_lists(&mut self) -> [&mut SheafList; 3] {
-        [&mut self.full, &mut self.empty, &mut self.unbound]
+        [&mut self.full, &mut self.empty, &mut self.empty_bound]
     }
 
-    /// Loose sheaves in the barn, and bound ones.
-    pub(crate) fn sheaves(&mut self) -> (u32, u32) {
-        self.sheaf_lists().iter().map(|list| list.lengths()).fold((0, 0), |all, more| (all.0 + more.0, all.1 + more.1))
+    /// Plain sheaves in the barn, and bound ones.
+    pub(crate) fn sheaves(&self) -> (u32, u32) {
+        let [full, empty, bound] = [&self.full, &self.empty, &self.empty_bound].map(SheafList::lengths);
+        (full.0 + empty.0 + bound.0, full.1 + empty.1 + bound.1)
     }
 
     /// Every list of slabs, in the order in which objects are taken from them.
@@ -222,20 +223,20 @@ impl ClassCache {
         match (sheaf.is_empty(), sheaf.is_bound()) {
             (false, _) => &mut self.full,
             (true, false) => &mut self.empty,
-            (true, true) => &mut self.unbound,
+            (true, true) => &mut self.empty_bound,
         }
         .push(sheaf);
     }
 
-    /// Whether there are more sheaves than the barn's share, full or empty.
-    pub fn has_surplus(&mut self, class: Class) -> bool {
-        self.sheaf_lists().iter().any(|list| list.length() > class.barn_share())
+    /// Whether there are more sheaves than the barn's share, full or empty. Empty bound ones are none: a line each, they go with time alone.
+    pub fn has_surplus(&self, class: Class) -> bool {
+        self.full.length().max(self.empty.length()) > class.barn_share()
     }
 
     /// Takes a sheaf that is beyond the barn's share, a full one if there is.
     pub fn pop_surplus(&mut self, class: Class) -> Option<Sheaf> {
         let share = class.barn_share();
-        self.sheaf_lists().into_iter().find(|list| list.length() > share)?.pop()
+        [&mut self.full, &mut self.empty].into_iter().find(|list| list.length() > share)?.pop()
     }
 
     /// Takes one object out of the barn, for who cannot have a slot now.

@@ -15,7 +15,7 @@ use crate::slots::Attempt;
 use crate::state::CACHED;
 use neap_base::Platform;
 
-/// Of so many objects that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
+/// Of so many objects in a row that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
 /// uses them, and little is written if somebody does.
 const SETTLED: usize = 16;
 
@@ -34,7 +34,7 @@ impl<P: Platform> Objects<P> {
             let mut cache = self.cache(node, class).lock();
             let streak = cache.streak(Way::Refill);
             let batch = batch(stack, room, streak);
-            (0..batch).map_while(|_| cache.full.pop_for(cpu)).for_each(|sheaf| full.push(sheaf));
+            take_for(cpu, batch, &mut cache.full, &mut full);
             self.note_surplus(node, class, &mut cache);
             let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
             if let Some(sheaf) = &mut empty {
@@ -153,16 +153,19 @@ impl<P: Platform> Objects<P> {
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        let (mut empty, mut unbound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
-        // The last one that this CPU emptied, if it is there.
+        // The last ones that this CPU emptied, if they are there: one with cells, which serves again as long as what was in it can be bound.
+        let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
-        (0..batch).map_while(|_| cache.empty.pop_for(cpu)).for_each(|sheaf| empty.push(sheaf));
-        (0..batch).map_while(|_| cache.unbound.pop_for(cpu)).for_each(|sheaf| unbound.push(sheaf));
+        take_for(cpu, 1, &mut cache.empty, &mut empty);
+        take_for(cpu, batch, &mut cache.empty_bound, &mut empty_bound);
         drop(cache);
-        for _ in 0..batch {
+        for n in 0..batch {
+            if n > 0 && empty.length() == 0 {
+                take_for(cpu, batch - n, &mut self.near(class).lock().empty, &mut empty);
+            }
             let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class, false)) else { break };
             let done = self.load(stack, home, &mut sheaf);
-            if let Some(bound) = self.bind(class, &mut sheaf, &mut unbound) {
+            if let Some(bound) = self.bind(class, &mut sheaf, &mut empty_bound) {
                 loaded.push(bound);
                 empty.push(sheaf);
             } else {
@@ -172,7 +175,8 @@ impl<P: Platform> Objects<P> {
                 break;
             }
         }
-        while let Some(sheaf) = empty.pop().or_else(|| unbound.pop()) {
+        while let Some(mut sheaf) = empty.pop().or_else(|| empty_bound.pop()) {
+            sheaf.set_home(cpu);
             loaded.push(sheaf);
         }
         self.stow(class, loaded);
@@ -181,22 +185,22 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves what is in a loose sheaf into a bound one if a few progressions are all of it and that saves much: most of a burst's sheaves need
+    /// Moves what is in a plain sheaf into a bound one if a few progressions are all of it and that saves much: most of a burst's sheaves need
     /// no memory to speak of then, and what is in them is not read from there again.
-    fn bind(&self, class: Class, sheaf: &mut Sheaf, unbound: &mut SheafList) -> Option<Sheaf> {
+    fn bind(&self, class: Class, sheaf: &mut Sheaf, empty_bound: &mut SheafList) -> Option<Sheaf> {
         if sheaf.is_empty() || 2 * Sheaf::bytes(0) > Sheaf::bytes(class.sheaf_capacity()) {
             return None;
         }
         let (progressions, count) = progression::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
         if self.pages.nodes() > 1 {
-            // Nodes have more in a row than a sheaf holds: if the ends of a progression are of one, so is the rest.
+            // Segments of a node are longer than what a sheaf holds: if the ends of a progression are of one, so is the rest.
             let node = self.node_of(sheaf.cells()[0]);
             let is_there = |of: Progression| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
             if !progressions[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
                 return None;
             }
         }
-        let mut bound = unbound.pop().or_else(|| self.new_sheaf(class, true))?;
+        let mut bound = empty_bound.pop().or_else(|| self.new_sheaf(class, true))?;
         bound.set_home(sheaf.home());
         bound.bind(&progressions[..count]);
         sheaf.clear();
@@ -215,9 +219,52 @@ impl<P: Platform> Objects<P> {
     }
 }
 
+/// Moves up to `most` sheaves from one list to another, those first that a CPU had last.
+fn take_for(cpu: u16, most: u32, from: &mut SheafList, to: &mut SheafList) {
+    (0..most).map_while(|_| from.pop_for(cpu)).for_each(|sheaf| to.push(sheaf));
+}
+
 /// Sheaves that a call moves between barn and a stack with so much room: half of what fits, so that the next call may go
 /// either way; all of it in a burst, where calls before it moved some the same way.
 fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
     let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
     if streak > 0 { fit } else { (fit / 2).max(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::{CONFIG, Opened, machine};
+    use std::vec::Vec;
+
+    #[test]
+    fn what_of_a_bound_sheaf_does_not_fit_stays_in_it() {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        let class = Class::of_size(64);
+        let mut held = Vec::from(o.take_many(class, 3000));
+        held.sort_unstable();
+        // Rows of five, eight and two.
+        let objects: Vec<_> = [0..5, 10..18, 30..32].iter().flat_map(|row| held[row.clone()].to_vec()).collect();
+        held.retain(|object| !objects.contains(object));
+        objects.iter().for_each(|&object| assert!(o.disown(object)));
+        let (few, count) = progression::few::<PROGRESSIONS>(&objects, class.size()).unwrap();
+        let mut sheaf = o.new_sheaf(class, true).unwrap();
+        sheaf.bind(&few[..count]);
+        let stack = StackId::home(class);
+        let room = |o: &Opened<_>| o.slots.room(&o.platform, 0, stack) - o.stacked(0, class);
+        while room(&o) != 7 {
+            o.give(class, held.pop().unwrap());
+        }
+        o.unload(class, &mut sheaf);
+        assert_eq!((room(&o), sheaf.objects().collect::<Vec<_>>()), (2, objects[5..].to_vec()));
+        assert_eq!(o.take(class), Some(objects[4]), "the last that went");
+        o.give(class, objects[4]);
+        let mut list = SheafList::new();
+        list.push(sheaf);
+        o.stow(class, list);
+        assert_eq!(o.prove().allocated as usize, held.len());
+        held.into_iter().for_each(|object| o.give(class, object));
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
 }

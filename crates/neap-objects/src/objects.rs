@@ -197,9 +197,9 @@ impl<P: Platform> Objects<P> {
     /// Bytes of the memory of all sheaves.
     pub fn sheaf_bytes(&self) -> u64 {
         let bytes = |class: Class| {
-            let of = |(loose, bound): (u32, u32)| {
+            let of = |(plain, bound): (u32, u32)| {
                 let bytes = |sheaves: u32, bound| u64::from(sheaves) * sheaf_memory(class, bound).size() as u64;
-                bytes(loose, false) + bytes(bound, true)
+                bytes(plain, false) + bytes(bound, true)
             };
             self.caches_of(class).map(|cache| of(cache.lock().sheaves())).sum::<u64>()
         };

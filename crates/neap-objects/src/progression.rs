@@ -110,8 +110,9 @@ impl Packed {
 pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Packed; N], usize)> {
     let (mut few, mut count) = ([Packed::NONE; N], 0);
     while !objects.is_empty() {
+        let place = few.get_mut(count)?;
         let next = Progression::leading(objects, size);
-        *few.get_mut(count)? = Packed::of(&next)?;
+        *place = Packed::of(&next)?;
         count += 1;
         objects = &objects[next.length as usize..];
     }
@@ -171,6 +172,7 @@ mod tests {
     proptest! {
         /// Whatever the objects are: what is told is all of them, in their order, and each part as long as can be.
         #[test]
+        #[cfg_attr(miri, ignore = "takes it minutes")]
         fn what_is_told_is_what_was_there(parts in vec((0_usize..100, 1_usize..60, any::<bool>()), 0..20)) {
             let row = |&(first, many, up): &(usize, usize, bool)| {
                 (0..many).map(move |n| object(if up { 100 + first + n } else { 100 + first - n })).collect::<Vec<_>>()

@@ -1,7 +1,7 @@
 //! A sheaf: a handful of free objects of one class on their way between a CPU's stack and a barn.
 //!
 //! Sits between the slots of the CPUs, which take and give objects by the sheaf, and the barns, which hold full and empty
-//! ones. A sheaf has one owner at a time (a barn or a thread); only the owner looks inside. A loose sheaf has a cell for each object; a bound
+//! ones. A sheaf has one owner at a time (a barn or a thread); only the owner looks inside. A plain sheaf has a cell for each object; a bound
 //! one keeps as many as a few [progressions](crate::progression). The memory is an object of
 //! another size class: [`Sheaf::bytes`]. (SLUB's sheaves, Linux 6.18; Bonwick's magazines, 2001.)
 
@@ -35,7 +35,7 @@ struct Head {
 pub struct Sheaf(NonNull<Head>);
 
 impl Sheaf {
-    /// Bytes of a loose sheaf with `capacity` cells; with 0, of a bound one.
+    /// Bytes of a plain sheaf with `capacity` cells; with 0, of a bound one.
     pub const fn bytes(capacity: u32) -> usize {
         size_of::<Head>()
             + match capacity {
@@ -44,7 +44,7 @@ impl Sheaf {
             }
     }
 
-    /// Makes an empty sheaf for objects of a class in memory of the caller's: a bound one, or a loose one with cells.
+    /// Makes an empty sheaf for objects of a class in memory of the caller's: a bound one, or a plain one with cells.
     ///
     /// # Safety
     /// `memory` is [`Sheaf::bytes`] long, aligned to 8, and nobody else's; the capacity fits 16 bits.
@@ -92,6 +92,11 @@ impl Sheaf {
         self.head().capacity == 0
     }
 
+    /// The size of its objects, in bytes.
+    pub fn size(&self) -> usize {
+        usize::from(self.head().grains) * GRAIN
+    }
+
     /// How many of what it consists of there are: cells with objects, and progressions.
     fn counts(&self) -> (usize, usize) {
         let count = self.head().count as usize;
@@ -108,7 +113,7 @@ impl Sheaf {
         self.head().capacity as usize
     }
 
-    /// What the cells of a loose one hold, bottom first.
+    /// What the cells of a plain one hold, bottom first.
     pub fn cells(&self) -> &[*mut u8] {
         // SAFETY: the cells below the count are initialised, and the caller owns the sheaf.
         unsafe { core::slice::from_raw_parts(self.contents(), self.counts().0) }
@@ -126,19 +131,19 @@ impl Sheaf {
 
     /// The progressions of a bound one, bottom first.
     pub fn progressions(&self) -> impl Iterator<Item = Progression> {
-        let size = usize::from(self.head().grains) * GRAIN;
+        let size = self.size();
         self.packed().iter().map(move |packed| packed.unpack(size))
-    }
-
-    /// Its objects, bottom first: of those that lie in a row one in so many.
-    pub fn sample(&self, every: usize) -> impl Iterator<Item = *mut u8> {
-        let bound = self.progressions().flat_map(move |progression| progression.objects().step_by(every));
-        self.cells().iter().copied().step_by(every).chain(bound)
     }
 
     /// Its objects, bottom first.
     pub fn objects(&self) -> impl Iterator<Item = *mut u8> {
-        self.sample(1)
+        self.cells().iter().copied().chain(self.progressions().flat_map(Progression::objects))
+    }
+
+    /// One in so many of its cells, and of each of its progressions.
+    pub fn sample(&self, every: usize) -> impl Iterator<Item = *mut u8> {
+        let bound = self.progressions().flat_map(move |progression| progression.objects().step_by(every));
+        self.cells().iter().copied().step_by(every).chain(bound)
     }
 
     /// How many these are.
@@ -153,16 +158,21 @@ impl Sheaf {
 
     /// Gives an empty bound one these progressions, none of which is empty; there are no more than fit.
     pub fn bind(&mut self, progressions: &[Packed]) {
-        debug_assert!(self.is_bound() && self.is_empty() && progressions.len() <= PROGRESSIONS);
-        self.head_mut().count = progressions.len().min(PROGRESSIONS) as u16;
-        let own = self.packed_mut();
-        own.copy_from_slice(&progressions[..own.len()]);
+        let count = progressions.len();
+        if self.is_bound() && count <= PROGRESSIONS {
+            // SAFETY: a bound sheaf has room for so many, and the caller owns it.
+            unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), count) };
+            self.head_mut().count = count as u16;
+        }
     }
 
     /// Forgets the lowest progression of a bound one: it is somewhere else now.
     pub fn forget_lowest(&mut self) {
-        self.packed_mut().copy_within(1.., 0);
-        self.head_mut().count -= 1;
+        let progressions = self.packed_mut();
+        if !progressions.is_empty() {
+            progressions.rotate_left(1);
+            self.head_mut().count -= 1;
+        }
     }
 
     /// Where its objects are at home, most likely all of them.
@@ -178,8 +188,7 @@ impl Sheaf {
     /// Puts `count` objects on top, for all of which there is room: `object` says which.
     pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
         let held = self.head().count as usize;
-        debug_assert!(count <= self.capacity() - held);
-        let count = count.min(self.capacity() - held);
+        let count = count.min(self.capacity().saturating_sub(held));
         // SAFETY: below the capacity, initialised when the sheaf was made, and the caller owns the sheaf.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.contents::<*mut u8>().add(held), count) };
         cells.iter_mut().enumerate().for_each(|(n, cell)| *cell = object(n));
@@ -217,7 +226,7 @@ impl Sheaf {
         unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().0) }
     }
 
-    /// Moves the objects of a loose one that `stays` says so of to the bottom, and answers how many they are.
+    /// Moves the objects of a plain one that `stays` says so of to the bottom, and answers how many they are.
     pub(crate) fn partition(&mut self, stays: impl Fn(*mut u8) -> bool) -> usize {
         let objects = self.cells_mut();
         let mut own = 0;
@@ -230,7 +239,7 @@ impl Sheaf {
         own
     }
 
-    /// Forgets the objects of a loose one from the `count`th on: they are somewhere else now.
+    /// Forgets the objects of a plain one from the `count`th on: they are somewhere else now.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.head_mut().count = count as u16;
     }
@@ -273,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_sheaf_has_the_same_objects_as_a_loose_one() {
+    fn a_bound_sheaf_has_the_same_objects_as_a_plain_one() {
         let (all, mut expected) = (objects(40), Vec::new());
         [&all[3..20], &all[30..31], &all[1..3]].iter().for_each(|part| expected.extend_from_slice(part));
         expected.extend(all[20..28].iter().rev());

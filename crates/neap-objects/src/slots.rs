@@ -315,9 +315,12 @@ impl Slots {
         self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
     }
 
-    /// Puts all objects of a progression, at least one, on a stack of this CPU, or none.
+    /// Puts all objects of a progression on a stack of this CPU, or none.
     pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &Progression) -> Attempt<()> {
         let (step, count) = (objects.step as isize, objects.length as usize);
+        if count == 0 {
+            return Attempt::Done(());
+        }
         // SAFETY: as above.
         let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))

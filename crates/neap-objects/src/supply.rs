@@ -9,7 +9,7 @@ use crate::class_cache::Row;
 use crate::flush::Loose;
 use crate::objects::Objects;
 use crate::size_class::Class;
-use crate::slab::On;
+use crate::slab::{On, SlabId};
 use core::ptr::NonNull;
 use neap_base::Platform;
 
@@ -50,24 +50,34 @@ impl<P: Platform> Objects<P> {
     /// An object for neap itself: it comes from its slab directly and is in no state, so that freeing it by hand is found
     /// out.
     pub(crate) fn private_memory(&self, class: Class) -> Option<NonNull<u8>> {
-        let mut row = None;
-        // Called within bursts: what the rest of one is served from is no surplus.
-        if self.take_from_slabs(self.pages.nearest(&self.platform), class, 1, |found| row = Some(found)) == 0 {
-            self.take_from_new(class, 1, |found| row = Some(found));
-        }
-        let row = row?;
-        let memory = self.first_of(class, &row);
-        let mut loose = Loose::default();
+        let near = self.pages.nearest(&self.platform);
+        let (mut row, mut loose) = (None, Loose::default());
         {
-            let _cache = self.cache(self.node_of(memory), class).lock();
+            let mut cache = self.cache(near, class).lock();
             // SAFETY: the lock is held.
-            unsafe {
-                self.slabs.get(row.slab).private += 1;
-                self.detach_unused(row.slab, &mut loose.vectors);
-            }
+            unsafe { cache.take(&self.slabs, 1, |found| row = Some(found)) };
+            row.iter().for_each(|row| self.make_private(row.slab, &mut loose));
+        }
+        // Called within bursts: what the rest of one is served from is no surplus.
+        if row.is_none()
+            && (self.refill_holes(near, class, 1, |found| row = Some(found)) > 0
+                || self.take_from_new(class, 1, |found| row = Some(found)) > 0)
+            && let Some(row) = &row
+        {
+            let _cache = self.cache(self.node_of(self.first_of(class, row)), class).lock();
+            self.make_private(row.slab, &mut loose);
         }
         self.give_back(loose);
-        NonNull::new(memory)
+        NonNull::new(self.first_of(class, &row?))
+    }
+
+    /// Counts an object of a slab that was just taken as neap's own, under the class's lock.
+    fn make_private(&self, slab: SlabId, loose: &mut Loose) {
+        // SAFETY: the caller holds the lock, and has no other reference to the slab.
+        unsafe {
+            self.slabs.get(slab).private += 1;
+            self.detach_unused(slab, &mut loose.vectors);
+        }
     }
 
     /// Takes up to `most` objects out of slabs of a node that are there.

@@ -392,31 +392,37 @@ impl<P: Platform> Objects<P> {
         let mut all = [0; CLASSES];
         for class in Class::all() {
             for (node, cache) in self.caches_of(class).enumerate() {
-                let (loose, bound) = self.verify_barn(class, node, &cache.lock())?;
-                all[sheaf_memory(class, false).index()] += loose;
+                let (plain, bound) = self.verify_barn(class, node, &cache.lock())?;
+                all[sheaf_memory(class, false).index()] += plain;
                 all[sheaf_memory(class, true).index()] += bound;
             }
         }
         Ok(all)
     }
 
-    /// The sheaves of one barn; answers how many are loose ones, and bound ones.
+    /// The sheaves of one barn; answers how many are plain ones, and bound ones.
     fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<(u64, u64), Finding> {
         let mut all = (0, 0);
-        for (list, empty) in [(&cache.full, false), (&cache.empty, true), (&cache.unbound, true)] {
-            let (mut loose, mut bound) = (0, 0);
+        // A list, whether its sheaves are empty, and which kind is not on it.
+        let lists =
+            [(&cache.full, false, None), (&cache.empty, true, Some(true)), (&cache.empty_bound, true, Some(false))];
+        for (list, empty, never_bound) in lists {
+            let (mut plain, mut bound) = (0, 0);
             for sheaf in list.sheaves().take(list.length() as usize + 1) {
                 let at = sheaf.address();
                 let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
                 equal("empty sheaf", empty.into(), sheaf.is_empty().into())?;
+                equal("sheaf of the other kind on a list", 0, (never_bound == Some(sheaf.is_bound())).into())?;
                 if sheaf.is_bound() {
                     let empty = sheaf.progressions().filter(|progression| progression.length == 0).count();
                     equal("progressions without objects", 0, empty as u64)?;
                     bound += 1;
                 } else {
-                    loose += 1;
+                    plain += 1;
                     equal("capacity of a sheaf", class.sheaf_capacity().into(), sheaf.capacity() as u64)?;
                 }
+                equal("objects of a sheaf", 1, (sheaf.length() <= class.sheaf_capacity() as usize).into())?;
+                equal("size of a sheaf's objects", class.size() as u64, sheaf.size() as u64)?;
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
                 let memory = sheaf_memory(class, sheaf.is_bound());
                 equal("class of a sheaf's memory", memory.0.into(), kind.into())?;
@@ -424,9 +430,9 @@ impl<P: Platform> Objects<P> {
                 let far = sheaf.objects().filter(|&object| self.node_of(object) != node).count();
                 equal("objects of another node in a barn", 0, far as u64)?;
             }
-            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), loose + bound)?;
+            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), plain + bound)?;
             Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().1.into(), bound)?;
-            all = (all.0 + loose, all.1 + bound);
+            all = (all.0 + plain, all.1 + bound);
         }
         Ok(all)
     }

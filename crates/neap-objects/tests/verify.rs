@@ -14,7 +14,9 @@ use neap_base::Pfn;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::class_cache::Place;
 use neap_objects::hot::KindEntry;
+use neap_objects::progression::Packed;
 use neap_objects::region::StackId;
+use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
@@ -134,7 +136,7 @@ fn what_is_lost_or_there_twice_in_barns() {
         let mut cache = o.caches[CLASS.index()].lock();
         let mut sheaf = cache.full.pop().expect("a full sheaf");
         sheaf.clear();
-        cache.empty.push(sheaf);
+        cache.stow(sheaf);
     });
     finds("memory of sheaves", |o, _| _ = o.caches[CLASS.index()].lock().full.pop().expect("a full sheaf"));
     finds("empty sheaf", |o, _| {
@@ -145,6 +147,41 @@ fn what_is_lost_or_there_twice_in_barns() {
     finds("object of the class in a cache", |o, _| {
         let sheaf = o.caches[CLASS.index()].lock().full.pop().unwrap();
         o.caches[CLASS.index() + 1].lock().full.push(sheaf);
+    });
+}
+
+#[test]
+fn bound_sheaves_and_their_lists() {
+    fn parts(sheaf: &Sheaf) -> Vec<Packed> {
+        assert!(sheaf.is_bound());
+        sheaf.progressions().map(|part| Packed::of(&part).unwrap()).collect()
+    }
+    finds("sheaf of the other kind on a list", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        let sheaf = cache.empty.pop().expect("an empty sheaf with cells");
+        cache.empty_bound.push(sheaf);
+    });
+    finds("sheaf of the other kind on a list", |o, held| {
+        let emptied = || o.caches[CLASS.index()].lock().empty_bound.pop();
+        let sheaf =
+            core::iter::repeat_with(|| (held.push_back(o.take(CLASS).unwrap()), emptied()).1).find_map(|sheaf| sheaf);
+        sheaf.into_iter().for_each(|sheaf| o.caches[CLASS.index()].lock().empty.push(sheaf));
+    });
+    finds("objects of a sheaf", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        let [mut one, mut other] = [(); 2].map(|()| cache.full.pop().expect("a full sheaf"));
+        let both = [parts(&one), parts(&other)].concat();
+        [&mut one, &mut other].into_iter().for_each(Sheaf::clear);
+        one.bind(&both);
+        [one, other].into_iter().for_each(|sheaf| cache.stow(sheaf));
+    });
+    finds("progressions without objects", |o, _| {
+        let mut cache = o.caches[CLASS.index()].lock();
+        let mut sheaf = cache.full.pop().expect("a full sheaf");
+        let all = [parts(&sheaf), vec![Packed::NONE]].concat();
+        sheaf.clear();
+        sheaf.bind(&all);
+        cache.full.push(sheaf);
     });
 }
 

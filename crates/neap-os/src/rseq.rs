@@ -138,7 +138,7 @@ pub fn cpu_at(offset: usize) -> Option<usize> {
 }
 
 /// What every sequence begins and ends with: the descriptor that the kernel reads, and the abort exit with its signature, both
-/// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end. Labels from 25 on are free for what stands around it.
+/// out of the way of the hot code. The body puts `22:` behind its commit; `23:` is the end. Labels from 25 on are free for what stands in and around it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {
@@ -328,11 +328,11 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
     outcome(status)
 }
 
-/// Puts `count` pointers, at least one, on top of this CPU's stack at `place`: `value`, and each `step` bytes behind the one before; all or
+/// Puts `count` pointers on top of this CPU's stack at `place`: `value`, and each `step` bytes behind the one before; all or
 /// none.
 ///
 /// # Safety
-/// As for [`pop`]; no pointer is null.
+/// As for [`pop`]; there is at least one pointer, and none is null.
 #[inline]
 pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
     let status: u32;

@@ -48,7 +48,7 @@ impl SheafList {
         self.length
     }
 
-    /// Sheaves on the list that are loose ones, and bound ones.
+    /// Sheaves on the list that are plain ones, and bound ones.
     pub fn lengths(&self) -> (u32, u32) {
         (self.length - self.bound, self.bound)
     }
@@ -254,12 +254,12 @@ mod tests {
     #[test]
     fn bound_sheaves_are_seen_and_counted_like_others() {
         let objects = objects(20);
-        let ((mut loose, _first), (mut bound, _second)) = (sheaf(6), sheaf(0));
-        loose.extend(6, |n| objects[n]);
+        let ((mut plain, _first), (mut bound, _second)) = (sheaf(6), sheaf(0));
+        plain.extend(6, |n| objects[n]);
         let (few, count) = few::<PROGRESSIONS>(&objects[6..], 16).unwrap();
         bound.bind(&few[..count]);
         let mut list = SheafList::new();
-        list.push(loose);
+        list.push(plain);
         list.push(bound);
         assert_eq!((list.lengths(), list.objects()), ((1, 1), 20));
         let (mut seen, mut starts) = (Vec::new(), true);

@@ -24,7 +24,8 @@
 //! Refused push: pop half a stack into the barn; if that is refused, too, the stack has no room, so
 //! set its capacity. Push again; if that is refused the object goes to the barn. Refused pop: take
 //! objects from the barn, keep one, push the others; if that is refused set the capacity and push
-//! them again; if that is refused they go back. An aborted sequence may be tried again or counts as
+//! them again; if that is refused they go back. A bound sheaf is several such pushes, each with objects of
+//! its own, which write to cells what they have in registers. An aborted sequence may be tried again or counts as
 //! refused.
 //!
 //! Take, from anywhere: 1. lock the takers' mutex; a spare region, all zeroes, comes with it. 2. Swap
