@@ -220,7 +220,7 @@ impl Arena {
             self.tables.iter().enumerate().filter(|(_, table)| table.is_brief() || early && table.early)
         {
             let named = index.checked_sub(OWN_TABLES);
-            let fresh = named.is_some_and(|named| self.is_fresh(platform, named, offset));
+            let fresh = named.is_some_and(|named| self.claim_fresh(platform, named, offset));
             if fresh {
                 self.huge_tables.store(true, Relaxed);
             }
@@ -234,14 +234,19 @@ impl Arena {
 
     /// Whether what a named table says of a block may come as a huge page: nobody has written to any of that yet. Not where nodes share it,
     /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole. A hint: others may write now.
-    fn is_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
+    /// One caller is told so: each that allows and forbids huge pages stops all that fault.
+    fn claim_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
+        let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
+        if self.nodes > 1 || platform.address_space_is_scarce() {
+            return false;
+        }
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
-        let unwritten = |pfn: u32| self.marks(Pfn(pfn)).load(Relaxed) >> named & 1 == 0;
-        let window = self.tables[OWN_TABLES + named].window(offset);
-        self.nodes == 1
-            && !platform.address_space_is_scarce()
-            && window
-                .is_some_and(|window| (pages(window.start)..pages(window.end)).step_by(CHUNK as usize).all(unwritten))
+        let mark = |page: u32| self.marks(Pfn(page));
+        let first = pages(window.start);
+        let unwritten = |page: u32| mark(page).load(Relaxed) >> named & 1 == 0;
+        // Marked is what the huge page speaks of in any case. A chunk's marks are one word, so of two who find it unmarked one is told.
+        (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten)
+            && mark(first).fetch_or(1 << named, Relaxed) >> named & 1 == 0
     }
 
     /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.

@@ -34,6 +34,8 @@ const FLOOR: u32 = 3072;
 const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
+/// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
+const AT_ONCE: u32 = 4;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
 const AHEAD: u32 = 4;
 /// Opportunities that are let pass after the system refused.
@@ -110,7 +112,7 @@ impl Inner {
         let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
             if allowing.load(Relaxed) == 0 {
-                let pages = self.detach_huge((resident / HUGE.pages()).clamp(1, BATCH))?;
+                let pages = self.detach_huge((AT_ONCE * resident / HUGE.pages()).clamp(1, BATCH))?;
                 allowing.store(1, Relaxed);
                 return Some(Step::Allow(pages));
             }

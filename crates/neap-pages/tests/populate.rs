@@ -320,6 +320,30 @@ fn threads_that_need_a_batch_wait_for_the_one_that_makes_it() {
     o.pages.verify().unwrap();
 }
 
+/// All of them asked for the same huge page of a table, and forbade it again: each time whoever faults waits.
+#[test]
+fn of_threads_that_need_a_part_of_an_early_table_one_asks_for_it() {
+    let machine = Probe::new(Virtual::new(4096, 4));
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let first = take_early_parts(&o, 0..2);
+    let pause = || std::thread::sleep(core::time::Duration::from_millis(5));
+    *machine.on_huge.lock().unwrap() = Some(Box::new(pause));
+    let held = std::thread::scope(|scope| {
+        let take = |thread: usize| {
+            Virtual::run_on(thread);
+            (0..4000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect::<Vec<Held>>()
+        };
+        let taking: Vec<_> = (0..4).map(|thread| scope.spawn(move || take(thread))).collect();
+        taking.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<Held>>()
+    });
+    let advice = machine.huge.lock().unwrap().clone();
+    let asked = |part| advice.iter().filter(|&&(start, _, allowed)| allowed && start == early_part(&o, part)).count();
+    assert_eq!([2, 3].map(asked), [1, 1], "{advice:x?}");
+    first.into_iter().chain(held).for_each(|held| give(&o, held));
+    assert!(!o.pages.release_all(&machine).left);
+    o.pages.verify().unwrap();
+}
+
 /// A thread that finds the last memory under population waits for it instead of failing.
 #[test]
 fn memory_under_population_is_waited_for() {
