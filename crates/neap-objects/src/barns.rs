@@ -91,10 +91,10 @@ impl<P: Platform> Objects<P> {
         while let Some(mut sheaf) = sheaves.pop() {
             let mut node = 0;
             if self.pages.nodes() > 1 {
-                node = sheaf
-                    .objects()
-                    .next()
-                    .map_or_else(|| self.pages.nearest(&self.platform), |first| self.node_of(first));
+                node = match sheaf.objects().next() {
+                    Some(first) => self.node_of(first),
+                    None => self.pages.nearest(&self.platform),
+                };
                 if !sheaf.is_bound() {
                     // Few programs mix nodes in one stack; what is of others goes to its slab.
                     let own = sheaf.partition(|object| self.node_of(object) == node);

@@ -6,7 +6,6 @@
 
 /// Objects at equal distances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(C)]
 pub struct Progression {
     /// The first of them.
     pub first: *mut u8,

@@ -159,6 +159,7 @@ impl Sheaf {
     /// Gives an empty bound one these progressions, none of which is empty; there are no more than fit.
     pub fn bind(&mut self, progressions: &[Packed]) {
         let count = progressions.len();
+        debug_assert!(self.is_bound() && self.is_empty() && count <= PROGRESSIONS);
         if self.is_bound() && count <= PROGRESSIONS {
             // SAFETY: a bound sheaf has room for so many, and the caller owns it.
             unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), count) };
@@ -188,7 +189,9 @@ impl Sheaf {
     /// Puts `count` objects on top, for all of which there is room: `object` says which.
     pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
         let held = self.head().count as usize;
-        let count = count.min(self.capacity().saturating_sub(held));
+        let room = self.capacity().saturating_sub(held);
+        debug_assert!(count <= room);
+        let count = count.min(room);
         // SAFETY: below the capacity, initialised when the sheaf was made, and the caller owns the sheaf.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.contents::<*mut u8>().add(held), count) };
         cells.iter_mut().enumerate().for_each(|(n, cell)| *cell = object(n));
@@ -206,7 +209,9 @@ impl Sheaf {
             Some(top) => (top.last(), top.length == 1),
             None => (*self.cells().last()?, true),
         };
-        self.packed_mut().iter_mut().last().into_iter().for_each(|top| *top = top.without_last());
+        if let Some(top) = self.packed_mut().last_mut() {
+            *top = top.without_last();
+        }
         self.head_mut().count -= u16::from(last);
         Some(object)
     }

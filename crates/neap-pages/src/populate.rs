@@ -112,7 +112,7 @@ impl Inner {
         let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
             if allowing.load(Relaxed) == 0 {
-                let pages = self.detach_huge((AT_ONCE * resident / HUGE.pages()).clamp(1, BATCH))?;
+                let pages = self.detach_huge((resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH))?;
                 allowing.store(1, Relaxed);
                 return Some(Step::Allow(pages));
             }
