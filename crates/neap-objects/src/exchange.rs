@@ -2,7 +2,7 @@
 //!
 //! Sits between `malloc` and `free` of a stack that is empty or full, and barns and slabs. How much goes at once is decided here: half of
 //! what fits, or all of it in a burst. Locks: a class cache's mutex at a time, once for a refill from slabs that are there, since in a
-//! burst others wait for it, and once to put sheaves back. The state bytes of what slabs give are written outside.
+//! burst others wait for it, and once to put sheaves back; twice to take some for a spill that can bind only a part. The state bytes of what slabs give are written outside.
 
 use crate::class_cache::{Row, Way};
 use crate::hot::KindEntry;
@@ -13,6 +13,7 @@ use crate::sheaf::{PROGRESSIONS, Sheaf, SheafList};
 use crate::size_class::{Class, GRAIN};
 use crate::slots::Attempt;
 use crate::state::CACHED;
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
 /// Of so many objects in a row that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
@@ -22,6 +23,9 @@ const SETTLED: usize = 16;
 /// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
 /// what the program took.
 const LONG: u32 = 64;
+
+/// Sheaves that stay as they are after there was no memory to bind one with.
+const PATIENCE: u32 = 256;
 
 impl<P: Platform> Objects<P> {
     /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
@@ -147,20 +151,23 @@ impl<P: Platform> Objects<P> {
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
             if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
-                self.spill(here, home, object);
+                // What is in that stack is at home here.
+                self.spill(here, self.platform.cpu() as u16, object);
             }
             return;
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        // The last ones that this CPU emptied, if they are there: one with cells, which serves again as long as what was in it can be bound.
+        // The last ones that this CPU emptied, if they are there. Of those with cells one, which serves again as long as what was in it can be
+        // bound, or else all that may be needed, the others when it is seen to.
         let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
-        take_for(cpu, 1, &mut cache.empty, &mut empty);
+        let first = if binds(class) { 1 } else { batch };
+        take_for(cpu, first, &mut cache.empty, &mut empty);
         take_for(cpu, batch, &mut cache.empty_bound, &mut empty_bound);
         drop(cache);
         for n in 0..batch {
-            if n > 0 && empty.length() == 0 {
+            if n == first && empty.length() == 0 {
                 take_for(cpu, batch - n, &mut self.near(class).lock().empty, &mut empty);
             }
             let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class, false)) else { break };
@@ -188,7 +195,7 @@ impl<P: Platform> Objects<P> {
     /// Moves what is in a plain sheaf into a bound one if a few progressions are all of it and that saves much: most of a burst's sheaves need
     /// no memory to speak of then, and what is in them is not read from there again.
     fn bind(&self, class: Class, sheaf: &mut Sheaf, empty_bound: &mut SheafList) -> Option<Sheaf> {
-        if sheaf.is_empty() || 2 * Sheaf::bytes(0) > Sheaf::bytes(class.sheaf_capacity()) {
+        if sheaf.is_empty() || !binds(class) {
             return None;
         }
         let (progressions, count) = progression::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
@@ -200,11 +207,30 @@ impl<P: Platform> Objects<P> {
                 return None;
             }
         }
-        let mut bound = empty_bound.pop().or_else(|| self.new_sheaf(class, true))?;
+        let mut bound = empty_bound.pop().or_else(|| self.new_bound(class))?;
         bound.set_home(sheaf.home());
-        bound.bind(&progressions[..count]);
+        if !bound.bind(&progressions[..count]) {
+            empty_bound.push(bound);
+            return None;
+        }
         sheaf.clear();
         Some(bound)
+    }
+
+    /// An empty bound sheaf. Where there was no memory for one, the next few go without: asking the pages then may take long, and a free has
+    /// another way.
+    fn new_bound(&self, class: Class) -> Option<Sheaf> {
+        // Relaxed: a number that nothing hangs on.
+        let patience = self.patience.load(Ordering::Relaxed);
+        if patience > 0 {
+            self.patience.store(patience - 1, Ordering::Relaxed);
+            return None;
+        }
+        let sheaf = self.new_sheaf(class, true);
+        if sheaf.is_none() {
+            self.patience.store(PATIENCE, Ordering::Relaxed);
+        }
+        sheaf
     }
 
     /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
@@ -217,6 +243,11 @@ impl<P: Platform> Objects<P> {
         }
         filled
     }
+}
+
+/// Whether sheaves of a class may be bound: those that take twice as much with cells, or more.
+fn binds(class: Class) -> bool {
+    2 * Sheaf::bytes(0) <= Sheaf::bytes(class.sheaf_capacity())
 }
 
 /// Moves up to `most` sheaves from one list to another, those first that a CPU had last.
@@ -249,7 +280,7 @@ mod tests {
         objects.iter().for_each(|&object| assert!(o.disown(object)));
         let (few, count) = progression::few::<PROGRESSIONS>(&objects, class.size()).unwrap();
         let mut sheaf = o.new_sheaf(class, true).unwrap();
-        sheaf.bind(&few[..count]);
+        assert!(sheaf.bind(&few[..count]));
         let stack = StackId::home(class);
         let room = |o: &Opened<_>| o.slots.room(&o.platform, 0, stack) - o.stacked(0, class);
         while room(&o) != 7 {

@@ -16,7 +16,7 @@ use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
 use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
 use neap_pages::{NodePages, Shape, SideTable};
@@ -96,6 +96,8 @@ pub struct Objects<P: Platform> {
     pub(crate) looking: Mutex<()>,
     /// Objects that went around a busy slot.
     busy: AtomicU64,
+    /// Sheaves that are not to be bound, since there was no memory to do it with.
+    pub(crate) patience: AtomicU32,
 }
 
 // SAFETY: the pointers lead to what threads may share, which lives as long as this is used.
@@ -150,6 +152,7 @@ impl<P: Platform> Objects<P> {
             payback: Payback::closed(),
             looking: Mutex::new(()),
             busy: AtomicU64::new(0),
+            patience: AtomicU32::new(0),
             platform,
             pages,
             slots,

@@ -156,15 +156,15 @@ impl Sheaf {
         self.head().count == 0
     }
 
-    /// Gives an empty bound one these progressions, none of which is empty; there are no more than fit.
-    pub fn bind(&mut self, progressions: &[Packed]) {
-        let count = progressions.len();
-        debug_assert!(self.is_bound() && self.is_empty() && count <= PROGRESSIONS);
-        if self.is_bound() && count <= PROGRESSIONS {
+    /// Gives an empty bound one these progressions, none of which is empty; `false`, and nothing has changed, if it is another one, or they do not fit.
+    pub fn bind(&mut self, progressions: &[Packed]) -> bool {
+        let fits = self.is_bound() && self.is_empty() && progressions.len() <= PROGRESSIONS;
+        if fits {
             // SAFETY: a bound sheaf has room for so many, and the caller owns it.
-            unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), count) };
-            self.head_mut().count = count as u16;
+            unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), progressions.len()) };
+            self.head_mut().count = progressions.len() as u16;
         }
+        fits
     }
 
     /// Forgets the lowest progression of a bound one: it is somewhere else now.
@@ -246,7 +246,7 @@ impl Sheaf {
 
     /// Forgets the objects of a plain one from the `count`th on: they are somewhere else now.
     pub(crate) fn truncate(&mut self, count: usize) {
-        self.head_mut().count = count as u16;
+        self.head_mut().count = count.min(self.cells().len()) as u16;
     }
 
     /// Forgets the objects: they are somewhere else now.
@@ -294,7 +294,7 @@ mod tests {
         let (few, count) = few::<PROGRESSIONS>(&expected, 16).unwrap();
         let (mut sheaf, _memory) = sheaf(0);
         assert_eq!((count, sheaf.is_bound(), sheaf.is_empty(), sheaf.pop()), (4, true, true, None));
-        sheaf.bind(&few[..count]);
+        assert!(sheaf.bind(&few[..count]) && !sheaf.bind(&few[..count]));
         assert_eq!(sheaf.objects().collect::<Vec<_>>(), expected);
         assert_eq!((sheaf.length(), sheaf.cells().len()), (expected.len(), 0));
         // One in four of each row.
@@ -307,7 +307,7 @@ mod tests {
         assert!(taken.iter().eq(expected[17..].iter().rev()) && sheaf.is_empty());
         // As many as fit.
         let six: Vec<_> = all.chunks(7).map(|part| part[0]).collect();
-        sheaf.bind(&few_of(&six));
+        assert!(sheaf.bind(&few_of(&six)));
         assert_eq!((sheaf.progressions().count(), sheaf.length()), (PROGRESSIONS, 6));
         sheaf.clear();
         assert!(sheaf.is_empty() && sheaf.objects().next().is_none());

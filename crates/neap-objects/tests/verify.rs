@@ -172,7 +172,7 @@ fn bound_sheaves_and_their_lists() {
         let [mut one, mut other] = [(); 2].map(|()| cache.full.pop().expect("a full sheaf"));
         let both = [parts(&one), parts(&other)].concat();
         [&mut one, &mut other].into_iter().for_each(Sheaf::clear);
-        one.bind(&both);
+        assert!(one.bind(&both));
         [one, other].into_iter().for_each(|sheaf| cache.stow(sheaf));
     });
     finds("progressions without objects", |o, _| {
@@ -180,7 +180,7 @@ fn bound_sheaves_and_their_lists() {
         let mut sheaf = cache.full.pop().expect("a full sheaf");
         let all = [parts(&sheaf), vec![Packed::NONE]].concat();
         sheaf.clear();
-        sheaf.bind(&all);
+        assert!(sheaf.bind(&all));
         cache.full.push(sheaf);
     });
 }

@@ -581,6 +581,12 @@ mod tests {
                 unsafe {
                     left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
                     left -= isize::from(!pop(&table, STACK).is_null());
+                    if left % 64 == 0 {
+                        let pushed = push_progression(&table, STACK, pointer(8), 8, 7) == Outcome::Committed;
+                        left += if pushed { 7 } else { 0 };
+                        let popped = pop_many(&table, STACK, &mut [pointer(0); 7]) == Outcome::Committed;
+                        left -= if popped { 7 } else { 0 };
+                    }
                 }
             }
             left

@@ -233,8 +233,9 @@ impl Arena {
     }
 
     /// Whether what a named table says of a block may come as a huge page: nobody has written to any of that yet. Not where nodes share it,
-    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole. A hint: others may write now.
-    /// One caller is told so: each that allows and forbids huge pages stops all that fault.
+    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole. A hint: others may write now,
+    /// or put small pages there before whoever was told so has allowed huge ones, and then small ones come. Mostly one caller is told so: each
+    /// that allows and forbids huge pages stops all that fault.
     fn claim_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
         if self.nodes > 1 || platform.address_space_is_scarce() {
@@ -302,7 +303,7 @@ impl Arena {
         &self.frames
     }
 
-    /// The byte of the chunk of a page: a bit per named table that has been written to there, and above those one per huge page.
+    /// The byte of the chunk of a page: a bit per named table that may have memory there, and above those one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, 0)

@@ -35,7 +35,7 @@ const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
 /// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
-const AT_ONCE: u32 = 4;
+const AT_ONCE: u32 = 2;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
 const AHEAD: u32 = 4;
 /// Opportunities that are let pass after the system refused.

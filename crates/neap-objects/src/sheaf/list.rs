@@ -257,7 +257,7 @@ mod tests {
         let ((mut plain, _first), (mut bound, _second)) = (sheaf(6), sheaf(0));
         plain.extend(6, |n| objects[n]);
         let (few, count) = few::<PROGRESSIONS>(&objects[6..], 16).unwrap();
-        bound.bind(&few[..count]);
+        assert!(bound.bind(&few[..count]));
         let mut list = SheafList::new();
         list.push(plain);
         list.push(bound);
