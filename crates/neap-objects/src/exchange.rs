@@ -159,15 +159,16 @@ impl<P: Platform> Objects<P> {
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
         // The last ones that this CPU emptied, if they are there. Of those with cells one, which serves again as long as what was in it can be
-        // bound, or else all that may be needed, the others when it is seen to.
+        // bound; when it was not, all that may be needed.
         let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
-        let first = if binds(class) { 1 } else { batch };
-        take_for(cpu, first, &mut cache.empty, &mut empty);
+        let mut more = binds(class);
+        take_for(cpu, if more { 1 } else { batch }, &mut cache.empty, &mut empty);
         take_for(cpu, batch, &mut cache.empty_bound, &mut empty_bound);
         drop(cache);
         for n in 0..batch {
-            if n == first && empty.length() == 0 {
+            if n > 0 && more && empty.length() == 0 {
+                more = false;
                 take_for(cpu, batch - n, &mut self.near(class).lock().empty, &mut empty);
             }
             let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class, false)) else { break };
