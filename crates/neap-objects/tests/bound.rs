@@ -80,6 +80,8 @@ fn what_is_freed_in_a_row_is_bound() {
                 (!binds(class), binds(class)),
                 "{class:?}: {plain} plain, {bound} bound"
             );
+            let cells = o.barn(class).1;
+            assert!(!binds(class) || cells <= 1, "{class:?}: {cells} sheaves with cells, where one serves");
             o.drain();
             assert_eq!(o.prove().slabs, 0);
         }
