@@ -98,8 +98,10 @@ impl Kind {
 pub struct Hot {
     /// For every size in grains, rounded up, the largest first: the place of its class's stack.
     places: [u16; PLACES],
-    /// Sizes below this are served here for threads that have entered nothing; 0: none.
+    /// Sizes below this are served here to threads whose [word](neap_os::entered) nobody has looked at; 0: none.
     limit: AtomicUsize,
+    /// The same for threads that are known to have entered nothing.
+    limit_outside: AtomicUsize,
     /// The same for others, and whether anything is.
     pub(crate) served: AtomicUsize,
     /// The arena's base in grains of 16 bytes.
@@ -168,6 +170,7 @@ impl Hot {
         Hot {
             places: places(),
             limit: AtomicUsize::new(0),
+            limit_outside: AtomicUsize::new(0),
             served: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             grains: AtomicUsize::new(0),
@@ -207,13 +210,24 @@ impl Hot {
     /// Lets the fast paths work, after [`Hot::open`].
     pub(crate) fn serve(&self) {
         // Release: who sees them sees the rest; pairs with the load in `allocate`, and the Acquire in `allocate_owned` and `put`.
-        self.served.store(LARGEST + 1, Ordering::Release);
-        self.limit.store(LARGEST + 1, Ordering::Release);
+        for limit in [&self.served, &self.limit_outside, &self.limit] {
+            limit.store(LARGEST + 1, Ordering::Release);
+        }
     }
 
-    /// Lets [`Hot::allocate`] answer "no" from now on, so that threads that have entered nothing are seen by the slow way.
+    /// Lets [`Hot::allocate`] answer "no" from now on, so that what a thread has entered is looked at first. Called by a thread before it enters
+    /// anything: it sees its own store, and others, who have entered nothing, may see it when they like.
+    pub fn look_at_entered(&self) {
+        // Every malloc reads the line: it is written only if that says something new.
+        if self.limit.load(Ordering::Relaxed) > 0 {
+            self.limit.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets [`Hot::allocate_outside`] answer "no" as well, so that threads that have entered nothing are seen by the slow way.
     pub fn serve_entered_alone(&self) {
-        self.limit.store(0, Ordering::Relaxed);
+        self.look_at_entered();
+        self.limit_outside.store(0, Ordering::Relaxed);
     }
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
@@ -225,15 +239,26 @@ impl Hot {
 
     /// Whether threads that have entered nothing are served at all.
     pub fn serves_all(&self) -> bool {
-        self.limit.load(Ordering::Relaxed) > 0
+        self.limit_outside.load(Ordering::Relaxed) > 0
     }
 
-    /// An object of at least `size` bytes for a thread that has not [`entered`](neap_os::entered) anything, which is what its word says, if
-    /// the topmost is one that nobody pays for; `None`: it has, or ask [`Objects`](crate::objects::Objects).
-    ///
-    /// The object's state is looked at before it is taken, so that there is one way to say no.
+    /// An object of at least `size` bytes, if the topmost is one that nobody pays for, and no thread has [`entered`](neap_os::entered) anything
+    /// yet; `None`: ask whether this one has.
     #[inline(always)]
-    pub fn allocate(&self, size: usize, entered: usize) -> Option<NonNull<u8>> {
+    pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
+        self.take_top::<{ from_table!(limit) }>(size)
+    }
+
+    /// The same for a thread that has entered nothing; `None`: ask [`Objects`](crate::objects::Objects).
+    #[inline(always)]
+    pub fn allocate_outside(&self, size: usize) -> Option<NonNull<u8>> {
+        self.take_top::<{ from_table!(limit_outside) }>(size)
+    }
+
+    /// The topmost object of this CPU's stack for `size` bytes, if the size is below the limit that lies so far from the table. The object's state is
+    /// looked at before it is taken, so that there is one way to say no.
+    #[inline(always)]
+    fn take_top<const LIMIT: isize>(&self, size: usize) -> Option<NonNull<u8>> {
         if cfg!(miri) {
             return None; // It has no sequences, and so nothing to serve.
         }
@@ -245,7 +270,6 @@ impl Hot {
             asm!(
                 "27:",
                 "xor {value:e}, {value:e}",
-                // One comparison: a word other than 0 is beyond any size.
                 "cmp {place}, qword ptr [{table} + {limit}]",
                 "jae 23f",
                 // Grains, rounded up, below 0.
@@ -271,8 +295,8 @@ impl Hot {
                         "mov byte ptr [{t} + {offset}], {allocated}"
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
-                place = inout(reg) size | entered => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
-                limit = const from_table!(limit), places = const NO_SIZE, states = const from_table!(states),
+                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
+                limit = const LIMIT, places = const NO_SIZE, states = const from_table!(states),
                 grain_shift = const GRAIN_SHIFT, ahead = const AHEAD * size_of::<*mut u8>(),
                 tables = const TABLES, table_shift = const TABLE_SHIFT, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),

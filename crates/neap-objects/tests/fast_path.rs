@@ -1,7 +1,7 @@
 //! What the assembly of malloc's and free's fast paths answers.
 //!
-//! Goal: a size leads to the stack of its own class and of no other; what is larger than the largest size is refused, and a thread that has
-//! entered something is; an object is taken only if it is cached and nobody pays for it, and stays where it is otherwise; a free finds the
+//! Goal: a size leads to the stack of its own class and of no other; what is larger than the largest size is refused, and any is once a
+//! thread has entered something, unless it is known that this one has not; an object is taken only if it is cached and nobody pays for it, and stays where it is otherwise; a free finds the
 //! stack of the object's class, and takes nothing that the program does not have. Method: stacks with one object of each class, and
 //! states that they should not hold, on the real machine, on one CPU.
 
@@ -28,8 +28,13 @@ fn opened() -> Option<Opened<Shared<Linux>>> {
 }
 
 /// Asks until it was not interrupted: several refusals in a row are no chance.
-fn allocate<P: Platform>(o: &Opened<P>, size: usize, entered: usize) -> Option<*mut u8> {
-    (0..100).find_map(|_| o.hot.allocate(size, entered)).map(|object| object.as_ptr())
+fn allocate<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
+    (0..100).find_map(|_| o.hot.allocate(size)).map(|object| object.as_ptr())
+}
+
+/// The same for a thread that is known to have entered nothing.
+fn allocate_outside<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
+    (0..100).find_map(|_| o.hot.allocate_outside(size)).map(|object| object.as_ptr())
 }
 
 #[test]
@@ -41,7 +46,7 @@ fn a_size_leads_to_the_stack_of_its_class() {
     }
     for size in 0..=LARGEST {
         let class = Class::of_size(size);
-        let object = allocate(&o, size, 0).unwrap_or_else(|| panic!("nothing of {size} bytes"));
+        let object = allocate(&o, size).unwrap_or_else(|| panic!("nothing of {size} bytes"));
         assert_eq!(o.class_at(object), Some(class), "size {size}");
         assert!(o.is_allocated(object) && o.hot.free(object.wrapping_add(GRAIN / 2)) == Freed::Unknown);
         let before = o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class));
@@ -51,9 +56,25 @@ fn a_size_leads_to_the_stack_of_its_class() {
         assert!(o.is_cached(object) && o.hot.free(object) == Freed::Unknown);
         assert_eq!(o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
     }
-    for (size, entered) in [(LARGEST + 1, 0), (1 << 32, 0), (usize::MAX, 0), (16, usize::MAX), (16, 1 << 63)] {
-        assert!(allocate(&o, size, entered).is_none(), "{size} bytes, {entered:#x}");
+    for size in [LARGEST + 1, 1 << 32, usize::MAX] {
+        assert!(allocate(&o, size).is_none() && allocate_outside(&o, size).is_none(), "{size} bytes");
     }
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+#[test]
+fn once_a_thread_enters_something_who_has_not_is_asked_first() {
+    let Some(o) = opened() else { return };
+    let class = Class::of_size(64);
+    let object = o.take(class).unwrap();
+    o.give(class, object);
+    o.hot.look_at_entered();
+    assert!(allocate(&o, 64).is_none() && o.hot.serves_all());
+    assert_eq!(allocate_outside(&o, 64), Some(object));
+    o.give(class, object);
+    o.hot.serve_entered_alone();
+    assert!(allocate(&o, 64).is_none() && allocate_outside(&o, 64).is_none() && !o.hot.serves_all());
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }
@@ -68,10 +89,10 @@ fn an_object_that_is_not_cached_stays_where_it_is() {
     let before = o.slots.count(&o.platform, cpu, stack);
     // As two frees at the very same moment leave it.
     assert_eq!(o.slots.push(&o.platform, stack, object), Attempt::Done(()));
-    assert!(allocate(&o, 64, 0).is_none(), "the program has it");
+    assert!(allocate(&o, 64).is_none(), "the program has it");
     assert_eq!(o.slots.count(&o.platform, cpu, stack), before + 1);
     assert_eq!(o.slots.pop(&o.platform, class), Attempt::Done(object));
-    assert_eq!(allocate(&o, 64, 0), Some(another));
+    assert_eq!(allocate(&o, 64), Some(another));
     o.give(class, another);
     o.give(class, object);
     o.drain();

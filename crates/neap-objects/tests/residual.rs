@@ -199,7 +199,7 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
         o.give(class, held.next().unwrap());
         let cpu = o.platform.cpu();
         assert!((0..o.slots.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
-        assert!(o.hot.allocate(class.size(), 0).is_none(), "there is nothing in any stack");
+        assert!(o.hot.allocate(class.size()).is_none(), "there is nothing in any stack");
         let object = held.next().unwrap();
         let freed = o.hot.free(object);
         if o.platform.cpu() == cpu {

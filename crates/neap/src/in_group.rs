@@ -1,6 +1,6 @@
 //! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
 //!
-//! Sits between the entry points of [`Mm`], which come here when the thread's [word](neap_os::entered) is not that of threads in no group,
+//! Sits between the entry points of [`Mm`], which come here once any thread has entered a group, to look at the [word](neap_os::entered) of theirs,
 //! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it,
 //! counted, unless the option `refuse` says otherwise. A free, by any thread, uncharges whoever paid for a run, or its heir; an object stays paid for while caches have it
 //! ([`paid`](neap_objects::paid)). A thread whose group is deleted goes on in its heir. One mutex: flushes of caches take turns.
@@ -46,6 +46,9 @@ impl<P: Platform> Mm<P> {
     /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
+        if group.is_some() {
+            self.hot.look_at_entered();
+        }
         let node = || self.groups_if_made().map_or(0, |grouped| grouped.node());
         set_entered(group.map_or(0, |group| word_of(self.owner(group.payer(Kind::Objects, node()))) as usize));
         before
@@ -64,12 +67,18 @@ impl<P: Platform> Mm<P> {
         (tag == self.tag.load(Ordering::Relaxed)).then(|| GroupId::from_bits(word as u64))
     }
 
-    /// At least `size` bytes on a multiple of 16, from this CPU's stack, for a thread that is in a group: an object that the group has
-    /// paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
+    /// At least `size` bytes on a multiple of 16, from this CPU's stack: for a thread that is in no group at once, for one that is in a group an object that
+    /// the group has paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        let word = entered();
+        if word == 0
+            && let Some(object) = self.hot.allocate_outside(size)
+        {
+            return object.as_ptr();
+        }
         // One comparison says that the thread is in a group of this manager's, and that the group has paid.
-        match self.hot.allocate_owned(size, entered() as u64) {
+        match self.hot.allocate_owned(size, word as u64) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
             Owned::Nothing => slow(),

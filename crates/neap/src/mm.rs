@@ -205,10 +205,10 @@ impl<P: Platform> Mm<P> {
         self.allocate_entered_or(size, move || self.allocate_slow(size))
     }
 
-    /// The same from this CPU's stack alone and in no group; else what `otherwise` answers, which is [`Mm::allocate_entered_or`].
+    /// The same from this CPU's stack alone, as long as no thread has entered a group; else what `otherwise` answers, which is [`Mm::allocate_entered_or`].
     #[inline(always)]
     pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
-        match self.hot.allocate(size, entered()) {
+        match self.hot.allocate(size) {
             Some(object) => object.as_ptr(),
             None => otherwise(),
         }

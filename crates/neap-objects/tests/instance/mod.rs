@@ -108,7 +108,7 @@ impl<P: Platform> Opened<P> {
 
     /// An object of a class, by the fast way where there is one.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
-        let fast = self.hot.allocate(class.size(), 0).map(|object| object.as_ptr());
+        let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
         let object = fast.or_else(|| self.allocate(class))?;
         assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
