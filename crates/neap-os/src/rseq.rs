@@ -260,39 +260,45 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
     Outcome::Committed
 }
 
+/// One attempt of a sequence that moves several pointers, or none, at `place`: its body from the region's address in `t` to the commit, and the
+/// operands of its own. It leaves for `refused` before that.
+macro_rules! attempt {
+    ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
+        asm!(
+            sequence!($($body),+, "22:"; abort: "jmp {aborted}"),
+            offset = in(reg) $table.offset.load(Ordering::Relaxed) as usize,
+            table = in(reg) $table, first = const Table::FIRST, place = in(reg) $place, t = out(reg) _,
+            $($operands)*,
+            refused = label { return Outcome::Refused },
+            aborted = label { return Outcome::Aborted },
+            options(nostack),
+        );
+        Outcome::Committed
+    }};
+}
+
 /// Takes the topmost `to.len()` pointers off this CPU's stack at `place`, in the order they lie there; all or none.
 ///
 /// # Safety
 /// As for [`pop`].
 #[inline]
 pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outcome {
-    let status: u32;
     // SAFETY: as the caller promises; the copies go to the caller's own memory and count only after the commit.
     unsafe {
-        asm!(
-            "mov {status:e}, 1",
-            sequence!(
-                "add {t}, {place}",
-                "lea rsi, [rcx * 8]",
-                "neg rsi",
-                "add rsi, qword ptr [{t}]",
-                "cmp rsi, qword ptr [{t} + 8]",
-                "jl 23f",
-                "mov {rest}, rsi",
-                "rep movsq",
-                "mov qword ptr [{t}], {rest}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: "mov {status:e}, 2"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
-            inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _,
-            t = out(reg) _, rest = out(reg) _, status = out(reg) status,
-            options(nostack),
-        );
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "lea rsi, [rcx * 8]",
+            "neg rsi",
+            "add rsi, qword ptr [{t}]",
+            "cmp rsi, qword ptr [{t} + 8]",
+            "jl {refused}",
+            "mov {rest}, rsi",
+            "rep movsq",
+            "mov qword ptr [{t}], {rest}";
+            rest = out(reg) _, inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _
+        )
     }
-    outcome(status)
 }
 
 /// Puts all of `from` on top of this CPU's stack at `place`; all or none.
@@ -301,31 +307,20 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
 /// As for [`pop`]; no pointer is null.
 #[inline]
 pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcome {
-    let status: u32;
     // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
     unsafe {
-        asm!(
-            "mov {status:e}, 1",
-            sequence!(
-                "add {t}, {place}",
-                "mov rdi, qword ptr [{t}]",
-                "lea {total}, [rdi + rcx * 8]",
-                "cmp {total}, qword ptr [{t} + 16]",
-                "jg 23f",
-                "rep movsq",
-                "mov qword ptr [{t}], {total}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: "mov {status:e}, 2"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
-            inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _,
-            t = out(reg) _, total = out(reg) _, status = out(reg) status,
-            options(nostack),
-        );
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "mov rdi, qword ptr [{t}]",
+            "lea {total}, [rdi + rcx * 8]",
+            "cmp {total}, qword ptr [{t} + 16]",
+            "jg {refused}",
+            "rep movsq",
+            "mov qword ptr [{t}], {total}";
+            total = out(reg) _, inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _
+        )
     }
-    outcome(status)
 }
 
 /// Puts `count` pointers on top of this CPU's stack at `place`: `value`, and each `step` bytes behind the one before; all or
@@ -335,36 +330,25 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
 /// As for [`pop`]; there is at least one pointer, and none is null.
 #[inline]
 pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
-    let status: u32;
     // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
     unsafe {
-        asm!(
-            "mov {status:e}, 1",
-            sequence!(
-                "add {t}, {place}",
-                "mov {cell}, qword ptr [{t}]",
-                "lea {total}, [{cell} + {total} * 8]",
-                "cmp {total}, qword ptr [{t} + 16]",
-                "jg 23f",
-                "25:",
-                "mov qword ptr [{cell}], {value}",
-                "add {value}, {step}",
-                "add {cell}, 8",
-                "cmp {cell}, {total}",
-                "jne 25b",
-                "mov qword ptr [{t}], {total}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: "mov {status:e}, 2"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
-            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _,
-            t = out(reg) _, cell = out(reg) _, status = out(reg) status,
-            options(nostack),
-        );
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "mov {cell}, qword ptr [{t}]",
+            "lea {total}, [{cell} + {total} * 8]",
+            "cmp {total}, qword ptr [{t} + 16]",
+            "jg {refused}",
+            "25:",
+            "mov qword ptr [{cell}], {value}",
+            "add {value}, {step}",
+            "add {cell}, 8",
+            "cmp {cell}, {total}",
+            "jne 25b",
+            "mov qword ptr [{t}], {total}";
+            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _, cell = out(reg) _
+        )
     }
-    outcome(status)
 }
 
 /// Raises the capacity of this CPU's stack at `place` to `capacity`, unless it has as much, or the region's first word is 0:
@@ -374,39 +358,20 @@ pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step
 /// As for [`pop`]; the region has that many cells.
 #[inline]
 pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
-    let status: u32;
     // SAFETY: as the caller promises; the only store is the commit.
     unsafe {
-        asm!(
-            "mov {status:e}, 1",
-            sequence!(
-                "cmp dword ptr [{t}], 0",
-                "je 23f",
-                "add {t}, {place}",
-                "mov {end}, qword ptr [{t} + 8]",
-                "lea {end}, [{end} + {capacity} * 8]",
-                "cmp {end}, qword ptr [{t} + 16]",
-                "cmovb {end}, qword ptr [{t} + 16]",
-                "mov qword ptr [{t} + 16], {end}",
-                "22:",
-                "xor {status:e}, {status:e}";
-                abort: "mov {status:e}, 2"
-            ),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
-            table = in(reg) table, first = const Table::FIRST, place = in(reg) place,
-            capacity = in(reg) capacity as usize, end = out(reg) _, t = out(reg) _, status = out(reg) status,
-            options(nostack),
-        );
-    }
-    outcome(status)
-}
-
-#[inline(always)]
-fn outcome(status: u32) -> Outcome {
-    match status {
-        0 => Outcome::Committed,
-        1 => Outcome::Refused,
-        _ => Outcome::Aborted,
+        attempt!(
+            table, place:
+            "cmp dword ptr [{t}], 0",
+            "je {refused}",
+            "add {t}, {place}",
+            "mov {end}, qword ptr [{t} + 8]",
+            "lea {end}, [{end} + {capacity} * 8]",
+            "cmp {end}, qword ptr [{t} + 16]",
+            "cmovb {end}, qword ptr [{t} + 16]",
+            "mov qword ptr [{t} + 16], {end}";
+            capacity = in(reg) capacity as usize, end = out(reg) _
+        )
     }
 }
 
