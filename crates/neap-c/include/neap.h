@@ -399,7 +399,8 @@ typedef struct neap_entered {
  * Lets this thread be in a group: all that it allocates from now on by malloc, C++'s new or the like is charged to the group, and
  * goes back to it when it is freed, by whichever thread; small memory when neap's caches give it up, which they do before a limit
  * refuses anything for it. That goes beyond a limit, counted, unless NEAP=refuse:on is set; then
- * malloc answers NULL. Of use where malloc is neap's, preloaded; others' malloc charges nobody. NEAP_E_GROUP.
+ * malloc answers NULL. Of use where malloc is neap's, preloaded; others' malloc charges nobody. From the first call on, every
+ * thread's malloc looks whether the thread is in a group: a nanosecond. NEAP_E_GROUP.
  */
 int neap_group_enter(neap_entered *entered, neap_group group);
 

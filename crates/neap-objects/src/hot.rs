@@ -209,7 +209,7 @@ impl Hot {
 
     /// Lets the fast paths work, after [`Hot::open`].
     pub(crate) fn serve(&self) {
-        // Release: who sees them sees the rest; pairs with the load in `allocate`, and the Acquire in `allocate_owned` and `put`.
+        // Release: who sees them sees the rest; pairs with the load in `take_top`, and the Acquire in `allocate_owned` and `put`.
         for limit in [&self.served, &self.limit_outside, &self.limit] {
             limit.store(LARGEST + 1, Ordering::Release);
         }
@@ -237,13 +237,18 @@ impl Hot {
         }
     }
 
+    /// Whether [`Hot::allocate`] serves anything: no thread has entered anything yet.
+    pub fn serves_unasked(&self) -> bool {
+        self.limit.load(Ordering::Relaxed) > 0
+    }
+
     /// Whether threads that have entered nothing are served at all.
     pub fn serves_all(&self) -> bool {
         self.limit_outside.load(Ordering::Relaxed) > 0
     }
 
-    /// An object of at least `size` bytes, if the topmost is one that nobody pays for, and no thread has [`entered`](neap_os::entered) anything
-    /// yet; `None`: ask whether this one has.
+    /// An object of at least `size` bytes, if the topmost is one that nobody pays for, and no thread has [`entered`](neap_os::entered) anything of this
+    /// manager's yet; `None`: ask whether this one has.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit) }>(size)
@@ -326,7 +331,7 @@ impl Hot {
     #[inline(always)]
     pub fn free(&self, pointer: *mut u8) -> Freed {
         if cfg!(miri) {
-            return Freed::Unknown; // As in `allocate`.
+            return Freed::Unknown; // As in `take_top`.
         }
         // SAFETY: below the number of grains, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
         // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with

@@ -12,6 +12,7 @@ use instance::{Opened, rseq};
 use machine::Shared;
 use neap_base::{Linux, Platform};
 use neap_objects::hot::Freed;
+use neap_objects::paid::Owned;
 use neap_objects::region::StackId;
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_objects::slots::Attempt;
@@ -70,11 +71,31 @@ fn once_a_thread_enters_something_who_has_not_is_asked_first() {
     let object = o.take(class).unwrap();
     o.give(class, object);
     o.hot.look_at_entered();
-    assert!(allocate(&o, 64).is_none() && o.hot.serves_all());
+    assert!(allocate(&o, 64).is_none() && !o.hot.serves_unasked() && o.hot.serves_all());
     assert_eq!(allocate_outside(&o, 64), Some(object));
     o.give(class, object);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+#[test]
+fn where_all_are_to_enter_something_who_has_not_is_refused() {
+    let Some(o) = opened() else { return };
+    let class = Class::of_size(64);
+    let object = o.take(class).unwrap();
+    o.give(class, object);
     o.hot.serve_entered_alone();
-    assert!(allocate(&o, 64).is_none() && allocate_outside(&o, 64).is_none() && !o.hot.serves_all());
+    assert!(allocate(&o, 64).is_none() && allocate_outside(&o, 64).is_none());
+    assert!(!o.hot.serves_unasked() && !o.hot.serves_all());
+    let Some(Owned::Another(popped)) =
+        (0..100).map(|_| o.hot.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing)
+    else {
+        panic!("who has entered something is served")
+    };
+    assert_eq!(popped.as_ptr(), object);
+    // SAFETY: the object was just popped.
+    assert_eq!(unsafe { o.hot.hand_out(popped, false) }, Some(popped));
+    o.give(class, object);
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }

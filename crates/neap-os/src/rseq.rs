@@ -523,7 +523,8 @@ mod tests {
         assert_eq!((region.before, region.after), (7, 7));
     }
 
-    /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken.
+    /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken. Until each sequence that
+    /// moves several was interrupted, which the fences see to.
     #[test]
     fn no_object_is_lost_between_threads() {
         const CELLS: usize = 64;
@@ -539,18 +540,30 @@ mod tests {
             region[stack..stack + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
             entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
         }
+        let aborted = [(); 4].map(|()| AtomicU32::new(0));
+        // How many pointers one of those moved.
+        let moved = |which: usize, outcome: Outcome, count: isize| {
+            aborted[which].fetch_add(u32::from(outcome == Outcome::Aborted), Ordering::Relaxed);
+            if outcome == Outcome::Committed { count } else { 0 }
+        };
+        let fenced = crate::fence::register().is_ok();
+        let all_aborted = || aborted.iter().all(|times| times.load(Ordering::Relaxed) > 0);
         let work = || {
             let mut left = 0_isize;
-            for _ in 0..5_000_000 {
+            for round in 0..500_000_000_u32 {
                 // SAFETY: the table has a region for each CPU; the stacks are changed by such calls alone.
                 unsafe {
                     left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
                     left -= isize::from(!pop(&table, STACK).is_null());
-                    if left % 64 == 0 {
-                        let pushed = push_progression(&table, STACK, pointer(8), 8, 7) == Outcome::Committed;
-                        left += if pushed { 7 } else { 0 };
-                        let popped = pop_many(&table, STACK, &mut [pointer(0); 7]) == Outcome::Committed;
-                        left -= if popped { 7 } else { 0 };
+                    if round % 16 == 0 {
+                        left += moved(0, push_progression(&table, STACK, pointer(8), 8, 7), 7);
+                        left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
+                        left += moved(2, push_many(&table, STACK, &[pointer(1); 7]), 7);
+                        left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
+                        moved(3, widen(&table, STACK, 1), 0);
+                        if round > 2_000_000 && (!fenced || all_aborted()) {
+                            break;
+                        }
                     }
                 }
             }
@@ -558,8 +571,13 @@ mod tests {
         };
         let left: isize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            // Each interrupts whoever runs elsewhere.
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                let _ = crate::fence::all();
+            }
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
+        assert!(!fenced || all_aborted(), "{aborted:?}");
         let there = memory.chunks(length).map(|region| (region[stack] - region[stack + 1]) / size_of::<usize>());
         assert_eq!(there.sum::<usize>() as isize, left);
     }

@@ -1,6 +1,6 @@
 //! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
 //!
-//! Sits between the entry points of [`Mm`], which come here once any thread has entered a group, to look at the [word](neap_os::entered) of theirs,
+//! Sits between the entry points of [`Mm`], which come here with what the fast path does not serve, which is everything once a thread has entered a group,
 //! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it,
 //! counted, unless the option `refuse` says otherwise. A free, by any thread, uncharges whoever paid for a run, or its heir; an object stays paid for while caches have it
 //! ([`paid`](neap_objects::paid)). A thread whose group is deleted goes on in its heir. One mutex: flushes of caches take turns.
@@ -43,7 +43,8 @@ impl<P: Platform> Mm<P> {
         (self.tag.load(Ordering::Relaxed) as u64) << PAYER_BITS | payer.to_bits()
     }
 
-    /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`].
+    /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`]. The manager is open where it is a group. From the first on
+    /// every thread's malloc looks at the thread's word behind the fast path.
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
@@ -72,10 +73,14 @@ impl<P: Platform> Mm<P> {
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let word = entered();
-        if word == 0
-            && let Some(object) = self.hot.allocate_outside(size)
-        {
-            return object.as_ptr();
+        if word == 0 {
+            // Nobody pays for any object where no thread has entered a group: what the stack has refused once it would refuse again.
+            if self.hot.serves_unasked() {
+                return slow();
+            }
+            if let Some(object) = self.hot.allocate_outside(size) {
+                return object.as_ptr();
+            }
         }
         // One comparison says that the thread is in a group of this manager's, and that the group has paid.
         match self.hot.allocate_owned(size, word as u64) {

@@ -142,7 +142,7 @@ impl<P: Platform> Mm<P> {
     /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses the manager or any memory of it any more, and it has no maintenance thread.
+    /// Nobody uses the manager or any memory of it any more, no thread is in a group of it, and it has no maintenance thread.
     pub unsafe fn close(&mut self) {
         if *self.state.get_mut() == OPEN {
             if let Some(reclaiming) = self.reclaiming_if_made() {

@@ -1,8 +1,8 @@
 //! `neap bench accounting`: what malloc and free cost a thread that is in a memory group, and what they cost one that is not.
 //!
-//! The variants are the same library, neap's: `neap` in no group, `inside` in one; and `old`, an older one that `--old` names. Figures:
-//! `in_group_ratio` (malloc and free of 64 bytes, inside over outside), `in_group_ratio_1k` (of 1 KiB), `in_group_ratio_batch` (of 64
-//! bytes, 1000 blocks at a time), `outside_ratio` (64 bytes in no group, over the older library), `owner_bytes` and `owner_bytes_1k`
+//! The variants are the same library, neap's: `neap` in no group, where no thread ever was; `inside` in one; `beside` in none, after it was; and `old`, an older one
+//! that `--old` names. Figures: `in_group_ratio` (malloc and free of 64 bytes, inside over outside), `in_group_ratio_1k` (of 1 KiB), `in_group_ratio_batch` (of 64
+//! bytes, 1000 blocks at a time), `beside_ratio` (64 bytes, beside over outside), `outside_ratio` (64 bytes in no group, over the older library), `owner_bytes` and `owner_bytes_1k`
 //! (resident memory that a block takes more inside than outside).
 
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use crate::variant::Missing;
 use crate::work::{self, Outcome};
 
 const INSIDE: &str = "inside";
+const BESIDE: &str = "beside";
 const OLD: &str = "old";
 const PAIR: &str = "pair-64";
 const PAIR_1K: &str = "pair-1k";
@@ -48,7 +49,7 @@ fn prepare(session: &mut Session, old: Option<&PathBuf>) -> Result<()> {
 }
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
-    let mut session = Session::of_parts("accounting", &["neap", INSIDE, OLD])?;
+    let mut session = Session::of_parts("accounting", &["neap", INSIDE, BESIDE, OLD])?;
     prepare(&mut session, options.old.as_ref())?;
     let (rounds, count) = (options.rounds(20), options.amount(20_000_000).to_string());
     let blocks = options.amount(500_000).to_string();
@@ -68,8 +69,11 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let executable = session.executable.clone();
     session.measure(&workloads, |variant, workload, _| {
         let mut arguments: Vec<&str> = workload.arguments.iter().map(String::as_str).collect();
-        if variant.name == INSIDE {
-            arguments.extend(["--group", "accounting"]);
+        match variant.name {
+            INSIDE => arguments.extend(["--group", "accounting"]),
+            BESIDE if workload.name == PAIR => arguments.extend(["--visited", "accounting"]),
+            BESIDE => return None,
+            _ => {}
         }
         Some(work::measure(&executable, variant, &arguments).and_then(|outcome| {
             let library = variant.library.as_deref();
@@ -81,6 +85,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         ("in_group_ratio", INSIDE, "neap", PAIR),
         ("in_group_ratio_1k", INSIDE, "neap", PAIR_1K),
         ("in_group_ratio_batch", INSIDE, "neap", BATCH),
+        ("beside_ratio", BESIDE, "neap", PAIR),
         ("outside_ratio", "neap", OLD, PAIR),
     ] {
         let ratio = session.ratio(variant, against, workload);

@@ -32,6 +32,21 @@ fn find(name: &CStr) -> Result<*mut c_void> {
 
 /// Lets this thread be in the group of that path for good.
 pub(super) fn enter(path: &str) -> Result<()> {
+    let _ = entered(path)?;
+    Ok(())
+}
+
+/// Lets this thread have been in the group of that path.
+pub(super) fn visit(path: &str) -> Result<()> {
+    let mut entered = entered(path)?;
+    // SAFETY: neap.h declares it so.
+    let leave: extern "C" fn(*mut [u64; 4]) -> c_int = unsafe { std::mem::transmute(find(c"neap_group_leave")?) };
+    ensure!(leave(&mut entered) == 0, "group `{path}` cannot be left");
+    Ok(())
+}
+
+/// The same; the answer is what the group is left by.
+fn entered(path: &str) -> Result<[u64; 4]> {
     let (create, enter) = (find(c"neap_group_find_or_create")?, find(c"neap_group_enter")?);
     // SAFETY: neap.h declares it so.
     let create: extern "C" fn(*const c_char, *mut u64) -> c_int = unsafe { std::mem::transmute(create) };
@@ -43,7 +58,7 @@ pub(super) fn enter(path: &str) -> Result<()> {
     if answers != [0, 0] {
         bail!("group `{path}` cannot be made and entered: {answers:?}");
     }
-    Ok(())
+    Ok(entered)
 }
 
 /// Resident memory without blocks, and with them.

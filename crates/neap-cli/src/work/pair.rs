@@ -28,6 +28,9 @@ pub(super) struct Options {
     /// Be in this memory group, of the neap that is preloaded; one thread
     #[arg(long, conflicts_with = "threads")]
     group: Option<String>,
+    /// Have been in this memory group; one thread
+    #[arg(long, conflicts_with_all = ["threads", "group"])]
+    visited: Option<String>,
 }
 
 #[derive(Args)]
@@ -90,6 +93,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     if options.threads == 1 {
         pin()?;
         options.group.as_deref().map_or(Ok(()), grouped::enter)?;
+        options.visited.as_deref().map_or(Ok(()), grouped::visit)?;
         pairs(options.count / 50, |_| options.size);
         let meter = Meter::start();
         work();
