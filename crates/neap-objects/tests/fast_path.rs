@@ -38,6 +38,18 @@ fn allocate_outside<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> 
     (0..100).find_map(|_| o.hot.allocate_outside(size)).map(|object| object.as_ptr())
 }
 
+/// Runs `test` with an object of 64 bytes on this CPU's stack, which it leaves to the program.
+fn with_an_object_of_64(test: impl FnOnce(&Opened<Shared<Linux>>, *mut u8)) {
+    let Some(o) = opened() else { return };
+    let class = Class::of_size(64);
+    let object = o.take(class).unwrap();
+    o.give(class, object);
+    test(&o, object);
+    o.give(class, object);
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
 #[test]
 fn a_size_leads_to_the_stack_of_its_class() {
     let Some(o) = opened() else { return };
@@ -66,38 +78,25 @@ fn a_size_leads_to_the_stack_of_its_class() {
 
 #[test]
 fn once_a_thread_enters_something_who_has_not_is_asked_first() {
-    let Some(o) = opened() else { return };
-    let class = Class::of_size(64);
-    let object = o.take(class).unwrap();
-    o.give(class, object);
-    o.hot.look_at_entered();
-    assert!(allocate(&o, 64).is_none() && !o.hot.serves_unasked() && o.hot.serves_all());
-    assert_eq!(allocate_outside(&o, 64), Some(object));
-    o.give(class, object);
-    o.drain();
-    assert_eq!(o.prove().slabs, 0);
+    with_an_object_of_64(|o, object| {
+        o.hot.look_at_entered();
+        assert!(allocate(o, 64).is_none() && !o.hot.serves_unasked() && o.hot.serves_all());
+        assert_eq!(allocate_outside(o, 64), Some(object));
+    });
 }
 
 #[test]
 fn where_all_are_to_enter_something_who_has_not_is_refused() {
-    let Some(o) = opened() else { return };
-    let class = Class::of_size(64);
-    let object = o.take(class).unwrap();
-    o.give(class, object);
-    o.hot.serve_entered_alone();
-    assert!(allocate(&o, 64).is_none() && allocate_outside(&o, 64).is_none());
-    assert!(!o.hot.serves_unasked() && !o.hot.serves_all());
-    let Some(Owned::Another(popped)) =
-        (0..100).map(|_| o.hot.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing)
-    else {
-        panic!("who has entered something is served")
-    };
-    assert_eq!(popped.as_ptr(), object);
-    // SAFETY: the object was just popped.
-    assert_eq!(unsafe { o.hot.hand_out(popped, false) }, Some(popped));
-    o.give(class, object);
-    o.drain();
-    assert_eq!(o.prove().slabs, 0);
+    with_an_object_of_64(|o, object| {
+        o.hot.serve_entered_alone();
+        assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());
+        assert!(!o.hot.serves_unasked() && !o.hot.serves_all());
+        let entered = (0..100).map(|_| o.hot.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
+        let Some(Owned::Another(popped)) = entered else { panic!("who has entered something is served") };
+        assert_eq!(popped.as_ptr(), object);
+        // SAFETY: the object was just popped.
+        assert_eq!(unsafe { o.hot.hand_out(popped, false) }, Some(popped));
+    });
 }
 
 #[test]

@@ -537,6 +537,7 @@ mod tests {
         table.offset.store(offset as u32, Ordering::Relaxed);
         for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
             let cells = region[stack + 4..].as_ptr().expose_provenance();
+            region[0] = 1; // It may be written to.
             region[stack..stack + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
             entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
         }
@@ -550,7 +551,7 @@ mod tests {
         let all_aborted = || aborted.iter().all(|times| times.load(Ordering::Relaxed) > 0);
         let work = || {
             let mut left = 0_isize;
-            for round in 0..500_000_000_u32 {
+            for round in 0..50_000_000_u32 {
                 // SAFETY: the table has a region for each CPU; the stacks are changed by such calls alone.
                 unsafe {
                     left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
