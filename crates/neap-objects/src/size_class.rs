@@ -98,12 +98,12 @@ impl Class {
         // The largest order of at most so many bytes.
         let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
         // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages). Larger ones:
-        // so many that what is done once a slab does not count.
+        // so many, eight if that is no more than 256 KiB, that what is done once a slab does not count.
         let (low, high) = if size < 512 {
             let order = order_of((512 * size).min(32 << 10));
             (order, order)
         } else {
-            (order_of(128 << 10), order_of(256 << 10))
+            (order_of((8 * size).clamp(128 << 10, 256 << 10)), order_of(256 << 10))
         };
         // The first that wastes at most a sixteenth at its end, or the one that wastes least.
         let fits = (low..=high).map(shape).find(|shape| shape.waste * 16 <= page_size << shape.order);

@@ -2,13 +2,14 @@
 //!
 //! Sits between the zone and `madvise`. When small blocks are about to come from a wholly unbacked, aligned block of two
 //! mebibytes, and the zone is large enough for that to be no waste, the block is detached, populated as a huge page, and
-//! put back as backed. Several threads may be at it, each with a block of its own. Allowing huge pages takes the
+//! put back as backed; in a large zone two at once. Several threads may be at it, each with blocks of its own; where as much is under way as there
+//! is, others wait. Allowing huge pages takes the
 //! process's mapping lock for writing, which waits for faults in the same mapping; so it is done for a batch of blocks, by
 //! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
 //! detached: small blocks never come from memory that allows huge pages and has none yet. The next tick forbids
 //! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
-//! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
-//! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
+//! and equal neighbours are one mapping again. The frames of a batch come before it is detached, and what the tables say of a block with it: a page of
+//! either that is missing would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
 //! not touch: see [`huge_runs`](crate::huge_runs).
 
 use crate::arena::Arena;
@@ -18,6 +19,7 @@ use crate::page_lists::LISTED_ORDERS;
 use crate::zone::{Inner, Zone};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use neap_base::mutex::Guard;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
@@ -32,12 +34,16 @@ pub(crate) const LARGEST: Order = Order(6);
 const FLOOR: u32 = 3072;
 /// Pages in use or backed from which on it is done where what is taken is one block more of many alike: 4 MiB.
 const BULK_FLOOR: u32 = 1024;
-/// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
-const BATCH: u32 = 64;
+/// The most pages for which huge ones are allowed at once: 128 MiB of addresses, no memory.
+const BATCH: u32 = 64 * HUGE.pages();
 /// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
 const AT_ONCE: u32 = 2;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
 const AHEAD: u32 = 4;
+/// Pages in use or backed from which on two blocks are populated at once: 64 MiB.
+const LARGE: u32 = 16_384;
+/// Pages of those two, which begin on a multiple of it.
+const STRIDE: u32 = 2 * HUGE.pages();
 /// Opportunities that are let pass after the system refused.
 const PATIENCE: u32 = 256;
 
@@ -50,6 +56,10 @@ pub(crate) struct Population {
     floor: u32,
     /// Pages that threads are populating.
     busy: u32,
+    /// Whether a thread is allowing huge pages for a batch of blocks.
+    allowing: bool,
+    /// Whether a thread waits for either of the two.
+    awaited: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
     /// All memory of the zone that allows huge pages lies between these, but for that of runs.
@@ -79,31 +89,35 @@ impl Population {
 /// What is to be done before a block is taken.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Allow huge pages for these detached blocks.
-    Allow(Range<u32>),
-    /// Wait for who is allowing them.
-    Wait,
-    /// Populate this detached block; with the tables that are to be there early, if what they say of it will be written soon.
-    Populate(Pfn, bool),
+    /// Detach up to so many pages, which will mostly be those from this one on, and allow huge pages for them.
+    Allow(Pfn, u32),
+    /// Wait while the zone's count of steps is this: for who is allowing them, or for a block that others populate.
+    Wait(u32),
+    /// Populate these detached blocks; with the tables that are to be there early, if what they say of it will be written soon.
+    Populate(Range<u32>, bool),
 }
 
 impl Inner {
     /// What is to be done first if a block of `order`, maybe `one_more` of many, would come from memory that is worth it;
-    /// blocks that it names are detached. `allowing` is the word of the zone's.
-    pub(crate) fn step_to_populate(&mut self, order: Order, one_more: bool, allowing: &AtomicU32) -> Option<Step> {
+    /// blocks that it names are detached. `steps` is the zone's count of them.
+    pub(crate) fn step_to_populate(&mut self, order: Order, one_more: bool, steps: &AtomicU32) -> Option<Step> {
         let resident = self.used() + self.buddy.backed_free;
         let floor = if one_more { BULK_FLOOR } else { self.population.floor };
-        // What is under way is at most as much as there is.
-        if !self.population.enabled || order > LARGEST || resident < floor || self.population.busy > resident {
+        if !self.population.enabled || order > LARGEST || resident < floor {
             return None;
         }
         let found = self.buddy.find(order);
-        if found.is_some_and(|(_, size, class)| class != UNBACKED || size < HUGE) {
+        if found.is_some_and(|(_, _, class)| class != UNBACKED) {
             return None;
         }
         if self.population.patience > 0 {
             self.population.patience -= 1;
             return None;
+        }
+        // What is under way is at most as much as there is. Small pages meanwhile would cost more than the wait: who took one
+        // would break into two mebibytes, whose rest comes as small pages too.
+        if self.population.busy > resident {
+            return Some(self.wait_for_step(steps));
         }
         let population = &mut self.population;
         if population.ready.is_empty() {
@@ -111,27 +125,37 @@ impl Inner {
         }
         let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
-            if allowing.load(Relaxed) == 0 {
-                let pages = self.detach_huge((resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH))?;
-                allowing.store(1, Relaxed);
-                return Some(Step::Allow(pages));
-            }
-            if ready == 0 {
-                return Some(Step::Wait);
+            if population.allowing {
+                if ready == 0 {
+                    return Some(self.wait_for_step(steps));
+                }
+            } else if let Some((first, _, UNBACKED)) = self.buddy.find(HUGE) {
+                population.allowing = true;
+                return Some(Step::Allow(first, resident.saturating_mul(AT_ONCE).clamp(HUGE.pages(), BATCH)));
             }
         }
+        // What is left of a huge page that small pages were taken of is taken when there is nothing else.
         let start = population.ready.start;
         (!population.ready.is_empty()).then(|| {
-            population.ready.start += HUGE.pages();
-            population.busy += HUGE.pages();
-            Step::Populate(Pfn(start), one_more || order.index() < LISTED_ORDERS)
+            let most = if resident >= LARGE { STRIDE } else { HUGE.pages() };
+            let end = population.ready.end.min((start + 1).next_multiple_of(most));
+            population.ready.start = end;
+            population.busy += end - start;
+            Step::Populate(start..end, one_more || order.index() < LISTED_ORDERS)
         })
     }
 
-    /// Detaches up to `most` wholly unbacked blocks that lie in a row.
+    /// Somebody will wait until the next step is over.
+    fn wait_for_step(&mut self, steps: &AtomicU32) -> Step {
+        self.population.awaited = true;
+        // Relaxed: written under the lock, which is held; looked at again by the kernel.
+        Step::Wait(steps.load(Relaxed))
+    }
+
+    /// Detaches up to `most` pages of wholly unbacked blocks that lie in a row.
     fn detach_huge(&mut self, most: u32) -> Option<Range<u32>> {
         let mut pages: Option<Range<u32>> = None;
-        for _ in 0..most {
+        for _ in 0..most / HUGE.pages() {
             let Some((found, size, UNBACKED)) = self.buddy.find(HUGE) else { break };
             if pages.as_ref().is_some_and(|pages| pages.end != found.0) {
                 break;
@@ -157,47 +181,65 @@ impl Zone {
     #[cold]
     pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, step: Step) {
         match step {
-            Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
-            // Written under the lock, looked at again by the kernel: what changed since `step_to_populate` is seen here.
-            Step::Wait => wait(&self.allowing, 1),
-            Step::Populate(pfn, early) => self.populate_block(arena, platform, pfn, early),
+            Step::Allow(first, most) => self.allow_huge_pages(arena, platform, first, most),
+            Step::Wait(steps) => wait(&self.steps, steps),
+            Step::Populate(pages, early) => self.populate_blocks(arena, platform, pages, early),
         }
     }
 
-    /// Allows huge pages for blocks, and lets them be populated.
-    fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
-        let bytes = pages.len() << arena.page_shift();
-        // Where that is refused, what comes is small pages.
-        let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
-        {
-            let population = &mut self.lock().population;
-            population.note_allowed(&pages);
-            population.next = pages;
-            self.allowing.store(0, Relaxed);
-        }
-        wake(&self.allowing, u32::MAX >> 1);
-    }
-
-    /// Populates a block that was detached for it, and puts it back.
-    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
-        let address = arena.address(pfn);
-        // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
-        // the process, for which all other threads' mappings wait, and finds it there.
-        // SAFETY: mapped, and the detached block is nobody else's.
-        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
-        let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
-        if answer.is_ok() {
-            arena.note_huge(pfn);
-            arena.populate_tables(platform, pfn, HUGE.pages(), early);
+    /// Detaches blocks, allows huge pages for them, and lets them be populated. To detach them writes to frames, under the lock, so their memory comes
+    /// before.
+    fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, first: Pfn, most: u32) {
+        arena.populate_frames(platform, first, most);
+        let pages = self.lock().detach_huge(most);
+        if let Some(pages) = &pages {
+            // Where that is refused, what comes is small pages.
+            let bytes = pages.len() << arena.page_shift();
+            let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
         }
         let mut inner = self.lock();
-        inner.population.busy -= HUGE.pages();
+        let population = &mut inner.population;
+        population.allowing = false;
+        if let Some(pages) = pages {
+            population.note_allowed(&pages);
+            population.next = pages;
+        }
+        self.end_step(inner);
+    }
+
+    /// Counts a step, and wakes who waits for one.
+    fn end_step(&self, mut inner: Guard<'_, Inner>) {
+        self.steps.fetch_add(1, Relaxed);
+        let awaited = core::mem::take(&mut inner.population.awaited);
+        drop(inner);
+        if awaited {
+            wake(&self.steps, u32::MAX >> 1);
+        }
+    }
+
+    /// Populates blocks that were detached for it, and puts them back.
+    fn populate_blocks<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>, early: bool) {
+        let blocks = || pages.clone().step_by(HUGE.pages() as usize).map(Pfn);
+        for pfn in blocks() {
+            // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
+            // the process, for which all other threads' mappings wait, and finds it there.
+            // SAFETY: mapped, and the detached block is nobody else's.
+            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(arena.address(pfn)).write_volatile(0) };
+        }
+        let answer = platform.populate(arena.address(Pfn(pages.start)), pages.len() << arena.page_shift());
+        if answer.is_ok() {
+            blocks().for_each(|pfn| arena.note_huge(pfn));
+            arena.populate_tables(platform, Pfn(pages.start), pages.len() as u32, early);
+        }
+        let mut inner = self.lock();
+        inner.population.busy -= pages.len() as u32;
         match answer {
-            Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
+            Ok(()) => inner.population.pages += pages.len() as u64,
             Err(_) => inner.population.patience = PATIENCE,
         }
         // Refused or not, some of it may have memory now.
-        inner.attach_huge(pfn, true);
+        blocks().for_each(|pfn| inner.attach_huge(pfn, true));
+        self.end_step(inner);
     }
 
     /// Leaves it to the next tick to forbid huge pages in a range.
@@ -228,6 +270,83 @@ impl Zone {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Opened, shape};
+    use crate::pages::Shape;
+    use core::sync::atomic::AtomicBool;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use std::vec::Vec;
+
+    fn huge() -> Shape {
+        Shape { huge: true, ..shape(None) }
+    }
+
+    /// Blocks of 32 pages until some of that many have been populated and all of it is used.
+    fn fill(o: &Opened<'_, Virtual>, machine: &Virtual) {
+        while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
+            o.pages.allocate_one_more_block(machine, Order(5)).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_finds_as_much_under_way_as_there_is_waits_and_takes_no_small_pages() {
+        let machine = Virtual::new(4096, 2);
+        let o = Opened::new(&machine, &huge()).unwrap();
+        fill(&o, &machine);
+        let (before, all) = (o.pages.statistics(), 16_384);
+        o.pages.zone.lock().population.busy += all;
+        let (has, steps) = (AtomicBool::new(false), o.pages.zone.steps.load(Relaxed));
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| {
+                let block = o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+                has.store(true, Relaxed);
+                block
+            });
+            while !has.load(Relaxed) && !o.pages.zone.lock().population.awaited {
+                std::thread::yield_now();
+            }
+            assert!(!has.load(Relaxed) && o.pages.statistics().used == before.used);
+            // Who populates is done, as far as who waits can see.
+            let mut inner = o.pages.zone.lock();
+            inner.population.busy -= all;
+            o.pages.zone.end_step(inner);
+            assert!(!taken.join().unwrap().zero, "it comes out of a block that was populated");
+        });
+        assert!(o.pages.zone.steps.load(Relaxed) > steps + 1 && o.pages.statistics().populated > before.populated);
+        o.pages.verify().unwrap();
+    }
+
+    #[test]
+    fn what_small_pages_left_of_a_huge_one_is_taken_when_nothing_else_is_there() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &Shape { span: 32 << 20, ..huge() }).unwrap();
+        fill(&o, &machine);
+        // Somebody whose block is larger than is populated breaks into fresh memory.
+        let large = o.pages.allocate_run(&machine, 256, 1).unwrap();
+        assert!(large.zero);
+        let rest = large.pfn.0..(large.pfn.0 + 1).next_multiple_of(HUGE.pages());
+        let blocks = core::iter::from_fn(|| o.pages.allocate_one_more_block(&machine, Order(5)).ok());
+        let blocks: Vec<_> = blocks.map(|block| (block.pfn.0, block.zero)).collect();
+        let (in_rest, elsewhere): (Vec<_>, Vec<_>) = blocks.iter().partition(|(pfn, _)| rest.contains(pfn));
+        assert!(in_rest.len() == 8 && in_rest.iter().all(|(_, zero)| *zero), "{in_rest:?}");
+        assert!(elsewhere.iter().all(|(_, zero)| !zero) && blocks.ends_with(&in_rest), "{blocks:?}");
+        o.pages.verify().unwrap();
+    }
+
+    #[test]
+    fn in_a_large_zone_two_blocks_are_populated_at_once() {
+        for (pages, step) in [(LARGE / 2, 512), (LARGE + 1024, 1024)] {
+            let machine = Virtual::new(4096, 1);
+            let o = Opened::new(&machine, &huge()).unwrap();
+            o.pages.allocate_run(&machine, pages, 1).unwrap();
+            fill(&o, &machine);
+            let before = o.pages.statistics().populated;
+            let calls = machine.made(Call::Populate);
+            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+            assert_eq!(o.pages.statistics().populated - before, step, "with {pages} pages");
+            assert!(machine.made(Call::Populate) - calls <= 4);
+            o.pages.verify().unwrap();
+        }
+    }
 
     #[test]
     fn everything_that_was_allowed_lies_in_what_is_forbidden() {

@@ -100,8 +100,8 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
-    /// 1 while a thread allows huge pages for a batch of blocks; written under the lock.
-    pub(crate) allowing: AtomicU32,
+    /// Steps to populated memory that are over, wrapping; written under the lock.
+    pub(crate) steps: AtomicU32,
     pub(crate) node: usize,
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
@@ -127,7 +127,7 @@ impl Zone {
         let most = budget.unwrap_or(u32::MAX);
         Zone {
             inner: Mutex::new(Inner { buddy, releasing: 0, holes: 0, locks: 0, population, budget: most }),
-            allowing: AtomicU32::new(0),
+            steps: AtomicU32::new(0),
             node,
             budget,
             draining: AtomicU32::new(0),
@@ -182,7 +182,7 @@ impl Zone {
             let fits = inner.fits(pages, &arena.reserve);
             if fits
                 && let Some(step) =
-                    populate.and_then(|(order, one_more)| inner.step_to_populate(order, one_more, &self.allowing))
+                    populate.and_then(|(order, one_more)| inner.step_to_populate(order, one_more, &self.steps))
             {
                 drop(inner);
                 self.populate(arena, platform, step);

@@ -33,9 +33,9 @@ const NEVER: u32 = 4;
 const WORTH_A_THREAD: u64 = 16 << 20;
 /// With less than this nobody does.
 const WORTH_A_LOOK: u64 = 1 << 20;
-/// Slow calls from one thought about a thread to the next; a large free is thought about at once. Odd, as an eighth of it is: of calls that allocate and free
-/// by turns both are met.
-const LOOK_EVERY: u32 = 63;
+/// Slow calls from one thought about a thread to the next; a large free is thought about at once. Prime, as an eighth of it is: in whatever rhythm a
+/// program allocates and frees, both are met.
+const LOOK_EVERY: u32 = 61;
 /// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
 const PATIENCE: u32 = 8;
 /// Bytes that make a free large.
@@ -64,6 +64,8 @@ pub(crate) struct Maintenance {
     calls: AtomicU32,
     /// Whether the process was seen with another thread.
     had_threads: AtomicU32,
+    /// When an allocation last counted threads, in the platform's nanoseconds, and how many bytes were in use.
+    counted: [AtomicU64; 2],
     /// Somebody wants the thread to come soon.
     soon: AtomicBool,
     /// Where the [`Peek`]s are, for whoever does not have the mutex, which is held as long as a tick takes.
@@ -112,6 +114,7 @@ impl Maintenance {
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
             had_threads: AtomicU32::new(0),
+            counted: [const { AtomicU64::new(0) }; 2],
             soon: AtomicBool::new(false),
             memory,
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
@@ -140,6 +143,19 @@ impl Maintenance {
             self.thread.store(ABSENT, Ordering::Relaxed);
         }
         self.had_threads.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether an allocation counted threads within this timer interrupt, and not much more is in use since: to count them takes 6 us. If not, it does.
+    fn has_just_counted(&self, now: u64, used: u64) -> bool {
+        let [at, bytes] = &self.counted;
+        let counted = bytes.load(Ordering::Relaxed);
+        if at.load(Ordering::Relaxed) == now && used < counted + counted / 8 {
+            return true;
+        }
+        // Relaxed: two that count at once count twice.
+        at.store(now, Ordering::Relaxed);
+        bytes.store(used, Ordering::Relaxed);
+        false
     }
 
     /// Ticks made, and CPUs drained.
@@ -288,23 +304,34 @@ impl<P: Platform> Core<P> {
         if mm.hooks.spawn.is_none() || platform.is_isolated(platform.cpu()) {
             return false;
         }
-        let (used, cached) = {
-            // It takes mutexes, which fork has to find free.
-            let _inside = mm.gate.enter(platform.cpu());
-            let (used, cached) = self.used_and_cached();
-            (used, cached + coming)
+        // What is added up is under mutexes, which fork has to find free.
+        let inside = || mm.gate.enter(platform.cpu());
+        let (used, free) = {
+            let _inside = inside();
+            self.used_and_free()
         };
-        if used + cached < WORTH_A_LOOK {
+        if used + free + coming < WORTH_A_LOOK {
+            return false;
+        }
+        if call == Call::Allocation && maintenance.has_just_counted(platform.now(), used) {
             return false;
         }
         let alone = thread::count() == Some(1);
         if !alone {
             maintenance.had_threads.store(1, Ordering::Relaxed);
         }
-        let worth = match call {
-            Call::Allocation if !alone => true,
-            Call::Free => alone && maintenance.had_threads.load(Ordering::Relaxed) == 0 && cached >= WORTH_A_THREAD,
-            _ => cached >= WORTH_A_THREAD || cached >= WORTH_A_LOOK && !alone,
+        let had_threads = maintenance.had_threads.load(Ordering::Relaxed) != 0;
+        let least = match call {
+            Call::Allocation if !alone => 0,
+            // Frees look, which add to what is cached. To add that up costs more than the rest of this.
+            Call::Allocation if !had_threads => return false,
+            Call::Free if had_threads => return false,
+            Call::LargeFree if !alone => WORTH_A_LOOK,
+            _ => WORTH_A_THREAD,
+        };
+        let worth = free + coming >= least || {
+            let _inside = inside();
+            free + coming + self.free_in_slabs() >= least
         };
         worth && self.make_thread(mm)
     }
@@ -337,25 +364,27 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Bytes that are resident and in use, and free, as far as that is known without looking into every cache.
-    fn used_and_cached(&self) -> (u64, u64) {
+    /// Bytes that are resident and in use, in caches or not, and that are free as pages.
+    fn used_and_free(&self) -> (u64, u64) {
         let statistics = self.objects.pages.statistics();
         let page_size = self.objects.pages.page_size() as u64;
         let (per_cpu, per_cpu_free) = self.per_cpu.bytes();
-        let in_pages = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
+        let free = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
         let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size + per_cpu;
-        if used + in_pages < WORTH_A_LOOK {
-            return (used, in_pages);
-        }
+        (used, free)
+    }
+
+    /// Resident bytes of free objects, as far as that is known without looking into every CPU's caches.
+    fn free_in_slabs(&self) -> u64 {
+        let page_size = self.objects.pages.page_size() as u64;
         let caches = Class::all().flat_map(|class| self.objects.caches_of(class).map(move |cache| (class, cache)));
-        let in_slabs: u64 = caches
+        caches
             .map(|(class, cache)| {
                 let cache = cache.lock();
                 let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
                 ((in_barn + cache.free) * class.size() as u64).saturating_sub(cache.holes * page_size)
             })
-            .sum();
-        (used.saturating_sub(in_slabs), in_pages + in_slabs)
+            .sum()
     }
 
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
@@ -473,5 +502,24 @@ impl<P: Platform> Mm<P> {
             // Woken by a request, it is not what the word says.
             state.store(AWAKE, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap_base::virtual_platform::Virtual;
+
+    #[test]
+    fn threads_are_counted_once_a_timer_interrupt_and_when_an_eighth_more_is_in_use() {
+        let machine = Virtual::new(4096, 1);
+        let maintenance = Maintenance::open(&machine, true).unwrap();
+        let counts = |now, mebibytes: u64| !maintenance.has_just_counted(now, mebibytes << 20);
+        assert_eq!(
+            [(4, 8), (4, 8), (4, 9), (4, 10), (4, 11), (8, 11), (8, 1)].map(|(now, used)| counts(now, used)),
+            [true, false, true, false, true, true, false]
+        );
+        // SAFETY: nobody ticks.
+        unsafe { maintenance.close(&machine) };
     }
 }
