@@ -2,8 +2,7 @@
 //!
 //! Sits between the zone and `madvise`. When small blocks are about to come from a wholly unbacked, aligned block of two
 //! mebibytes, and the zone is large enough for that to be no waste, the block is detached, populated as a huge page, and
-//! put back as backed; in a large zone two at once. Several threads may be at it, each with blocks of its own; where as much is under way as there
-//! is, others wait. Allowing huge pages takes the
+//! put back as backed. Several threads may be at it, each with a block of its own; where as much is under way as there is, others wait. Allowing huge pages takes the
 //! process's mapping lock for writing, which waits for faults in the same mapping; so it is done for a batch of blocks, by
 //! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
 //! detached: small blocks never come from memory that allows huge pages and has none yet. The next tick forbids
@@ -40,10 +39,6 @@ const BATCH: u32 = 64 * HUGE.pages();
 const AT_ONCE: u32 = 2;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
 const AHEAD: u32 = 4;
-/// Pages in use or backed from which on two blocks are populated at once: 64 MiB.
-const LARGE: u32 = 16_384;
-/// Pages of those two, which begin on a multiple of it.
-const STRIDE: u32 = 2 * HUGE.pages();
 /// Opportunities that are let pass after the system refused.
 const PATIENCE: u32 = 256;
 
@@ -93,8 +88,8 @@ pub(crate) enum Step {
     Allow(Pfn, u32),
     /// Wait while the zone's count of steps is this: for who is allowing them, or for a block that others populate.
     Wait(u32),
-    /// Populate these detached blocks; with the tables that are to be there early, if what they say of it will be written soon.
-    Populate(Range<u32>, bool),
+    /// Populate this detached block; with the tables that are to be there early, if what they say of it will be written soon.
+    Populate(Pfn, bool),
 }
 
 impl Inner {
@@ -137,11 +132,9 @@ impl Inner {
         // What is left of a huge page that small pages were taken of is taken when there is nothing else.
         let start = population.ready.start;
         (!population.ready.is_empty()).then(|| {
-            let most = if resident >= LARGE { STRIDE } else { HUGE.pages() };
-            let end = population.ready.end.min((start + 1).next_multiple_of(most));
-            population.ready.start = end;
-            population.busy += end - start;
-            Step::Populate(start..end, one_more || order.index() < LISTED_ORDERS)
+            population.ready.start += HUGE.pages();
+            population.busy += HUGE.pages();
+            Step::Populate(Pfn(start), one_more || order.index() < LISTED_ORDERS)
         })
     }
 
@@ -183,7 +176,7 @@ impl Zone {
         match step {
             Step::Allow(first, most) => self.allow_huge_pages(arena, platform, first, most),
             Step::Wait(steps) => wait(&self.steps, steps),
-            Step::Populate(pages, early) => self.populate_blocks(arena, platform, pages, early),
+            Step::Populate(pfn, early) => self.populate_block(arena, platform, pfn, early),
         }
     }
 
@@ -217,28 +210,26 @@ impl Zone {
         }
     }
 
-    /// Populates blocks that were detached for it, and puts them back.
-    fn populate_blocks<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>, early: bool) {
-        let blocks = || pages.clone().step_by(HUGE.pages() as usize).map(Pfn);
-        for pfn in blocks() {
-            // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
-            // the process, for which all other threads' mappings wait, and finds it there.
-            // SAFETY: mapped, and the detached block is nobody else's.
-            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(arena.address(pfn)).write_volatile(0) };
-        }
-        let answer = platform.populate(arena.address(Pfn(pages.start)), pages.len() << arena.page_shift());
+    /// Populates a block that was detached for it, and puts it back.
+    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
+        let address = arena.address(pfn);
+        // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
+        // the process, for which all other threads' mappings wait, and finds it there.
+        // SAFETY: mapped, and the detached block is nobody else's.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
+        let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
         if answer.is_ok() {
-            blocks().for_each(|pfn| arena.note_huge(pfn));
-            arena.populate_tables(platform, Pfn(pages.start), pages.len() as u32, early);
+            arena.note_huge(pfn);
+            arena.populate_tables(platform, pfn, HUGE.pages(), early);
         }
         let mut inner = self.lock();
-        inner.population.busy -= pages.len() as u32;
+        inner.population.busy -= HUGE.pages();
         match answer {
-            Ok(()) => inner.population.pages += pages.len() as u64,
+            Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
             Err(_) => inner.population.patience = PATIENCE,
         }
         // Refused or not, some of it may have memory now.
-        blocks().for_each(|pfn| inner.attach_huge(pfn, true));
+        inner.attach_huge(pfn, true);
         self.end_step(inner);
     }
 
@@ -273,7 +264,7 @@ mod tests {
     use crate::machine::{Opened, shape};
     use crate::pages::Shape;
     use core::sync::atomic::AtomicBool;
-    use neap_base::virtual_platform::{Call, Virtual};
+    use neap_base::virtual_platform::Virtual;
     use std::vec::Vec;
 
     fn huge() -> Shape {
@@ -330,22 +321,6 @@ mod tests {
         assert!(in_rest.len() == 8 && in_rest.iter().all(|(_, zero)| *zero), "{in_rest:?}");
         assert!(elsewhere.iter().all(|(_, zero)| !zero) && blocks.ends_with(&in_rest), "{blocks:?}");
         o.pages.verify().unwrap();
-    }
-
-    #[test]
-    fn in_a_large_zone_two_blocks_are_populated_at_once() {
-        for (pages, step) in [(LARGE / 2, 512), (LARGE + 1024, 1024)] {
-            let machine = Virtual::new(4096, 1);
-            let o = Opened::new(&machine, &huge()).unwrap();
-            o.pages.allocate_run(&machine, pages, 1).unwrap();
-            fill(&o, &machine);
-            let before = o.pages.statistics().populated;
-            let calls = machine.made(Call::Populate);
-            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
-            assert_eq!(o.pages.statistics().populated - before, step, "with {pages} pages");
-            assert!(machine.made(Call::Populate) - calls <= 4);
-            o.pages.verify().unwrap();
-        }
     }
 
     #[test]
