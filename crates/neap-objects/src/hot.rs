@@ -149,10 +149,6 @@ const fn places() -> [u16; PLACES] {
 
 const _: () = assert!(NO_SIZE >= i8::MIN as isize && align_of::<Table>() >= 64);
 
-/// Which object of its stack, from the top, a malloc asks the processor for the memory of. In a burst all memory is new to the caches, and
-/// a program that writes to each block waits for each: asked for so early, it is there. As far as a displacement of one byte reaches.
-const AHEAD: usize = 16;
-
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
@@ -284,9 +280,6 @@ impl Hot {
                 "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
-                        // Where there are fewer it is the memory of anything, or of nothing: nobody waits for it.
-                        "mov {offset}, qword ptr [{offset} - {ahead}]",
-                        "prefetcht0 [{offset}]",
                         "mov {offset:e}, {value:e}",
                         "shr {offset:e}, {grain_shift} - 3",
                         "and {offset:e}, ({tables} - 1) * 8",
@@ -302,7 +295,7 @@ impl Hot {
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
                 place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
                 limit = const LIMIT, places = const NO_SIZE, states = const from_table!(states),
-                grain_shift = const GRAIN_SHIFT, ahead = const AHEAD * size_of::<*mut u8>(),
+                grain_shift = const GRAIN_SHIFT,
                 tables = const TABLES, table_shift = const TABLE_SHIFT, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),
             );
