@@ -98,7 +98,7 @@ impl Class {
         // The largest order of at most so many bytes.
         let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
         // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages). Larger ones:
-        // so many, eight if that is no more than 256 KiB, that what is done once a slab does not count.
+        // so many that what is done once a slab does not count, eight of the largest.
         let (low, high) = if size < 512 {
             let order = order_of((512 * size).min(32 << 10));
             (order, order)
@@ -170,6 +170,12 @@ mod tests {
             let waste = Class::of_size(size).size() - size;
             assert!(waste * 8 <= Class::of_size(size).size(), "size {size} wastes {waste}");
         }
+    }
+
+    #[test]
+    fn a_slab_has_eight_of_the_largest_objects() {
+        let shapes = [4096, 16384, 65536].map(|page_size| Class::of_size(LARGEST).slab_shape(page_size).objects);
+        assert_eq!(shapes, [8; 3]);
     }
 
     #[test]

@@ -212,24 +212,21 @@ impl Arena {
         &self.tables[table]
     }
 
-    /// Puts memory behind the frames of pages, as far as these are mapped.
-    pub(crate) fn populate_frames<P: Platform>(&self, platform: &P, first: Pfn, pages: u32) {
-        let start = first.index() << self.page_shift;
-        let end = (start + ((pages as usize) << self.page_shift)).min(self.limit());
-        let _ = self.tables[FRAMES].populate(platform, start..end, 1 << self.page_shift, false);
-    }
-
-    /// Puts memory behind what named tables say about blocks that are populated, so that none of it is faulted in under somebody's lock: those with
-    /// a page or two for each, and if `early`, those that are to be there early.
+    /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
+    /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
-        let tables = self.tables[OWN_TABLES..].iter().enumerate();
-        for (named, table) in tables.filter(|(_, table)| table.is_brief() || early && table.early) {
-            let fresh = self.claim_fresh(platform, named, offset);
+        for (index, table) in
+            self.tables.iter().enumerate().filter(|(_, table)| table.is_brief() || early && table.early)
+        {
+            let named = index.checked_sub(OWN_TABLES);
+            let fresh = named.is_some_and(|named| self.claim_fresh(platform, named, offset));
             if fresh {
                 self.huge_tables.store(true, Relaxed);
             }
-            if table.populate(platform, offset..offset + bytes, 1 << self.page_shift, fresh).is_ok() {
+            if table.populate(platform, offset..offset + bytes, 1 << self.page_shift, fresh).is_ok()
+                && let Some(named) = named
+            {
                 self.marks(pfn).fetch_or(1 << named, Relaxed);
             }
         }

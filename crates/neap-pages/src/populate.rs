@@ -7,8 +7,8 @@
 //! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
 //! detached: small blocks never come from memory that allows huge pages and has none yet. The next tick forbids
 //! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
-//! and equal neighbours are one mapping again. The frames of a batch come before it is detached, and what the tables say of a block with it: a page of
-//! either that is missing would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
+//! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
+//! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
 //! not touch: see [`huge_runs`](crate::huge_runs).
 
 use crate::arena::Arena;
@@ -33,8 +33,8 @@ pub(crate) const LARGEST: Order = Order(6);
 const FLOOR: u32 = 3072;
 /// Pages in use or backed from which on it is done where what is taken is one block more of many alike: 4 MiB.
 const BULK_FLOOR: u32 = 1024;
-/// The most pages for which huge ones are allowed at once: 128 MiB of addresses, no memory.
-const BATCH: u32 = 64 * HUGE.pages();
+/// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
+const BATCH: u32 = 64;
 /// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
 const AT_ONCE: u32 = 2;
 /// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
@@ -84,8 +84,8 @@ impl Population {
 /// What is to be done before a block is taken.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Detach up to so many pages, which will mostly be those from this one on, and allow huge pages for them.
-    Allow(Pfn, u32),
+    /// Allow huge pages for these detached blocks.
+    Allow(Range<u32>),
     /// Wait while the zone's count of steps is this: for who is allowing them, or for a block that others populate.
     Wait(u32),
     /// Populate this detached block; with the tables that are to be there early, if what they say of it will be written soon.
@@ -102,7 +102,7 @@ impl Inner {
             return None;
         }
         let found = self.buddy.find(order);
-        if found.is_some_and(|(_, _, class)| class != UNBACKED) {
+        if found.is_some_and(|(_, size, class)| class != UNBACKED || size < HUGE) {
             return None;
         }
         if self.population.patience > 0 {
@@ -120,16 +120,15 @@ impl Inner {
         }
         let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
-            if population.allowing {
-                if ready == 0 {
-                    return Some(self.wait_for_step(steps));
-                }
-            } else if let Some((first, _, UNBACKED)) = self.buddy.find(HUGE) {
-                population.allowing = true;
-                return Some(Step::Allow(first, resident.saturating_mul(AT_ONCE).clamp(HUGE.pages(), BATCH)));
+            if !population.allowing {
+                let pages = self.detach_huge((resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH))?;
+                self.population.allowing = true;
+                return Some(Step::Allow(pages));
+            }
+            if ready == 0 {
+                return Some(self.wait_for_step(steps));
             }
         }
-        // What is left of a huge page that small pages were taken of is taken when there is nothing else.
         let start = population.ready.start;
         (!population.ready.is_empty()).then(|| {
             population.ready.start += HUGE.pages();
@@ -145,10 +144,10 @@ impl Inner {
         Step::Wait(steps.load(Relaxed))
     }
 
-    /// Detaches up to `most` pages of wholly unbacked blocks that lie in a row.
+    /// Detaches up to `most` wholly unbacked blocks that lie in a row.
     fn detach_huge(&mut self, most: u32) -> Option<Range<u32>> {
         let mut pages: Option<Range<u32>> = None;
-        for _ in 0..most / HUGE.pages() {
+        for _ in 0..most {
             let Some((found, size, UNBACKED)) = self.buddy.find(HUGE) else { break };
             if pages.as_ref().is_some_and(|pages| pages.end != found.0) {
                 break;
@@ -174,29 +173,21 @@ impl Zone {
     #[cold]
     pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, step: Step) {
         match step {
-            Step::Allow(first, most) => self.allow_huge_pages(arena, platform, first, most),
+            Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
             Step::Wait(steps) => wait(&self.steps, steps),
             Step::Populate(pfn, early) => self.populate_block(arena, platform, pfn, early),
         }
     }
 
-    /// Detaches blocks, allows huge pages for them, and lets them be populated. To detach them writes to frames, under the lock, so their memory comes
-    /// before.
-    fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, first: Pfn, most: u32) {
-        arena.populate_frames(platform, first, most);
-        let pages = self.lock().detach_huge(most);
-        if let Some(pages) = &pages {
-            // Where that is refused, what comes is small pages.
-            let bytes = pages.len() << arena.page_shift();
-            let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
-        }
+    /// Allows huge pages for blocks, and lets them be populated.
+    fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
+        let bytes = pages.len() << arena.page_shift();
+        // Where that is refused, what comes is small pages.
+        let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
         let mut inner = self.lock();
-        let population = &mut inner.population;
-        population.allowing = false;
-        if let Some(pages) = pages {
-            population.note_allowed(&pages);
-            population.next = pages;
-        }
+        inner.population.note_allowed(&pages);
+        inner.population.next = pages;
+        inner.population.allowing = false;
         self.end_step(inner);
     }
 
@@ -265,26 +256,17 @@ mod tests {
     use crate::pages::Shape;
     use core::sync::atomic::AtomicBool;
     use neap_base::virtual_platform::Virtual;
-    use std::vec::Vec;
-
-    fn huge() -> Shape {
-        Shape { huge: true, ..shape(None) }
-    }
-
-    /// Blocks of 32 pages until some of that many have been populated and all of it is used.
-    fn fill(o: &Opened<'_, Virtual>, machine: &Virtual) {
-        while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
-            o.pages.allocate_one_more_block(machine, Order(5)).unwrap();
-        }
-    }
 
     #[test]
     fn who_finds_as_much_under_way_as_there_is_waits_and_takes_no_small_pages() {
         let machine = Virtual::new(4096, 2);
-        let o = Opened::new(&machine, &huge()).unwrap();
-        fill(&o, &machine);
-        let (before, all) = (o.pages.statistics(), 16_384);
-        o.pages.zone.lock().population.busy += all;
+        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        // Until some have been populated and all of it is used.
+        while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
+            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+        }
+        let (before, more) = (o.pages.statistics(), 16_384);
+        o.pages.zone.lock().population.busy += more;
         let (has, steps) = (AtomicBool::new(false), o.pages.zone.steps.load(Relaxed));
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| {
@@ -298,7 +280,7 @@ mod tests {
             assert!(!has.load(Relaxed) && o.pages.statistics().used == before.used);
             // Who populates is done, as far as who waits can see.
             let mut inner = o.pages.zone.lock();
-            inner.population.busy -= all;
+            inner.population.busy -= more;
             o.pages.zone.end_step(inner);
             assert!(!taken.join().unwrap().zero, "it comes out of a block that was populated");
         });
@@ -306,20 +288,20 @@ mod tests {
         o.pages.verify().unwrap();
     }
 
+    /// A program that grows by a slab now and then has what ticks released of a huge page back as it is.
     #[test]
-    fn what_small_pages_left_of_a_huge_one_is_taken_when_nothing_else_is_there() {
+    fn pieces_that_were_released_are_used_before_a_huge_page_is_taken() {
         let machine = Virtual::new(4096, 1);
-        let o = Opened::new(&machine, &Shape { span: 32 << 20, ..huge() }).unwrap();
-        fill(&o, &machine);
-        // Somebody whose block is larger than is populated breaks into fresh memory.
-        let large = o.pages.allocate_run(&machine, 256, 1).unwrap();
-        assert!(large.zero);
-        let rest = large.pfn.0..(large.pfn.0 + 1).next_multiple_of(HUGE.pages());
-        let blocks = core::iter::from_fn(|| o.pages.allocate_one_more_block(&machine, Order(5)).ok());
-        let blocks: Vec<_> = blocks.map(|block| (block.pfn.0, block.zero)).collect();
-        let (in_rest, elsewhere): (Vec<_>, Vec<_>) = blocks.iter().partition(|(pfn, _)| rest.contains(pfn));
-        assert!(in_rest.len() == 8 && in_rest.iter().all(|(_, zero)| *zero), "{in_rest:?}");
-        assert!(elsewhere.iter().all(|(_, zero)| !zero) && blocks.ends_with(&in_rest), "{blocks:?}");
+        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        while o.pages.statistics().populated == 0 {
+            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+        }
+        for _ in 0..15 {
+            (0..2).for_each(|_| _ = o.pages.tick(&machine));
+            assert_eq!(o.pages.statistics().backed_free, 0);
+            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+        }
+        assert_eq!(o.pages.statistics().populated, 512);
         o.pages.verify().unwrap();
     }
 

@@ -323,8 +323,8 @@ impl<P: Platform> Core<P> {
         let had_threads = maintenance.had_threads.load(Ordering::Relaxed) != 0;
         let least = match call {
             Call::Allocation if !alone => 0,
-            // Frees look, which add to what is cached. To add that up costs more than the rest of this.
-            Call::Allocation if !had_threads => return false,
+            // Frees look, which add to what is in slabs. To add that up costs more than the rest of this.
+            Call::Allocation if !had_threads => return free >= WORTH_A_THREAD && self.make_thread(mm),
             Call::Free if had_threads => return false,
             Call::LargeFree if !alone => WORTH_A_LOOK,
             _ => WORTH_A_THREAD,

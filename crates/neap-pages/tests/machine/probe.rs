@@ -16,13 +16,8 @@ type Hook = Mutex<Option<Action>>;
 
 /// An action that stops whoever comes first; a test hears of that by the receiver and lets it go on by the sender.
 pub(crate) fn stop_once() -> (Action, Receiver<()>, Sender<()>) {
-    stop_at(1)
-}
-
-/// The same for who comes as the `number`th.
-pub(crate) fn stop_at(number: u32) -> (Action, Receiver<()>, Sender<()>) {
     let ((inside, entered), (go_on, waited)) = (channel(), channel());
-    let stop = at_call(number, move || {
+    let stop = at_call(1, move || {
         inside.send(()).expect("the test listens");
         // A test that has failed lets nobody go on, and ends when all have.
         let _ = waited.recv_timeout(Duration::from_secs(60));
