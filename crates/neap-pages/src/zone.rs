@@ -2,7 +2,8 @@
 //!
 //! Sits between the CPU lists (and everything too large for them) and the arena. One mutex protects the buddy and the
 //! counters; no system call is made under it. Pages that travel (cut off a CPU's list, or under release or population)
-//! are counted apart, and an allocation that is about to fail waits for them, a bounded time. Never calls upwards: no
+//! are counted apart, and an allocation that is about to fail waits for them, a bounded time; one that needs fresh memory may wait for the huge
+//! pages that others populate (`populate.rs`). Never calls upwards: no
 //! reclaim, no draining of lists here.
 
 use crate::arena::{Arena, Grown};

@@ -145,7 +145,8 @@ impl Maintenance {
         self.had_threads.store(0, Ordering::Relaxed);
     }
 
-    /// Whether an allocation counted threads within this timer interrupt, and not much more is in use since: to count them takes 6 us. If not, it does.
+    /// Whether an allocation counted threads within this timer interrupt, and not much more is in use since: to count them walks a path of `/proc`. If not, it
+    /// does, and this notes so.
     fn has_just_counted(&self, now: u64, used: u64) -> bool {
         let [at, bytes] = &self.counted;
         let counted = bytes.load(Ordering::Relaxed);
