@@ -10,7 +10,7 @@ use crate::objects::Objects;
 use crate::progression::{self, Progression};
 use crate::region::StackId;
 use crate::sheaf::{PROGRESSIONS, Sheaf, SheafList};
-use crate::size_class::{Class, GRAIN};
+use crate::size_class::Class;
 use crate::slots::Attempt;
 use crate::state::CACHED;
 use core::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl<P: Platform> Objects<P> {
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
             if sheaf.home() != cpu {
-                sheaf.sample(SETTLED).for_each(|object| self.kind_entry(object).set_home(cpu));
+                sheaf.sample(SETTLED).for_each(|object| self.move_home(class, object, cpu));
             }
             object = object.or_else(|| sheaf.pop());
             self.unload(class, &mut sheaf);
@@ -104,7 +104,7 @@ impl<P: Platform> Objects<P> {
     fn fill(&self, class: Class, sheaf: &mut Sheaf) {
         let mut marked = 0;
         loop {
-            self.mark_taken(&sheaf.cells()[marked..]);
+            self.mark_taken(class, &sheaf.cells()[marked..]);
             marked = sheaf.cells().len();
             let rest = sheaf.capacity() - marked;
             if marked >= rest || self.take(class, rest, |row| self.load_row(class, &row, sheaf)) == 0 {
@@ -124,21 +124,30 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn take_one(&self, class: Class) -> Option<*mut u8> {
         let mut object = None;
         self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
-        self.mark_taken(object.as_slice());
+        self.mark_taken(class, object.as_slice());
         object
     }
 
-    /// Marks objects that were just taken out of slabs as cached; their pages are at home here from now on.
-    fn mark_taken(&self, objects: &[*mut u8]) {
-        let (cpu, mut page) = (self.platform.cpu() as u16, usize::MAX);
+    /// Marks objects that were just taken out of slabs as cached; they are at home here from now on.
+    fn mark_taken(&self, class: Class, objects: &[*mut u8]) {
+        let (cpu, mask, mut part) = (self.platform.cpu() as u16, !(class.home_bytes() - 1), usize::MAX);
         for &object in objects {
             // SAFETY: the object lies in the arena and is this thread's.
-            unsafe { self.states.set(object.addr() / GRAIN, CACHED) };
-            if object.addr() >> KindEntry::SHIFT != page {
-                page = object.addr() >> KindEntry::SHIFT;
-                self.kind_entry(object).set_home(cpu);
+            unsafe { self.states.set(object.addr(), CACHED) };
+            if object.addr() & mask != part {
+                part = object.addr() & mask;
+                self.move_home(class, object, cpu);
             }
         }
+    }
+
+    /// Makes a CPU the home of the pages around an object of the caller's.
+    fn move_home(&self, class: Class, object: *mut u8, cpu: u16) {
+        let bytes = class.home_bytes();
+        let start = object.wrapping_sub(object.addr() & (bytes - 1));
+        (0..bytes)
+            .step_by(1 << KindEntry::SHIFT)
+            .for_each(|offset| self.kind_entry(start.wrapping_add(offset)).set_home(cpu));
     }
 
     /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
@@ -246,9 +255,9 @@ impl<P: Platform> Objects<P> {
     }
 }
 
-/// Whether sheaves of a class may be bound: those that take twice as much with cells, or more.
+/// Whether sheaves of a class may be bound: those that take more than twice as much with cells.
 fn binds(class: Class) -> bool {
-    2 * Sheaf::bytes(0) <= Sheaf::bytes(class.sheaf_capacity())
+    2 * Sheaf::bytes(0) < Sheaf::bytes(class.sheaf_capacity())
 }
 
 /// Moves up to `most` sheaves from one list to another, those first that a CPU had last.

@@ -8,7 +8,7 @@
 use crate::class_cache::{FLUSH_BATCH, Place};
 use crate::objects::Objects;
 use crate::owners::VectorList;
-use crate::size_class::{Class, GRAIN};
+use crate::size_class::Class;
 use crate::slab::{SlabId, SlabList};
 use neap_base::{Order, Platform};
 use neap_os::write::die;
@@ -52,7 +52,7 @@ impl<P: Platform> Objects<P> {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
             // SAFETY: the objects are cached ones of this class, or neap's own, so in the arena.
-            unsafe { self.states.set(object.addr() / GRAIN, 0) };
+            unsafe { self.states.set(object.addr(), 0) };
             let place = self.place(class, object);
             // SAFETY: the lock is held; the frame says that the slab is one of this class.
             unsafe {

@@ -10,7 +10,7 @@
 
 use crate::paid::Payback;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, States, TABLE_SHIFT, TABLES};
+use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, POWERS, States, shifts};
 use core::arch::asm;
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -91,27 +91,29 @@ impl Kind {
 
 /// Tables and addresses, on cache lines that are only read, and behind these the table of the sequences, which takers write to.
 ///
-/// `malloc` and `free` have the table's address in a register, and reach what they need here by a displacement of one byte: so it lies in
+/// `malloc` and `free` have the table's address in a register. What each looks at they reach from there by a displacement of one byte: it lies in
 /// the 128 bytes before the table.
+///
+/// Where this starts on a page, as the process's does, nothing that malloc and free look at lies at the start of one. Programs touch the first line of every page that they get, and all of these compete for the few places that
+/// caches have for them: of what lies there each malloc has to ask another CPU's cache, or memory.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hot {
-    /// For every size in grains, rounded up, the largest first: the place of its class's stack.
-    places: [u16; PLACES],
+    apart: [u64; 16],
     /// Sizes below this are served here to threads whose [word](neap_os::entered) nobody has looked at; 0: none.
     limit: AtomicUsize,
     /// The same for threads that are known to have entered nothing.
     limit_outside: AtomicUsize,
     /// The same for others, and whether anything is.
     pub(crate) served: AtomicUsize,
-    /// The arena's base in grains of 16 bytes.
+    /// The arena's base.
     base: AtomicUsize,
-    /// Grains of the arena that may hold objects.
-    grains: AtomicUsize,
-    /// The kind map; the entry of address 0, so that an address needs no subtraction.
+    /// Bytes of the arena that may hold objects.
+    bytes: AtomicUsize,
+    /// The kind map.
     kinds: AtomicPtr<KindEntry>,
-    /// The state tables.
-    pub(crate) states: States,
+    /// How far an address is shifted, by power of two: see [`States`].
+    shifts: [u8; POWERS],
     /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
@@ -122,6 +124,10 @@ pub struct Hot {
     pub(crate) payback: AtomicPtr<Payback>,
     /// What the sequences start from.
     pub(crate) table: Table,
+    /// The state tables.
+    pub(crate) states: States,
+    /// For every size in grains, rounded up, the largest first: the place of its class's stack.
+    places: [u16; PLACES],
 }
 
 /// Sizes that are told apart, 0 among them.
@@ -147,7 +153,19 @@ const fn places() -> [u16; PLACES] {
     places
 }
 
-const _: () = assert!(NO_SIZE >= i8::MIN as isize && align_of::<Table>() >= 64);
+const _: () = {
+    assert!(offset_of!(Hot, table) == offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
+    // Nor do the places of sizes of whole pages, which programs go through page by page.
+    let mut size = 4096;
+    while size <= LARGEST {
+        assert!((offset_of!(Hot, places) + (PLACES - 1 - size / GRAIN) * size_of::<u16>()) % 4096 >= 64);
+        size += 4096;
+    }
+    assert!(
+        offset_of!(Hot, states) / 4096 == (offset_of!(Hot, states) + size_of::<States>()) / 4096
+            && offset_of!(Hot, states) % 4096 >= 64
+    );
+};
 
 /// What became of a `free`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,19 +182,21 @@ impl Hot {
     /// Everything is answered "no".
     pub const fn closed() -> Hot {
         Hot {
-            places: places(),
+            apart: [0; 16],
             limit: AtomicUsize::new(0),
             limit_outside: AtomicUsize::new(0),
             served: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
-            grains: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
-            states: States::none(),
+            shifts: shifts(),
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
             payback: AtomicPtr::new(core::ptr::null_mut()),
             table: Table::unopened(),
+            states: States::none(),
+            places: places(),
         }
     }
 
@@ -192,9 +212,8 @@ impl Hot {
         payback: &Payback,
     ) {
         let base = pages.base();
-        self.base.store(base / GRAIN, Ordering::Relaxed);
-        let kinds = core::ptr::with_exposed_provenance_mut::<KindEntry>(kinds);
-        self.kinds.store(kinds.wrapping_sub(base >> KindEntry::SHIFT), Ordering::Relaxed);
+        self.base.store(base, Ordering::Relaxed);
+        self.kinds.store(core::ptr::with_exposed_provenance_mut(kinds), Ordering::Relaxed);
         self.states.copy(states);
         let frames = pages.frames().first().wrapping_sub(base >> pages.page_shift());
         self.frames.store(frames.cast_mut(), Ordering::Relaxed);
@@ -228,8 +247,8 @@ impl Hot {
 
     /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
     pub(crate) fn cover(&self, bytes: usize) {
-        if self.grains.load(Ordering::Relaxed) < bytes / GRAIN && self.served.load(Ordering::Relaxed) > 0 {
-            self.grains.fetch_max(bytes / GRAIN, Ordering::Release); // Pairs with the load in `free`.
+        if self.bytes.load(Ordering::Relaxed) < bytes && self.served.load(Ordering::Relaxed) > 0 {
+            self.bytes.fetch_max(bytes, Ordering::Release); // Pairs with the load in `free`.
         }
     }
 
@@ -280,12 +299,10 @@ impl Hot {
                 "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
-                        "mov {offset:e}, {value:e}",
-                        "shr {offset:e}, {grain_shift} - 3",
-                        "and {offset:e}, ({tables} - 1) * 8",
-                        "mov {t}, qword ptr [{table} + {offset} + {states}]",
-                        "mov {offset}, {value}",
-                        "shr {offset}, {table_shift}",
+                        "tzcnt {offset}, {value}",
+                        "mov {t}, qword ptr [{table} + {offset} * 8 + {states}]",
+                        "movzx {offset:e}, byte ptr [{table} + {offset} + {shifts}]",
+                        "shrx {offset}, {value}, {offset}",
                         "cmp byte ptr [{t} + {offset}], {cached}",
                         // A stack's address is beyond any size, too.
                         "jne 27b";
@@ -294,9 +311,8 @@ impl Hot {
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
                 place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
-                limit = const LIMIT, places = const NO_SIZE, states = const from_table!(states),
-                grain_shift = const GRAIN_SHIFT,
-                tables = const TABLES, table_shift = const TABLE_SHIFT, cached = const CACHED, allocated = const ALLOCATED,
+                limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
+                states = const from_table!(states), shifts = const from_table!(shifts), cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),
             );
         }
@@ -326,29 +342,26 @@ impl Hot {
         if cfg!(miri) {
             return Freed::Unknown; // As in `take_top`.
         }
-        // SAFETY: below the number of grains, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
+        // SAFETY: below the number of bytes, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
         // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with
         // the Release in `cover`. The base is loaded before it, and known to whoever was ever handed an object. The stores are that of the state of an object that is this thread's then, and those of a push.
         unsafe {
             asm!(
-                // The rotation moves the low bits of an unaligned pointer to the top: one compare finds those, null, and all
-                // that is not ours.
                 "mov {place}, {value}",
-                "ror {place}, {grain_shift}",
-                "mov {t}, {place}",
-                "sub {t}, qword ptr [{table} + {base}]",
-                "cmp {t}, qword ptr [{table} + {grains}]",
+                "sub {place}, qword ptr [{table} + {base}]",
+                "cmp {place}, qword ptr [{table} + {bytes}]",
                 "jae {unknown}",
-                "mov {t:e}, {place:e}",
-                "and {t:e}, {tables} - 1",
-                "mov {t}, qword ptr [{table} + {t} * 8 + {states}]",
-                "shr {place}, {table_shift} - {grain_shift}",
-                "cmp byte ptr [{t} + {place}], {allocated}",
+                // What starts on no grain has a state that nobody changes.
+                "tzcnt {home}, {value}",
+                "mov {t}, qword ptr [{table} + {home} * 8 + {states}]",
+                "movzx {home:e}, byte ptr [{table} + {home} + {shifts}]",
+                "shrx {home}, {value}, {home}",
+                "cmp byte ptr [{t} + {home}], {allocated}",
                 "jne 26f",
-                "mov byte ptr [{t} + {place}], {cached}",
+                "mov byte ptr [{t} + {home}], {cached}",
                 "25:",
                 // Who has a state has a kind.
-                "shr {place}, {kind_shift} - {table_shift}",
+                "shr {place}, {kind_shift}",
                 "mov {home}, qword ptr [{table} + {kinds}]",
                 "mov {home:e}, dword ptr [{home} + {place} * 4]",
                 "mov {place:e}, {home:e}",
@@ -358,16 +371,15 @@ impl Hot {
                 // What somebody pays for. A state that depended on the one before, without a jump, is what the next malloc would wait for.
                 ".pushsection .text.unlikely, \"ax\", @progbits",
                 "26:",
-                "cmp byte ptr [{t} + {place}], {accounted}",
+                "cmp byte ptr [{t} + {home}], {accounted}",
                 "jne {unknown}",
-                "mov byte ptr [{t} + {place}], {paid}",
+                "mov byte ptr [{t} + {home}], {paid}",
                 "jmp 25b",
                 ".popsection",
                 table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
                 place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = out(reg) _,
-                base = const from_table!(base), grains = const from_table!(grains), kinds = const from_table!(kinds),
-                states = const from_table!(states), tables = const TABLES, table_shift = const TABLE_SHIFT,
-                grain_shift = const GRAIN_SHIFT, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
+                base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
+                states = const from_table!(states), shifts = const from_table!(shifts), kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
                 allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,
                 unknown = label { return Freed::Unknown },
                 full = label { return Freed::Unplaced },
@@ -384,8 +396,9 @@ impl Hot {
     /// The address is in the arena that this was opened for.
     #[inline]
     pub unsafe fn kind(&self, pointer: *const u8) -> Kind {
+        let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
         // SAFETY: the kind map has an entry for every part of the arena.
-        let entry = unsafe { &*self.kinds.load(Ordering::Relaxed).wrapping_add(pointer.addr() >> KindEntry::SHIFT) };
+        let entry = unsafe { &*self.kinds.load(Ordering::Relaxed).wrapping_add(offset >> KindEntry::SHIFT) };
         Kind(entry.0.load(Ordering::Relaxed))
     }
 

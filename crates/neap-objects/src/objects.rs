@@ -11,7 +11,7 @@ use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::hot::{Hot, KindEntry};
 use crate::paid::Payback;
 use crate::region::StackId;
-use crate::size_class::{CLASSES, Class, GRAIN};
+use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
 use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
@@ -116,10 +116,11 @@ impl<P: Platform> Objects<P> {
     pub unsafe fn open(platform: P, config: &Config, hot: &Hot) -> Result<Objects<P>, Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
         for table in 0..state::TABLES {
-            // Most objects have their byte in the first.
-            tables[STATES + table] = SideTable { shift: state::TABLE_SHIFT, droppable: true, early: table == 0 };
+            let shift = state::SHIFTS[table];
+            let early = table == state::COMMON;
+            tables[STATES + table] = SideTable { shift, droppable: shift <= 10, early, brief: false };
         }
-        tables[KINDS].shift = KindEntry::TABLE_SHIFT;
+        tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, brief: true, ..SideTable::default() };
         tables[DESCRIPTORS].shift = TABLE_SHIFT;
         let Config { span, budget, huge, list_high, .. } = *config;
         let shape = Shape { span, budget, tables, huge, list_high };
@@ -243,16 +244,14 @@ impl<P: Platform> Objects<P> {
     }
 
     fn is(&self, pointer: *const u8, state: u8) -> bool {
-        let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.is(pointer.addr() / GRAIN, state) }
+        unsafe { self.states.is(pointer.addr(), state) }
     }
 
     /// Marks an object of the program's as cached; `false` if the program has no such object there.
     pub fn disown(&self, pointer: *const u8) -> bool {
-        let aligned = pointer.addr().is_multiple_of(GRAIN);
         // SAFETY: `class_at` found the address in the arena.
-        aligned && unsafe { self.states.release(pointer.addr() / GRAIN) }
+        unsafe { self.states.release(pointer.addr()) }
     }
 
     /// Whether `pointer` is an object that sits in a cache.
@@ -325,7 +324,8 @@ impl<P: Platform> Objects<P> {
         // Another slab is made where all objects of those before are out: so will be those of this one.
         let filled = self.near(class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
-            self.pages.allocate_one_more_block(&self.platform, order)
+            let early = state::tables_of(class).any(|table| table == state::COMMON);
+            self.pages.allocate_one_more_block(&self.platform, order, early)
         } else {
             self.pages.allocate_block(&self.platform, order)
         };

@@ -194,7 +194,7 @@ impl Hot {
                 let Some(vector) = owners.vector() else { return false };
                 vector.entry(self.grain_of_page(object)).store(owner, Relaxed);
             }
-            self.states.set(object.addr() / GRAIN, ACCOUNTED);
+            self.states.set(object.addr(), ACCOUNTED);
         }
         true
     }
@@ -207,7 +207,7 @@ impl Hot {
     pub unsafe fn payer(&self, object: *const u8) -> Option<u64> {
         // SAFETY: as the caller promises.
         unsafe {
-            let accounted = self.states.is(object.addr() / GRAIN, ACCOUNTED);
+            let accounted = self.states.is(object.addr(), ACCOUNTED);
             if accounted { self.owner(object) } else { None }
         }
     }
@@ -340,7 +340,7 @@ impl<P: Platform> Objects<P> {
         let end = (offset + self.pages.page_size()).div_ceil(size).min(slab.objects as usize);
         for object in (offset.div_ceil(size)..end).map(|number| start + number * size) {
             // SAFETY: objects lie in the arena.
-            let is = |state| unsafe { self.states.is(object / GRAIN, state) };
+            let is = |state| unsafe { self.states.is(object, state) };
             if is(ACCOUNTED) || is(PAID) {
                 each(slab.class, core::ptr::with_exposed_provenance_mut(object), self.owner_at(object));
             }

@@ -9,7 +9,7 @@ use crate::class_cache::{ClassCache, FLUSH_BATCH};
 use crate::hot::{Hot, corrupt};
 use crate::objects::Objects;
 use crate::region::StackId;
-use crate::size_class::{Class, GRAIN};
+use crate::size_class::Class;
 use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
@@ -76,15 +76,15 @@ impl Hot {
         let hot = core::hint::black_box(self);
         // SAFETY: what is served is at most the largest size, and not nothing.
         let Some(object) = (unsafe { hot.pop(size) }) else { return Owned::Nothing };
-        let grain = object.addr().get() / GRAIN;
+        let address = object.addr().get();
         // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. Where it has changed hands by mistake it
         // is found out when it is freed twice.
         unsafe {
-            if self.states.change(grain, PAID, ACCOUNTED) {
+            if self.states.change(address, PAID, ACCOUNTED) {
                 if self.is_of(object.as_ptr(), sole) {
                     return Owned::Again(object);
                 }
-                self.states.set(grain, PAID);
+                self.states.set(address, PAID);
             }
         }
         Owned::Another(object)
@@ -97,7 +97,7 @@ impl Hot {
     #[inline(always)]
     pub unsafe fn hand_out(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: objects lie in the arena.
-        if unsafe { self.states.change(object.addr().get() / GRAIN, CACHED, ALLOCATED) } {
+        if unsafe { self.states.change(object.addr().get(), CACHED, ALLOCATED) } {
             return Some(object);
         }
         // SAFETY: as the caller promises.
@@ -111,7 +111,7 @@ impl Hot {
     unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: as above. Without a payback there is no instance, and nothing that anybody paid for.
         unsafe {
-            if !self.states.change(object.addr().get() / GRAIN, PAID, ALLOCATED) {
+            if !self.states.change(object.addr().get(), PAID, ALLOCATED) {
                 return corrupt(object);
             }
             if let (Some(owner), Some(payback)) = (self.owner(object.as_ptr()), self.payback.load(Relaxed).as_ref()) {
@@ -128,7 +128,7 @@ impl<P: Platform> Objects<P> {
         let (mut payer, mut count) = (0, 0);
         for &object in objects {
             // SAFETY: the objects are cached ones of this class, so in the arena.
-            if unsafe { self.states.change(object.addr() / GRAIN, PAID, CACHED) } {
+            if unsafe { self.states.change(object.addr(), PAID, CACHED) } {
                 let owner = self.owner_at(object.addr());
                 if owner != payer && count > 0 {
                     self.payback.pay(payer, class, count, true);
@@ -183,7 +183,7 @@ impl<P: Platform> Objects<P> {
         let mut see = |object: *mut u8| {
             if self.class_at(object) == Some(class) && self.node_of(object) == node {
                 // SAFETY: the kind map says that the class lies there.
-                let paid = unsafe { self.states.is(object.addr() / GRAIN, PAID) };
+                let paid = unsafe { self.states.is(object.addr(), PAID) };
                 // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
                 // its vector: to go back to the slab takes the lock.
                 let payer = if paid { self.owner_at(object.addr()) } else { 0 };

@@ -56,11 +56,11 @@ impl Class {
     }
 
     /// Objects that a CPU's stack of home objects holds at first: 64 KiB of them, and if those are fewer than 64, up to 64 in
-    /// 512 KiB. So 16 to 1024. With the guests', half as many, a CPU keeps at most 768 KiB of a class back from everybody
+    /// 1 MiB. So 32 to 1024. With the guests', half as many, a CPU keeps at most 1.5 MiB of a class back from everybody
     /// else at first, and until it rests for a tick.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
-        let (small, large) = ((64 << 10) / size, (512 << 10) / size);
+        let (small, large) = ((64 << 10) / size, (1 << 20) / size);
         let objects = match (small, large) {
             (64.., _) => small,
             (_, 64..) => 64,
@@ -69,10 +69,10 @@ impl Class {
         if objects > 1024 { 1024 } else { objects }
     }
 
-    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, 1 MiB
-    /// of larger ones.
+    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, 1 to
+    /// 4 MiB of larger ones.
     pub const fn most_capacity(self) -> u32 {
-        self.stack_capacity() * if (self.size() as u32) <= 1 << 10 { 4 } else { 2 }
+        self.stack_capacity() * 4
     }
 
     /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or
@@ -86,6 +86,11 @@ impl Class {
     /// Full sheaves, and empty ones, that nobody asks a barn to give up: 1 MiB of objects, at least 10 sheaves.
     pub fn barn_share(self) -> u32 {
         ((1 << 20) / (self.size() * self.sheaf_capacity() as usize)).max(10) as u32
+    }
+
+    /// Bytes of an aligned part of a slab of this class whose pages are [at home](crate::hot::KindEntry) on one CPU: 32 KiB, or all of a smaller slab.
+    pub fn home_bytes(self) -> usize {
+        1 << (512 * self.size()).min(32 << 10).ilog2()
     }
 
     /// How slabs of this class are cut, on pages of `page_size` bytes.

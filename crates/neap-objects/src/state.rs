@@ -1,9 +1,17 @@
 //! A byte for every object, outside the objects: allocated, cached, or neither; and whether somebody pays for it.
 //!
-//! Sits between `malloc`/`free` and the state tables of the arena. Objects start on multiples of 16, so 64 bytes have room for
-//! four starts, and there are four tables with a byte for every 64 bytes of the arena: a start's byte is in the table that
-//! its place in the 64 bytes says. Objects on multiples of 64 need the first table alone: the bytes of a page are one cache line, and the
-//! others have no memory there. It is what catches a double free, the free of an interior pointer, and an object that would be handed out
+//! Sits between `malloc`/`free` and the state tables of the arena. Which table has an object's byte says the largest power of two that its address is a
+//! multiple of: it takes a count of zeros, no branch, and no two starts have one byte.
+//!
+//! | objects on | a byte for | a line for |
+//! |---|---|---|
+//! | odd multiples of 16 | 32 bytes | 2 KiB |
+//! | odd multiples of 32 | 64 bytes | 4 KiB |
+//! | multiples of 64, and no more than 256 | 64 bytes | 4 KiB |
+//! | multiples of 512, and no more than 16 KiB | 512 bytes | 32 KiB |
+//! | multiples of 32 KiB | 32 KiB | 2 MiB |
+//!
+//! It is what catches a double free, the free of an interior pointer, and an object that would be handed out
 //! twice, before anything is harmed; memory that a program overran is never trusted for it.
 //!
 //! | byte | meaning |
@@ -14,8 +22,9 @@
 //! | [`ACCOUNTED`] | the program has it, and somebody pays for it: see [`owners`](crate::owners) |
 //! | [`PAID`] | in a sheaf or a stack, and somebody pays for it still: see [`paid`](crate::paid) |
 //!
-//! A line of a table is that of one page of 4 KiB, and a page has a [home](crate::hot::KindEntry), so CPUs share lines where they share
-//! pages. The memory under the tables is written to only where slabs lie, and goes back with theirs; who frees anything else looks there.
+//! The more objects have their bytes in a line the more are found there that a processor has, but CPUs that use objects side by side take lines from each
+//! other. So lines end where [homes](crate::hot::KindEntry) do, but for those of the largest objects. The memory under the tables is written to only where
+//! slabs lie, and goes back with theirs, but for the last table's, which has next to none; who frees anything else looks there.
 //!
 //! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
 //! allocated. It is then in two cells of stacks, and the second of the two pops finds a byte that is not "cached".
@@ -33,35 +42,73 @@ pub const CACHED: u8 = 1;
 /// A sheaf or a stack has the object, and somebody pays for it.
 pub const PAID: u8 = 4;
 
-/// Tables, each with the bytes of every so manieth grain.
-pub const TABLES: usize = 4;
+/// Tables.
+pub const TABLES: usize = 5;
 
-/// Bytes of the arena to a byte of a table, as a power of two.
-pub const TABLE_SHIFT: u8 = (TABLES * GRAIN).trailing_zeros() as u8;
+/// Bytes of the arena to a byte of each table, as a power of two.
+pub const SHIFTS: [u8; TABLES] = [6, 6, 5, 9, 15];
+
+/// The table that has most memory, with the bytes of most small objects.
+pub const COMMON: usize = 0;
+
+/// Powers of two that an address may be a multiple of.
+pub(crate) const POWERS: usize = 48;
+
+/// The table that has the bytes of objects on odd multiples of 2^power, which is 4 at least.
+const fn table_of(power: usize) -> usize {
+    match power {
+        4 => 2,
+        5 => 1,
+        6..=8 => COMMON,
+        9..=14 => 3,
+        _ => 4,
+    }
+}
 
 /// The tables that have bytes of objects of a class, whose slabs start on pages.
 pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
-    (0..TABLES).step_by(TABLES.min(1 << (class.size() / GRAIN).trailing_zeros()))
+    let least = class.size().trailing_zeros() as usize;
+    (0..TABLES).filter(move |&table| (least..POWERS).any(|power| table_of(power) == table))
+}
+
+/// The byte of what starts on no grain: no object.
+static NOTHING: AtomicU8 = AtomicU8::new(0);
+
+/// By power of two: how far an address is shifted to be the number of its byte. Not at all where all have [`NOTHING`].
+pub(crate) const fn shifts() -> [u8; POWERS] {
+    let mut shifts = [usize::BITS as u8 - 1; POWERS];
+    let mut power = GRAIN.trailing_zeros() as usize;
+    while power < POWERS {
+        shifts[power] = SHIFTS[table_of(power)];
+        power += 1;
+    }
+    shifts
 }
 
 /// The state tables of an arena.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct States {
-    /// The byte of address 0 in each, so that an address needs no subtraction.
-    origins: [AtomicPtr<AtomicU8>; TABLES],
+    /// By the largest power of two that an address is a multiple of: the byte of address 0, so that an address needs no subtraction.
+    origins: [AtomicPtr<AtomicU8>; POWERS],
 }
 
 impl States {
     /// No tables.
     pub const fn none() -> States {
-        States { origins: [const { AtomicPtr::new(null_mut()) }; TABLES] }
+        States { origins: [const { AtomicPtr::new(null_mut()) }; POWERS] }
     }
 
     /// The tables at these addresses for an arena at `base`.
     pub fn new(tables: [usize; TABLES], base: usize) -> States {
-        let origin =
-            |table| core::ptr::with_exposed_provenance_mut::<AtomicU8>(table).wrapping_sub(base >> TABLE_SHIFT);
-        States { origins: tables.map(|table| AtomicPtr::new(origin(table))) }
+        let origin = |power: usize| {
+            if power < GRAIN.trailing_zeros() as usize {
+                return core::ptr::from_ref(&NOTHING).cast_mut();
+            }
+            let table = table_of(power);
+            core::ptr::with_exposed_provenance_mut::<AtomicU8>(tables[table]).wrapping_sub(base >> SHIFTS[table])
+        };
+        States { origins: core::array::from_fn(|power| AtomicPtr::new(origin(power))) }
     }
 
     /// Makes these the same as others.
@@ -71,15 +118,19 @@ impl States {
         self.origins.iter().zip(&from.origins).for_each(copy);
     }
 
-    /// The byte of an object that starts at `grain` (its address divided by 16).
+    /// The byte of an object that starts at `address`.
     ///
     /// # Safety
-    /// The grain lies in the mapped part of the arena.
+    /// As for [`States::change`].
     #[inline(always)]
-    pub(crate) unsafe fn byte(&self, grain: usize) -> &AtomicU8 {
-        let origin = self.origins[grain % TABLES].load(Ordering::Relaxed);
-        // SAFETY: each table has a byte for every mapped part of the arena.
-        unsafe { &*origin.wrapping_add(grain / TABLES) }
+    pub(crate) unsafe fn byte(&self, address: usize) -> &AtomicU8 {
+        const SHIFTS: [u8; POWERS] = shifts();
+        let power = address.trailing_zeros() as usize;
+        // SAFETY: no address of an arena is a multiple of more, and each table has a byte for every mapped part of the arena.
+        unsafe {
+            let origin = self.origins.get_unchecked(power).load(Ordering::Relaxed);
+            &*origin.wrapping_add(address >> SHIFTS.get_unchecked(power))
+        }
     }
 
     /// Whether an object is in a state.
@@ -87,19 +138,19 @@ impl States {
     /// # Safety
     /// As for [`States::change`].
     #[inline]
-    pub unsafe fn is(&self, grain: usize, state: u8) -> bool {
+    pub unsafe fn is(&self, address: usize, state: u8) -> bool {
         // SAFETY: as the caller promises.
-        unsafe { self.byte(grain) }.load(Ordering::Relaxed) == state
+        unsafe { self.byte(address) }.load(Ordering::Relaxed) == state
     }
 
     /// Moves an object from one state to another if it is in the first.
     ///
     /// # Safety
-    /// `grain` (an address divided by 16) lies in the mapped part of the arena.
+    /// `address` lies in the mapped part of the arena.
     #[inline(always)]
-    pub unsafe fn change(&self, grain: usize, from: u8, to: u8) -> bool {
+    pub unsafe fn change(&self, address: usize, from: u8, to: u8) -> bool {
         // SAFETY: as the caller promises.
-        let byte = unsafe { self.byte(grain) };
+        let byte = unsafe { self.byte(address) };
         if byte.load(Ordering::Relaxed) != from {
             return false;
         }
@@ -113,9 +164,9 @@ impl States {
     /// # Safety
     /// As for [`States::change`].
     #[inline]
-    pub unsafe fn release(&self, grain: usize) -> bool {
+    pub unsafe fn release(&self, address: usize) -> bool {
         // SAFETY: as the caller promises.
-        unsafe { self.change(grain, ALLOCATED, CACHED) || self.change(grain, ACCOUNTED, PAID) }
+        unsafe { self.change(address, ALLOCATED, CACHED) || self.change(address, ACCOUNTED, PAID) }
     }
 
     /// Writes a state without looking; 0: nobody has the object, a slab's bitmap does.
@@ -123,9 +174,9 @@ impl States {
     /// # Safety
     /// As for [`States::change`], and the caller owns the object.
     #[inline]
-    pub unsafe fn set(&self, grain: usize, state: u8) {
+    pub unsafe fn set(&self, address: usize, state: u8) {
         // SAFETY: as the caller promises.
-        unsafe { self.byte(grain) }.store(state, Ordering::Relaxed);
+        unsafe { self.byte(address) }.store(state, Ordering::Relaxed);
     }
 }
 
@@ -139,28 +190,28 @@ mod tests {
 
     #[test]
     fn an_interior_pointer_never_meets_a_state() {
-        let tables = [(); TABLES].map(|()| (0..BYTES >> TABLE_SHIFT).map(|_| AtomicU8::new(0)).collect::<Vec<_>>());
+        let tables = SHIFTS.map(|shift| (0..BYTES >> shift).map(|_| AtomicU8::new(0)).collect::<Vec<_>>());
         let states = States::none();
         states.copy(&States::new(tables.each_ref().map(|table| table.as_ptr().expose_provenance()), BASE));
         for class in Class::all() {
             let objects = BYTES / class.size();
-            let grain = |object: usize| (BASE + object * class.size()) / GRAIN;
+            let at = |object: usize| BASE + object * class.size();
             // SAFETY: every offset lies in the tables made above.
             unsafe {
-                (0..objects).for_each(|object| states.set(grain(object), CACHED));
-                (0..objects).for_each(|object| assert!(states.change(grain(object), CACHED, ALLOCATED)));
-                (0..objects).for_each(|object| assert!(!states.change(grain(object), CACHED, ALLOCATED)));
+                (0..objects).for_each(|object| states.set(at(object), CACHED));
+                (0..objects).for_each(|object| assert!(states.change(at(object), CACHED, ALLOCATED)));
+                (0..objects).for_each(|object| assert!(!states.change(at(object), CACHED, ALLOCATED)));
                 for (state, freed) in [(CACHED, None), (PAID, None), (ALLOCATED, Some(CACHED)), (ACCOUNTED, Some(PAID))]
                 {
-                    (0..objects).for_each(|object| states.set(grain(object), state));
-                    for somewhere in BASE / GRAIN..grain(objects) {
-                        let starts = (somewhere * GRAIN - BASE).is_multiple_of(class.size());
+                    (0..objects).for_each(|object| states.set(at(object), state));
+                    for somewhere in (BASE..at(objects)).step_by(8) {
+                        let starts = (somewhere - BASE).is_multiple_of(class.size());
                         for held in [ALLOCATED, ACCOUNTED] {
                             let is = states.is(somewhere, held);
-                            assert_eq!(is, starts && held == state, "{class:?} at grain {somewhere}");
+                            assert_eq!(is, starts && held == state, "{class:?} at {somewhere:#x}");
                         }
                         let given = states.release(somewhere);
-                        assert_eq!(given, starts && freed.is_some(), "{class:?} at grain {somewhere}");
+                        assert_eq!(given, starts && freed.is_some(), "{class:?} at {somewhere:#x}");
                         assert!(!states.release(somewhere), "once");
                         if given {
                             assert!(freed.is_some_and(|freed| states.is(somewhere, freed)));
@@ -173,7 +224,7 @@ mod tests {
             let named = |table| tables_of(class).any(|named| named == table);
             assert!((0..TABLES).all(|table| written(&tables[table]) == named(table)), "{class:?}");
             // SAFETY: as above.
-            (0..objects).for_each(|object| unsafe { states.set(grain(object), 0) });
+            (0..objects).for_each(|object| unsafe { states.set(at(object), 0) });
             assert!(tables.iter().flatten().all(|byte| byte.load(Ordering::Relaxed) == 0));
         }
     }

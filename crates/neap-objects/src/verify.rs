@@ -158,7 +158,7 @@ impl<P: Platform> Objects<P> {
     /// The state byte of an object that starts at `address`.
     fn state(&self, address: usize) -> &AtomicU8 {
         // SAFETY: the caller has found the address in the arena.
-        unsafe { self.states.byte(address / GRAIN) }
+        unsafe { self.states.byte(address) }
     }
 
     /// Replaces one mark by another on everything in stacks and full sheaves; what is there twice, or is not a cached object with the first

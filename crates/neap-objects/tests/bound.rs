@@ -16,9 +16,9 @@ use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
 use std::collections::BTreeSet;
 
-/// Whether sheaves of a class are bound: those that take at least twice as much with cells.
+/// Whether sheaves of a class are bound: those that take more than twice as much with cells, all but the largest.
 fn binds(class: Class) -> bool {
-    class.size() <= 18 << 10
+    class.size() < 32 << 10
 }
 
 /// Full sheaves in the barn of a class: plain ones, and bound ones.

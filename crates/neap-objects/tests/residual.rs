@@ -21,7 +21,7 @@ use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 
 /// What a CPU's two stacks of a class may keep, in bytes: the promise of `Class::stack_capacity`.
-const OF_A_CLASS: usize = 768 << 10;
+const OF_A_CLASS: usize = 1536 << 10;
 
 /// The same in objects.
 fn capacity(class: Class) -> u32 {
@@ -56,8 +56,14 @@ fn bounded<P: Platform>(o: &Opened<P>) -> usize {
     most
 }
 
+/// What a CPU's stacks of all classes may keep, in bytes.
 fn bound() -> usize {
     Class::all().map(|class| capacity(class) as usize * class.size()).sum()
+}
+
+/// What those of home objects may keep at first.
+fn first_bound() -> usize {
+    Class::all().map(|class| class.stack_capacity() as usize * class.size()).sum()
 }
 
 #[test]
@@ -67,7 +73,7 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
         let o = Opened::new(machine(cpus), &CONFIG).unwrap();
         filled(&o, Virtual::run_on);
         let most = bounded(&o);
-        assert!(most <= bound() && most >= bound() / 4, "{most} of {}: the test fills stacks", bound());
+        assert!(most <= bound() && most >= first_bound() / 2, "{most} of {}: the test fills stacks", first_bound());
         let sums: u64 = (0..cpus)
             .flat_map(|cpu| Class::all().map(move |class| (cpu, class)))
             .map(|(cpu, class)| u64::from(o.stacked(cpu, class)))
@@ -219,11 +225,13 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
     panic!("the thread never stays on a CPU");
 }
 
-/// Sixteen mebibytes of objects of a class: a byte for every 64 bytes, in each of the tables that has their bytes.
+/// Sixteen mebibytes of objects of a class: a byte for every 64 bytes, in each of the tables that has their bytes, two in that of odd multiples of 16; a
+/// byte for every 512 bytes where some lie on such multiples; and a page or two of the last table, which stays.
 #[test]
 fn state_memory_is_as_much_as_a_class_needs_and_goes_back() {
     const BURST: usize = 16 << 20;
-    for (size, tables) in [(64, 1), (32, 2), (48, 4), (512, 1), (1 << 10, 1)] {
+    const STAYS: usize = 2 * 4096;
+    for (size, tables) in [(64, 1), (32, 2), (48, 4), (768, 1), (512, 0), (1 << 10, 0), (20 << 10, 0), (32 << 10, 0)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let states = || {
             let mut bytes = 0;
@@ -235,12 +243,12 @@ fn state_memory_is_as_much_as_a_class_needs_and_goes_back() {
         let class = Class::of_size(size);
         assert_eq!(class.size(), size);
         let held = o.take_many(class, BURST / size);
-        let there = states() as f64 / (tables * BURST / 64) as f64;
-        assert!((1.0..1.1).contains(&there), "{there} times what {size} bytes need");
+        let (there, needed) = (states(), tables * BURST / 64 + if size < 32 << 10 { BURST / 512 } else { 0 });
+        assert!((needed..=needed + needed / 10 + STAYS).contains(&there), "{there} where {size} bytes need {needed}");
         held.into_iter().for_each(|object| o.give(class, object));
         o.drain();
         assert_eq!(o.prove().slabs, 0);
         assert!(!o.pages.release_all(&o.platform).left);
-        assert_eq!(states(), 0, "{size}");
+        assert!(states() <= STAYS, "{size}: {}", states());
     }
 }

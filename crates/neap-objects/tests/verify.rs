@@ -20,7 +20,7 @@ use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::slots::Attempt;
-use neap_objects::state::{ACCOUNTED, ALLOCATED, TABLE_SHIFT};
+use neap_objects::state::{ACCOUNTED, ALLOCATED, COMMON, SHIFTS};
 use neap_objects::verify::Census;
 use std::collections::VecDeque;
 
@@ -81,9 +81,13 @@ fn slab(o: &Instance, object: *mut u8) -> &mut Slab {
 
 /// The state byte of an address.
 fn state(o: &Instance, address: usize) -> &AtomicU8 {
-    assert!(address.is_multiple_of(1 << TABLE_SHIFT), "it is in another table");
-    let byte = o.pages.side_table(2) + ((address - o.pages.base()) >> TABLE_SHIFT);
-    // SAFETY: the third side table has a byte for every 64 bytes of the arena, all of them atomics.
+    let table = match address.trailing_zeros() {
+        6..9 => COMMON,
+        9..15 => 3,
+        _ => panic!("it is in another table"),
+    };
+    let byte = o.pages.side_table(2 + table) + ((address - o.pages.base()) >> SHIFTS[table]);
+    // SAFETY: these side tables have a byte for every mapped part of the arena, all of them atomics.
     unsafe { &*core::ptr::with_exposed_provenance(byte) }
 }
 
@@ -263,7 +267,7 @@ fn a_bit_or_a_state_that_is_wrong() {
     });
     finds("state of an object", |o, held| state(o, held[0].addr()).store(6, Relaxed));
     finds("memory of sheaves", |o, held| state(o, held[0].addr()).store(0, Relaxed));
-    finds("state bytes of a slab", |o, held| state(o, held[0].addr() + (1 << TABLE_SHIFT)).store(3, Relaxed));
+    finds("state bytes of a slab", |o, held| state(o, held[0].addr() + (1 << SHIFTS[COMMON])).store(3, Relaxed));
     // One in the middle: of a page whose objects are all the program's.
     finds("kind map", |o, held| kind(o, held[held.len() / 2].addr() - o.pages.base()).set(Class(3)));
     finds("kind map", |o, _| kind(o, o.pages.limit() - 1).set(CLASS));

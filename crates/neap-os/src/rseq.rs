@@ -121,6 +121,14 @@ pub fn may_register() -> bool {
     matches!(answer, Err(crate::Errno::INVAL | crate::Errno::BUSY | crate::Errno::FAULT))
 }
 
+/// Whether the processor has what malloc's and free's sequences are made of beside loads and stores, counts of trailing zeros and shifts that leave the flags
+/// alone (BMI1 and BMI2: Intel's since 2013, AMD's since 2015).
+pub fn has_instructions() -> bool {
+    const BOTH: u32 = 1 << 3 | 1 << 8;
+    let leaf = |leaf| core::arch::x86_64::__cpuid_count(leaf, 0);
+    leaf(0).eax >= 7 && leaf(7).ebx & BOTH == BOTH
+}
+
 /// The CPU this thread is on; `None` for a thread that is not registered.
 pub fn current_cpu() -> Option<usize> {
     registered_offset().and_then(cpu_at)

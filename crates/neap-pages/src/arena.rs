@@ -9,7 +9,7 @@
 
 use crate::frames;
 use crate::huge_runs::{HugeRuns, IN_RUN};
-use crate::pages::{Shape, TABLES};
+use crate::pages::{MARKED, Shape};
 use crate::populate::HUGE;
 use crate::survey::Part;
 use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout};
@@ -216,10 +216,8 @@ impl Arena {
     /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
-        for (index, table) in
-            self.tables.iter().enumerate().filter(|(_, table)| table.is_brief() || early && table.early)
-        {
-            let named = index.checked_sub(OWN_TABLES);
+        for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
+            let named = index.checked_sub(OWN_TABLES).filter(|named| *named < MARKED);
             let fresh = named.is_some_and(|named| self.claim_fresh(platform, named, offset));
             if fresh {
                 self.huge_tables.store(true, Relaxed);
@@ -303,7 +301,7 @@ impl Arena {
         &self.frames
     }
 
-    /// The byte of the chunk of a page: a bit per named table that may have memory there, and above those one per huge page.
+    /// The byte of the chunk of a page: a bit for each of the first [`MARKED`] named tables that may have memory there, and above those one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, 0)
@@ -311,8 +309,8 @@ impl Arena {
 
     /// The bit, in a chunk's byte of [`Arena::marks`], of a huge page of it: above those of the named tables.
     fn huge_bit(pfn: Pfn) -> u8 {
-        const { assert!(TABLES as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
-        1 << (TABLES as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
+        const { assert!(MARKED as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
+        1 << (MARKED as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
     }
 
     /// Notes that a page is part of a huge one.

@@ -63,7 +63,7 @@ pub use frames::{Frame, Frames, State};
 pub use give_back::{Drain, Report};
 pub use holes::MOST_PAGES;
 pub use node_pages::NodePages;
-pub use pages::{Block, Exhausted, Pages, Shape, SideTable, TABLES};
+pub use pages::{Block, Exhausted, MARKED, Pages, Shape, SideTable, TABLES};
 pub use shortage::Shortage;
 pub use statistics::{Finding, Statistics, Watermarks};
 pub use survey::{PIECE, Part, Use};

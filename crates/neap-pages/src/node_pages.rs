@@ -200,13 +200,13 @@ impl<P: Platform> NodePages<P> {
         self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too.
+    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](SideTable::early) written to for it.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.
     #[inline]
-    pub fn allocate_one_more_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        self.take_block(platform, order, |pages| pages.allocate_one_more_block(platform, order))
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
+        self.take_block(platform, order, |pages| pages.allocate_one_more_block(platform, order, early))
     }
 
     #[inline]
@@ -465,7 +465,7 @@ mod tests {
         let machine = Linux::probe().with_recorder(&NOTES);
         let pages = NodePages::open(&machine, &shape(None)).unwrap();
         let block = pages.allocate_block(&machine, Order(2)).unwrap().pfn;
-        let more = pages.allocate_one_more_block(&machine, Order(3)).unwrap().pfn;
+        let more = pages.allocate_one_more_block(&machine, Order(3), true).unwrap().pfn;
         let run = pages.allocate_run(&machine, 77, 1).unwrap().pfn;
         pages.free_block(&machine, block, Order(2));
         pages.free_block(&machine, more, Order(3));

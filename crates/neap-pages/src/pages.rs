@@ -15,13 +15,16 @@ use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
 use crate::statistics::{Finding, Needs, Statistics};
 use crate::tables::OWN_TABLES;
-use crate::zone::{Wanted, Zone};
+use crate::zone::{Touched, Wanted, Zone};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn, Platform};
 
 /// Side tables that the layer above may name.
-pub const TABLES: usize = 6;
+pub const TABLES: usize = 7;
+
+/// Those in front, of whose memory is known where it may be: only they are ever [droppable](SideTable::droppable) or [early](SideTable::early).
+pub const MARKED: usize = 6;
 
 /// A table of one byte per 2^shift bytes of the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +34,9 @@ pub struct SideTable {
     /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
     /// Only for shifts up to 10.
     pub droppable: bool,
-    /// Whether its memory comes with that of a block that is populated for small blocks, or for one of many alike.
+    /// Whether its memory comes with that of any block that is populated: it has a page or two for each, which are written to under locks.
+    pub brief: bool,
+    /// Whether its memory comes with that of a block that is populated for small blocks, or for one that it will be written to for.
     pub early: bool,
 }
 
@@ -134,7 +139,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         let (marks, bit) = (self.arena.marks(pfn), 1 << table);
-        if marks.load(Relaxed) & bit == 0 {
+        if table < MARKED && marks.load(Relaxed) & bit == 0 {
             marks.fetch_or(bit, Relaxed);
         }
     }
@@ -148,13 +153,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_block(platform, Wanted::block(order), order)
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too.
+    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](SideTable::early) written to for it.
     ///
     /// # Errors
     /// [`Exhausted`].
     #[inline]
-    pub fn allocate_one_more_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
-        self.take_block(platform, Wanted::one_more_block(order), order)
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
+        self.take_block(platform, Wanted::one_more_block(order, early), order)
     }
 
     #[inline]
@@ -228,7 +233,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
         let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
         // `populate` looks at the order: a long run may never be touched as a whole.
-        let populate = Some((Order::holding(pages.max(align_pages)), false));
+        let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
         let mut fresh = false;
         let run = self.zone.acquire(&self.arena, platform, wanted, |buddy, _| {

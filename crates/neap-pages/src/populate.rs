@@ -14,8 +14,7 @@
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
 use crate::frames::State;
-use crate::page_lists::LISTED_ORDERS;
-use crate::zone::{Inner, Zone};
+use crate::zone::{Inner, Touched, Zone};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::mutex::Guard;
@@ -88,14 +87,15 @@ pub(crate) enum Step {
     Allow(Range<u32>),
     /// Wait while the zone's count of steps is this: for who is allowing them, or for a block that others populate.
     Wait(u32),
-    /// Populate this detached block; with the tables that are to be there early, if what they say of it will be written soon.
+    /// Populate this detached block; with the tables that are to be there early, if they will be written to for it.
     Populate(Pfn, bool),
 }
 
 impl Inner {
-    /// What is to be done first if a block of `order`, maybe `one_more` of many, would come from memory that is worth it;
-    /// blocks that it names are detached. `steps` is the zone's count of them.
-    pub(crate) fn step_to_populate(&mut self, order: Order, one_more: bool, steps: &AtomicU32) -> Option<Step> {
+    /// What is to be done first if a block would come from memory that is worth it; blocks that it names are detached.
+    /// `steps` is the zone's count of them.
+    pub(crate) fn step_to_populate(&mut self, block: Touched, steps: &AtomicU32) -> Option<Step> {
+        let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
         let floor = if one_more { BULK_FLOOR } else { self.population.floor };
         if !self.population.enabled || order > LARGEST || resident < floor {
@@ -133,7 +133,7 @@ impl Inner {
         (!population.ready.is_empty()).then(|| {
             population.ready.start += HUGE.pages();
             population.busy += HUGE.pages();
-            Step::Populate(Pfn(start), one_more || order.index() < LISTED_ORDERS)
+            Step::Populate(Pfn(start), early)
         })
     }
 
@@ -263,14 +263,14 @@ mod tests {
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
         // Until some have been populated and all of it is used.
         while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
-            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
         }
         let (before, more) = (o.pages.statistics(), 16_384);
         o.pages.zone.lock().population.busy += more;
         let (has, steps) = (AtomicBool::new(false), o.pages.zone.steps.load(Relaxed));
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| {
-                let block = o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+                let block = o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
                 has.store(true, Relaxed);
                 block
             });
@@ -294,12 +294,12 @@ mod tests {
         let machine = Virtual::new(4096, 1);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
         while o.pages.statistics().populated == 0 {
-            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
         }
         for _ in 0..15 {
             (0..2).for_each(|_| _ = o.pages.tick(&machine));
             assert_eq!(o.pages.statistics().backed_free, 0);
-            o.pages.allocate_one_more_block(&machine, Order(5)).unwrap();
+            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
         }
         assert_eq!(o.pages.statistics().populated, 512);
         o.pages.verify().unwrap();

@@ -8,7 +8,7 @@
 use crate::arena::{Arena, CHUNK};
 use crate::buddy::Buddy;
 use crate::give_back::Report;
-use crate::pages::TABLES;
+use crate::pages::MARKED;
 use crate::populate::HUGE_BYTES;
 use crate::tables::{FRAMES, OWN_TABLES};
 use crate::zone::Zone;
@@ -238,7 +238,7 @@ impl<P: Platform> Run<'_, P> {
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
         let part = if self.arena.huge_tables.load(Ordering::Relaxed) { offset..offset + bytes } else { 0..0 };
-        for index in 0..TABLES {
+        for index in 0..MARKED {
             let table = self.arena.table(OWN_TABLES + index);
             let mut huge = table.huge_pages(part.clone()).peekable();
             // What nobody marked may have come all the same, with a huge page for others.

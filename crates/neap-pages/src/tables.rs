@@ -7,9 +7,9 @@
 //! growth maps, and what is populated speaks of a block that the caller has.
 
 use crate::arena::CHUNK;
-use crate::pages::{SideTable, TABLES};
+use crate::pages::{MARKED, SideTable, TABLES};
 use crate::populate::HUGE_BYTES;
-use core::ops::{Range, RangeInclusive};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
@@ -23,8 +23,6 @@ pub(crate) const FREE_CHUNKS: usize = 3;
 pub(crate) const BACKED_CHUNKS: usize = 4;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
-/// Shifts of tables that have a page or two for a huge page.
-const FEW: RangeInclusive<u32> = 8..=10;
 /// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
 /// was never used, and stays when all else has gone: less than a thirty-second of what was.
 const SMALL: usize = 64 << 20;
@@ -36,6 +34,7 @@ pub(crate) struct Table {
     /// 0: no such table.
     pub(crate) shift: u32,
     pub(crate) droppable: bool,
+    pub(crate) brief: bool,
     pub(crate) early: bool,
 }
 
@@ -57,11 +56,6 @@ impl Table {
         if self.early {
             let _ = platform.huge_pages(self.start + bytes.start, bytes.len(), false);
         }
-    }
-
-    /// Whether it has so little to say of a huge page that its part always comes along.
-    pub(crate) fn is_brief(&self) -> bool {
-        FEW.contains(&self.shift)
     }
 
     /// What a huge page of it speaks of, as offsets into the arena: the one with its byte for this offset. `None` where small pages speak.
@@ -127,12 +121,15 @@ pub(crate) fn layout(
     for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 9), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
         tables[table].shift = page_shift.wrapping_add_signed(shift);
     }
+    tables[FRAMES].brief = true;
     // The frames of a free chunk say nothing, where they fill whole pages.
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
-    for (table, named) in tables[OWN_TABLES..].iter_mut().zip(named) {
+    for (index, (table, named)) in tables[OWN_TABLES..].iter_mut().zip(named).enumerate() {
+        debug_assert!(index < MARKED || !named.droppable && !named.early, "nobody marks where it has memory");
         table.shift = u32::from(named.shift);
         // A chunk's part of a table of a higher shift is less than a page.
         table.droppable = named.droppable && named.shift <= 10;
+        table.brief = named.brief;
         table.early = named.early;
     }
     let mut end = base + span;
@@ -169,7 +166,7 @@ mod tests {
     fn an_early_table_has_whole_huge_pages_beyond_its_small_ones() {
         let mut named = [SideTable::default(); TABLES];
         for (table, shift) in [(1, 6), (3, 4), (5, 10)] {
-            named[table] = SideTable { shift, droppable: true, early: table != 5 };
+            named[table] = SideTable { shift, droppable: true, early: table != 5, ..SideTable::default() };
         }
         for span in [4 << 20, 33 << 20, (128 << 20) + 4096, 8 << 30] {
             let (tables, all) = layout(1 << 30, span, 12, &named);

@@ -9,6 +9,7 @@
 use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
+use crate::page_lists::LISTED_ORDERS;
 use crate::pages::Exhausted;
 use crate::populate::Population;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -82,19 +83,36 @@ pub(crate) struct Wanted {
     pub(crate) pages: u32,
     /// Free pages in a row at the end of the arena that are enough in any case.
     pub(crate) growth: u32,
-    /// For blocks that will be touched at once: their order, and whether it is one more of many alike.
-    pub(crate) populate: Option<(Order, bool)>,
+    /// For a block that will be touched at once.
+    pub(crate) populate: Option<Touched>,
+}
+
+/// A block that will be touched at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touched {
+    pub(crate) order: Order,
+    /// Whether it is one more of many alike.
+    pub(crate) one_more: bool,
+    /// Whether the tables that are to be there early will be written to for it.
+    pub(crate) early: bool,
+}
+
+impl Touched {
+    /// Of many blocks in a list, or of one.
+    pub(crate) fn block(order: Order) -> Touched {
+        Touched { order, one_more: false, early: order.index() < LISTED_ORDERS }
+    }
 }
 
 impl Wanted {
     /// One block.
     pub(crate) fn block(order: Order) -> Wanted {
-        Wanted { pages: order.pages(), growth: order.pages(), populate: Some((order, false)) }
+        Wanted { pages: order.pages(), growth: order.pages(), populate: Some(Touched::block(order)) }
     }
 
     /// One block more of many that were filled.
-    pub(crate) fn one_more_block(order: Order) -> Wanted {
-        Wanted { populate: Some((order, true)), ..Wanted::block(order) }
+    pub(crate) fn one_more_block(order: Order, early: bool) -> Wanted {
+        Wanted { populate: Some(Touched { order, one_more: true, early }), ..Wanted::block(order) }
     }
 }
 
@@ -181,10 +199,7 @@ impl Zone {
         loop {
             let mut inner = self.lock();
             let fits = inner.fits(pages, &arena.reserve);
-            if fits
-                && let Some(step) =
-                    populate.and_then(|(order, one_more)| inner.step_to_populate(order, one_more, &self.steps))
-            {
+            if fits && let Some(step) = populate.and_then(|block| inner.step_to_populate(block, &self.steps)) {
                 drop(inner);
                 self.populate(arena, platform, step);
                 continue;

@@ -91,7 +91,9 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                     }
                 }
                 _ => {
-                    blocks.extend((0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2)).unwrap().pfn));
+                    blocks.extend(
+                        (0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2), true).unwrap().pfn),
+                    );
                     // What populations allow is forbidden by the next tick.
                     o.pages.tick(&machine);
                 }

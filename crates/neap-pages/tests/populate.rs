@@ -148,7 +148,7 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     }
     assert_eq!(o.pages.statistics().populated, 0);
     for _ in 0..600 {
-        o.pages.allocate_one_more_block(&machine, Order(0)).unwrap();
+        o.pages.allocate_one_more_block(&machine, Order(0), true).unwrap();
     }
     let populated = o.pages.statistics().populated;
     assert!((512..=1024).contains(&populated), "{populated}");
@@ -156,7 +156,7 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     // One mebibyte in use is too little for them too.
     let o = Opened::new(&machine, &huge()).unwrap();
     for _ in 0..500 {
-        o.pages.allocate_one_more_block(&machine, Order(0)).unwrap();
+        o.pages.allocate_one_more_block(&machine, Order(0), true).unwrap();
     }
     assert_eq!(o.pages.statistics().populated, 0);
 }
@@ -180,7 +180,7 @@ fn what_the_tables_say_about_a_block_goes_back_with_it() {
 fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
-    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5)).unwrap());
+    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap());
     let populated = o.pages.statistics().populated as usize;
     assert!(populated >= 5 * 512, "{populated} pages");
     assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);

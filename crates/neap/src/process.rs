@@ -11,13 +11,30 @@ use crate::mm::{Hooks, Mm, Task};
 use crate::options::Options;
 use crate::{stat_page, trace};
 use core::ffi::c_void;
+use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
 use neap_base::platform::{Errno, Linux};
 use neap_os::thread;
 use neap_os::write::say;
 
 /// The process's memory manager.
-pub static PROCESS: Mm<Linux> = Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) });
+pub static PROCESS: OnPages<Mm<Linux>> =
+    OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) }));
+
+/// A value at the start of a page, so that what of it lies at the start of one is known: see [`Hot`](neap_objects::hot::Hot). A static alone: a stack
+/// has no such values.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct OnPages<T>(T);
+
+impl<T> Deref for OnPages<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
 
 /// Looks at the gate while fork waits for cold paths to end: about a second. A thread that forks from a signal handler
 /// which interrupted its own cold path waits that long in vain and then forks anyway: its child may lose a few objects.
