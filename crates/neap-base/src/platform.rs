@@ -210,8 +210,6 @@ pub enum NoSequences {
     Unregistered,
     /// It has, but the first thread has no CPU id.
     NoCpu,
-    /// The processor lacks some of [their instructions](neap_os::rseq::has_instructions).
-    NoInstructions,
     /// `membarrier` answered this.
     NoFence(Errno),
 }
@@ -221,7 +219,6 @@ impl fmt::Display for NoSequences {
         match self {
             NoSequences::Unregistered => f.write_str("the C library registered no rseq"),
             NoSequences::NoCpu => f.write_str("the C library's rseq has no CPU id"),
-            NoSequences::NoInstructions => f.write_str("the processor has no BMI1 and BMI2"),
             NoSequences::NoFence(Errno::NOSYS) => f.write_str("membarrier answered ENOSYS"),
             NoSequences::NoFence(Errno::PERM) => f.write_str("membarrier answered EPERM"),
             NoSequences::NoFence(Errno::INVAL) => f.write_str("membarrier answered EINVAL"),
@@ -238,7 +235,6 @@ impl Linux {
         // A thread that the C library could not register has no CPU id: then no other thread will have one either.
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
-        let able = || if neap_os::rseq::has_instructions() { fences } else { Err(NoSequences::NoInstructions) };
         let topology = neap_os::topology::Topology::read();
         Linux {
             page_size: memory::page_size(),
@@ -248,7 +244,7 @@ impl Linux {
             simulated: 0,
             gives_huge_pages: memory::gives_huge_pages(),
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
-            rseq_offset: working.and_then(|offset| able().map(|()| offset as u32)),
+            rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
             recorder: None,
         }
     }

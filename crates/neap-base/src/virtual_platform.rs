@@ -309,7 +309,6 @@ impl Virtual {
     /// a thread is really on.
     pub fn with_sequences(self) -> Virtual {
         let sequences = fence::register().ok().and_then(|()| neap_os::rseq::registered_offset());
-        let sequences = sequences.filter(|_| neap_os::rseq::has_instructions());
         Virtual { sequences: sequences.map(|offset| offset as u32), ..self }
     }
 

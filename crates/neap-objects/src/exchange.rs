@@ -16,7 +16,7 @@ use crate::state::CACHED;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// Of so many objects in a row that come from another CPU by the sheaf, one makes its page at home here: soon all are if nobody else
+/// Of so many objects in a row that come from another CPU by the sheaf, one makes its part of a slab at home here: soon all are if nobody else
 /// uses them, and little is written if somebody does.
 const SETTLED: usize = 16;
 

@@ -9,6 +9,7 @@
 //! lie on three lines of the processor's instead of two, and lines are what calls of them cost (ARCHITECTURE.md, "Rseq slots").
 
 use crate::paid::Payback;
+use crate::region::STACKS_END;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
 use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, POWERS, States, shifts};
 use core::arch::asm;
@@ -19,10 +20,10 @@ use neap_base::Platform;
 use neap_os::rseq::{self, Outcome, Table};
 use neap_pages::{Frame, NodePages};
 
-/// What lies in 4 KiB of the arena: an entry of the kind map, the page's home in the low 16 bits, which a comparison can look at where
+/// What lies in 4 KiB of the arena: an entry of the kind map, their home in the low 16 bits, which a comparison can look at where
 /// they are, and above it the place of the class's stack ([`Class::place`]). A place of zero: no objects.
 ///
-/// The home is the CPU that its objects were last handed to in bulk. An object that is freed elsewhere is a guest there and
+/// The home is the CPU that its objects were last handed to in bulk, the same for all of a [part](Class::home_bytes) of a slab. An object that is freed elsewhere is a guest there and
 /// goes back by way of the barn instead of being allocated again on the spot. Otherwise objects that lie side by side come
 /// to be used by different CPUs, and every allocation and free of one takes the cache line of its state byte, and perhaps
 /// its own, from the others': a program whose threads exchange objects is then half as fast. A hint: a wrong home costs time only.
@@ -52,7 +53,7 @@ impl KindEntry {
         Kind(self.0.load(Ordering::Relaxed)).home()
     }
 
-    /// Makes a CPU the home of the page. The caller has an object there, so what lies there does not change meanwhile.
+    /// Makes a CPU the home of the page. The caller has an object of the same slab, so what lies there does not change meanwhile.
     pub fn set_home(&self, cpu: u16) {
         let entry = self.0.load(Ordering::Relaxed);
         let new = entry >> HOME_BITS << HOME_BITS | u32::from(cpu);
@@ -91,15 +92,18 @@ impl Kind {
 
 /// Tables and addresses, on cache lines that are only read, and behind these the table of the sequences, which takers write to.
 ///
-/// `malloc` and `free` have the table's address in a register. What each looks at they reach from there by a displacement of one byte: it lies in
+/// `malloc` and `free` have the table's address in a register. Most of what they look at they reach from there by a displacement of one byte: it lies in
 /// the 128 bytes before the table.
 ///
-/// Where this starts on a page, as the process's does, nothing that malloc and free look at lies at the start of one. Programs touch the first line of every page that they get, and all of these compete for the few places that
-/// caches have for them: of what lies there each malloc has to ask another CPU's cache, or memory.
+/// It is made for the start of a page, where the process's is. Programs touch the first line of every page that they get, and all of these compete for
+/// the few places that caches have for them: what else lies there has to be had from farther away each time. And a load may wait for the stores before it
+/// that go to the same place of another page, as those into the stacks of a region do. So what malloc and free look at lies behind both.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hot {
-    apart: [u64; 16],
+    apart: [u64; APART],
+    /// The state tables.
+    pub(crate) states: States,
     /// Sizes below this are served here to threads whose [word](neap_os::entered) nobody has looked at; 0: none.
     limit: AtomicUsize,
     /// The same for threads that are known to have entered nothing.
@@ -124,11 +128,12 @@ pub struct Hot {
     pub(crate) payback: AtomicPtr<Payback>,
     /// What the sequences start from.
     pub(crate) table: Table,
-    /// The state tables.
-    pub(crate) states: States,
     /// For every size in grains, rounded up, the largest first: the place of its class's stack.
     places: [u16; PLACES],
 }
+
+/// Words from the start of a page to where it is calm.
+const APART: usize = 400;
 
 /// Sizes that are told apart, 0 among them.
 const PLACES: usize = LARGEST / GRAIN + 1;
@@ -155,16 +160,15 @@ const fn places() -> [u16; PLACES] {
 
 const _: () = {
     assert!(offset_of!(Hot, table) == offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
-    // Nor do the places of sizes of whole pages, which programs go through page by page.
+    // Behind the stacks.
+    assert!(offset_of!(Hot, limit) % 4096 >= STACKS_END && offset_of!(Hot, table) % 4096 >= STACKS_END);
+    // Not at the start of a page: the states, and the places of sizes of whole pages, which programs go through page by page.
+    assert!(offset_of!(Hot, states) >= 64 && offset_of!(Hot, states) + size_of::<States>() <= 4096);
     let mut size = 4096;
     while size <= LARGEST {
         assert!((offset_of!(Hot, places) + (PLACES - 1 - size / GRAIN) * size_of::<u16>()) % 4096 >= 64);
         size += 4096;
     }
-    assert!(
-        offset_of!(Hot, states) / 4096 == (offset_of!(Hot, states) + size_of::<States>()) / 4096
-            && offset_of!(Hot, states) % 4096 >= 64
-    );
 };
 
 /// What became of a `free`.
@@ -182,7 +186,8 @@ impl Hot {
     /// Everything is answered "no".
     pub const fn closed() -> Hot {
         Hot {
-            apart: [0; 16],
+            apart: [0; APART],
+            states: States::none(),
             limit: AtomicUsize::new(0),
             limit_outside: AtomicUsize::new(0),
             served: AtomicUsize::new(0),
@@ -195,7 +200,6 @@ impl Hot {
             page_mask: AtomicUsize::new(0),
             payback: AtomicPtr::new(core::ptr::null_mut()),
             table: Table::unopened(),
-            states: States::none(),
             places: places(),
         }
     }

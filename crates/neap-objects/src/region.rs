@@ -1,7 +1,7 @@
 //! A region: all stacks of one CPU, in one piece of memory.
 //!
 //! Sits below the slots, which say whose a region is, and beside the restartable sequences, which work in it. It begins with
-//! a mark, whether it may be written to; then come the stacks, two for each class, and then their cells, below each stack's
+//! a mark, whether it may be written to; a line further come the stacks, two for each class, and then their cells, below each stack's
 //! lowest one that holds null. Takes no lock: everything here is for who has the region alone.
 
 use crate::size_class::{CLASSES, Class};
@@ -11,8 +11,11 @@ use neap_os::rseq::Stack;
 /// Stacks in a region: two for each class of objects.
 const STACKS: usize = 2 * (CLASSES - 1);
 
-/// Where the first stack begins in a region: behind the mark.
-const FIRST: usize = size_of::<u64>();
+/// Where the first stack begins in a region: not at the start of a page, see [`Hot`](crate::hot::Hot).
+const FIRST: usize = 64;
+
+/// Where the stacks end.
+pub(crate) const STACKS_END: usize = FIRST + STACKS * size_of::<Stack>();
 
 /// Where the cells of each stack begin in a region, in bytes; after all the stacks.
 const CELLS: [usize; STACKS] = layout().0;
@@ -22,7 +25,7 @@ pub(crate) const REGION: usize = layout().1.next_multiple_of(4096);
 
 const fn layout() -> ([usize; STACKS], usize) {
     let mut cells = [0; STACKS];
-    let mut next = FIRST + STACKS * size_of::<Stack>();
+    let mut next = STACKS_END;
     let mut stack = 0;
     while stack < STACKS {
         cells[stack] = next + size_of::<usize>();
@@ -75,7 +78,7 @@ impl StackId {
 
     /// Where it lies in a region, in bytes.
     pub(crate) const fn place(self) -> u16 {
-        const { assert!(FIRST + STACKS * size_of::<Stack>() <= u16::MAX as usize) };
+        const { assert!(STACKS_END <= u16::MAX as usize) };
         (FIRST + self.0 as usize * size_of::<Stack>()) as u16
     }
 

@@ -69,7 +69,7 @@ impl Class {
         if objects > 1024 { 1024 } else { objects }
     }
 
-    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, 1 to
+    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, up to
     /// 4 MiB of larger ones.
     pub const fn most_capacity(self) -> u32 {
         self.stack_capacity() * 4

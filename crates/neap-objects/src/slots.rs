@@ -28,7 +28,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
-use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED};
+use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED, has_instructions};
 
 /// Aborts in a row after which an operation goes the shared way: a debugger that steps would abort for ever.
 const ATTEMPTS: u32 = 3;
@@ -96,7 +96,7 @@ impl Slots {
             table: core::ptr::from_ref(table).expose_provenance(),
             memory,
             length,
-            offset: platform.rseq_offset().filter(|_| use_rseq && named <= MOST_CPUS),
+            offset: platform.rseq_offset().filter(|_| use_rseq && named <= MOST_CPUS && has_instructions()),
             spare: Mutex::new(memory + Slots::regions_at(cpus) + cpus * REGION),
             closed: AtomicBool::new(false),
             skipped: AtomicU32::new(0),

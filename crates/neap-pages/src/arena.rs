@@ -213,7 +213,7 @@ impl Arena {
     }
 
     /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
-    /// somebody's lock: those with a page or two for it, and if `early`, those that are to be there early.
+    /// somebody's lock: the [brief](crate::SideTable::brief) ones, and if `early`, those that are to be there early.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
