@@ -200,7 +200,7 @@ impl<P: Platform> NodePages<P> {
         self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](SideTable::early) written to for it.
+    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](crate::SideTable::early) written to for it.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.

@@ -153,7 +153,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_block(platform, Wanted::block(order), order)
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](SideTable::early) written to for it.
+    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](crate::SideTable::early) written to for it.
     ///
     /// # Errors
     /// [`Exhausted`].
