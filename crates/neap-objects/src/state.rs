@@ -74,7 +74,7 @@ pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
 /// The byte of what starts on no grain: no object.
 static NOTHING: AtomicU8 = AtomicU8::new(0);
 
-/// By power of two: how far an address is shifted to be the number of its byte. Not at all where all have [`NOTHING`].
+/// By power of two: how far an address is shifted to be the number of its byte; so far that it is 0 where all have [`NOTHING`].
 pub(crate) const fn shifts() -> [u8; POWERS] {
     let mut shifts = [usize::BITS as u8 - 1; POWERS];
     let mut power = GRAIN.trailing_zeros() as usize;
