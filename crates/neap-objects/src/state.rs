@@ -67,9 +67,20 @@ const fn table_of(power: usize) -> usize {
 
 /// The tables that have bytes of objects of a class, whose slabs start on pages.
 pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
-    let least = class.size().trailing_zeros() as usize;
-    (0..TABLES).filter(move |&table| (least..POWERS).any(|power| table_of(power) == table))
+    let of_class = ALIKE[class.size().trailing_zeros() as usize];
+    (0..TABLES).filter(move |table| of_class >> table & 1 != 0)
 }
+
+/// By power of two: a bit for each table that has bytes of its multiples.
+const ALIKE: [u8; POWERS] = {
+    let (mut tables, mut power) = ([0; POWERS], POWERS);
+    while power > GRAIN.trailing_zeros() as usize {
+        let beyond = if power < POWERS { tables[power] } else { 0 };
+        power -= 1;
+        tables[power] = beyond | 1 << table_of(power);
+    }
+    tables
+};
 
 /// The byte of what starts on no grain: no object.
 static NOTHING: AtomicU8 = AtomicU8::new(0);
@@ -188,11 +199,30 @@ mod tests {
     const BASE: usize = 7 << 30;
     const BYTES: usize = 128 << 10;
 
-    #[test]
-    fn an_interior_pointer_never_meets_a_state() {
+    /// Tables of so many bytes of arena, and what leads to them.
+    fn opened() -> ([Vec<AtomicU8>; TABLES], States) {
         let tables = SHIFTS.map(|shift| (0..BYTES >> shift).map(|_| AtomicU8::new(0)).collect::<Vec<_>>());
         let states = States::none();
         states.copy(&States::new(tables.each_ref().map(|table| table.as_ptr().expose_provenance()), BASE));
+        (tables, states)
+    }
+
+    #[test]
+    fn no_two_starts_have_one_byte() {
+        let (tables, states) = opened();
+        // SAFETY: every start lies in what the tables are for.
+        let byte = |at: usize| core::ptr::from_ref(unsafe { states.byte(at) });
+        let starts = (BASE..BASE + BYTES).step_by(GRAIN);
+        let mut found: Vec<_> = starts.clone().map(byte).collect();
+        assert!(found.iter().all(|byte| tables.iter().any(|table| table.as_ptr_range().contains(byte))));
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), starts.count());
+    }
+
+    #[test]
+    fn an_interior_pointer_never_meets_a_state() {
+        let (tables, states) = opened();
         for class in Class::all() {
             let objects = BYTES / class.size();
             let at = |object: usize| BASE + object * class.size();

@@ -58,6 +58,23 @@ fn a_guest_is_handed_out_at_home_only() {
     assert_eq!(o.prove().slabs, 0);
 }
 
+/// Lines of state bytes end where homes do.
+#[test]
+fn all_of_a_part_of_a_slab_is_at_home_where_one_object_was_taken() {
+    for class in [Class(1), Class(8), CLASS, Class(40), Class(72)] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        Virtual::run_on(1);
+        let object = o.take_many(class, 1)[0];
+        let start = object.wrapping_sub(object.addr() % class.home_bytes());
+        let pages = (0..class.home_bytes()).step_by(4096).map(|offset| kind(&o, start.wrapping_add(offset)));
+        let all: Vec<_> = pages.map(|page| (page.home(), page.class())).collect();
+        assert!(all.iter().all(|&page| page == (1, class)), "{class:?}: {all:?}");
+        o.give(class, object);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
 #[test]
 fn a_page_moves_to_the_cpu_that_uses_its_objects() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();

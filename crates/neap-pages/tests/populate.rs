@@ -184,6 +184,11 @@ fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
     let populated = o.pages.statistics().populated as usize;
     assert!(populated >= 5 * 512, "{populated} pages");
     assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);
+    // Not where nothing will be written there.
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), false).unwrap());
+    assert_eq!(machine.made(Call::Populate), o.pages.statistics().populated as usize / 512 * (CALLS - 1));
 }
 
 /// Of a byte for sixteen of the arena, two mebibytes are for 32. The first 64 have small pages.

@@ -241,7 +241,7 @@ pub(crate) fn publish(mm: &Mm<Linux>) {
     core.page.publish(|text| match core.objects.platform.no_sequences() {
         _ if !core.options.rseq => core.describe(mm, &"rseq:off was set", text),
         Some(reason) => core.describe(mm, &reason, text),
-        None if !neap_os::rseq::has_instructions() => core.describe(mm, &"the processor has no BMI1 and BMI2", text),
+        None if !core.objects.slots.has_rseq() => core.describe(mm, &"no BMI1 and BMI2, or too many CPUs", text),
         None => core.describe(mm, &"restartable sequences and fences work", text),
     });
 }
