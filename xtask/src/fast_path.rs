@@ -14,7 +14,7 @@ use crate::process::{capture, command};
 use crate::report::Report;
 
 /// Functions of the C library's, and how many instructions there are to their first return.
-const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 27..=29), ("free", 30..=32)];
+const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 25..=27), ("free", 30..=31)];
 
 /// Bytes of a line, and on how many of them these functions lie.
 const LINE: usize = 64;

@@ -11,7 +11,7 @@
 use crate::paid::Payback;
 use crate::region::STACKS_END;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID, POWERS, States, shifts};
+use crate::state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};
 use core::arch::asm;
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -116,8 +116,6 @@ pub struct Hot {
     bytes: AtomicUsize,
     /// The kind map.
     kinds: AtomicPtr<KindEntry>,
-    /// How far an address is shifted, by power of two: see [`States`].
-    shifts: [u8; POWERS],
     /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
@@ -133,7 +131,7 @@ pub struct Hot {
 }
 
 /// Words from the start of a page to where it is calm.
-const APART: usize = 400;
+const APART: usize = 389;
 
 /// Sizes that are told apart, 0 among them.
 const PLACES: usize = LARGEST / GRAIN + 1;
@@ -159,7 +157,7 @@ const fn places() -> [u16; PLACES] {
 }
 
 const _: () = {
-    assert!(offset_of!(Hot, table) == offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
+    assert!(offset_of!(Hot, table) <= offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
     // Behind the stacks.
     assert!(offset_of!(Hot, limit) % 4096 >= STACKS_END && offset_of!(Hot, table) % 4096 >= STACKS_END);
     // Not at the start of a page: the states, and the places of sizes of whole pages, which programs go through page by page.
@@ -194,7 +192,6 @@ impl Hot {
             base: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             kinds: AtomicPtr::new(core::ptr::null_mut()),
-            shifts: shifts(),
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
@@ -279,6 +276,12 @@ impl Hot {
         self.take_top::<{ from_table!(limit_outside) }>(size)
     }
 
+    /// Where a thread's rseq area lies from its thread pointer. Not loaded by way of the table's address: what every sequence begins with does not wait for that.
+    #[inline(always)]
+    fn rseq_area(&self) -> usize {
+        self.table.offset.load(Ordering::Relaxed) as usize
+    }
+
     /// The topmost object of this CPU's stack for `size` bytes, if the size is below the limit that lies so far from the table. The object's state is
     /// looked at before it is taken, so that there is one way to say no.
     #[inline(always)]
@@ -300,23 +303,21 @@ impl Hot {
                 "neg {place}",
                 "sar {place}, {grain_shift}",
                 "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
-                "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
                         "tzcnt {offset}, {value}",
                         "mov {t}, qword ptr [{table} + {offset} * 8 + {states}]",
-                        "movzx {offset:e}, byte ptr [{table} + {offset} + {shifts}]",
-                        "shrx {offset}, {value}, {offset}",
-                        "cmp byte ptr [{t} + {offset}], {cached}",
-                        // A stack's address is beyond any size, too.
+                        "shrx {offset}, {value}, {t}",
+                        "cmp byte ptr [{t} + {offset} - {behind}], {cached}",
+                        // Null is not either. A stack's address is beyond any size, too.
                         "jne 27b";
                     then:
-                        "mov byte ptr [{t} + {offset}], {allocated}"
+                        "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
-                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
+                place = inout(reg) size => _, offset = inout(reg) self.rseq_area() => _, t = out(reg) _, value = out(reg) object,
                 limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
-                states = const from_table!(states), shifts = const from_table!(shifts), cached = const CACHED, allocated = const ALLOCATED,
+                states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),
             );
         }
@@ -358,11 +359,10 @@ impl Hot {
                 // What starts on no grain has a state that nobody changes.
                 "tzcnt {home}, {value}",
                 "mov {t}, qword ptr [{table} + {home} * 8 + {states}]",
-                "movzx {home:e}, byte ptr [{table} + {home} + {shifts}]",
-                "shrx {home}, {value}, {home}",
-                "cmp byte ptr [{t} + {home}], {allocated}",
+                "shrx {home}, {value}, {t}",
+                "cmp byte ptr [{t} + {home} - {behind}], {allocated}",
                 "jne 26f",
-                "mov byte ptr [{t} + {home}], {cached}",
+                "mov byte ptr [{t} + {home} - {behind}], {cached}",
                 "25:",
                 // Who has a state has a kind.
                 "shr {place}, {kind_shift}",
@@ -370,20 +370,20 @@ impl Hot {
                 "mov {home:e}, dword ptr [{home} + {place} * 4]",
                 "mov {place:e}, {home:e}",
                 "shr {place:e}, {home_bits}",
-                "mov {offset:e}, dword ptr [{table}]",
                 neap_os::push_sequence!(),
-                // What somebody pays for. A state that depended on the one before, without a jump, is what the next malloc would wait for.
-                ".pushsection .text.unlikely, \"ax\", @progbits",
+                // What somebody pays for, behind the function, where a short jump reaches it. A state that depended on the one before, without a jump, is what
+                // the next malloc would wait for.
+                ".subsection 1",
                 "26:",
-                "cmp byte ptr [{t} + {home}], {accounted}",
+                "cmp byte ptr [{t} + {home} - {behind}], {accounted}",
                 "jne {unknown}",
-                "mov byte ptr [{t} + {home}], {paid}",
+                "mov byte ptr [{t} + {home} - {behind}], {paid}",
                 "jmp 25b",
-                ".popsection",
+                ".subsection 0",
                 table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
-                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = out(reg) _,
+                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = inout(reg) self.rseq_area() => _,
                 base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
-                states = const from_table!(states), shifts = const from_table!(shifts), kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
+                states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
                 allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,
                 unknown = label { return Freed::Unknown },
                 full = label { return Freed::Unplaced },

@@ -118,7 +118,8 @@ impl<P: Platform> Objects<P> {
         for table in 0..state::TABLES {
             let shift = state::SHIFTS[table];
             let early = table == state::COMMON;
-            tables[STATES + table] = SideTable { shift, droppable: shift <= 10, early, brief: false };
+            let lead = state::LEADS[table];
+            tables[STATES + table] = SideTable { shift, lead, droppable: shift <= 10, early, brief: false };
         }
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, brief: true, ..SideTable::default() };
         tables[DESCRIPTORS].shift = TABLE_SHIFT;

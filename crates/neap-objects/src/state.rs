@@ -23,7 +23,7 @@
 //! | [`PAID`] | in a sheaf or a stack, and somebody pays for it still: see [`paid`](crate::paid) |
 //!
 //! The more objects have their bytes in a line the more are found there that a processor has, but CPUs that use objects side by side take lines from each
-//! other. So lines end where [homes](crate::hot::KindEntry) do, but for those of the largest objects. The memory under the tables is written to only where
+//! other. So lines end where [homes](crate::hot::KindEntry) do, or three bytes from there at most, but for those of the largest objects. The memory under the tables is written to only where
 //! slabs lie, and goes back with theirs, but for the last table's, which has next to none; who frees anything else looks there.
 //!
 //! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
@@ -51,8 +51,24 @@ pub const SHIFTS: [u8; TABLES] = [6, 6, 5, 9, 15];
 /// The table that has most memory, with the bytes of most small objects.
 pub const COMMON: usize = 0;
 
-/// Powers of two that an address may be a multiple of.
-pub(crate) const POWERS: usize = 48;
+/// What the number of an object's byte is counted from lies so far behind the byte of address 0: see [`States`].
+pub(crate) const BEHIND: usize = SHIFTS[COMMON] as usize;
+
+/// Bytes in front of the first of each table, so that what says where it is has its shift in the low bits: none where the common shift is.
+pub(crate) const LEADS: [u8; TABLES] = {
+    let (mut leads, mut table) = ([0; TABLES], 0);
+    while table < TABLES {
+        leads[table] = (SHIFTS[table] + SHIFT_BITS - BEHIND as u8) % SHIFT_BITS;
+        table += 1;
+    }
+    leads
+};
+
+/// A shift is a number modulo this.
+const SHIFT_BITS: u8 = usize::BITS as u8;
+
+/// Counts of zeros that an address may have: 64 has 0, and none of an arena has more than 47.
+const POWERS: usize = 65;
 
 /// The table that has the bytes of objects on odd multiples of 2^power, which is 4 at least.
 const fn table_of(power: usize) -> usize {
@@ -74,7 +90,7 @@ pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
 /// By power of two: a bit for each table that has bytes of its multiples.
 const ALIKE: [u8; POWERS] = {
     let (mut tables, mut power) = ([0; POWERS], POWERS);
-    while power > GRAIN.trailing_zeros() as usize {
+    while power > GRAIN_POWER {
         let beyond = if power < POWERS { tables[power] } else { 0 };
         power -= 1;
         tables[power] = beyond | 1 << table_of(power);
@@ -82,25 +98,22 @@ const ALIKE: [u8; POWERS] = {
     tables
 };
 
-/// The byte of what starts on no grain: no object.
-static NOTHING: AtomicU8 = AtomicU8::new(0);
+const GRAIN_POWER: usize = GRAIN.trailing_zeros() as usize;
 
-/// By power of two: how far an address is shifted to be the number of its byte; so far that it is 0 where all have [`NOTHING`].
-pub(crate) const fn shifts() -> [u8; POWERS] {
-    let mut shifts = [usize::BITS as u8 - 1; POWERS];
-    let mut power = GRAIN.trailing_zeros() as usize;
-    while power < POWERS {
-        shifts[power] = SHIFTS[table_of(power)];
-        power += 1;
-    }
-    shifts
-}
+/// The one byte of what starts on no grain, and of null: no object. It is the only one of these that is looked at.
+static NOTHING: Nothing = Nothing([const { AtomicU8::new(0) }; SHIFT_BITS as usize]);
+
+#[repr(align(64))]
+struct Nothing([AtomicU8; SHIFT_BITS as usize]);
 
 /// The state tables of an arena.
+///
+/// For each count of zeros there is one word that says all: where the byte of address 0 is, [`BEHIND`] bytes before it, so that an address needs no
+/// subtraction; and in its low six bits, of which the processor's shifts by a register take no more, how far an address is shifted to be the number of
+/// its byte. So tables begin some [bytes](LEADS) into a line.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct States {
-    /// By the largest power of two that an address is a multiple of: the byte of address 0, so that an address needs no subtraction.
     origins: [AtomicPtr<AtomicU8>; POWERS],
 }
 
@@ -110,16 +123,22 @@ impl States {
         States { origins: [const { AtomicPtr::new(null_mut()) }; POWERS] }
     }
 
-    /// The tables at these addresses for an arena at `base`.
+    /// The tables whose first bytes are at these addresses, for an arena at `base`.
     pub fn new(tables: [usize; TABLES], base: usize) -> States {
         let origin = |power: usize| {
-            if power < GRAIN.trailing_zeros() as usize {
-                return core::ptr::from_ref(&NOTHING).cast_mut();
-            }
-            let table = table_of(power);
-            core::ptr::with_exposed_provenance_mut::<AtomicU8>(tables[table]).wrapping_sub(base >> SHIFTS[table])
+            let (first, number, shift): (*mut AtomicU8, _, _) = if (GRAIN_POWER..usize::BITS as usize).contains(&power)
+            {
+                let table = table_of(power);
+                (core::ptr::with_exposed_provenance_mut(tables[table]), base >> SHIFTS[table], SHIFTS[table])
+            } else {
+                // Nothing is left of an address that is shifted so far.
+                (NOTHING.0.as_ptr().cast_mut().wrapping_add(usize::BITS as usize - 1 - BEHIND), 0, SHIFT_BITS - 1)
+            };
+            let origin = first.wrapping_add(BEHIND).wrapping_sub(number);
+            debug_assert!(origin.addr() % usize::from(SHIFT_BITS) == usize::from(shift), "{power}: {origin:p}");
+            AtomicPtr::new(origin)
         };
-        States { origins: core::array::from_fn(|power| AtomicPtr::new(origin(power))) }
+        States { origins: core::array::from_fn(origin) }
     }
 
     /// Makes these the same as others.
@@ -135,12 +154,11 @@ impl States {
     /// As for [`States::change`].
     #[inline(always)]
     pub(crate) unsafe fn byte(&self, address: usize) -> &AtomicU8 {
-        const SHIFTS: [u8; POWERS] = shifts();
         let power = address.trailing_zeros() as usize;
-        // SAFETY: no address of an arena is a multiple of more, and each table has a byte for every mapped part of the arena.
+        // SAFETY: no count is larger, and each table has a byte for every mapped part of the arena.
         unsafe {
             let origin = self.origins.get_unchecked(power).load(Ordering::Relaxed);
-            &*origin.wrapping_add(address >> SHIFTS.get_unchecked(power))
+            &*origin.wrapping_add(address.wrapping_shr(origin.addr() as u32)).wrapping_sub(BEHIND)
         }
     }
 
@@ -201,9 +219,17 @@ mod tests {
 
     /// Tables of so many bytes of arena, and what leads to them.
     fn opened() -> ([Vec<AtomicU8>; TABLES], States) {
-        let tables = SHIFTS.map(|shift| (0..BYTES >> shift).map(|_| AtomicU8::new(0)).collect::<Vec<_>>());
+        let table = |table: usize| {
+            let bytes = usize::from(LEADS[table]) + (BYTES >> SHIFTS[table]);
+            (0..bytes + usize::from(SHIFT_BITS)).map(|_| AtomicU8::new(0)).collect::<Vec<_>>()
+        };
+        let tables = core::array::from_fn(table);
+        // Where a line begins, and behind that.
+        let first = |table: usize| {
+            tables[table].as_ptr().expose_provenance().next_multiple_of(SHIFT_BITS.into()) + usize::from(LEADS[table])
+        };
         let states = States::none();
-        states.copy(&States::new(tables.each_ref().map(|table| table.as_ptr().expose_provenance()), BASE));
+        states.copy(&States::new(core::array::from_fn(first), BASE));
         (tables, states)
     }
 

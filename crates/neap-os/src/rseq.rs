@@ -182,22 +182,24 @@ macro_rules! sequence {
     };
 }
 
-/// Takes the topmost object, `value`, of the stack at `place`; null where there is none. `look` is at the object before it is taken, `then` is done with it.
+/// Takes the topmost object, `value`, of the stack at `place`; null where there is none. `look` is at the object before it is taken, and refuses null;
+/// `then` is done with it.
 /// `place`, `offset` and `t` change.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
-    ($(look: $($look:literal),*; then: $($then:literal),*)?) => {
+    () => {
+        $crate::pop_sequence!(look: "test {value}, {value}", "jz 23f"; then:)
+    };
+    (look: $($look:literal),*; then: $($then:literal),*) => {
         $crate::sequence!(
             "add {place}, {t}",
             "mov {offset}, qword ptr [{place}]",
             "mov {value}, qword ptr [{offset} - 8]",
-            "test {value}, {value}",
-            "jz 23f",
-            $($($look,)*)?
+            $($look,)*
             "sub qword ptr [{place}], 8",
             "22:"
-            $($(, $then)*)?;
+            $(, $then)*;
             abort: "xor {value:e}, {value:e}"
         )
     };

@@ -31,8 +31,10 @@ pub const MARKED: usize = 6;
 pub struct SideTable {
     /// 0: no such table.
     pub shift: u8,
+    /// Bytes of a page in front of its first.
+    pub lead: u8,
     /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
-    /// Only for shifts up to 10.
+    /// Only for shifts up to 10. A page that has bytes of others, too, stays, which is where there is a lead.
     pub droppable: bool,
     /// Whether its memory comes with that of any block that is populated: it has a page or two for each, which are written to under locks.
     pub brief: bool,
@@ -126,7 +128,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// The first byte of the caller's side table `table`.
     #[inline]
     pub fn side_table(&self, table: usize) -> usize {
-        self.arena.table(OWN_TABLES + table).start
+        self.arena.table(OWN_TABLES + table).place(0, 0).0
     }
 
     /// The frame table.

@@ -33,6 +33,8 @@ pub(crate) struct Table {
     pub(crate) start: usize,
     /// 0: no such table.
     pub(crate) shift: u32,
+    /// Bytes in front of the first.
+    pub(crate) lead: usize,
     pub(crate) droppable: bool,
     pub(crate) brief: bool,
     pub(crate) early: bool,
@@ -41,7 +43,7 @@ pub(crate) struct Table {
 impl Table {
     /// Bytes of what it says of so many bytes of the arena: whole pages, and a byte for every part begun.
     pub(crate) fn bytes(&self, arena: usize, page_shift: u32) -> usize {
-        arena.div_ceil(1 << self.shift).next_multiple_of(1 << page_shift)
+        (self.lead + arena.div_ceil(1 << self.shift)).next_multiple_of(1 << page_shift)
     }
 
     /// Bytes to map for that: for a huge page all of it must be, so where address space is not scarce an early table is mapped on to the end of one.
@@ -105,7 +107,14 @@ impl Table {
 
     /// Where the bytes lie that it has for `bytes` of the arena from `offset` on, and how many they are.
     pub(crate) fn place(&self, offset: usize, bytes: usize) -> (usize, usize) {
-        (self.start + (offset >> self.shift), bytes >> self.shift)
+        (self.start + self.lead + (offset >> self.shift), bytes >> self.shift)
+    }
+
+    /// The whole pages of that: where they begin, and how many bytes they are.
+    pub(crate) fn pages(&self, offset: usize, bytes: usize, page: usize) -> (usize, usize) {
+        let (start, length) = self.place(offset, bytes);
+        let (first, end) = (start.next_multiple_of(page), (start + length) / page * page);
+        (first, end.saturating_sub(first))
     }
 }
 
@@ -126,9 +135,11 @@ pub(crate) fn layout(
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
     for (index, (table, named)) in tables[OWN_TABLES..].iter_mut().zip(named).enumerate() {
         debug_assert!(index < MARKED || !named.droppable && !named.early, "nobody marks where it has memory");
+        debug_assert!(named.lead == 0 || !named.early, "an early table begins on a page");
         table.shift = u32::from(named.shift);
         // A chunk's part of a table of a higher shift is less than a page.
         table.droppable = named.droppable && named.shift <= 10;
+        table.lead = named.lead.into();
         table.brief = named.brief;
         table.early = named.early;
     }

@@ -234,6 +234,44 @@ fn side_tables_of_free_chunks_go_where_they_were_used() {
 }
 
 #[test]
+fn a_page_with_bytes_of_other_chunks_stays() {
+    const TABLE: usize = 3;
+    for size in PAGE_SIZES {
+        let machine = Virtual::new(size, 1);
+        let mut shape = shape(None);
+        shape.tables[TABLE].lead = 9;
+        let o = Opened::new(&machine, &shape).unwrap();
+        let chunks = [1, 2, 3].map(|stamp| take_run(&o, 1024, 1024, stamp).unwrap());
+        let length = (1024 * size) >> shape.tables[TABLE].shift;
+        let start = o.pages.side_table(TABLE);
+        assert_eq!(start % size, 9);
+        let byte = |at: usize| core::ptr::with_exposed_provenance_mut::<u8>(start + at);
+        // SAFETY: here and below, bytes of a table of the test's own, which reaches as far as the chunks.
+        (0..3 * length).for_each(|at| unsafe { byte(at).write(1) });
+        (0..3).for_each(|chunk| o.pages.mark_side_table(chunks[chunk].pfn, TABLE));
+        assert_eq!(chunks.each_ref().map(|chunk| chunk.pfn.0), [0, 1024, 2048]);
+        let [first, middle, last] = chunks;
+        // What a free chunk's bytes say is nothing.
+        // SAFETY: as above.
+        (length..2 * length).for_each(|at| unsafe { byte(at).write(0) });
+        give(&o, middle);
+        o.pages.release_all(&machine);
+        // SAFETY: as above.
+        let kept = |at: usize| unsafe { byte(at).read() } == 1;
+        assert!((0..length).chain(2 * length..3 * length).all(kept), "of the chunks beside it");
+        let page = start - 9;
+        assert_eq!(resident(page + length + size, length - size), 0, "whole pages of it are gone");
+        // SAFETY: as above.
+        (0..length).chain(2 * length..3 * length).for_each(|at| unsafe { byte(at).write(0) });
+        [first, last].into_iter().for_each(|chunk| give(&o, chunk));
+        o.pages.release_all(&machine);
+        let left = resident(page, 3 * length + size);
+        assert!(left <= 4 * size, "{left}, but those where each part that went alone begins and ends");
+        o.pages.verify().unwrap();
+    }
+}
+
+#[test]
 fn a_table_that_was_refused_is_tried_again() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();

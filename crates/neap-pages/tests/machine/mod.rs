@@ -22,7 +22,7 @@ pub(crate) fn tables() -> [SideTable; TABLES] {
     let mut tables = [SideTable::default(); TABLES];
     for (table, (shift, droppable)) in tables.iter_mut().zip([(12, false), (4, true), (5, true), (6, true), (10, true)])
     {
-        *table = SideTable { shift, droppable, brief: shift == 10, early: shift == 4 };
+        *table = SideTable { shift, lead: 0, droppable, brief: shift == 10, early: shift == 4 };
     }
     tables
 }
