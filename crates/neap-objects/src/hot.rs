@@ -276,12 +276,6 @@ impl Hot {
         self.take_top::<{ from_table!(limit_outside) }>(size)
     }
 
-    /// Where a thread's rseq area lies from its thread pointer. Not loaded by way of the table's address: what every sequence begins with does not wait for that.
-    #[inline(always)]
-    fn rseq_area(&self) -> usize {
-        self.table.offset.load(Ordering::Relaxed) as usize
-    }
-
     /// The topmost object of this CPU's stack for `size` bytes, if the size is below the limit that lies so far from the table. The object's state is
     /// looked at before it is taken, so that there is one way to say no.
     #[inline(always)]
@@ -303,6 +297,9 @@ impl Hot {
                 "neg {place}",
                 "sar {place}, {grain_shift}",
                 "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
+                // Only now. 1: this thread loads the offset, which is 0. 2: another opens the slots, and serves. 3: this one sees the limit, and writes over
+                // the thread's own control block.
+                "mov {offset:e}, dword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
                         "tzcnt {offset}, {value}",
@@ -315,7 +312,7 @@ impl Hot {
                         "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
-                place = inout(reg) size => _, offset = inout(reg) self.rseq_area() => _, t = out(reg) _, value = out(reg) object,
+                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
                 limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
                 states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),
@@ -349,7 +346,8 @@ impl Hot {
         }
         // SAFETY: below the number of bytes, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
         // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with
-        // the Release in `cover`. The base is loaded before it, and known to whoever was ever handed an object. The stores are that of the state of an object that is this thread's then, and those of a push.
+        // the Release in `cover`. The base and the table's offset are loaded before it, and known to whoever was ever handed an object; that offset
+        // not by way of the table's address, so that a sequence does not wait for it. The stores are that of the state of an object that is this thread's then, and those of a push.
         unsafe {
             asm!(
                 "mov {place}, {value}",
@@ -381,7 +379,7 @@ impl Hot {
                 "jmp 25b",
                 ".subsection 0",
                 table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
-                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = inout(reg) self.rseq_area() => _,
+                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = in(reg) self.table.offset.load(Ordering::Relaxed) as usize,
                 base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
                 states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
                 allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,

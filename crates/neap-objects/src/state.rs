@@ -135,7 +135,7 @@ impl States {
                 (NOTHING.0.as_ptr().cast_mut().wrapping_add(usize::BITS as usize - 1 - BEHIND), 0, SHIFT_BITS - 1)
             };
             let origin = first.wrapping_add(BEHIND).wrapping_sub(number);
-            debug_assert!(origin.addr() % usize::from(SHIFT_BITS) == usize::from(shift), "{power}: {origin:p}");
+            assert!(origin.addr() % usize::from(SHIFT_BITS) == usize::from(shift), "{power}: {origin:p}");
             AtomicPtr::new(origin)
         };
         States { origins: core::array::from_fn(origin) }
@@ -241,6 +241,8 @@ mod tests {
         let starts = (BASE..BASE + BYTES).step_by(GRAIN);
         let mut found: Vec<_> = starts.clone().map(byte).collect();
         assert!(found.iter().all(|byte| tables.iter().any(|table| table.as_ptr_range().contains(byte))));
+        // SAFETY: null has the byte of what starts nowhere.
+        assert!(unsafe { states.is(0, 0) } && !found.contains(&byte(0)), "and null has none of theirs");
         found.sort_unstable();
         found.dedup();
         assert_eq!(found.len(), starts.count());

@@ -34,7 +34,7 @@ pub struct SideTable {
     /// Bytes of a page in front of its first.
     pub lead: u8,
     /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
-    /// Only for shifts up to 10. A page that has bytes of others, too, stays, which is where there is a lead.
+    /// Only for shifts up to 10. With a lead, pages at both ends of what goes stay: they may have bytes of others.
     pub droppable: bool,
     /// Whether its memory comes with that of any block that is populated: it has a page or two for each, which are written to under locks.
     pub brief: bool,

@@ -237,7 +237,7 @@ impl<P: Platform> Run<'_, P> {
         let marked = (0..chunks).fold(0, |all, chunk| all | marks(chunk).swap(0, Ordering::Relaxed));
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
-        let page = 1 << self.arena.page_shift();
+        let page_size = 1 << self.arena.page_shift();
         let part = if self.arena.huge_tables.load(Ordering::Relaxed) { offset..offset + bytes } else { 0..0 };
         for index in 0..MARKED {
             let table = self.arena.table(OWN_TABLES + index);
@@ -248,14 +248,14 @@ impl<P: Platform> Run<'_, P> {
             }
             // The rest of each may be in use.
             huge.for_each(|page| self.platform.split(page));
-            let (start, length) = table.pages(offset, bytes, page);
+            let (start, length) = table.pages(offset, bytes, page_size);
             if table.droppable && length > 0 && !self.call(start, length, report) {
                 (0..chunks).for_each(|chunk| _ = marks(chunk).fetch_or(1 << index, Ordering::Relaxed));
             }
         }
         let frames = self.arena.table(FRAMES);
         if frames.droppable {
-            let (start, length) = frames.pages(offset, bytes, page);
+            let (start, length) = frames.pages(offset, bytes, page_size);
             self.call(start, length, report);
         }
     }

@@ -163,12 +163,13 @@ mod tests {
 
     #[test]
     fn a_table_reaches_as_far_as_the_arena() {
-        for shift in [8, 10, 25] {
-            let table = Table { shift, ..Table::default() };
+        for (shift, lead) in [(8, 0), (10, 0), (25, 0), (8, 63), (10, 9), (25, 3)] {
+            let table = Table { shift, lead, ..Table::default() };
             for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
                 let bytes = table.bytes(last + 1, 12);
-                assert!(last >> shift < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}: {bytes} bytes");
-                assert!(bytes <= (last >> shift) + 4096, "and no further");
+                let place = table.place(last, 0).0;
+                assert!(place < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}, {lead}: {bytes} bytes");
+                assert!(bytes <= place + 4096, "and no further");
             }
         }
     }

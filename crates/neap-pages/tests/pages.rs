@@ -58,8 +58,12 @@ fn a_random_program_keeps_its_contents_on_every_machine() {
 
 #[test]
 fn the_window_and_its_tables_are_where_the_arithmetic_says() {
-    for machine in machines() {
-        let o = Opened::new(&machine, &shape(None)).unwrap();
+    for (machine, lead) in
+        [0, 63].into_iter().flat_map(|lead| machines().into_iter().map(move |machine| (machine, lead)))
+    {
+        let mut shape = shape(None);
+        shape.tables[3].lead = lead;
+        let o = Opened::new(&machine, &shape).unwrap();
         let pages = &o.pages;
         assert_eq!(pages.base() % (1 << 30), 0);
         let last = pages.base() + pages.limit() - 1;
