@@ -26,6 +26,9 @@ use scratch::Scratch;
 /// How long any program may take.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// More than any of the programs uses.
+const MEMORY: usize = 640 << 20;
+
 /// Rounds of redis for neap and jemalloc: its processor time is compared by the best run.
 const REDIS_ROUNDS: usize = 5;
 
@@ -61,6 +64,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         .map(|program| Workload {
             unit: "MiB at the peak",
             metric: peak_mib,
+            memory: MEMORY,
             ..Workload::timed(program.name, if program.name == "redis" { redis_rounds } else { rounds }, &[])
         })
         .collect();
