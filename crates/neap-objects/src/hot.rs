@@ -97,7 +97,8 @@ impl Kind {
 ///
 /// It is made for the start of a page, where the process's is. Programs touch the first line of every page that they get, and all of these compete for
 /// the few places that caches have for them: what else lies there has to be had from farther away each time. And a load may wait for the stores before it
-/// that go to the same place of another page, as those into the stacks of a region do. So what malloc and free look at lies behind both.
+/// that go to the same place of another page, as those into the stacks of a region do. So what malloc and free look at lies behind both, but for the
+/// words of the states, of which there is no room behind: they lie where a region has the stacks of two large classes.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hot {

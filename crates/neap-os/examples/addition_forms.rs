@@ -4,7 +4,8 @@
 //! CPU, and looks whether it has left its batch, as a counter does. *Stored*: the address of the sequence's descriptor is stored
 //! each time, as everywhere in neap. *Compared*: the sequence begins by comparing it with what stands there, and is left to store it if
 //! that is another's; so it costs a store less, but only where the same addition follows itself. What a form starts from is in
-//! registers, or loaded each time. Prints the least time of many short runs, so that other work on the machine does not count.
+//! registers, or loaded each time. *Bare* is what any sequence does at least: it finds the word by a shift of the CPU's number, which it trusts,
+//! and looks at nothing afterwards. No counter can be that. Prints the least time of many short runs, so that other work on the machine does not count.
 
 use core::arch::asm;
 use core::hint::black_box;
@@ -35,9 +36,16 @@ macro_rules! addition {
     };
 }
 
-/// The same as a sequence, which `$known` makes known to the kernel; `21:` is where it starts.
+/// The same with a word at each multiple of 64 bytes, and nothing looked at.
+macro_rules! bare_addition {
+    () => {
+        "/* {offsets} {mask} {new} */\nmov {t:e}, dword ptr fs:[{area} + 4]\nshl {t}, 6\nadd qword ptr [{words} + {t}], 1\n22:\n23:\n"
+    };
+}
+
+/// An addition as a sequence, which `$known` makes known to the kernel; `21:` is where it starts.
 macro_rules! sequence {
-    ($known:literal) => {
+    ($known:literal, $addition:expr) => {
         concat!(
             ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
             "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
@@ -45,7 +53,7 @@ macro_rules! sequence {
             "24: jmp 23f\n25: mov qword ptr fs:[{area} + 8], {t}\njmp 21f\n.popsection\n",
             "lea {t}, [rip + 20b]\n",
             $known,
-            addition!()
+            $addition
         )
     };
 }
@@ -66,8 +74,10 @@ macro_rules! form {
 
 form!(plain, "/* {area} {offsets} {mask} {t} {new} */\nadd qword ptr [{words}], 1");
 form!(unprotected, addition!());
-form!(stored, sequence!("mov qword ptr fs:[{area} + 8], {t}\n21:\n"));
-form!(compared, sequence!("21: cmp qword ptr fs:[{area} + 8], {t}\njne 25b\n"));
+form!(bare, sequence!("mov qword ptr fs:[{area} + 8], {t}\n21:\n", bare_addition!()));
+form!(bare_compared, sequence!("21: cmp qword ptr fs:[{area} + 8], {t}\njne 25b\n", bare_addition!()));
+form!(stored, sequence!("mov qword ptr fs:[{area} + 8], {t}\n21:\n", addition!()));
+form!(compared, sequence!("21: cmp qword ptr fs:[{area} + 8], {t}\njne 25b\n", addition!()));
 
 fn least(mut add: impl FnMut()) -> f64 {
     const TIMES: u32 = 1000;
@@ -99,6 +109,8 @@ fn main() {
     for (name, nanoseconds) in [
         ("plain, to one word", plain),
         ("not protected at all, from registers", least(|| unprotected(start))),
+        ("bare and stored, from registers", least(|| bare(start))),
+        ("bare and compared, from registers", least(|| bare_compared(start))),
         ("stored, from registers", least(|| stored(start))),
         ("compared, from registers", least(|| compared(start))),
         ("stored, from memory", least(|| stored(*black_box(&start)))),

@@ -58,8 +58,8 @@ is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
 `page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink` and `register` use neap's parts inside this
-executable, and no peers. Before each run of `idle`, `page` and `holes` as much memory as a run needs is touched and given back: none pays
-for what the host of a virtual machine took meanwhile.";
+executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes` and `programs` as much memory as a run needs is
+touched and given back: none pays for what the host of a virtual machine took meanwhile.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
