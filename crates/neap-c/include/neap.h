@@ -94,12 +94,13 @@ typedef uint64_t neap_percpu;
 /*
  * How long to wait for memory, in nanoseconds: NEAP_NEVER makes do with pages that are there already (a reserve is kept for this),
  * and makes no system call but one that wakes neap's thread; NEAP_FOREVER waits for page faults and other threads as long as it takes.
+ * Any other number bounds the wait for threads that are at the same, not that for page faults or for a fork that is going on.
  * A process's first allocation has to be able to wait.
  */
 #define NEAP_NEVER INT64_C(0)
 #define NEAP_FOREVER INT64_C(-1)
 
-/* Makes an owner. NEAP_E_FULL with four million of them, NEAP_E_MEMORY. May wait. */
+/* Makes an owner. NEAP_E_FULL with four million of them, fewer where address space is scarce; NEAP_E_MEMORY. May wait. */
 int neap_owner_open(neap_owner *owner);
 
 /*
@@ -115,13 +116,16 @@ int neap_owner_close(neap_owner owner, size_t *bytes);
  */
 int neap_percpu_alloc(neap_percpu *data, neap_owner owner, size_t size, size_t align, int64_t wait_ns);
 
-/* Frees an allocation, which nobody uses any more; 0 is nothing. Waits for no memory. NEAP_E_HANDLE. */
+/*
+ * Frees an allocation, which nobody uses any more; 0 is nothing. Waits for a fork that is going on; in a process without neap's thread it may do
+ * that thread's work, as neap_tick does. NEAP_E_HANDLE.
+ */
 int neap_percpu_free(neap_percpu data);
 
 /* How many copies everything has: one for each CPU, whether it exists or not; 0 before the first allocation. Signal-safe. */
 unsigned neap_cpus(void);
 
-/* The CPU that this thread is on, below neap_cpus(): a hint, it may be on another one already. Signal-safe. */
+/* The CPU that this thread is on, below neap_cpus() or 0: a hint, it may be on another one already. Signal-safe. */
 unsigned neap_cpu(void);
 
 /*
@@ -199,12 +203,16 @@ bool neap_ref_put(neap_ref *ref);
 
 /*
  * Kills a reference and puts the one it was made with: neap_ref_try_get fails from then on, and the last neap_ref_put is noticed.
- * Answers 1, or 0 if it was killed before. NEAP_E_ARGUMENT; NEAP_E_FENCE, and it lives on. Interrupts the CPUs that run the
+ * Answers 1, or 0 if it was killed before, or another thread is about to (neap_ref_is_dead says when it has).
+ * NEAP_E_ARGUMENT; NEAP_E_FENCE, and it lives on. Interrupts the CPUs that run the
  * process, once, but isolated ones.
  */
 int neap_ref_kill(neap_ref *ref);
 
-/* The same for `count` different references with one interrupt for all; answers how many were killed. NULL among them is nothing. */
+/*
+ * The same for `count` different references with one interrupt for all; answers how many were killed. NULL among them is nothing. If the
+ * `release` of one calls this for several, none of them is another of the list.
+ */
 int neap_ref_kill_all(neap_ref *const *refs, size_t count);
 
 /* Whether it was killed. Signal-safe. */

@@ -347,6 +347,10 @@ fn a_group_pays_for_all_copies_of_its_owners_data() {
         }
         assert_eq!(neap_group_set(group, 0, 64, null_mut()), 0);
         assert_eq!(neap_percpu_alloc(&raw mut data, owner, 4000, 8, -1), code(Error::Charge));
+        // Nobody is asked to pay for what cannot be.
+        for (size, align) in [(40_000, 8), (4000, 3), (0, 8)] {
+            assert_eq!(neap_percpu_alloc(&raw mut data, owner, size, align, -1), code(Error::Argument));
+        }
         assert_eq!(neap_owner_close(owner, null_mut()), 0);
         assert_eq!(neap_group_delete(group), 0);
         for none in [group].iter().chain(&NONE) {

@@ -117,7 +117,8 @@ pub(crate) unsafe extern "C" fn neap_ref_kill_all(objects: *const *mut Ref, coun
     // SAFETY: as above.
     let counts = objects.iter().filter_map(|&object| unsafe { Object::value(object) }).map(|told: &Told| &told.count);
     let killed = PerCpuRef::close_all(counts);
-    if killed.is_ok() {
+    // If this call killed none, there is nothing to put: a call around this one, from whose callback this may come, puts what it killed.
+    if killed.is_ok_and(|killed| killed > 0) {
         for &object in objects {
             // SAFETY: as above; those before it, which may be gone, are not looked at again.
             if unsafe { Object::value(object) }.is_some_and(|told: &Told| told.count.put_first()) {

@@ -248,6 +248,25 @@ fn boxed(count: *mut usize) -> *mut Ref {
     object
 }
 
+/// Kills another reference, as a parent's callback does.
+extern "C" fn kills(_: *mut Ref, other: *mut c_void) {
+    // SAFETY: the other one lives until its own callback, which the caller of this one has not reached.
+    assert_eq!(unsafe { neap_ref_kill(other.cast()) }, 0);
+}
+
+#[test]
+fn a_callback_may_kill_what_is_killed_with_its_own() {
+    let mut released = 0;
+    let mut parent = zeroed::<Ref>();
+    // SAFETY: the objects are this function's, or their callback's.
+    unsafe {
+        let child = boxed(&raw mut released);
+        assert_eq!(neap_ref_init(parent.as_mut_ptr(), 0, Some(kills), child.cast(), FOREVER), 0);
+        assert_eq!((neap_ref_kill_all([parent.as_mut_ptr(), child].as_ptr(), 2), released), (2, 1));
+        assert_eq!(neap_ref_destroy(parent.as_mut_ptr()), 0);
+    }
+}
+
 #[test]
 fn references_are_told_of_once_and_may_be_gone_then() {
     let mut released = 0;

@@ -19,6 +19,8 @@ const TURNS: u32 = 100;
 pub struct PerCpu<T, H: Host> {
     host: H,
     handle: Handle,
+    /// CPUs, from the first, that have a value: all of them, once it is made.
+    made: usize,
     value: PhantomData<T>,
 }
 
@@ -34,12 +36,15 @@ impl<T: Send, H: Host> PerCpu<T, H> {
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(host: H, owner: Owner, wait: Wait, mut make: impl FnMut(usize) -> T) -> Result<Self, Refused> {
         let (size, align) = (size_of::<CpuLock<T>>(), align_of::<CpuLock<T>>());
-        let handle = host.allocate(owner, size, align, wait)?;
+        // Its drop drops the values that there are, and frees: also if `make` panics.
+        let mut made = PerCpu { host, handle: host.allocate(owner, size, align, wait)?, made: 0, value: PhantomData };
         for cpu in 0..host.data().cpus() {
+            let copy = host.data().address(made.handle, cpu).cast::<CpuLock<T>>();
             // SAFETY: the copy is as large and aligned as asked for, and nobody else's.
-            unsafe { host.data().address(handle, cpu).cast::<CpuLock<T>>().write(CpuLock::new(make(cpu))) };
+            unsafe { copy.write(CpuLock::new(make(cpu))) };
+            made.made += 1;
         }
-        Ok(PerCpu { host, handle, value: PhantomData })
+        Ok(made)
     }
 
     fn copy(&self, cpu: usize) -> &CpuLock<T> {
@@ -81,7 +86,7 @@ impl<T: Send, H: Host> PerCpu<T, H> {
 
 impl<T, H: Host> Drop for PerCpu<T, H> {
     fn drop(&mut self) {
-        for cpu in 0..self.host.data().cpus() {
+        for cpu in 0..self.made {
             // SAFETY: written by `new`, and used by nobody any more.
             unsafe { self.host.data().address(self.handle, cpu).cast::<CpuLock<T>>().drop_in_place() };
         }

@@ -342,6 +342,15 @@ impl<C: Charge> PerCpuData<C> {
         Ok(bytes)
     }
 
+    /// Whether there can be such an allocation.
+    ///
+    /// # Errors
+    /// [`Refused::BadRequest`].
+    pub fn check(&self, size: usize, align: usize) -> Result<(), Refused> {
+        let is_one = (1..=LARGEST).contains(&size) && align.is_power_of_two() && align <= self.geometry.page;
+        if is_one { Ok(()) } else { Err(Refused::BadRequest) }
+    }
+
     /// Zeroes of `size` bytes, for each CPU, every copy at a multiple of `align`; copies of different CPUs, and of different
     /// owners, share no cache line.
     ///
@@ -355,9 +364,7 @@ impl<C: Charge> PerCpuData<C> {
         align: usize,
         wait: Wait,
     ) -> Result<Handle, Refused> {
-        if size == 0 || size > LARGEST || !align.is_power_of_two() || align > self.geometry.page {
-            return Err(Refused::BadRequest);
-        }
+        self.check(size, align)?;
         let request = Request { owner, granules: size.div_ceil(GRANULE), align: align.max(GRANULE) };
         let bytes = self.bytes(request.granules);
         let charged = owner != Owner::NOBODY;
@@ -552,10 +559,15 @@ impl<C: Charge> PerCpuData<C> {
         if let Some(place) = state.share(request) {
             return Ok(self.handle(&mut state, place));
         }
-        let spot = match state.find(request, false) {
-            Some(spot) => spot,
-            None if state.grow() => state.find(request, false).ok_or(Refused::UnknownOwner)?,
-            None => return Err(Refused::Full),
+        if state.rows.record(request.owner).is_none() {
+            return Err(Refused::UnknownOwner);
+        }
+        let spot = loop {
+            match state.find(request, false) {
+                Some(spot) => break spot,
+                None if state.recall().is_some() || state.grow() => {}
+                None => return Err(Refused::Full),
+            }
         };
         let place = state.commit(spot, request).ok_or(Refused::Full)?;
         loop {

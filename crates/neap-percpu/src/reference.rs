@@ -300,6 +300,9 @@ impl<H: Host> PerCpuRef<H> {
         H: 'r,
     {
         let killed = Self::close_all(host, references.clone())?;
+        if killed == 0 {
+            return Ok(0); // What a call around this one killed is that one's to put.
+        }
         references.enumerate().filter(|(_, reference)| reference.put_first()).for_each(|(index, _)| last(index));
         Ok(killed)
     }

@@ -10,7 +10,9 @@
 //!    pages since then, beyond what it is for;
 //! 3. populates pages until the reserve is full, all of it if somebody was refused.
 //!
-//! While an isolated CPU runs the process nothing goes back: the kernel would interrupt it.
+//! While an isolated CPU runs the process nothing goes back unless it is asked for: the kernel would interrupt it. What `free` isolates
+//! then, and while the system is not asked because it refused, is had again by allocations. So is what waits to be emptied
+//! where an allocation or the reserve lacks room: otherwise each would take new chunks, and these wait in their turn.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -48,6 +50,17 @@ pub(crate) struct Counts {
     pub(crate) release_failures: u64,
     pub(crate) populate_calls: u64,
     pub(crate) destroyed: u64,
+}
+
+/// Which of the pages beyond the reserve a tick gives back.
+#[derive(Clone, Copy)]
+enum Need {
+    /// Those that were of no use since the last tick.
+    Old,
+    /// So many in each group.
+    Some(usize),
+    /// All, whatever there is against it.
+    Asked,
 }
 
 /// What a tick did.
@@ -97,13 +110,18 @@ impl<C: Charge> PerCpuData<C> {
     /// Does what is to be done: every 250 ms, and sooner where [`PerCpuData::is_work_wanted`]. Where somebody else has the turn
     /// that is nothing.
     pub fn tick<P: Platform>(&self, platform: &P) -> Tick {
-        self.tick_until(platform, false, &|| false)
+        self.tick_until(platform, &|| false)
     }
 
-    /// The same, but looks between passes whether to `stop`: what is left then is for the next tick. `all`: whether also to give
-    /// back what was of use since the last tick, but for the reserve.
-    pub fn tick_until<P: Platform>(&self, platform: &P, all: bool, stop: &dyn Fn() -> bool) -> Tick {
-        self.work(platform, all.then_some(usize::MAX), stop)
+    /// The same, but looks between passes whether to `stop`: what is left then is for the next tick.
+    pub fn tick_until<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.work(platform, Need::Old, stop)
+    }
+
+    /// A tick for somebody who asks for memory to go back: also what was of use since the last tick, but for the reserve, also while an isolated
+    /// CPU runs the process, and also if the system refused to take some a moment ago.
+    pub fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.work(platform, Need::Asked, stop)
     }
 
     /// Pages, in all groups together, in which nothing is, beyond the reserve.
@@ -115,23 +133,29 @@ impl<C: Charge> PerCpuData<C> {
 
     /// A tick that gives back about so many of these, though they were of use since the last one.
     pub fn give_back<P: Platform>(&self, platform: &P, pages: u64, stop: &dyn Fn() -> bool) -> Tick {
-        self.work(platform, Some((pages as usize).div_ceil(self.geometry.groups)), stop)
+        self.work(platform, Need::Some((pages as usize).div_ceil(self.geometry.groups)), stop)
     }
 
-    /// A tick; `unneeded`: pages to give back of those beyond the reserve, where that is not for time to say.
-    fn work<P: Platform>(&self, platform: &P, unneeded: Option<usize>, stop: &dyn Fn() -> bool) -> Tick {
-        let mut report = Tick { held: platform.is_isolated_cpu_in_use(), ..Tick::default() };
+    fn work<P: Platform>(&self, platform: &P, need: Need, stop: &dyn Fn() -> bool) -> Tick {
+        let asked = matches!(need, Need::Asked);
+        let mut report = Tick { held: !asked && platform.is_isolated_cpu_in_use(), ..Tick::default() };
         let Some(mut work) = self.turn.try_lock() else { return Tick { more: true, ..report } };
         let before = work.counts;
-        let rests = work.idle > 0;
+        let rests = !asked && work.idle > 0;
         work.idle = work.idle.saturating_sub(1);
         let mut state = self.settled();
         state.wanted = false;
         self.tell(&state);
         let high = self.geometry.high;
         // Read before anything is isolated: that lowers it.
-        let unneeded = unneeded.unwrap_or_else(|| state.empty_low.saturating_sub(high));
-        if !report.held && !rests {
+        let unneeded = match need {
+            Need::Old => state.empty_low.saturating_sub(high),
+            Need::Some(pages) => pages,
+            Need::Asked => usize::MAX,
+        };
+        if report.held || rests {
+            state.give_up();
+        } else {
             state.isolate_spares();
             drop(state);
             work = self.depopulate(platform, work, high, stop);
@@ -300,6 +324,10 @@ impl<C: Charge> PerCpuData<C> {
         let mut wanted = if state.starved { high } else { high.saturating_sub(state.empty) };
         state.starved = false;
         while wanted > 0 {
+            if let Some(pages) = state.recall() {
+                wanted = wanted.saturating_sub(pages);
+                continue;
+            }
             let Some((chunk, pages)) = state.next_holes(wanted) else {
                 if state.grow() {
                     continue;
@@ -386,11 +414,17 @@ impl State {
         self.lists.head(self.lists.to_depopulate()).is_some()
     }
 
-    /// Lets allocations have the chunks again that the system would not take pages of.
+    /// Lets allocations have a chunk again that waits to be emptied; answers how many empty pages it has. For who has the turn: with anybody else,
+    /// these may be on their way to the system.
+    pub(crate) fn recall(&mut self) -> Option<usize> {
+        let chunk = self.lists.head(self.lists.to_depopulate())?;
+        self.reintegrate(chunk);
+        Some(self.chunks.header(chunk).empty as usize)
+    }
+
+    /// Lets allocations have the chunks again that the system will not take pages of.
     fn give_up(&mut self) {
-        while let Some(chunk) = self.lists.head(self.lists.to_depopulate()) {
-            self.reintegrate(chunk);
-        }
+        while self.recall().is_some() {}
     }
 
     /// Pages without memory where the reserve would be of use, at most `most`; none, if a chunk is needed first.

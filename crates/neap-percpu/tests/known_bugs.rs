@@ -435,6 +435,41 @@ fn while_an_isolated_cpu_runs_the_process_nothing_goes() {
     end(&data, &machine, Vec::new());
 }
 
+/// What was freed meanwhile waited to be emptied, where no allocation finds it: everything that came and went took new chunks, until
+/// there was no room. Only who asks for it gets it back to the system.
+#[test]
+fn while_nothing_goes_what_is_free_is_used_again() {
+    for (isolated, ticks) in [(true, true), (true, false), (false, true)] {
+        let machine = Virtual::new(4096, 2);
+        let data = open(&machine, &shape(Layout::Rows, 2, 4096));
+        let refuse = |failures| [Call::Release, Call::ReleaseScattered].map(|call| machine.fail(call, 0, failures));
+        machine.use_isolated_cpu(isolated);
+        refuse(if isolated { 0 } else { usize::MAX });
+        let cycle = |seed: u64| {
+            let make = |stamp| take(&data, &machine, Owner::NOBODY, (2000, 8), Wait::Long, seed + stamp).unwrap();
+            let held: Vec<Held> = (0..100).map(make).collect();
+            held.into_iter().for_each(|held| give(&data, held));
+            if ticks {
+                data.tick(&machine);
+            }
+            verify(&data);
+            data.statistics()
+        };
+        let first = cycle(0);
+        let last = (1..300).fold(first, |_, seed| cycle(1000 * seed));
+        assert!(first.chunks >= 3 && last.chunks <= first.chunks + 1, "{first:?}, {last:?}");
+        assert!(last.populated <= first.populated + 64, "{first:?}, {last:?}");
+        if isolated {
+            let asked = data.release_all(&machine, &|| false);
+            assert!(!asked.held && asked.released > 0 && data.statistics().chunks <= 1);
+            verify(&data);
+            machine.use_isolated_cpu(false);
+        }
+        refuse(0);
+        end(&data, &machine, Vec::new());
+    }
+}
+
 /// Each copy is on its CPU's node, where nodes differ in size, and where one has no CPUs.
 #[test]
 fn copies_are_on_their_nodes() {

@@ -74,6 +74,18 @@ fn values<P: Platform>(platform: &P, shape: &Shape) {
 }
 
 #[test]
+fn values_that_cannot_all_be_made_are_dropped_and_freed() {
+    let (machine, dropped) = (Virtual::new(4096, 3), AtomicUsize::new(0));
+    let data = open(&machine, &shape(Layout::Rows, 3, 4096));
+    let host = Alone { data: &data, platform: &machine };
+    let make = |cpu: usize| if cpu == 2 { panic!("meant") } else { Dropped(cpu as u64, &dropped) };
+    let made = || PerCpu::new(host, Owner::NOBODY, Wait::Long, make).map(drop);
+    assert!(std::panic::catch_unwind(core::panic::AssertUnwindSafe(made)).is_err());
+    assert_eq!((dropped.load(Relaxed), data.statistics().allocations), (2, 0));
+    end(&data, &machine, Vec::new());
+}
+
+#[test]
 fn values_are_one_for_each_cpu() {
     let (linux, shape) = here();
     values(&linux, &shape);

@@ -246,7 +246,7 @@ impl<P: Platform> Core<P> {
         let platform = &self.objects.platform;
         if !platform.is_isolated(platform.cpu()) {
             let _inside = mm.gate.enter(platform.cpu());
-            data.tick_until(platform, false, &|| mm.gate.is_closed());
+            data.tick_until(platform, &|| mm.gate.is_closed());
         }
     }
 
@@ -438,7 +438,7 @@ impl<P: Platform> Core<P> {
         tick.pages = holes.and(self.objects.pages.tick_until(platform, &held));
         // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
         tick.left |= tick.pages.left && seen.holds < PATIENCE;
-        tick.per_cpu = self.per_cpu.tick(platform, false, &stop);
+        tick.per_cpu = self.per_cpu.tick(platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         mm.hooks.ticked.inspect(|ticked| ticked(mm));
@@ -463,7 +463,7 @@ impl<P: Platform> Mm<P> {
         let (platform, stop) = (&core.objects.platform, || self.gate.is_closed());
         let _inside = self.gate.enter(platform.cpu());
         core.drain_everything();
-        let per_cpu = core.per_cpu.tick(platform, true, &stop).released;
+        let per_cpu = core.per_cpu.release_all(platform, &stop).released;
         let holes = core.objects.punch(true, &stop);
         holes.and(core.objects.pages.release_all_until(platform, &stop)).released > 0 || per_cpu > 0
     }

@@ -68,8 +68,13 @@ impl Place {
     }
 
     /// [`PerCpuData::tick_until`]. Inside the gate.
-    pub(crate) fn tick<P: Platform>(&self, platform: &P, all: bool, stop: &dyn Fn() -> bool) -> Tick {
-        self.get().map_or(Tick::default(), |data| data.tick_until(platform, all, stop))
+    pub(crate) fn tick<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.get().map_or(Tick::default(), |data| data.tick_until(platform, stop))
+    }
+
+    /// [`PerCpuData::release_all`]. Inside the gate.
+    pub(crate) fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
     }
 
     /// Bytes of pages in which something is, and of those in which nothing is. Inside the gate.
@@ -274,6 +279,7 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
+        self.data.check(size, align)?; // Before anybody is charged, or shrinks for it.
         let answer = if wait == Wait::Never {
             self.allocate_at_once(owner, size, align)
         } else {

@@ -139,8 +139,8 @@ impl PerCpuRef {
     }
 
     /// Kills references with one fence, which interrupts the CPUs that run the process (isolated ones it leaves alone), and puts
-    /// the reference that each was made with; `last` is told the index of each that has no other. Those killed before are left
-    /// out. Answers how many were killed.
+    /// the reference that each was made with; `last` is told the index of each that has no other. Those killed before, or about to be by another
+    /// thread, are left out. Answers how many were killed.
     ///
     /// # Errors
     /// That of the fence, where the system forbids it: all live on.
@@ -230,6 +230,9 @@ pub fn open_owner() -> Result<Owner, Refused> {
 /// # Safety
 /// Nobody uses what the owner had any more, or allocates for it meanwhile; typed values of the owner's are forgotten, not dropped.
 pub unsafe fn close_owner(owner: Owner) -> Result<usize, Refused> {
+    if owner == Owner::NOBODY {
+        return Err(Refused::BadRequest);
+    }
     let source = PROCESS.per_cpu_if_made().ok_or(Refused::UnknownOwner)?;
     // SAFETY: as the caller promises.
     unsafe { source.close_owner(owner) }
