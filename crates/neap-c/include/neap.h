@@ -203,9 +203,8 @@ bool neap_ref_put(neap_ref *ref);
 
 /*
  * Kills a reference and puts the one it was made with: neap_ref_try_get fails from then on, and the last neap_ref_put is noticed.
- * Answers 1, or 0 if it was killed before, or another thread is about to (neap_ref_is_dead says when it has).
- * NEAP_E_ARGUMENT; NEAP_E_FENCE, and it lives on. Interrupts the CPUs that run the
- * process, once, but isolated ones.
+ * Answers 1, or 0 if it was killed before, or another thread is about to (neap_ref_is_dead says when it has). NEAP_E_ARGUMENT;
+ * NEAP_E_FENCE, and it lives on. Interrupts the CPUs that run the process, once, but isolated ones.
  */
 int neap_ref_kill(neap_ref *ref);
 

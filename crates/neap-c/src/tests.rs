@@ -248,22 +248,23 @@ fn boxed(count: *mut usize) -> *mut Ref {
     object
 }
 
-/// Kills another reference, as a parent's callback does.
+/// Kills another reference, as a parent's callback does: that one's reference is the caller's to put.
 extern "C" fn kills(_: *mut Ref, other: *mut c_void) {
-    // SAFETY: the other one lives until its own callback, which the caller of this one has not reached.
-    assert_eq!(unsafe { neap_ref_kill(other.cast()) }, 0);
+    let other = other.cast();
+    // SAFETY: it lives as long as the test that has it.
+    unsafe { assert_eq!((neap_ref_kill(other), neap_ref_count(other)), (0, 1)) };
 }
 
 #[test]
 fn a_callback_may_kill_what_is_killed_with_its_own() {
-    let mut released = 0;
-    let mut parent = zeroed::<Ref>();
-    // SAFETY: the objects are this function's, or their callback's.
+    let (mut parent, mut child) = (zeroed::<Ref>(), zeroed::<Ref>());
+    // SAFETY: the objects are this function's.
     unsafe {
-        let child = boxed(&raw mut released);
-        assert_eq!(neap_ref_init(parent.as_mut_ptr(), 0, Some(kills), child.cast(), FOREVER), 0);
-        assert_eq!((neap_ref_kill_all([parent.as_mut_ptr(), child].as_ptr(), 2), released), (2, 1));
-        assert_eq!(neap_ref_destroy(parent.as_mut_ptr()), 0);
+        let both = [parent.as_mut_ptr(), child.as_mut_ptr()];
+        assert_eq!(neap_ref_init(both[0], 0, Some(kills), both[1].cast(), FOREVER), 0);
+        assert_eq!(neap_ref_init(both[1], 0, None, null_mut(), FOREVER), 0);
+        assert_eq!((neap_ref_kill_all(both.as_ptr(), 2), neap_ref_count(both[1])), (2, 0));
+        assert_eq!(both.map(|object| neap_ref_destroy(object)), [0, 0]);
     }
 }
 

@@ -345,10 +345,11 @@ impl Hot {
         if cfg!(miri) {
             return Freed::Unknown; // As in `take_top`.
         }
-        // SAFETY: below the number of bytes, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have
-        // bytes, for every part of the arena. Who sees the number sees what it was raised for: plain loads on x86-64, which stay in order, pair with
-        // the Release in `cover`. The base and the table's offset are loaded before it, and known to whoever was ever handed an object; that offset
-        // not by way of the table's address, so that a sequence does not wait for it. The stores are that of the state of an object that is this thread's then, and those of a push.
+        // Who sees the number of bytes sees what it was raised for: plain loads on x86-64, which stay in order, pair with the Release in `cover`. The
+        // base and the table's offset are loaded before it, and known to whoever was ever handed an object; that offset not by way of the table's
+        // address, so that a sequence does not wait for it.
+        // SAFETY: below the number of bytes, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have bytes, for
+        // every part of the arena. The stores are that of the state of an object that is this thread's then, and those of a push.
         unsafe {
             asm!(
                 "mov {place}, {value}",

@@ -10,9 +10,9 @@
 //!    pages since then, beyond what it is for;
 //! 3. populates pages until the reserve is full, all of it if somebody was refused.
 //!
-//! While an isolated CPU runs the process nothing goes back unless it is asked for: the kernel would interrupt it. What `free` isolates
-//! then, and while the system is not asked because it refused, is had again by allocations. So is what waits to be emptied
-//! where an allocation or the reserve lacks room: otherwise each would take new chunks, and these wait in their turn.
+//! While an isolated CPU runs the process nothing goes back unless somebody asks for it: the kernel would interrupt it. Allocations may have what
+//! `free` isolates then, and what it isolates while the system is not asked because it refused. Where they, or the reserve, lack room they may have
+//! whatever waits to be emptied: otherwise each would take a new chunk, which would wait in its turn.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -58,7 +58,7 @@ enum Need {
     /// Those that were of no use since the last tick.
     Old,
     /// So many in each group.
-    Some(usize),
+    Pages(usize),
     /// All, whatever there is against it.
     Asked,
 }
@@ -133,7 +133,7 @@ impl<C: Charge> PerCpuData<C> {
 
     /// A tick that gives back about so many of these, though they were of use since the last one.
     pub fn give_back<P: Platform>(&self, platform: &P, pages: u64, stop: &dyn Fn() -> bool) -> Tick {
-        self.work(platform, Need::Some((pages as usize).div_ceil(self.geometry.groups)), stop)
+        self.work(platform, Need::Pages((pages as usize).div_ceil(self.geometry.groups)), stop)
     }
 
     fn work<P: Platform>(&self, platform: &P, need: Need, stop: &dyn Fn() -> bool) -> Tick {
@@ -150,7 +150,7 @@ impl<C: Charge> PerCpuData<C> {
         // Read before anything is isolated: that lowers it.
         let unneeded = match need {
             Need::Old => state.empty_low.saturating_sub(high),
-            Need::Some(pages) => pages,
+            Need::Pages(pages) => pages,
             Need::Asked => usize::MAX,
         };
         if report.held || rests {

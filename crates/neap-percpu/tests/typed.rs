@@ -222,6 +222,24 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
 }
 
 #[test]
+fn who_is_told_of_one_reference_may_kill_what_was_killed_with_it() {
+    let (linux, shape) = here();
+    let data = open(&linux, &shape);
+    let host = Alone { data: &data, platform: &linux };
+    let both = [(); 2].map(|()| PerCpuRef::new(host, Owner::NOBODY, Wait::Long).unwrap());
+    let mut told = Vec::new();
+    let last = |at| {
+        told.push(at);
+        let inner = PerCpuRef::kill_all(&host, both.iter(), |at| panic!("{at} is told to the inner call"));
+        assert_eq!(inner, Ok(0));
+    };
+    assert_eq!(PerCpuRef::kill_all(&host, both.iter(), last), Ok(2));
+    assert_eq!(told, [0, 1]);
+    drop(both);
+    end(&data, &linux, Vec::new());
+}
+
+#[test]
 fn a_killed_reference_is_released_once_when_the_last_is_put() {
     let (linux, shape) = here();
     references(&linux, &shape);
