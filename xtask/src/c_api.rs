@@ -15,7 +15,7 @@ use crate::install::install;
 use crate::layout;
 use crate::process::{capture, command, need, observe};
 use crate::report::Report;
-use crate::smoke::{MODES, complaints, plain, preload};
+use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
 
 /// A program: its file, and whether it prints `ok` and nothing else.
 const PROGRAMS: &[(&str, bool)] = &[
@@ -105,16 +105,17 @@ fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str])
 /// time, run as their readers would run them.
 fn run_everywhere(report: &mut Report, prefix: &Path, program: &Path, (file, way, says_ok): (&str, &str, bool)) {
     let malloc = prefix.join("lib/libneap_malloc.so");
-    for (mode, variables) in MODES.iter().filter(|(mode, _)| says_ok || *mode == "default") {
+    for mode in MODES.iter().filter(|mode| mode.beside.is_none() && (says_ok || mode.name == DEFAULT.name)) {
         let alone = |line: &mut Command| {
             plain(line);
-            line.envs(variables.iter().copied());
+            line.envs(mode.variables.iter().copied());
         };
-        report.check(&format!("{file} ({way}, {mode})"), run_once(prefix, program, mode, says_ok, &alone));
+        let name = mode.name;
+        report.check(&format!("{file} ({way}, {name})"), run_once(prefix, program, name, says_ok, &alone));
         if way != "all static" {
-            let under = |line: &mut Command| preload(line, &malloc, variables);
+            let under = |line: &mut Command| preload(line, &malloc, mode);
             report
-                .check(&format!("{file} ({way}, preloaded, {mode})"), run_once(prefix, program, mode, says_ok, &under));
+                .check(&format!("{file} ({way}, preloaded, {name})"), run_once(prefix, program, name, says_ok, &under));
         }
     }
 }
@@ -149,7 +150,7 @@ fn whose(prefix: &Path, folder: &Path) -> Result<()> {
         for (expected, under) in [(alone, false), (preloaded, true)] {
             let mut line = Command::new(&program);
             if under {
-                preload(&mut line, &malloc, &[])
+                preload(&mut line, &malloc, &DEFAULT)
             } else {
                 plain(&mut line)
             }

@@ -76,9 +76,9 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
         if !check.only_neap {
             report.check(&format!("{} (system's malloc)", check.file), start(&plain));
         }
-        for (mode, variables) in MODES {
-            let under = |line: &mut Command| preload(line, library, variables);
-            report.check(&format!("{} ({mode})", check.file), start(&under));
+        for mode in MODES {
+            let under = |line: &mut Command| preload(line, library, mode);
+            report.check(&format!("{} ({})", check.file, mode.name), start(&under));
         }
     }
     Ok(())
@@ -89,13 +89,18 @@ fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     let library = source.with_file_name(format!("{stem}_library.c"));
     if library.exists() {
-        let object = scratch.join(format!("{stem}_library.so"));
-        let mut compiler = command("gcc", ["-O1", "-g", "-Wall", "-fno-builtin", "-fPIC", "-shared", "-o"]);
-        compiler.arg(object).arg(library);
-        capture(compiler)?;
+        compile_shared(&library, &scratch.join(format!("{stem}_library.so")), &[])?;
     }
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
     compile(source, &["-fno-builtin"], scratch)
+}
+
+/// Compiles a shared object.
+pub(crate) fn compile_shared(source: &Path, object: &Path, flags: &[&str]) -> Result<()> {
+    let mut compiler = command("gcc", ["-O1", "-g", "-Wall", "-fno-builtin", "-fPIC", "-shared", "-o"]);
+    compiler.arg(object).arg(source).args(flags);
+    capture(compiler)?;
+    Ok(())
 }
 
 /// Compiles one source file into `scratch` and hands back the program.

@@ -8,7 +8,7 @@
 
 use core::time::Duration;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,13 +18,30 @@ use crate::process::{self, Outcome, capture, need, observe, which};
 use crate::report::Report;
 use crate::{layout, programs};
 
-/// The ways in which everything runs: a name and the variables that bring it about.
-pub(crate) const MODES: &[(&str, &[(&str, &str)])] = &[
-    ("default", &[]),
-    ("rseq off", &[("NEAP", "rseq:off")]),
-    ("background off", &[("NEAP", "background:off")]),
-    ("two nodes", &[("NEAP", "nodes:2")]),
-    ("glibc without rseq", &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")]),
+/// A way in which everything runs.
+pub(crate) struct Mode {
+    pub(crate) name: &'static str,
+    /// The variables that bring it about.
+    pub(crate) variables: &'static [(&'static str, &'static str)],
+    /// The C file of `tests/programs`, without `.c`, that is preloaded beside the library, if any.
+    pub(crate) beside: Option<&'static str>,
+}
+
+const fn mode(name: &'static str, variables: &'static [(&'static str, &'static str)]) -> Mode {
+    Mode { name, variables, beside: None }
+}
+
+const NO_RSEQ: &[(&str, &str)] = &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")];
+
+pub(crate) const DEFAULT: Mode = mode("default", &[]);
+
+pub(crate) const MODES: &[Mode] = &[
+    DEFAULT,
+    mode("rseq off", &[("NEAP", "rseq:off")]),
+    mode("background off", &[("NEAP", "background:off")]),
+    mode("two nodes", &[("NEAP", "nodes:2")]),
+    mode("glibc without rseq", NO_RSEQ),
+    Mode { beside: Some("rseq_in_front"), ..mode("rseq in front", NO_RSEQ) },
 ];
 
 /// `smoke [--library FILE] [NAME...]`.
@@ -48,6 +65,11 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     need("g++", &["g++"])?;
     let scratch = layout::target().join("smoke");
     fs::create_dir_all(&scratch)?;
+    for name in MODES.iter().filter_map(|mode| mode.beside) {
+        // It begins before the first malloc, as the C library does.
+        let source = layout::root().join("tests/programs").join(name).with_extension("c");
+        programs::compile_shared(&source, &beside(name), &["-Wl,-z,initfirst"])?;
+    }
     println!("programs under {}", library.display());
     report.check("malloc is the library's", preload_takes_effect(library, &scratch));
     let chosen = |name: &str| names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str()));
@@ -64,7 +86,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
 fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
     let program = programs::compile(&layout::root().join("tests/programs/whose_malloc.c"), &["-fno-builtin"], scratch)?;
     let mut ask = Command::new(program);
-    preload(&mut ask, library, &[]);
+    preload(&mut ask, library, &DEFAULT);
     let answer = capture(ask)?;
     for line in answer.lines() {
         let from = line.rsplit(' ').next().unwrap_or_default();
@@ -74,9 +96,19 @@ fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
 }
 
 /// Sets the environment of a preloaded program. Variables that cargo sets for xtask do not reach it.
-pub(crate) fn preload(command: &mut Command, library: &Path, mode: &[(&str, &str)]) {
+pub(crate) fn preload(command: &mut Command, library: &Path, mode: &Mode) {
     plain(command);
-    command.env("LD_PRELOAD", library).envs(mode.iter().copied());
+    let mut libraries = library.as_os_str().to_os_string();
+    if let Some(name) = mode.beside {
+        libraries.push(" ");
+        libraries.push(beside(name));
+    }
+    command.env("LD_PRELOAD", libraries).envs(mode.variables.iter().copied());
+}
+
+/// Where a library that is preloaded beside neap's is built.
+fn beside(name: &str) -> PathBuf {
+    layout::target().join("smoke").join(name).with_extension("so")
 }
 
 /// Sets the environment of the same program without the library.
@@ -111,11 +143,11 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
         report.skip(program.name, String::from_utf8_lossy(&expected.stderr).trim());
         return Ok(());
     }
-    for (mode, variables) in MODES {
+    for mode in MODES {
         let mut line = fresh()?;
-        preload(&mut line, library, variables);
+        preload(&mut line, library, mode);
         let found = observe(line, limit)?;
-        report.check(&format!("{} ({mode})", program.name), same(&expected, &found));
+        report.check(&format!("{} ({})", program.name, mode.name), same(&expected, &found));
     }
     Ok(())
 }

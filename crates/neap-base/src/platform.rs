@@ -158,8 +158,8 @@ pub trait Platform: Send + Sync {
         Ok(())
     }
 
-    /// Where the thread's rseq area lies, where restartable sequences and fences work.
-    fn rseq_offset(&self) -> Option<u32>;
+    /// Where the thread's rseq area lies from the thread pointer, where restartable sequences and fences work; never 0.
+    fn rseq_offset(&self) -> Option<isize>;
 
     /// Aborts the sequences in progress on `cpu`.
     ///
@@ -199,7 +199,7 @@ pub struct Linux {
     simulated: usize,
     gives_huge_pages: bool,
     scarce: bool,
-    rseq_offset: Result<u32, NoSequences>,
+    rseq_offset: Result<isize, NoSequences>,
     recorder: Option<&'static dyn Recorder>,
 }
 
@@ -244,7 +244,7 @@ impl Linux {
             simulated: 0,
             gives_huge_pages: memory::gives_huge_pages(),
             scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
-            rseq_offset: working.and_then(|offset| fences.map(|()| offset as u32)),
+            rseq_offset: working.and_then(|offset| fences.map(|()| offset)),
             recorder: None,
         }
     }
@@ -397,7 +397,7 @@ impl Platform for Linux {
     #[inline]
     fn cpu(&self) -> usize {
         let cpu = match self.rseq_offset {
-            Ok(offset) => neap_os::rseq::cpu_at(offset as usize).unwrap_or_else(neap_os::thread::number),
+            Ok(offset) => neap_os::rseq::cpu_at(offset).unwrap_or_else(neap_os::thread::number),
             Err(_) => neap_os::thread::number(),
         };
         // Where nobody says which CPU it is, threads are spread over all.
@@ -434,7 +434,7 @@ impl Platform for Linux {
         if self.simulated > 0 { Ok(()) } else { self.nodes.prefer(address, length, node) }
     }
 
-    fn rseq_offset(&self) -> Option<u32> {
+    fn rseq_offset(&self) -> Option<isize> {
         self.rseq_offset.ok()
     }
 

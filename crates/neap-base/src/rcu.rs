@@ -26,7 +26,7 @@
 //! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, counts that are added up).
 
 use crate::platform::{Errno, Platform};
-use crate::sync::{AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
 use crate::{Mutex, constructor};
 use core::fmt;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance};
@@ -98,7 +98,7 @@ struct Front {
     /// The phase that readers count in, and above that bit how many forks were between this process and its ancestor's.
     now: AtomicUsize,
     /// Where a thread's rseq area lies; 0 without sequences.
-    sequences: AtomicUsize,
+    sequences: AtomicIsize,
     /// Where a table of each CPU's record lies, with 0 for one that has none.
     table: AtomicUsize,
     cpus: AtomicUsize,
@@ -147,7 +147,7 @@ impl<C> Rcu<C> {
             Rcu {
                 front: CachePadded::new(Front {
                     now: AtomicUsize::new(0),
-                    sequences: AtomicUsize::new(0),
+                    sequences: AtomicIsize::new(0),
                     table: AtomicUsize::new(0),
                     cpus: AtomicUsize::new(0),
                 }),
@@ -184,7 +184,7 @@ impl<C> Rcu<C> {
         self.front.cpus.store(cpus, Ordering::Relaxed);
         self.front.table.store(table, Ordering::Relaxed);
         // Release pairs with the Acquire in `count` and `sum`.
-        self.front.sequences.store(sequences as usize, Ordering::Release);
+        self.front.sequences.store(sequences, Ordering::Release);
         Ok(())
     }
 

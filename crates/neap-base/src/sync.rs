@@ -9,7 +9,7 @@ mod imp {
     extern crate std;
 
     pub use loom::cell::UnsafeCell;
-    pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
     /// A number of this thread's own, not 0.
     pub fn me() -> usize {
@@ -76,7 +76,7 @@ mod imp {
 
 #[cfg(not(loom))]
 mod imp {
-    pub use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+    pub use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
     use neap_os::futex::{self, Scope};
     pub use neap_os::thread::pointer as me;
 

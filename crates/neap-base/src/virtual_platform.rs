@@ -184,7 +184,7 @@ macro_rules! hand_on {
             self.$inner.bind(address, length, node)
         }
 
-        fn rseq_offset(&self) -> Option<u32> {
+        fn rseq_offset(&self) -> Option<isize> {
             self.$inner.rseq_offset()
         }
 
@@ -216,7 +216,7 @@ pub struct Virtual {
     advice: Mutex<Vec<(usize, usize, bool)>>,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
-    sequences: Option<u32>,
+    sequences: Option<isize>,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
     /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
@@ -309,7 +309,7 @@ impl Virtual {
     /// a thread is really on.
     pub fn with_sequences(self) -> Virtual {
         let sequences = fence::register().ok().and_then(|()| neap_os::rseq::registered_offset());
-        Virtual { sequences: sequences.map(|offset| offset as u32), ..self }
+        Virtual { sequences, ..self }
     }
 
     /// Lets a thread run on an isolated CPU, or leave it.
@@ -501,7 +501,7 @@ impl Platform for Virtual {
         Ok(())
     }
 
-    fn rseq_offset(&self) -> Option<u32> {
+    fn rseq_offset(&self) -> Option<isize> {
         self.sequences
     }
 

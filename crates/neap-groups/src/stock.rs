@@ -41,7 +41,7 @@ type Line = [AtomicU64; WORDS];
 #[derive(Debug)]
 pub(crate) struct Stocks {
     /// Where a thread's rseq area lies, and the table's entry of CPU 0; 0 without sequences.
-    sequences: usize,
+    sequences: isize,
     regions: usize,
     /// One mapping: a line for each CPU, DUMMY, the table.
     memory: usize,
@@ -80,7 +80,7 @@ impl Stocks {
             for cpu in (0..cpus).filter(|&cpu| !platform.is_isolated(cpu)) {
                 stocks.entry(cpu + UNREGISTERED).store(stocks.line_address(cpu), Ordering::Relaxed);
             }
-            stocks.sequences = offset as usize;
+            stocks.sequences = offset;
             stocks.regions = core::ptr::from_ref(stocks.entry(UNREGISTERED)).expose_provenance();
         }
         Ok(stocks)

@@ -300,7 +300,7 @@ impl Hot {
                 "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
                 // Only now. 1: this thread loads the offset, which is 0. 2: another opens the slots, and serves. 3: this one sees the limit, and writes over
                 // the thread's own control block.
-                "mov {offset:e}, dword ptr [{table}]",
+                "mov {offset}, qword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
                         "tzcnt {offset}, {value}",
@@ -381,7 +381,7 @@ impl Hot {
                 "jmp 25b",
                 ".subsection 0",
                 table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
-                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = in(reg) self.table.offset.load(Ordering::Relaxed) as usize,
+                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = in(reg) self.table.offset.load(Ordering::Relaxed),
                 base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
                 states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
                 allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,

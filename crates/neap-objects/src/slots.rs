@@ -67,7 +67,7 @@ pub struct Slots {
     /// One mapping: locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
     memory: usize,
     length: usize,
-    offset: Option<u32>,
+    offset: Option<isize>,
     /// The region that the next taker leaves behind, empty.
     pub(crate) spare: Mutex<usize>,
     /// Whether the locks of Atomic CPUs are held by [`Slots::close_table`].

@@ -22,7 +22,7 @@ struct Word(#[allow(dead_code, reason = "only sequences see it")] i64);
 /// What an addition starts from: where a thread's rseq area lies, a table of offsets, the first word, the bits outside a batch.
 #[derive(Clone, Copy)]
 struct Start {
-    area: usize,
+    area: isize,
     offsets: usize,
     words: usize,
     mask: i64,

@@ -33,7 +33,7 @@
 
 use core::arch::{asm, global_asm};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
 /// A stack in a region; its cells, pointers, lie somewhere in the same region.
 #[repr(C)]
@@ -58,8 +58,8 @@ pub const MOST_CPUS: usize = 8192;
 #[derive(Debug)]
 pub struct Table {
     /// Where the thread's rseq area lies from its thread pointer. Everybody reads it; what follows is written by takers.
-    pub offset: AtomicU32,
-    apart: [u32; 15],
+    pub offset: AtomicIsize,
+    apart: [usize; 7],
     /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
     pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
 }
@@ -68,7 +68,7 @@ impl Table {
     /// A table that no sequence may start from yet.
     pub const fn unopened() -> Table {
         let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
-        Table { offset: AtomicU32::new(0), apart: [0; 15], regions }
+        Table { offset: AtomicIsize::new(0), apart: [0; 7], regions }
     }
 
     /// Where the entry of CPU 0 is, in bytes.
@@ -102,15 +102,16 @@ macro_rules! weak_variable {
     }};
 }
 
-/// Where the C library's rseq area of a thread lies from the thread pointer; `None` where it has registered none
-/// (an older library, `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind, a sandbox).
-pub fn registered_offset() -> Option<usize> {
-    let size = weak_variable!("__rseq_size", "mov {0:e}, dword ptr [{0}]");
-    if size == 0 {
-        return None;
-    }
+/// Whether the C library registers its threads; not if it is an older one, under `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind, or in a sandbox.
+pub fn is_registered() -> bool {
+    weak_variable!("__rseq_size", "mov {0:e}, dword ptr [{0}]") != 0
+}
+
+/// Where its area of a thread lies from the thread pointer, if it [registers threads](is_registered): in the thread's control block, behind the
+/// pointer, or with thread-local variables, in front of it (glibc from 2.41 on). Never 0, where the pointer itself is.
+pub fn registered_offset() -> Option<isize> {
     let offset = weak_variable!("__rseq_offset", "mov {0}, qword ptr [{0}]");
-    (offset != 0 && offset < 1 << 31).then_some(offset)
+    (is_registered() && offset != 0).then_some(offset.cast_signed())
 }
 
 /// Whether the kernel knows the call that registers a thread, and a sandbox lets it through.
@@ -136,7 +137,7 @@ pub fn current_cpu() -> Option<usize> {
 
 /// The same where [`registered_offset`] is known already.
 #[inline]
-pub fn cpu_at(offset: usize) -> Option<usize> {
+pub fn cpu_at(offset: isize) -> Option<usize> {
     let cpu: u32;
     // SAFETY: the C library keeps a `struct rseq` at this offset for every thread; cpu_id is its second word.
     unsafe {
@@ -240,7 +241,7 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     unsafe {
         asm!(
             pop_sequence!(),
-            offset = inout(reg) table.offset.load(Ordering::Relaxed) as usize => _,
+            offset = inout(reg) table.offset.load(Ordering::Relaxed) => _,
             table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
             t = out(reg) _, value = out(reg) value,
             options(nostack),
@@ -259,7 +260,7 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
     unsafe {
         asm!(
             push_sequence!(),
-            offset = in(reg) table.offset.load(Ordering::Relaxed) as usize,
+            offset = in(reg) table.offset.load(Ordering::Relaxed),
             table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
             home = inout(reg) usize::from(home) => _, value = in(reg) value, t = out(reg) _,
             full = label { return Outcome::Refused },
@@ -276,7 +277,7 @@ macro_rules! attempt {
     ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
         asm!(
             sequence!($($body),+, "22:"; abort: "jmp {aborted}"),
-            offset = in(reg) $table.offset.load(Ordering::Relaxed) as usize,
+            offset = in(reg) $table.offset.load(Ordering::Relaxed),
             table = in(reg) $table, first = const Table::FIRST, place = in(reg) $place, t = out(reg) _,
             $($operands)*,
             refused = label { return Outcome::Refused },
@@ -388,6 +389,7 @@ pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicU32;
     use std::boxed::Box;
     use std::vec;
     use std::vec::Vec;
@@ -411,7 +413,7 @@ mod tests {
 
     /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
     fn table(capacity: usize) -> Option<(Box<Table>, Box<Region>)> {
-        let offset = registered_offset()? as u32;
+        let offset = registered_offset()?;
         let null = || AtomicPtr::new(core::ptr::null_mut());
         let [full, stack] = [(), ()].map(|()| Stack { head: null(), bottom: null(), end: null() });
         let mut region = Box::new(Region {
@@ -544,7 +546,7 @@ mod tests {
         let length = stack + 4 + CELLS;
         let mut memory = vec![0_usize; crate::topology::nameable() * length];
         let table = Box::new(Table::unopened());
-        table.offset.store(offset as u32, Ordering::Relaxed);
+        table.offset.store(offset, Ordering::Relaxed);
         for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
             let cells = region[stack + 4..].as_ptr().expose_provenance();
             region[0] = 1; // It may be written to.

@@ -133,7 +133,7 @@ pub unsafe fn spawn(
 ) -> Result<(), Errno> {
     const SETMASK: i32 = 2;
     const DETACHED: i32 = 1;
-    if crate::rseq::registered_offset().is_some() && !crate::rseq::may_register() {
+    if crate::rseq::is_registered() && !crate::rseq::may_register() {
         return Err(Errno::NOSYS);
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();

@@ -26,7 +26,7 @@ const GIVEN_BACK: usize = 1;
 #[derive(Debug)]
 pub struct LentWords {
     /// Where a thread's rseq area lies; 0 where there are no sequences.
-    sequences: usize,
+    sequences: isize,
     base: usize,
     handle: Handle,
     cpus: usize,
@@ -47,7 +47,7 @@ impl LentWords {
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
         let [all, fenced] = [false, true].map(|fenced| host.data().offsets(handle, fenced));
         Ok(LentWords {
-            sequences: host.platform().rseq_offset().map_or(0, |offset| offset as usize),
+            sequences: host.platform().rseq_offset().unwrap_or(0),
             base: handle.address(),
             handle,
             cpus: host.data().cpus(),

@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Words<H: Host> {
     /// Where a thread's rseq area lies; 0 where there are no sequences.
-    sequences: usize,
+    sequences: isize,
     base: usize,
     cpus: usize,
     /// Where the offsets lie.
@@ -33,7 +33,7 @@ impl<H: Host> Words<H> {
     /// Zeroes; `fenced` as for the offsets.
     pub(crate) fn new(host: H, owner: Owner, count: usize, fenced: bool, wait: Wait) -> Result<Words<H>, Refused> {
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
-        let sequences = host.platform().rseq_offset().map_or(0, |offset| offset as usize);
+        let sequences = host.platform().rseq_offset().unwrap_or(0);
         let (base, cpus, offsets) = (handle.address(), host.data().cpus(), host.data().offsets(handle, fenced));
         Ok(Words { sequences, base, cpus, offsets, handle, host })
     }

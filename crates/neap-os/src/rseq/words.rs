@@ -17,7 +17,7 @@ use core::sync::atomic::AtomicPtr;
 /// # Safety
 /// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
 #[inline(always)]
-pub unsafe fn add(offset: usize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
+pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
     unsafe {
         asm!(
@@ -61,7 +61,7 @@ pub enum Counted {
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
-pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
+pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
     unsafe {
         asm!(
@@ -98,7 +98,7 @@ pub unsafe fn count(offset: usize, offsets: usize, cpus: usize, base: usize, val
 /// where nothing may be written is larger than any number under every tag.
 #[inline(always)]
 pub unsafe fn alter(
-    offset: usize,
+    offset: isize,
     regions: *const AtomicPtr<u8>,
     place: usize,
     tag: u64,
@@ -138,7 +138,7 @@ pub unsafe fn alter(
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
-pub unsafe fn count_one(offset: usize, table: usize, cpus: usize, word: usize) -> bool {
+pub unsafe fn count_one(offset: isize, table: usize, cpus: usize, word: usize) -> bool {
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
     unsafe {
         asm!(
