@@ -57,6 +57,13 @@ const FAMILY: &[&str] = &[
     "malloc_stats",
     "free_sized",
     "free_aligned_sized",
+    "mallocx",
+    "rallocx",
+    "xallocx",
+    "sallocx",
+    "nallocx",
+    "dallocx",
+    "sdallocx",
 ];
 
 /// C++ `operator delete` and `operator delete[]` in all their forms.

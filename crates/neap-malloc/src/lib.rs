@@ -9,6 +9,7 @@
 
 mod cxx;
 mod family;
+mod jemalloc;
 mod report;
 
 // The functions of `neap.h`, which work on the same instance here, and the panic handler.

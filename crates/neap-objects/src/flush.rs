@@ -10,6 +10,7 @@ use crate::objects::Objects;
 use crate::owners::VectorList;
 use crate::size_class::Class;
 use crate::slab::{SlabId, SlabList};
+use crate::state::CACHED;
 use neap_base::{Order, Platform};
 use neap_os::write::die;
 use neap_pages::State;
@@ -47,18 +48,24 @@ impl<P: Platform> Objects<P> {
         self.give_back(loose);
     }
 
-    /// Puts objects of one node back into their slabs under one hold of the class's lock; `private`: they are neap's own.
+    /// Puts objects of one node back into their slabs under one hold of the class's lock; `private`: they are neap's own, and in no state.
+    ///
+    /// Others are cached, and no more than once. 1: two threads free an object, and each sees that the program has it. 2: it is in two
+    /// cells of caches, and one of them is handed out. 3: the other comes here: the program has the object again, and nobody else may.
     fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], private: bool, loose: &mut Loose) {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
-            // SAFETY: the objects are cached ones of this class, or neap's own, so in the arena.
-            unsafe { self.states.set(object.addr(), 0) };
             let place = self.place(class, object);
-            // SAFETY: the lock is held; the frame says that the slab is one of this class.
+            // SAFETY: the objects come from caches, or are neap's own, so they lie in the arena. The lock is held; the frame says that the slab is one of
+            // this class.
             unsafe {
                 self.slabs.get(place.slab).private -= u32::from(private);
-                if !cache.put(&self.slabs, place, &mut loose.slabs) {
-                    die(format_args!("double free: {object:p} ({} bytes) is free already", class.size()));
+                let held = private || self.states.change(object.addr(), CACHED, 0);
+                if !held || !cache.put(&self.slabs, place, &mut loose.slabs) {
+                    die(format_args!(
+                        "double free: {object:p} ({} bytes) was freed by two threads at once; found when a cache gave it up",
+                        class.size()
+                    ));
                 }
                 self.detach_unused(place.slab, &mut loose.vectors);
             }

@@ -27,7 +27,8 @@
 //! slabs lie, and goes back with theirs, but for the last table's, which has next to none; who frees anything else looks there.
 //!
 //! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
-//! allocated. It is then in two cells of stacks, and the second of the two pops finds a byte that is not "cached".
+//! allocated. It is then in two cells of stacks, and who takes the second finds a byte that is not "cached", be it a pop or a cache that gives it
+//! up; unless the first was handed out and freed again by then.
 
 use crate::size_class::{Class, GRAIN};
 use core::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Who pays while a cache has an object: what payers are told, sizes beyond the largest, and objects that are in no cache.
+//! Who pays while a cache has an object: what payers are told, and sizes beyond the largest.
 
 mod instance;
 mod machine;
@@ -12,7 +12,6 @@ use neap_objects::owners::word_of;
 use neap_objects::paid::Owned;
 use neap_objects::size_class::{Class, LARGEST};
 use std::collections::BTreeMap;
-use std::process::Command;
 
 /// Objects that were paid back for: outside of slow paths, and inside.
 type Told = [AtomicU32; 2];
@@ -93,21 +92,4 @@ fn what_is_larger_than_the_largest_is_nobodys_again() {
     for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {
         assert_eq!(o.hot.allocate_owned(size, word_of(1)), Owned::Nothing, "{size}");
     }
-}
-
-/// Ends the process with a line, where two threads have freed an object at once.
-#[test]
-fn what_is_in_no_cache_is_not_handed_out() {
-    const CHILD: &str = "NEAP_TEST_HANDS_OUT";
-    if std::env::var_os(CHILD).is_some() {
-        let (o, class) = (Opened::new(machine(1), &CONFIG).unwrap(), Class::of_size(64));
-        let object = core::ptr::NonNull::new(o.take(class).unwrap()).unwrap();
-        // SAFETY: it is not, which is found.
-        unsafe { o.hot.hand_out(object, false) };
-        return;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    let output = child.args(["--exact", "what_is_in_no_cache_is_not_handed_out"]).env(CHILD, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("double free"), "{:?}: {said}", output.status);
 }

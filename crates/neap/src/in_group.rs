@@ -6,7 +6,7 @@
 //! ([`paid`](neap_objects::paid)). A thread whose group is deleted goes on in its heir. One mutex: flushes of caches take turns.
 
 use crate::memory_groups::Grouped;
-use crate::mm::{MOST, Mm};
+use crate::mm::{Mm, is_beyond_any};
 use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
@@ -149,7 +149,7 @@ impl<P: Platform> Mm<P> {
         let (Some(mut group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
             return self.allocate_unpaid(size, align);
         };
-        if size > MOST || align > MOST / 2 {
+        if is_beyond_any(size, align) {
             return (null_mut(), false);
         }
         let class = Class::of_layout(size, align, core.objects.pages.page_size());

@@ -27,8 +27,10 @@ use neap_os::entered::entered;
 use neap_os::futex::{self, Scope};
 use neap_reclaim::lru::Lists;
 
-/// The largest request that is not refused outright: as the C library does, so that pointer differences fit.
-pub const MOST: usize = isize::MAX as usize;
+/// Whether a request is refused outright: as in the C library, differences of pointers fit; and pages count from a base on no larger multiple.
+pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
+    size > isize::MAX as usize || align > neap_pages::BASE_ALIGNMENT
+}
 
 const CLOSED: u32 = 0;
 const OPENING: u32 = 1;
@@ -271,7 +273,7 @@ impl<P: Platform> Mm<P> {
     /// The same, which nobody pays for.
     pub(crate) fn allocate_unpaid(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
-        if size > MOST || align > MOST / 2 {
+        if is_beyond_any(size, align) {
             return (null_mut(), false);
         }
         let attempt = || {
@@ -357,6 +359,16 @@ impl<P: Platform> Mm<P> {
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         core.usable_size(pointer, "malloc_usable_size")
+    }
+
+    /// How many bytes memory of `size` bytes on a multiple of `align`, a power of two, would really have; 0 where there cannot be any.
+    pub fn usable_size_of(&self, size: usize, align: usize) -> usize {
+        let Some(core) = self.core() else { return 0 };
+        match Class::of_layout(size, align, core.objects.pages.page_size()) {
+            Some(class) => class.size(),
+            None if is_beyond_any(size, align) => 0,
+            None => core.run_price(size) as usize,
+        }
     }
 
     /// Makes the memory at `pointer` at least `size` bytes large, moving it if need be; null with everything as it was
