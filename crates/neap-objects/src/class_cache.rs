@@ -104,6 +104,12 @@ impl ClassCache {
         before
     }
 
+    /// Notes that guests are about to go home by way of the barn: a row of calls is shorter by one. Where all that a program takes on one CPU comes back
+    /// from another, no row gets long.
+    pub fn shorten_streak(&mut self) {
+        self.streak.1 -= u32::from(self.streak.1 > 1);
+    }
+
     /// The lists of the barn, full sheaves first.
     pub(crate) fn sheaf_lists(&mut self) -> [&mut SheafList; 3] {
         [&mut self.full, &mut self.empty, &mut self.empty_bound]

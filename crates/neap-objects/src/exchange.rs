@@ -165,7 +165,12 @@ impl<P: Platform> Objects<P> {
             }
             return;
         };
-        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
+        let streak = if stack.is_for_guests() {
+            cache.shorten_streak();
+            0
+        } else {
+            cache.streak(Way::Spill)
+        };
         let batch = batch(stack, room, streak);
         // The last ones that this CPU emptied, if they are there. Of those with cells one, which serves again as long as what was in it can be
         // bound; when it was not, all that may be needed.

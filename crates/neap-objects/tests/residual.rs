@@ -118,6 +118,25 @@ fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     }
 }
 
+/// What the program takes on one CPU and gives back on another goes round for as long as it likes: that is no burst.
+#[test]
+fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
+    for class in [Class(4), Class(32), Class(72)] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        for _ in 0..400 {
+            Virtual::run_on(0);
+            let held = o.take_many(class, class.sheaf_capacity() as usize);
+            Virtual::run_on(1);
+            held.into_iter().for_each(|object| o.give(class, object));
+        }
+        let rooms = [0, 1].map(|cpu| o.slots.room(&o.platform, cpu, StackId::home(class)));
+        assert_eq!(rooms, [class.stack_capacity(), 0], "of {class:?}");
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+    Virtual::run_on(0);
+}
+
 /// A barn keeps a burst for the next one of its class, and what is beyond its share for as long as nobody else takes memory.
 #[test]
 fn a_barn_gives_up_its_surplus_for_others_and_keeps_its_share() {
