@@ -51,19 +51,23 @@ int main(void) {
             int flags = power | ZERO | CACHE_AND_ARENA;
             unsigned char *block = mallocx_(size, flags);
             CHECK(block && (uintptr_t)block % align == 0, "%zu bytes on %zu: %p", size, align, block);
-            all_bytes(block, 0, size, 0);
             size_t usable = sallocx_(block, 0);
+            all_bytes(block, 0, usable, 0);
             CHECK(usable >= size && usable == malloc_usable_size(block), "%zu bytes are %zu", size, usable);
             CHECK(usable == nallocx_(size, flags), "%zu on %zu: %zu, foreseen %zu", size, align, usable, nallocx_(size, flags));
             CHECK(xallocx_(block, size, 0, 0) == usable, "the size where it is");
-            memset(block, 7, usable);
+            /* Larger and smaller: the real size before counts, not what was asked for. */
+            memset(block, 7, size);
             soil(2 * usable);
             block = rallocx_(block, 2 * usable, flags);
             CHECK(block && (uintptr_t)block % align == 0, "%zu bytes on %zu: %p", 2 * usable, align, block);
-            all_bytes(block, 0, usable, 7);
-            all_bytes(block, usable, 2 * usable, 0);
-            block = rallocx_(block, size, 0);
             all_bytes(block, 0, size, 7);
+            all_bytes(block, size, 2 * usable, 0);
+            block = rallocx_(block, size, flags);
+            usable = sallocx_(block, 0);
+            block = rallocx_(block, 2 * usable, flags);
+            all_bytes(block, 0, size, 7);
+            all_bytes(block, size, 2 * usable, 0);
             if (s % 2) sdallocx_(block, size, 0); else free(block);
             /* malloc's, on more than it was asked for, measured and freed here. */
             block = malloc(size);

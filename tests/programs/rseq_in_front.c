@@ -33,7 +33,11 @@ unsigned __rseq_size, __rseq_flags;
 static int enter(void) { return (int)syscall(SYS_rseq, &area, sizeof area, 0, 0x53053053); }
 
 __attribute__((constructor)) static void begin(void) {
-    if (enter() != 0) return; /* The kernel or a sandbox refused. */
+    if (enter() != 0) {
+        /* The kernel or a sandbox has none; anything else is a mistake of this file's. */
+        if (errno != ENOSYS && errno != EPERM) fprintf(stderr, "neap: rseq area not registered: %s\n", strerror(errno));
+        return;
+    }
     __rseq_offset = (ptrdiff_t)((char *)&area - (char *)__builtin_thread_pointer());
     __rseq_size = sizeof area;
 }
@@ -64,7 +68,9 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 __attribute__((destructor)) static void end(void) {
     /* A program may have a malloc of its own. */
     Dl_info malloc_is;
-    if (!dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_is) || !strstr(malloc_is.dli_fname, "neap")) return;
+    const char *preloaded = getenv("LD_PRELOAD");
+    if (!preloaded || !dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_is)) return;
+    if (strncmp(preloaded, malloc_is.dli_fname, strlen(malloc_is.dli_fname)) != 0) return;
     /* Without membarrier there are no sequences either. */
     if (__rseq_size == 0 || syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) <= 0) return;
     for (int i = 0; i < 1000; i++) {

@@ -88,6 +88,13 @@ impl<P: Platform> Objects<P> {
 
     /// Gives sheaves to the barns of the nodes that their objects are of.
     pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList) {
+        let cpu = self.platform.cpu() as u16;
+        let put = |cache: &mut ClassCache, sheaf: Sheaf| {
+            if !sheaf.is_empty() && sheaf.home() != cpu {
+                cache.shorten_streak();
+            }
+            cache.stow(sheaf);
+        };
         while let Some(mut sheaf) = sheaves.pop() {
             let mut node = 0;
             if self.pages.nodes() > 1 {
@@ -103,10 +110,10 @@ impl<P: Platform> Objects<P> {
                 }
             }
             let mut cache = self.cache(node, class).lock();
-            cache.stow(sheaf);
+            put(&mut cache, sheaf);
             if self.pages.nodes() == 1 {
                 while let Some(sheaf) = sheaves.pop() {
-                    cache.stow(sheaf);
+                    put(&mut cache, sheaf);
                 }
             }
             self.note_surplus(node, class, &mut cache);

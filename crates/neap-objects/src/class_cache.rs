@@ -52,7 +52,7 @@ pub struct ClassCache {
     pub holes: u64,
     /// Whether the class is known to have more sheaves than its share.
     pub surplus: bool,
-    /// Which way sheaves went last, and how many calls moved some that way in a row.
+    /// Which way sheaves went last, and how many calls moved some that way in a row, less [what others brought back](ClassCache::shorten_streak).
     streak: (Way, u32),
 }
 
@@ -104,8 +104,8 @@ impl ClassCache {
         before
     }
 
-    /// Notes that guests are about to go home by way of the barn: a row of calls is shorter by one. Where all that a program takes on one CPU comes back
-    /// from another, no row gets long.
+    /// Notes that a sheaf of guests goes home by way of the barn: a row of calls is shorter by one. Where all that a program takes on one CPU comes
+    /// back from another, no row gets long.
     pub fn shorten_streak(&mut self) {
         self.streak.1 -= u32::from(self.streak.1 > 1);
     }

@@ -20,8 +20,8 @@ use neap_base::Platform;
 /// uses them, and little is written if somebody does.
 const SETTLED: usize = 16;
 
-/// After so many refills in a row, a stack that the barn serves gets more room: what it may keep then is little beside
-/// what the program took.
+/// After so many refills in a row, less the sheaves that came back from other CPUs meanwhile, a stack that the barn serves gets more room: what
+/// it may keep then is little beside what the program took.
 const LONG: u32 = 64;
 
 /// Sheaves that stay as they are after there was no memory to bind one with.
@@ -165,12 +165,7 @@ impl<P: Platform> Objects<P> {
             }
             return;
         };
-        let streak = if stack.is_for_guests() {
-            cache.shorten_streak();
-            0
-        } else {
-            cache.streak(Way::Spill)
-        };
+        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
         // The last ones that this CPU emptied, if they are there. Of those with cells one, which serves again as long as what was in it can be
         // bound; when it was not, all that may be needed.

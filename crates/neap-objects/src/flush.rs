@@ -26,8 +26,17 @@ pub(crate) struct Loose {
 
 impl<P: Platform> Objects<P> {
     /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
+    ///
+    /// They are looked at before their slabs, which may have gone. 1: two threads free an object, and each sees that the program has it. 2: it is in
+    /// two cells of caches; one of them is handed out, or goes back with the whole slab. 3: the other comes here: it is in another state.
     pub(crate) fn flush(&self, class: Class, objects: &[*mut u8]) {
         self.repay(class, objects);
+        for &object in objects {
+            // SAFETY: the objects were in caches, so they lie in the arena.
+            if !unsafe { self.states.change(object.addr(), CACHED, 0) } {
+                freed_twice(class, object);
+            }
+        }
         let mut rest = objects;
         while let Some(&first) = rest.first() {
             // As many as are of one node.
@@ -48,24 +57,18 @@ impl<P: Platform> Objects<P> {
         self.give_back(loose);
     }
 
-    /// Puts objects of one node back into their slabs under one hold of the class's lock; `private`: they are neap's own, and in no state.
-    ///
-    /// Others are cached, and no more than once. 1: two threads free an object, and each sees that the program has it. 2: it is in two
-    /// cells of caches, and one of them is handed out. 3: the other comes here: the program has the object again, and nobody else may.
+    /// Puts objects of one node, which are in no state, back into their slabs under one hold of the class's lock; `private`: they are neap's own.
     fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], private: bool, loose: &mut Loose) {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
             let place = self.place(class, object);
-            // SAFETY: the objects come from caches, or are neap's own, so they lie in the arena. The lock is held; the frame says that the slab is one of
-            // this class.
+            // SAFETY: the lock is held; the frame says that the slab is one of this class.
             unsafe {
                 self.slabs.get(place.slab).private -= u32::from(private);
-                let held = private || self.states.change(object.addr(), CACHED, 0);
-                if !held || !cache.put(&self.slabs, place, &mut loose.slabs) {
-                    die(format_args!(
-                        "double free: {object:p} ({} bytes) was freed by two threads at once; found when a cache gave it up",
-                        class.size()
-                    ));
+                if !cache.put(&self.slabs, place, &mut loose.slabs) {
+                    // A handler of the program's may allocate.
+                    drop(cache);
+                    freed_twice(class, object);
                 }
                 self.detach_unused(place.slab, &mut loose.vectors);
             }
@@ -104,4 +107,13 @@ impl<P: Platform> Objects<P> {
         let slab = SlabId(self.pages.frames().frame(pfn).owner());
         Place { slab, object: ((object.addr() - self.start_of(slab)) as u32) / class.size() as u32 }
     }
+}
+
+/// Ends the process: a cache gave up an object that is not cached, or that is free in its slab.
+#[cold]
+fn freed_twice(class: Class, object: *mut u8) -> ! {
+    die(format_args!(
+        "double free: {object:p} ({} bytes) was freed by two threads at once; found when a cache gave it up",
+        class.size()
+    ))
 }

@@ -118,11 +118,13 @@ fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     }
 }
 
-/// What the program takes on one CPU and gives back on another goes round for as long as it likes: that is no burst.
+/// What the program takes on one CPU and gives back on another goes round for as long as it likes: that is no burst, also where the other is on
+/// another node.
 #[test]
 fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
-    for class in [Class(4), Class(32), Class(72)] {
-        let o = Opened::new(machine(2), &CONFIG).unwrap();
+    for (nodes, class) in [1, 2].into_iter().flat_map(|nodes| [4, 32, 72].map(|class| (nodes, Class(class)))) {
+        let machine = Virtual::new(4096, 2).with_scarce_address_space().with_nodes(&[0, nodes - 1]);
+        let o = Opened::new(Shared::new(machine), &CONFIG).unwrap();
         for _ in 0..400 {
             Virtual::run_on(0);
             let held = o.take_many(class, class.sheaf_capacity() as usize);
@@ -130,7 +132,7 @@ fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
             held.into_iter().for_each(|object| o.give(class, object));
         }
         let rooms = [0, 1].map(|cpu| o.slots.room(&o.platform, cpu, StackId::home(class)));
-        assert_eq!(rooms, [class.stack_capacity(), 0], "of {class:?}");
+        assert_eq!(rooms, [class.stack_capacity(), 0], "of {class:?} on {nodes} nodes");
         o.drain();
         assert_eq!(o.prove().slabs, 0);
     }

@@ -26,7 +26,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
-        // Page numbers count from the arena's base, which is on a multiple of this and of no more.
+        // Page numbers count from the arena's base, which is on a multiple of this and of no more. Who moves a run may ask for what it lies on by chance.
         if align > neap_pages::BASE_ALIGNMENT {
             return None;
         }

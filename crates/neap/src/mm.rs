@@ -361,7 +361,7 @@ impl<P: Platform> Mm<P> {
         core.usable_size(pointer, "malloc_usable_size")
     }
 
-    /// How many bytes memory of `size` bytes on a multiple of `align`, a power of two, would really have; 0 where there cannot be any.
+    /// How many bytes memory of `size` bytes on a multiple of `align`, a power of two, would really have; 0 where that is refused outright.
     pub fn usable_size_of(&self, size: usize, align: usize) -> usize {
         let Some(core) = self.core() else { return 0 };
         match Class::of_layout(size, align, core.objects.pages.page_size()) {
