@@ -1,19 +1,18 @@
 //! Objects in two places at once, as two threads leave one that they free in the same nanoseconds: each ends the process with one line
 //! that names the object, before the program has it twice.
 //!
-//! Each case runs in a process of its own: this test program again, told by a variable which case it is.
+//! Each case runs in a process of its own.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
+mod again;
 mod instance;
 mod machine;
 
+use again::dies;
 use core::ptr::NonNull;
 use instance::{CONFIG, Opened, machine};
-use neap_base::Order;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
-use std::process::Command;
-
-const VARIABLE: &str = "NEAP_FATAL_CASE";
 
 fn case(name: &str) {
     let (o, class) = (Opened::new(machine(2), &CONFIG).unwrap(), Class::of_size(64));
@@ -33,10 +32,11 @@ fn case(name: &str) {
         "slab gone" => {
             assert!(o.drain_cpu(0, |_| true).is_some());
             assert_eq!(o.slabs_of(class).0, 0);
-            // Something else lies there now.
+            // A run lies there now, whose length is the number of no slab.
+            Class::all().for_each(|class| _ = o.trim_barn(class, true, &|| false));
+            o.pages.drain_all(&o.platform);
             let page = o.pages.pfn(object.addr());
-            let taken = |order| o.pages.allocate_block(&o.platform, Order(order)).unwrap().pfn == page;
-            assert!((0..=4).flat_map(|order| [order; 100]).any(taken));
+            assert!([6000, 3000].iter().any(|&count| o.pages.allocate_run(&o.platform, count, 1).unwrap().pfn == page));
         }
         "accounted" => {
             let object = o.take(class).unwrap();
@@ -49,21 +49,14 @@ fn case(name: &str) {
 }
 
 fn dies_with(name: &str, line: &str) {
-    let answer = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_case", "--nocapture"])
-        .env(VARIABLE, name)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&answer.stderr).into_owned();
-    let signal = std::os::unix::process::ExitStatusExt::signal(&answer.status);
-    assert!(matches!(signal, Some(6 | 4)), "{name}: {text}");
-    assert!(text.lines().any(|text| text.starts_with("neap: double free: ") && text.contains(line)), "{name}: {text}");
+    let lines = dies("a_case", name, "");
+    assert!(lines.iter().any(|said| said.starts_with("double free: ") && said.contains(line)), "{name}: {lines:?}");
 }
 
 /// Runs a case where it is told to, and does nothing otherwise.
 #[test]
 fn a_case() {
-    if let Ok(name) = std::env::var(VARIABLE) {
+    if let Some(name) = again::case() {
         case(&name);
     }
 }

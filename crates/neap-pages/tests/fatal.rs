@@ -1,15 +1,14 @@
 //! Frees that must not go unnoticed: each ends the process, with one line that names the page and its state.
 //!
-//! Each case runs in a process of its own: this test program again, told by a variable which case it is.
+//! Each case runs in a process of its own.
 
+mod again;
 mod machine;
 
+use again::dies;
 use machine::{Opened, shape};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
-use std::process::Command;
-
-const VARIABLE: &str = "NEAP_FATAL_CASE";
 
 fn case(name: &str) {
     let machine = Virtual::new(4096, 1);
@@ -50,22 +49,14 @@ fn case(name: &str) {
 }
 
 fn dies_with(name: &str, line: &str) {
-    let answer = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_case", "--nocapture"])
-        .env(VARIABLE, name)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&answer.stderr).into_owned();
-    let signal = std::os::unix::process::ExitStatusExt::signal(&answer.status);
-    // SIGABRT is sent to the process; where another thread is to take it, an undefined instruction may come first.
-    assert!(matches!(signal, Some(6 | 4)), "{name}: {text}");
-    assert!(text.lines().any(|text| text.starts_with("neap: ") && text.contains(line)), "{name}: {text}");
+    let lines = dies("a_case", name, "");
+    assert!(lines.iter().any(|said| said.contains(line)), "{name}: {lines:?}");
 }
 
 /// Runs a case where it is told to, and does nothing otherwise.
 #[test]
 fn a_case() {
-    if let Ok(name) = std::env::var(VARIABLE) {
+    if let Some(name) = again::case() {
         case(&name);
     }
 }

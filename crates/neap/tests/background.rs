@@ -6,6 +6,7 @@
 //! manager is used directly, with short intervals, in bursts that hit all phases of the thread; after each burst the test
 //! waits until nothing is cached, as long as that may take, and fails if it never comes.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;

@@ -5,6 +5,7 @@
 //! somebody pays for the memory, is named for what it is; and what two threads free at the same moment is never handed out twice. Method: each case is a process of its
 //! own, this program again.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;

@@ -6,6 +6,7 @@
 //! each child proves the sums, allocates and frees in all classes and as runs, proves them again, forks a child of its own,
 //! and ends. `NEAP_FORKS` sets how many there are.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;

@@ -4,6 +4,7 @@
 //! sums that are right; threads that come and go leave no more than a few leave; alignment and zeroes are as `GlobalAlloc`
 //! asks. Method: this very test program, harness included, has `Neap` as its allocator, and asks the process's manager.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 
 use again::succeeds;

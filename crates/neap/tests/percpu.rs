@@ -5,6 +5,7 @@
 //! free and every sum right; a caller that may not wait makes no system call for pages. Method: managers on virtual machines, whose
 //! calls are counted, and the process's own, in processes with other options each.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;

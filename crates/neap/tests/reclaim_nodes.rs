@@ -1,5 +1,6 @@
 //! Shrinkers that know nodes, in a process that has two.
 
+#[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
 
 use again::{case, succeeds};
