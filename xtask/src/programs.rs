@@ -45,6 +45,9 @@ const PROGRAMS: &[SelfCheck] = &[
     both("dlopen_constructor.c", &[]),
     both("exit_handlers.c", &[]),
     both("operator_new.cpp", &[]),
+    both("replaced_new.cpp", &[]),
+    both("linked_new.cpp", &[]),
+    both("dlopen_new.c", &[]),
     both("children.c", &[]),
     both("signals_and_migration.c", &["2"]),
     both("producer_consumer.c", &["4", "200000"]),
@@ -85,31 +88,42 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     Ok(())
 }
 
-/// Compiles a program and, if there is a file `<name>_library.c` beside it, the shared object that it loads.
+/// Compiles a program and what lies beside it: of `<name>_library` the shared object that it loads, of `<name>_linked` one that it is linked with.
 fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
-    let library = source.with_file_name(format!("{stem}_library.c"));
-    if library.exists() {
-        compile_shared(&library, &scratch.join(format!("{stem}_library.so")), &[])?;
-    }
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
-    compile(source, &["-fno-builtin"], scratch)
+    let mut flags = vec!["-fno-builtin".to_string()];
+    for (kind, linked) in [("library", false), ("linked", true)] {
+        for library in ["c", "cpp"].map(|language| source.with_file_name(format!("{stem}_{kind}.{language}"))) {
+            let object = scratch.join(format!("{stem}_{kind}.so"));
+            if library.exists() {
+                compile_shared(&library, &object, &[])?;
+                flags.extend(linked.then(|| object.display().to_string()));
+            }
+        }
+    }
+    compile(source, &flags.iter().map(String::as_str).collect::<Vec<_>>(), scratch)
 }
 
 /// Compiles a shared object.
 pub(crate) fn compile_shared(source: &Path, object: &Path, flags: &[&str]) -> Result<()> {
-    let mut compiler = command("gcc", ["-O1", "-g", "-Wall", "-fno-builtin", "-fPIC", "-shared", "-o"]);
-    compiler.arg(object).arg(source).args(flags);
+    let mut compiler = compiler(source);
+    compiler.args(["-fno-builtin", "-fPIC", "-shared", "-o"]).arg(object).arg(source).args(flags);
     capture(compiler)?;
     Ok(())
 }
 
+/// The compiler of a file's language.
+fn compiler(source: &Path) -> Command {
+    let cxx = source.extension().is_some_and(|extension| extension == "cpp");
+    command(if cxx { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall"])
+}
+
 /// Compiles one source file into `scratch` and hands back the program.
 pub(crate) fn compile(source: &Path, flags: &[&str], scratch: &Path) -> Result<PathBuf> {
-    let cxx = source.extension().is_some_and(|extension| extension == "cpp");
     let program = scratch.join(source.file_stem().unwrap_or_default());
-    let mut compiler = command(if cxx { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall", "-pthread", "-o"]);
-    compiler.arg(&program).arg(source).args(flags);
+    let mut compiler = compiler(source);
+    compiler.args(["-pthread", "-o"]).arg(&program).arg(source).args(flags);
     capture(compiler)?;
     Ok(program)
 }

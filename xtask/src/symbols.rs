@@ -31,9 +31,9 @@ const IMPORTS: &[&str] = &[
 ];
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
-/// What may be there if it is weak: `malloc_info` writes to the caller's `FILE` by it, and is never called by anything but the
-/// program.
-const WEAK_IMPORTS: &[&str] = &["fwrite"];
+/// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never called by anything but the program; `operator new` that
+/// has no memory finds the C++ library's own.
+const WEAK_IMPORTS: &[&str] = &["fwrite", "dlopen", "dlsym"];
 
 /// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
 const FAMILY: &[&str] = &[
@@ -66,8 +66,8 @@ const FAMILY: &[&str] = &[
     "sdallocx",
 ];
 
-/// C++ `operator delete` and `operator delete[]` in all their forms.
-const DELETE_PREFIXES: &[&str] = &["_ZdlPv", "_ZdaPv"];
+/// C++ `operator new` and `operator delete`, of one and of arrays, in all their forms.
+const OPERATOR_PREFIXES: &[&str] = &["_Znwm", "_Znam", "_ZdlPv", "_ZdaPv"];
 
 /// Shared objects that the library may ask for: the C library and the loader, which is its other half.
 const NEEDED_PREFIXES: &[&str] = &["libc.so.", "ld-linux"];
@@ -81,7 +81,7 @@ fn import_allowed(name: &str, weak: bool) -> bool {
 }
 
 fn of_malloc(name: &str) -> bool {
-    FAMILY.contains(&name) || starts_with_any(name, DELETE_PREFIXES)
+    FAMILY.contains(&name) || starts_with_any(name, OPERATOR_PREFIXES)
 }
 
 /// The functions that a C header declares: names of neap's that a parenthesis follows, comments and macros left out.

@@ -1,37 +1,196 @@
-//! C++'s operators that free.
+//! C++'s operators new and delete.
 //!
-//! Sits between C++ programs and [`family`](crate::family). One call less than through libstdc++, which would call `free`.
+//! Sits between C++ programs and [`family`](crate::family). A program may replace forms of them, and the standard says which other forms end in those:
+//! these go there, by way of the dynamic linker's choice. The others are malloc and free. Where there is no memory the C++ library's own operator takes over: it runs
+//! the program's new_handler, and throws; this library can do neither.
+//!
+//! They are here although the C++ library's call malloc and free, because an allocator that a program is linked with has some, too, which go around malloc.
+//! What they hand out would come to our `free`.
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
-use crate::family::free;
-use core::ffi::c_void;
+use crate::family::{aligned_alloc, free, malloc_otherwise};
+use core::arch::{asm, global_asm, naked_asm};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::transmute;
+use core::ptr::null_mut;
+use neap::process::PROCESS;
 
-/// One symbol per form of `operator delete`; what follows the pointer (size, alignment, nothrow) is not needed.
-macro_rules! delete {
-    ($($name:ident $(, $argument:ident)*;)*) => { $(
-        /// A form of C++'s `operator delete`.
-        ///
-        /// # Safety
-        /// As for `operator delete` in C++.
+// Weak: they are the C library's from 2.34 on. Without them nobody throws, but nothing else is missing.
+global_asm!(".weak dlopen", ".weak dlsym", ".hidden __ehdr_start", ".hidden _etext");
+
+/// `operator new(size)`.
+#[unsafe(no_mangle)]
+extern "C" fn _Znwm(size: usize) -> *mut c_void {
+    // As malloc, whose call at the very end leaves no frame that an exception would have to pass.
+    PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
+}
+
+/// `operator delete(memory)`.
+///
+/// # Safety
+/// As for `operator delete` in C++.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ZdlPv(memory: *mut c_void) {
+    // SAFETY: as the caller promises.
+    unsafe { free(memory) }
+}
+
+/// `operator delete(memory, align)`.
+///
+/// # Safety
+/// As for `operator delete` in C++.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ZdlPvSt11align_val_t(memory: *mut c_void, _align: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { free(memory) }
+}
+
+/// Forms that are another with what the standard says, to whom that ever belongs; `first` puts the arguments in their places.
+macro_rules! ends_in {
+    ($($name:ident => $other:literal $(, $first:literal)?;)*) => { $(
+        /// A form of an operator that is another one.
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(memory: *mut c_void $(, $argument: usize)*) {
-            // SAFETY: as the caller promises.
-            unsafe { free(memory) }
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!($($first,)? concat!("jmp qword ptr [rip + ", $other, "@GOTPCREL]"))
         }
     )* };
 }
 
-delete! {
-    _ZdlPv;
-    _ZdaPv;
-    _ZdlPvm, _size;
-    _ZdaPvm, _size;
-    _ZdlPvSt11align_val_t, _align;
-    _ZdaPvSt11align_val_t, _align;
-    _ZdlPvmSt11align_val_t, _size, _align;
-    _ZdaPvmSt11align_val_t, _size, _align;
-    _ZdlPvRKSt9nothrow_t, _nothrow;
-    _ZdaPvRKSt9nothrow_t, _nothrow;
-    _ZdlPvSt11align_val_tRKSt9nothrow_t, _align, _nothrow;
-    _ZdaPvSt11align_val_tRKSt9nothrow_t, _align, _nothrow;
+ends_in! {
+    _Znam => "_Znwm";
+    _ZnamSt11align_val_t => "_ZnwmSt11align_val_t";
+    _ZdaPv => "_ZdlPv";
+    _ZdlPvm => "_ZdlPv";
+    _ZdaPvm => "_ZdaPv";
+    _ZdlPvRKSt9nothrow_t => "_ZdlPv";
+    _ZdaPvRKSt9nothrow_t => "_ZdaPv";
+    _ZdaPvSt11align_val_t => "_ZdlPvSt11align_val_t";
+    _ZdlPvmSt11align_val_t => "_ZdlPvSt11align_val_t", "mov rsi, rdx";
+    _ZdaPvmSt11align_val_t => "_ZdaPvSt11align_val_t", "mov rsi, rdx";
+    _ZdlPvSt11align_val_tRKSt9nothrow_t => "_ZdlPvSt11align_val_t";
+    _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
+}
+
+/// Forms that take memory, or let the C++ library's take over, with the arguments and the stack as they were: what throws is called by our caller then.
+macro_rules! or_standard {
+    ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal;)*) => { $(
+        /// A form of `operator new`.
+        $(#[$attribute])*
+        #[unsafe(naked)]
+        extern "C" fn $name($($argument: usize),*) -> *mut c_void {
+            extern "C" fn standard() -> *const c_void {
+                standard_form($mangled)
+            }
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi", "push rsi", "push rdx",
+                ".cfi_adjust_cfa_offset 24",
+                "call {take}",
+                "test rax, rax",
+                "jne 2f",
+                "call {standard}",
+                "pop rdx", "pop rsi", "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
+                "jmp rax",
+                "2:",
+                ".cfi_adjust_cfa_offset 24",
+                "add rsp, 24",
+                ".cfi_adjust_cfa_offset -24",
+                "ret",
+                ".cfi_endproc",
+                take = sym $take, standard = sym standard
+            )
+        }
+    )* };
+}
+
+or_standard! {
+    plain_otherwise(_size): malloc_otherwise, c"_Znwm";
+    #[unsafe(no_mangle)]
+    _ZnwmSt11align_val_t(_size, _align): take_aligned, c"_ZnwmSt11align_val_t";
+    #[unsafe(no_mangle)]
+    _ZnwmRKSt9nothrow_t(_size, _tag): take_plain, c"_ZnwmRKSt9nothrow_t";
+    #[unsafe(no_mangle)]
+    _ZnamRKSt9nothrow_t(_size, _tag): take_plain_array, c"_ZnamRKSt9nothrow_t";
+    #[unsafe(no_mangle)]
+    _ZnwmSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_plain, c"_ZnwmSt11align_val_tRKSt9nothrow_t";
+    #[unsafe(no_mangle)]
+    _ZnamSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_array, c"_ZnamSt11align_val_tRKSt9nothrow_t";
+}
+
+extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
+    aligned_alloc(align, size)
+}
+
+/// The address of a function that is whoever's the dynamic linker chose; 0 if there is none.
+macro_rules! chosen {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: loads a word of this library's own.
+        unsafe {
+            asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
+                options(nostack, nomem, preserves_flags));
+        }
+        address
+    }};
+}
+
+/// What forms that do not throw take, if those are ours that they would have to ask, and to catch what these throw: the C++ library's do that.
+macro_rules! unless_replaced {
+    ($($name:ident($($argument:ident),*) = $take:ident, $($asked:literal)*;)*) => { $(
+        extern "C" fn $name($($argument: usize),*) -> *mut c_void {
+            if [$(chosen!($asked)),*].into_iter().all(is_ours) { $take($($argument),*) } else { null_mut() }
+        }
+    )* };
+}
+
+unless_replaced! {
+    take_plain(size) = malloc_otherwise, "_Znwm";
+    take_plain_array(size) = malloc_otherwise, "_Znwm" "_Znam";
+    take_aligned_plain(size, align) = take_aligned, "_ZnwmSt11align_val_t";
+    take_aligned_array(size, align) = take_aligned, "_ZnwmSt11align_val_t" "_ZnamSt11align_val_t";
+}
+
+/// Whether an address is one of this library's code.
+fn is_ours(address: usize) -> bool {
+    let (start, end): (usize, usize);
+    // SAFETY: no access to memory; the linker defines both.
+    unsafe {
+        asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
+            options(nostack, nomem, preserves_flags));
+    }
+    (start..end).contains(&address)
+}
+
+/// The C++ library's own form, which asks ours for memory once more, runs the program's new_handler, and throws or answers null. It is found although the dynamic
+/// linker prefers ours, and if it was loaded with a plugin that nobody else sees.
+fn standard_form(name: &CStr) -> *const c_void {
+    const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
+    let (open, find) = (chosen!("dlopen"), chosen!("dlsym"));
+    if open != 0 && find != 0 {
+        // SAFETY: the C library's functions of these names; a handle that is not null is one.
+        let (open, find) = unsafe {
+            (
+                transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
+                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *const c_void>(find),
+            )
+        };
+        for library in [c"libstdc++.so.6", c"libc++.so.1"] {
+            // Never closed: it stays as long as something may be thrown.
+            let handle = open(library.as_ptr(), LAZY_IF_LOADED);
+            let form = if handle.is_null() { core::ptr::null() } else { find(handle, name.as_ptr()) };
+            if !form.is_null() {
+                return form;
+            }
+        }
+    }
+    if name.to_bytes().ends_with(b"nothrow_t") {
+        return nothing as *const c_void;
+    }
+    neap::die(format_args!("operator new: there is no memory, and no C++ library that could say so to the program"))
+}
+
+extern "C" fn nothing() -> *mut c_void {
+    null_mut()
 }

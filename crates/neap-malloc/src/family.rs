@@ -38,7 +38,7 @@ extern "C" fn malloc(size: usize) -> *mut c_void {
 }
 
 #[inline(never)]
-extern "C" fn malloc_otherwise(size: usize) -> *mut c_void {
+pub(crate) extern "C" fn malloc_otherwise(size: usize) -> *mut c_void {
     PROCESS.allocate_entered_or(size, move || malloc_slow(size).cast()).cast()
 }
 
@@ -148,7 +148,7 @@ unsafe extern "C" fn posix_memalign(memory: *mut *mut c_void, align: usize, size
 
 /// aligned_alloc(3): any size, as C17 has it since its defect report 460.
 #[unsafe(no_mangle)]
-extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+pub(crate) extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if align.is_power_of_two() { answer(PROCESS.allocate_aligned(size, align)) } else { refuse(EINVAL) }
 }
 
