@@ -98,6 +98,11 @@ impl Gate {
         self.closed.load(Ordering::Relaxed) != OPEN
     }
 
+    /// The same for who may be the closer, which nobody waits for.
+    pub fn is_closed_to_me(&self) -> bool {
+        self.is_closed() && self.closer.load(Ordering::Relaxed) != me()
+    }
+
     /// Whether the gate is closed and nobody was inside when it was.
     pub fn is_empty(&self) -> bool {
         self.closed.load(Ordering::Relaxed) == CLOSED

@@ -117,8 +117,10 @@ unsafe extern "C" {
 pub const SMALL_STACK: usize = 256 << 10;
 /// Bytes of one on which a program's functions run.
 pub const ORDINARY_STACK: usize = 2 << 20;
+/// The same in a program with so many thread-local variables that they do not fit that.
+const LARGE_STACK: usize = 64 << 20;
 
-/// Starts a detached thread on a stack of so many bytes with every signal blocked.
+/// Starts a detached thread on a stack of so many bytes, or of more if the program's thread-local variables leave nothing of it, with every signal blocked.
 ///
 /// # Errors
 /// What `pthread_create` answered: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel no longer lets threads
@@ -133,6 +135,7 @@ pub unsafe fn spawn(
 ) -> Result<(), Errno> {
     const SETMASK: i32 = 2;
     const DETACHED: i32 = 1;
+    const INVAL: i32 = Errno::INVAL.raw_os_error();
     if crate::rseq::is_registered() && !crate::rseq::may_register() {
         return Err(Errno::NOSYS);
     }
@@ -150,10 +153,15 @@ pub unsafe fn spawn(
             return Err(Errno::from_raw_os_error(answer));
         }
         pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
-        pthread_attr_setstacksize(attributes.as_mut_ptr(), stack);
         pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
         let mut id = MaybeUninit::<libc::pthread_t>::uninit();
-        let answer = libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
+        let mut answer = INVAL;
+        for bytes in [stack, stack.max(ORDINARY_STACK), LARGE_STACK] {
+            if answer == INVAL {
+                pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
+                answer = libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
+            }
+        }
         pthread_sigmask(SETMASK, old.as_ptr(), core::ptr::null_mut());
         pthread_attr_destroy(attributes.as_mut_ptr());
         __errno_location().write(errno);

@@ -181,6 +181,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         zone.end_population(arena, platform);
+        // What is freed meanwhile is for the next time: others may free, and take again, as fast as this goes.
+        let pages = pages.min(zone.lock().buddy.backed_free);
         Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report)
     }
 

@@ -49,6 +49,27 @@ fn after_a_burst_everything_goes_back_in_three_ticks_and_then_nothing_happens() 
     }
 }
 
+/// Somebody takes and frees a block whenever the release looks whether to stop.
+#[test]
+fn a_release_of_everything_ends_while_others_free() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let held: Vec<Held> = (0..60).map(|n| take_run(&o, 100, 1, n).unwrap()).collect();
+    let (go, stay): (Vec<_>, Vec<_>) = held.into_iter().enumerate().partition(|(n, _)| n % 2 == 0);
+    go.into_iter().for_each(|(_, held)| give(&o, held));
+    let (looks, before) = (core::cell::Cell::new(0), o.pages.statistics().backed_free);
+    let report = o.pages.release_all_until(&machine, &|| {
+        let again = take_run(&o, 100, 1, 7).unwrap();
+        give(&o, again);
+        looks.set(looks.get() + 1);
+        looks.get() == 1000
+    });
+    assert!(looks.get() < 1000 && report.released > 0 && report.released <= before, "{looks:?} {before} {report:?}");
+    stay.into_iter().for_each(|(_, held)| give(&o, held));
+    assert!(!o.pages.release_all(&machine).left);
+    o.pages.verify().unwrap();
+}
+
 /// By chunks and by blocks: both count as need.
 #[test]
 fn what_a_program_reuses_every_interval_stays() {

@@ -162,17 +162,30 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Empties every cache into the zone, as far as one try gets; answers how many pages that were.
-    pub(crate) fn drain_everything(&self) -> u64 {
+    /// Empties every cache into the zone, as far as one try gets or until it is to `stop`; answers how many pages that were. Inside the gate.
+    pub(crate) fn drain_everything(&self, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         let mut drained = Drained::default();
-        self.drain_once(&mut left, &mut drained, &|| false);
+        self.drain_once(&mut left, &mut drained, stop);
         // This thread may have been on any CPU when slabs became free.
         drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
     }
 }
 
 impl<P: Platform> Mm<P> {
+    /// Does what may take long inside the gate. It is to stop when that asks: somebody forks, and waits for who is inside. Then it is done once more,
+    /// after the fork.
+    pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&dyn Fn() -> bool)) {
+        let is_stopped = || self.gate.is_closed_to_me();
+        loop {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            work(&is_stopped);
+            if !is_stopped() {
+                break;
+            }
+        }
+    }
+
     /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets. Inside the gate.
     pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
         let closing = || self.gate.is_closed();
@@ -221,5 +234,57 @@ impl<P: Platform> Mm<P> {
             drained.skipped = (left.lists.count() + left.stacks.count() + left.barns.len()) as u32;
         }
         Ok(drained)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::mm::{Hooks, Mm};
+    use crate::options::Options;
+    use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use neap_base::virtual_platform::Virtual;
+    use std::thread;
+    use std::vec::Vec;
+
+    /// 1. One thread empties all caches. 2. Another forks, and waits for it. 3. It comes out at once, and goes on after the fork.
+    #[test]
+    fn who_forks_does_not_wait_until_all_caches_are_empty() {
+        let mut mm = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
+        // SAFETY: the manager stays where it is until it is closed.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let blocks: Vec<_> = (0..30_000).map(|_| mm.allocate(64)).collect();
+        // SAFETY: allocated above.
+        blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+        let cached = || mm.usage().cached_bytes;
+        assert!(cached() > 1 << 20, "{}", cached());
+        let (core, begun) = (mm.core_if_open().unwrap(), AtomicBool::new(false));
+        let mut times = 0;
+        thread::scope(|scope| {
+            let fork = scope.spawn(|| {
+                while !begun.load(Relaxed) {
+                    thread::yield_now();
+                }
+                let is_empty = mm.gate.close(u32::MAX, thread::yield_now);
+                let cached = cached();
+                mm.gate.open();
+                is_empty && cached > 1 << 20
+            });
+            mm.inside_to_the_end(core, |stop| {
+                times += 1;
+                begun.store(true, Relaxed);
+                while times == 1 && !stop() {
+                    thread::yield_now();
+                }
+                core.drain_everything(stop);
+            });
+            assert!(fork.join().unwrap(), "the fork found the caches empty");
+        });
+        assert_eq!((times, cached()), (2, 0));
+        // A fork handler may be who does it: nobody waits for that one, and it does not go round for ever.
+        assert!(mm.gate.close(1, || ()));
+        mm.release_all();
+        mm.gate.open();
+        // SAFETY: nothing of it is used any more.
+        unsafe { mm.close() };
     }
 }

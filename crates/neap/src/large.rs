@@ -63,7 +63,11 @@ impl<P: Platform> Core<P> {
 
     /// Makes the maintenance thread if what is about to be freed is worth one.
     pub(crate) fn before_run_is_freed(&self, mm: &Mm<P>, pointer: *const u8) {
-        let bytes = self.run_at(pointer).unwrap_or(0) as usize * self.objects.pages.page_size();
+        self.before_free_of(mm, self.run_at(pointer).unwrap_or(0) as usize * self.objects.pages.page_size());
+    }
+
+    /// The same for so many bytes.
+    pub(crate) fn before_free_of(&self, mm: &Mm<P>, bytes: usize) {
         if bytes >= LARGE_FREE {
             self.before_large_free(mm, bytes as u64);
         }

@@ -29,6 +29,9 @@ const DROWSY: u32 = 5;
 /// None can be had (a limit of threads, a sandbox) or none is wanted.
 const NEVER: u32 = 4;
 
+/// For so long, in nanoseconds, nobody tries to make a thread after the system had none.
+const PAUSE: u64 = 1_000_000_000;
+
 /// With this much memory free but resident even a process with one thread gets a second one.
 const WORTH_A_THREAD: u64 = 16 << 20;
 /// With less than this nobody does.
@@ -64,6 +67,8 @@ pub(crate) struct Maintenance {
     calls: AtomicU32,
     /// Whether the process was seen with another thread.
     had_threads: AtomicU32,
+    /// Until when no thread is made, in the platform's nanoseconds, because the system had none to give; 0: it may be.
+    pause: AtomicU64,
     /// When an allocation last counted threads, in the platform's nanoseconds, and how many bytes were in use.
     counted: [AtomicU64; 2],
     /// Somebody wants the thread to come soon.
@@ -114,6 +119,7 @@ impl Maintenance {
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
             had_threads: AtomicU32::new(0),
+            pause: AtomicU64::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
             soon: AtomicBool::new(false),
             memory,
@@ -340,27 +346,35 @@ impl<P: Platform> Core<P> {
     /// Makes the thread, if there is none and one may be made; whether it did. Not inside the gate.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let (thread, platform) = (&self.maintenance.thread, &self.objects.platform);
+        // Relaxed: a time that nothing hangs on.
+        let pause = self.maintenance.pause.load(Ordering::Relaxed);
         // A new thread may run where its maker may: there perhaps nowhere else. Who makes it says AWAKE at once: it will be.
         if mm.hooks.spawn.is_none()
             || platform.is_isolated(platform.cpu())
+            || pause > 0 && platform.now() < pause
             || thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
         }
         let made = self.spawn(mm, Task::Maintain);
-        if !made {
-            thread.store(NEVER, Ordering::Relaxed);
+        if let Err(error) = made {
+            // A limit of threads that was met is one for a moment. Until it is tried again calls do the thread's work.
+            let again = error == Errno::AGAIN;
+            if again {
+                self.maintenance.pause.store(platform.now() + PAUSE, Ordering::Relaxed);
+            }
+            thread.store(if again { ABSENT } else { NEVER }, Ordering::Relaxed);
         }
-        made
+        made.is_ok()
     }
 
-    /// Makes a thread of neap's own; whether it did. What that allocates in this thread is charged to nobody, as far as that can be, and asks nobody for memory:
+    /// Makes a thread of neap's own. What that allocates in this thread is charged to nobody, as far as that can be, and asks nobody for memory:
     /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C library allocates for that, under preload by this very
     ///    manager. 3. That charge would post a job, and wait for the thread of 1.
-    pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> bool {
-        let Some(spawn) = mm.hooks.spawn else { return false };
+    pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<(), Errno> {
+        let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
         let before = mm.enter(None);
-        let made = without_reclaim(|| spawn(mm, task).is_ok());
+        let made = without_reclaim(|| spawn(mm, task));
         mm.leave(before);
         made
     }
@@ -460,12 +474,14 @@ impl<P: Platform> Mm<P> {
     /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
     pub fn release_all(&self) -> bool {
         let Some(core) = self.core_if_open() else { return false };
-        let (platform, stop) = (&core.objects.platform, || self.gate.is_closed());
-        let _inside = self.gate.enter(platform.cpu());
-        core.drain_everything();
-        let per_cpu = core.per_cpu.release_all(platform, &stop).released;
-        let holes = core.objects.punch(true, &stop);
-        holes.and(core.objects.pages.release_all_until(platform, &stop)).released > 0 || per_cpu > 0
+        let (platform, mut released) = (&core.objects.platform, 0);
+        self.inside_to_the_end(core, |stop| {
+            core.drain_everything(stop);
+            released += core.per_cpu.release_all(platform, stop).released;
+            let holes = core.objects.punch(true, stop);
+            released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);
+        });
+        released > 0
     }
 
     /// Tells who wants to know that the numbers have changed.

@@ -284,11 +284,16 @@ impl<P: Platform> Mm<P> {
             }
         };
         let memory = attempt().or_else(|| core.make_room_for(self, size, &attempt));
+        self.after_allocation(core);
+        memory.unwrap_or((null_mut(), false))
+    }
+
+    /// What follows a call that took memory, or tried to. Not inside the gate.
+    fn after_allocation(&self, core: &Core<P>) {
         if core.options.limit > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform), true);
         }
         core.after(self, Call::Allocation);
-        memory.unwrap_or((null_mut(), false))
     }
 
     /// Takes back what one of the functions here answered; null is nothing. A pointer that the program does not have ends
@@ -399,11 +404,17 @@ impl<P: Platform> Mm<P> {
                 let memory = if resized { Some(pointer) } else { core.move_run(pointer, size, align) };
                 memory.inspect(|_| core.count_run(size, usable))
             };
+            core.before_free_of(self, usable.saturating_sub(size));
             let resized = match core.run_payer(pointer) {
                 None => in_place(),
                 Some(payer) => self.resize_paid(payer, usable as u64, core.run_price(size), in_place),
             };
             if let Some(memory) = resized {
+                if size < usable {
+                    core.after(self, Call::Free);
+                } else {
+                    self.after_allocation(core);
+                }
                 return memory;
             }
         } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {
@@ -471,16 +482,12 @@ impl<P: Platform> Core<P> {
                 break;
             }
         }
-        let inside = || mm.gate.enter(self.objects.platform.cpu());
-        {
-            let _inside = inside();
-            self.objects.pages.count_need(self.drain_everything());
-        }
+        mm.inside_to_the_end(self, |stop| self.objects.pages.count_need(self.drain_everything(stop)));
         attempt().or_else(|| {
-            let made_room = self.options.limit > 0 && {
-                let _inside = inside();
-                self.objects.punch(true, &|| false).released > 0
-            };
+            let mut made_room = false;
+            if self.options.limit > 0 {
+                mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
+            }
             if made_room { attempt() } else { None }
         })
     }

@@ -233,7 +233,7 @@ impl<P: Platform> Core<P> {
         }
         let most = platform.nodes().max(LEAST) as u32;
         let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
-        if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number))) {
+        if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
             return threads > 0;
         }
         reclaiming.inside(|| jobs.not_made(clock::precise()));

@@ -150,6 +150,27 @@ fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
     close(mm);
 }
 
+static TRIED: AtomicU32 = AtomicU32::new(0);
+
+fn not_at_first(_: &Machine, _: Task) -> Result<(), Errno> {
+    if TRIED.fetch_add(1, Relaxed) < 2 { Err(Errno::AGAIN) } else { Ok(()) }
+}
+
+#[test]
+fn a_limit_of_threads_is_not_one_for_ever() {
+    let mm = manager(not_at_first, &Options::DEFAULT);
+    let core = mm.core_if_open().unwrap();
+    core.objects.platform.advance(1);
+    for tried in 1..=3 {
+        assert_eq!(core.make_thread(&mm), tried == 3);
+        // Not at once again.
+        assert!(!core.make_thread(&mm));
+        assert_eq!((TRIED.load(Relaxed), core.maintenance.has_thread()), (tried, tried == 3));
+        core.objects.platform.advance(SECOND);
+    }
+    close(mm);
+}
+
 static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// Never a thread that ticks, so that calls do.

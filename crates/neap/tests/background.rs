@@ -77,6 +77,20 @@ fn a_process() {
         burst(size, count);
         waits_until_all_is_back(&format!("round {round}, {count} blocks of {size}"));
     }
+    for round in 0..number("NEAP_ROUNDS", 60) / 4 {
+        let memory = PROCESS.allocate(3 << 20);
+        // SAFETY: allocated just now.
+        unsafe { memory.write_bytes(1, 3 << 20) };
+        waits_until_all_is_back("a block that stays");
+        std::thread::sleep(Duration::from_micros(random.below(30_000) as u64));
+        // SAFETY: as above.
+        let shrunk = unsafe { PROCESS.reallocate(memory, 100_000) };
+        assert_eq!(shrunk, memory, "in place");
+        waits_until_all_is_back(&format!("shrinking round {round}"));
+        // SAFETY: as above.
+        unsafe { PROCESS.free(shrunk) };
+        waits_until_all_is_back("what was left of it");
+    }
     assert_eq!(tasks().len(), 1, "the same thread all the time");
     // A child has no thread until it needs one.
     // SAFETY: that a child may use the allocator is part of what is tested; it ends by _exit.

@@ -188,7 +188,7 @@ fn a_call_on_an_isolated_cpu_makes_no_thread_and_no_tick() {
         open: |_| (),
         spawn: Some(|_, _| {
             THREADS.fetch_add(1, Relaxed);
-            Err(Errno::AGAIN)
+            Err(Errno::PERM)
         }),
         ticked: Some(|_| _ = TICKS.fetch_add(1, Relaxed)),
     };
