@@ -1,5 +1,5 @@
-/* A process with 256 MiB of address space can use most of it, is told ENOMEM at the limit, and goes on after freeing:
- * with the limit there from the start, and with the limit set later, when address space may have been reserved. */
+/* A process with 256 MiB of address space, or of memory of its own in it, can use most of it, is told ENOMEM at the limit, and goes on after
+ * freeing: with the limit there from the start, and with the limit set later, when address space may have been reserved. */
 #include "check.h"
 
 #include <pthread.h>
@@ -82,16 +82,12 @@ static void inside(void) {
     for (int i = 0; i < 7; i++) until_refused(sizes[i], 0);
 }
 
-static void limit(void) {
-    struct rlimit space = {(rlim_t)LIMIT_MIB << 20, (rlim_t)LIMIT_MIB << 20};
-    CHECK(setrlimit(RLIMIT_AS, &space) == 0, "setrlimit");
-}
-
-static void in_child(const char *program, const char *what) {
+static void in_child(int resource, const char *program, const char *what) {
     pid_t child = fork();
     CHECK(child >= 0, "fork");
     if (child == 0) {
-        limit();
+        struct rlimit space = {(rlim_t)LIMIT_MIB << 20, (rlim_t)LIMIT_MIB << 20};
+        CHECK(setrlimit(resource, &space) == 0, "setrlimit");
         if (program) {
             execl(program, program, "inside", (char *)NULL);
             CHECK(0, "exec of %s", program);
@@ -112,7 +108,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     free(malloc(1000));
-    in_child(argv[0], "limited from the start");
-    in_child(NULL, "limited later");
+    in_child(RLIMIT_AS, argv[0], "address space limited from the start");
+    in_child(RLIMIT_AS, NULL, "address space limited later");
+    in_child(RLIMIT_DATA, argv[0], "data limited from the start");
+    in_child(RLIMIT_DATA, NULL, "data limited later");
     return finish();
 }

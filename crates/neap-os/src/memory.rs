@@ -215,9 +215,10 @@ pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Er
     unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
 }
 
-/// The most address space this process may have in bytes (`RLIMIT_AS`), `None` without such a limit.
+/// The most address space this process may have in bytes, all of it (`RLIMIT_AS`) or such as it may write to (`RLIMIT_DATA`), touched or not; `None`
+/// without such a limit.
 pub fn address_space_limit() -> Option<u64> {
-    getrlimit(Resource::As).current
+    [Resource::As, Resource::Data].into_iter().filter_map(|resource| getrlimit(resource).current).min()
 }
 
 /// Whether the system refuses address space that it could not fill (`vm.overcommit_memory` = 2).
@@ -230,6 +231,20 @@ pub fn overcommit_refused() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::Rlimit;
+
+    /// So large a limit stands in nobody's way.
+    #[test]
+    fn a_limit_of_data_is_one_of_address_space() {
+        const DATA: u64 = 1 << 46;
+        let before = getrlimit(Resource::Data);
+        if before.current.is_some() || address_space_limit().is_some() {
+            return;
+        }
+        rustix::process::setrlimit(Resource::Data, Rlimit { current: Some(DATA), ..before }).unwrap();
+        assert_eq!(address_space_limit(), Some(DATA));
+        rustix::process::setrlimit(Resource::Data, before).unwrap();
+    }
 
     const LENGTH: usize = 1 << 20;
 
