@@ -1,4 +1,4 @@
-// A program with an operator new and delete of its own, and no more than the plain ones: every other form has to end there, as the standard
+// A program with an operator new and delete of its own, and no more than the plain ones: every other form without alignment has to end there, as the standard
 // says. What they hand out is not what malloc gave, so that a form that goes another way is found out.
 #include "check.h"
 

@@ -46,6 +46,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("exit_handlers.c", &[]),
     both("operator_new.cpp", &[]),
     both("replaced_new.cpp", &[]),
+    both("replaced_arrays.cpp", &[]),
     both("linked_new.cpp", &[]),
     both("dlopen_new.c", &[]),
     both("children.c", &[]),

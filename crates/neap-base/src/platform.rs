@@ -36,7 +36,7 @@ pub trait Platform: Send + Sync {
     /// An address to aim a new arena of up to `span` bytes at; `attempt` counts from 0, `None` ends the attempts.
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize>;
 
-    /// Whether mapped but unused address space costs the program something (`RLIMIT_AS`, strict overcommit): then
+    /// Whether mapped but unused address space costs the program something (`RLIMIT_AS`, `RLIMIT_DATA`, strict overcommit): then
     /// address space is taken in small steps.
     fn address_space_is_scarce(&self) -> bool;
 

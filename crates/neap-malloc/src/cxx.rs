@@ -13,9 +13,10 @@ use core::arch::{asm, global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use neap::process::PROCESS;
 
-// Weak: they are the C library's from 2.34 on. Without them nobody throws, but nothing else is missing.
+// Weak: they are the C library's from 2.34 on. Without them nobody throws.
 global_asm!(".weak dlopen", ".weak dlsym", ".hidden __ehdr_start", ".hidden _etext");
 
 /// `operator new(size)`.
@@ -72,15 +73,29 @@ ends_in! {
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
 }
 
+/// The address of a function that is whoever's the dynamic linker chose; 0 if there is none.
+macro_rules! chosen {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: loads a word of this library's own.
+        unsafe {
+            asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
+                options(nostack, nomem, preserves_flags));
+        }
+        address
+    }};
+}
+
 /// Forms that take memory, or let the C++ library's take over, with the arguments and the stack as they were: what throws is called by our caller then.
 macro_rules! or_standard {
-    ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal;)*) => { $(
+    ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal, $plain:literal;)*) => { $(
         /// A form of `operator new`.
         $(#[$attribute])*
         #[unsafe(naked)]
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
             extern "C" fn standard() -> *const c_void {
-                standard_form($mangled)
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+                standard_form($mangled, &FOUND, chosen!($plain))
             }
             naked_asm!(
                 ".cfi_startproc",
@@ -106,34 +121,21 @@ macro_rules! or_standard {
 }
 
 or_standard! {
-    plain_otherwise(_size): malloc_otherwise, c"_Znwm";
+    plain_otherwise(_size): malloc_otherwise, c"_Znwm", "_Znwm";
     #[unsafe(no_mangle)]
-    _ZnwmSt11align_val_t(_size, _align): take_aligned, c"_ZnwmSt11align_val_t";
+    _ZnwmSt11align_val_t(_size, _align): take_aligned, c"_ZnwmSt11align_val_t", "_ZnwmSt11align_val_t";
     #[unsafe(no_mangle)]
-    _ZnwmRKSt9nothrow_t(_size, _tag): take_plain, c"_ZnwmRKSt9nothrow_t";
+    _ZnwmRKSt9nothrow_t(_size, _tag): take_plain, c"_ZnwmRKSt9nothrow_t", "_Znwm";
     #[unsafe(no_mangle)]
-    _ZnamRKSt9nothrow_t(_size, _tag): take_plain_array, c"_ZnamRKSt9nothrow_t";
+    _ZnamRKSt9nothrow_t(_size, _tag): take_plain_array, c"_ZnamRKSt9nothrow_t", "_Znam";
     #[unsafe(no_mangle)]
-    _ZnwmSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_plain, c"_ZnwmSt11align_val_tRKSt9nothrow_t";
+    _ZnwmSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_plain, c"_ZnwmSt11align_val_tRKSt9nothrow_t", "_ZnwmSt11align_val_t";
     #[unsafe(no_mangle)]
-    _ZnamSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_array, c"_ZnamSt11align_val_tRKSt9nothrow_t";
+    _ZnamSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_array, c"_ZnamSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_t";
 }
 
 extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
     aligned_alloc(align, size)
-}
-
-/// The address of a function that is whoever's the dynamic linker chose; 0 if there is none.
-macro_rules! chosen {
-    ($name:literal) => {{
-        let address: usize;
-        // SAFETY: loads a word of this library's own.
-        unsafe {
-            asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
-                options(nostack, nomem, preserves_flags));
-        }
-        address
-    }};
 }
 
 /// What forms that do not throw take, if those are ours that they would have to ask, and to catch what these throw: the C++ library's do that.
@@ -164,8 +166,14 @@ fn is_ours(address: usize) -> bool {
 }
 
 /// The C++ library's own form, which asks ours for memory once more, runs the program's new_handler, and throws or answers null. It is found although the dynamic
-/// linker prefers ours, and if it was loaded with a plugin that nobody else sees.
-fn standard_form(name: &CStr) -> *const c_void {
+/// linker prefers ours, and if it was loaded with a plugin that nobody else sees; once, since that takes the dynamic linker's lock. `plain` is who takes memory where this
+/// form asks somebody else.
+fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const c_void {
+    // Relaxed: code, which was there before.
+    let known = found.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
     const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
     let (open, find) = (chosen!("dlopen"), chosen!("dlsym"));
     if open != 0 && find != 0 {
@@ -173,20 +181,22 @@ fn standard_form(name: &CStr) -> *const c_void {
         let (open, find) = unsafe {
             (
                 transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
-                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *const c_void>(find),
+                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find),
             )
         };
         for library in [c"libstdc++.so.6", c"libc++.so.1"] {
             // Never closed: it stays as long as something may be thrown.
             let handle = open(library.as_ptr(), LAZY_IF_LOADED);
-            let form = if handle.is_null() { core::ptr::null() } else { find(handle, name.as_ptr()) };
+            let form = if handle.is_null() { null_mut() } else { find(handle, name.as_ptr()) };
             if !form.is_null() {
+                found.store(form, Ordering::Relaxed);
                 return form;
             }
         }
     }
     if name.to_bytes().ends_with(b"nothrow_t") {
-        return nothing as *const c_void;
+        // What the program replaced may throw, which nobody catches here; but there is memory, most likely.
+        return if is_ours(plain) { nothing as *const c_void } else { core::ptr::with_exposed_provenance(plain) };
     }
     neap::die(format_args!("operator new: there is no memory, and no C++ library that could say so to the program"))
 }

@@ -289,6 +289,9 @@ impl<H: Host> PerCpuRef<H> {
     /// Kills references with one fence, and puts the reference that each was made with; `last` is told the index of each that
     /// has no other, and may do what it likes. Those killed before are left out. Answers how many were killed.
     ///
+    /// The references are gone through several times, also while a fork would wait: each clone has to give the same ones, whatever has become of them
+    /// meanwhile (no filter by [`PerCpuRef::is_dead`]), and may neither allocate nor lock.
+    ///
     /// # Errors
     /// That of the fence: all live on.
     pub fn kill_all<'r>(

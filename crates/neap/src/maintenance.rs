@@ -26,7 +26,7 @@ const AWAKE: u32 = 2;
 const ASLEEP: u32 = 3;
 /// Ticking, and about to sleep if nothing happens meanwhile.
 const DROWSY: u32 = 5;
-/// None can be had (a limit of threads, a sandbox) or none is wanted.
+/// None can be had (a sandbox) or none is wanted.
 const NEVER: u32 = 4;
 
 /// For so long, in nanoseconds, nobody tries to make a thread after the system had none.
@@ -227,7 +227,7 @@ impl<P: Platform> Core<P> {
             return;
         }
         // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
-        let every = if state == NEVER { LOOK_EVERY / 8 } else { LOOK_EVERY };
+        let every = if state == NEVER || self.is_paused() { LOOK_EVERY / 8 } else { LOOK_EVERY };
         let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
         if look && !self.consider_thread(mm, call, 0) {
             // No free makes a reclaimer: see `consider_thread`.
@@ -304,7 +304,7 @@ impl<P: Platform> Core<P> {
     /// use and will be freed.
     fn consider_thread(&self, mm: &Mm<P>, call: Call, coming: u64) -> bool {
         let maintenance = &self.maintenance;
-        if maintenance.thread.load(Ordering::Relaxed) != ABSENT {
+        if maintenance.thread.load(Ordering::Relaxed) != ABSENT || self.is_paused() {
             return false;
         }
         let platform = &self.objects.platform;
@@ -343,15 +343,20 @@ impl<P: Platform> Core<P> {
         worth && self.make_thread(mm)
     }
 
+    /// Whether the system had no thread to give a moment ago.
+    fn is_paused(&self) -> bool {
+        // Relaxed: a time that nothing hangs on.
+        let pause = self.maintenance.pause.load(Ordering::Relaxed);
+        pause > 0 && self.objects.platform.now() < pause
+    }
+
     /// Makes the thread, if there is none and one may be made; whether it did. Not inside the gate.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let (thread, platform) = (&self.maintenance.thread, &self.objects.platform);
-        // Relaxed: a time that nothing hangs on.
-        let pause = self.maintenance.pause.load(Ordering::Relaxed);
         // A new thread may run where its maker may: there perhaps nowhere else. Who makes it says AWAKE at once: it will be.
         if mm.hooks.spawn.is_none()
             || platform.is_isolated(platform.cpu())
-            || pause > 0 && platform.now() < pause
+            || self.is_paused()
             || thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return false;
