@@ -64,14 +64,35 @@ pub fn is_grantable(length: usize) -> bool {
     got.is_ok_and(|got| unsafe { rustix::mm::munmap(got, length) }.is_ok())
 }
 
-/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where.
+/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where. Of a long mapping a program that locks its memory
+/// (`mlockall`) has what was touched, and not all at once.
 ///
 /// # Errors
-/// `NOMEM` at a limit.
+/// `NOMEM` at a limit, `AGAIN` at that of locked memory.
 pub fn map(length: usize) -> Result<usize, Errno> {
+    if length >= LONG { map_long(length) } else { map_with(length, ProtFlags::READ | ProtFlags::WRITE) }
+}
+
+/// From this length on a mapping is tables of which most may never be used.
+const LONG: usize = 16 << 20;
+
+fn map_long(length: usize) -> Result<usize, Errno> {
+    let address = reserve(length)?;
+    // SAFETY: the mapping was made by the call above, and nobody knows of it.
+    unsafe {
+        // Memory that is locked is not given back by this call. What may not be touched is not filled, nor is what is locked by touch.
+        if rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) == Err(Errno::INVAL) {
+            let _ = rustix::mm::mlock_with(pointer(address), length, rustix::mm::MlockFlags::ONFAULT);
+        }
+        open(address, length).inspect_err(|_| _ = unmap(address, length))?;
+    }
+    Ok(address)
+}
+
+fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: without an address the kernel chooses one that is free.
-    let got = unsafe { rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+    let got = unsafe { rustix::mm::mmap_anonymous(pointer(0), length, rights, flags) }?;
     Ok(got.expose_provenance())
 }
 
@@ -80,11 +101,7 @@ pub fn map(length: usize) -> Result<usize, Errno> {
 /// # Errors
 /// `NOMEM` at a limit.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
-    // SAFETY: without an address the kernel chooses one that is free.
-    let got = unsafe {
-        rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
-    }?;
-    Ok(got.expose_provenance())
+    map_with(length, ProtFlags::empty())
 }
 
 /// Gives a part of a reservation its zeroes: readable and writable from now on.

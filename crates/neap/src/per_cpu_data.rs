@@ -50,7 +50,7 @@ impl Place {
         }
         loop {
             match PerCpuData::open(platform, &shape, home, ()) {
-                Err(Errno::NOMEM) if shape.span > LEAST_SPAN => shape.span /= 4,
+                Err(Errno::NOMEM | Errno::AGAIN) if shape.span > LEAST_SPAN => shape.span /= 4,
                 answer => break answer,
             }
         }
