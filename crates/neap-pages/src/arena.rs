@@ -446,12 +446,14 @@ impl Arena {
         self.unbound.fetch_add(refused.into(), Relaxed);
     }
 
-    /// Maps a range of the arena again where somebody has unmapped all of it; where it is mapped nothing happens.
-    pub(crate) fn map_again<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, node: usize) {
+    /// Maps a range of the arena again where somebody has unmapped all of it; where it is mapped nothing happens. `false` if that was refused.
+    pub(crate) fn map_again<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, node: usize) -> bool {
         let (address, length) = (self.address(pfn), (pages as usize) << self.page_shift);
-        if platform.map_at(address, length).is_ok() {
+        let answer = platform.map_at(address, length);
+        if answer.is_ok() {
             self.advise(platform, address, length, node);
         }
+        matches!(answer, Ok(()) | Err(Errno::EXIST))
     }
 
     fn publish(&self, growth: &mut Growth, start: usize, size: usize, node: usize) -> Grown {

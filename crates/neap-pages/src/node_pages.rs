@@ -258,9 +258,10 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17
-    /// may have unmapped them first.
-    pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) {
-        self.first.arena.map_again(platform, pfn, pages, self.node_of(pfn));
+    /// may have unmapped them first. `false` if there may be nothing: then nobody may ever have them again.
+    #[must_use]
+    pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
+        self.first.arena.map_again(platform, pfn, pages, self.node_of(pfn))
     }
 
     /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages

@@ -117,9 +117,13 @@ impl<P: Platform> Core<P> {
         huge(memory, false);
         // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
         if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
-            pages.map_again(platform, pages.pfn(memory.addr()), old);
-            self.free_run(memory);
             huge(pointer, true);
+            // Where nothing is mapped any more the run stays taken for ever.
+            if pages.map_again(platform, pages.pfn(memory.addr()), old) {
+                self.free_run(memory);
+            } else {
+                self.count_run(size, 0);
+            }
             return None;
         }
         self.moves.fetch_add(1, Ordering::Relaxed);
@@ -213,6 +217,31 @@ mod tests {
         // SAFETY: as above.
         unsafe { mm.free(run) };
         assert!(!platform.allows_huge_pages(run.addr()));
+        // SAFETY: nobody uses the manager any more.
+        unsafe { mm.close() };
+    }
+
+    /// Where the system unmaps the place for what it refuses to move there, and refuses to map it again.
+    #[test]
+    fn a_place_that_is_lost_is_given_to_nobody() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let core = mm.core().unwrap();
+        let platform = &core.objects.platform;
+        let run = mm.allocate(4 * MIB);
+        platform.let_refused_moves_unmap();
+        platform.fail(Call::MovePages, 0, 1);
+        platform.fail(Call::MapAt, 0, 1);
+        let mapped = platform.made(Call::MapAt);
+        assert!(core.move_run(run, 8 * MIB, 16).is_none());
+        assert_eq!((platform.made(Call::MovePages), platform.made(Call::MapAt) - mapped), (1, 1));
+        let others: Vec<*mut u8> = (0..64).map(|_| mm.allocate(MIB)).collect();
+        // SAFETY: the runs are this test's.
+        unsafe { others.iter().for_each(|other| other.write_bytes(1, MIB)) };
+        // SAFETY: as above.
+        unsafe { others.iter().chain([&run]).for_each(|&other| mm.free(other)) };
+        assert_eq!((mm.verify(0).map(|_| ()), mm.usage().used_bytes), (Ok(()), 8 * MIB as u64));
         // SAFETY: nobody uses the manager any more.
         unsafe { mm.close() };
     }

@@ -5,10 +5,11 @@ static ALLOCATOR: neap::Neap = neap::Neap;
 
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 use neap::groups::{Bound, Denied, Group, Kind};
 use neap::process::PROCESS;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Tests that look at the whole tree take turns.
 static ALONE: Mutex<()> = Mutex::new(());

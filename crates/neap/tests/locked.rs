@@ -2,9 +2,10 @@
 //!
 //! Method: this process locks all that it has and will have, makes per-CPU data, and looks at what became resident and at what goes back.
 
+use core::time::Duration;
 use neap::percpu::PerCpuCounter;
 use neap::process::PROCESS;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// More than everything here takes, and less than the address space of one CPU's data.
 const LITTLE: u64 = 128 << 20;
