@@ -93,6 +93,23 @@ impl Gate {
         false
     }
 
+    /// Waits until whoever is inside has come out, whether others go in or not: until every counter was seen at zero once, in at most `looks` looks with
+    /// `pause` in between. Answers whether anybody was there at first. For who is outside.
+    pub fn outwait(&self, looks: u32, mut pause: impl FnMut()) -> bool {
+        let mut left = [true; LANES];
+        for look in 0..looks {
+            for (left, lane) in left.iter_mut().zip(&self.inside) {
+                // Acquire pairs with the Release in Inside::drop.
+                *left = *left && lane.load(Ordering::Acquire) > 0;
+            }
+            if left == [false; LANES] {
+                return look > 0;
+            }
+            pause();
+        }
+        true
+    }
+
     /// Whether somebody wants everybody out: those inside for long look at this.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) != OPEN
@@ -174,6 +191,27 @@ mod tests {
         gate.open();
         drop(gate.enter(19));
         assert!(gate.try_enter(19).is_some());
+    }
+
+    #[test]
+    fn who_is_inside_is_waited_for_and_not_who_comes_later() {
+        let gate = Gate::new();
+        assert!(!gate.outwait(1, || unreachable!("nobody is inside")));
+        let (mut inside, mut later) = ([3, 5].map(|cpu| Some(gate.enter(cpu))), None);
+        let mut looks = 0;
+        assert!(gate.outwait(u32::MAX, || {
+            looks += 1;
+            // One goes out and another goes in by the same counter; the other one stays for another look.
+            match looks {
+                1 => inside[0] = None,
+                2 => later = Some(gate.enter(3)),
+                _ => inside[1] = None,
+            }
+        }));
+        assert_eq!(looks, 3);
+        drop(later);
+        let _inside = gate.enter(0);
+        assert!(gate.outwait(5, || looks += 1) && looks == 8);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use neap_os::topology::CpuSet;
 /// Times that what was skipped is tried again.
 pub(crate) const RETRIES: u32 = 8;
 /// Nanoseconds from one try to the next: together some scheduler's slices.
-const NAP: u64 = 1_000_000;
+pub(crate) const NAP: u64 = 1_000_000;
 
 /// What to drain. Parts that are `None` say nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
+use crate::drain::NAP;
 use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
@@ -465,7 +466,7 @@ impl<P: Platform> Core<P> {
 
     /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as
     /// long as they give something; where they do not, others may have freed something meanwhile. Then, or where there are none, every cache is emptied into
-    /// the pages, and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
+    /// the pages, again after those have come out who were inside; and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // More than fits into the budget when nobody has anything: caches would give all that they have in vain.
@@ -482,8 +483,7 @@ impl<P: Platform> Core<P> {
                 break;
             }
         }
-        mm.inside_to_the_end(self, |stop| self.objects.pages.count_need(self.drain_everything(stop)));
-        attempt().or_else(|| {
+        self.drain_for(mm, attempt).or_else(|| {
             let mut made_room = false;
             if self.options.limit > 0 {
                 mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
@@ -491,10 +491,40 @@ impl<P: Platform> Core<P> {
             if made_room { attempt() } else { None }
         })
     }
+
+    /// Empties every cache for an allocation that has found no memory.
+    fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let (mut memory, mut pages) = (None, 0);
+        for round in 0..ROUNDS {
+            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(stop));
+            memory = attempt();
+            if memory.is_some() {
+                break;
+            }
+            // Who is inside has pages and objects in hands, which are in lists and stacks when it comes out: 1. A takes a batch, and is stopped. 2. B finds
+            // nothing. 3. A puts all of it but one away. A may have come out before it is looked for, so there are two rounds at least.
+            let mut looks = 0;
+            let was_inside = mm.gate.outwait(LOOKS, || {
+                looks += 1;
+                if looks < QUICK { self.objects.platform.pause() } else { self.objects.platform.sleep(NAP) }
+            });
+            if round > 0 && !was_inside {
+                break;
+            }
+        }
+        self.objects.pages.count_need(pages);
+        memory
+    }
 }
 
 /// How often shrinkers are asked, for one allocation.
 const RECLAIMS: u32 = 4;
+
+/// How often such an allocation tries again while others were inside.
+const ROUNDS: u32 = 4;
+/// How often it looks whether these have come out, each time: at first without a nap, then for many slices of the scheduler's.
+const LOOKS: u32 = 64;
+const QUICK: u32 = 16;
 
 /// The most address space for memory that is handed out: what 32-bit page numbers reach with 4 KiB pages.
 const SPAN: usize = 16 << 40;
