@@ -220,16 +220,38 @@ pub fn split(address: usize) -> Result<(), Errno> {
 /// Moves the pages of one range to another of the same length; the old range stays mapped and reads as zeroes.
 ///
 /// # Errors
-/// `INVAL` before 5.7; `NOMEM` at the limit of mappings. Nothing has moved then.
+/// `INVAL` before 5.7; `FAULT` where `from` is several mappings, as the kernel counts them; `NOMEM` at the limit of mappings. Nothing has moved then, and
+/// `to` is mapped as it was or not at all.
 ///
 /// # Safety
 /// Both ranges are the caller's, lie in mappings of [`map_at`], do not overlap, and nobody uses what is behind `to`.
 pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    if !unsafe { is_one_mapping(from, length) } {
+        return Err(Errno::FAULT);
+    }
     // Not all builds of rustix have a name for it.
     let leave_mapped = MremapFlags::from_bits_retain(linux_raw_sys::general::MREMAP_DONTUNMAP);
     let flags = MremapFlags::MAYMOVE | leave_mapped;
     // SAFETY: as the caller promises.
     unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
+}
+
+/// Whether a range lies in one mapping. Since 6.17 the kernel moves several one after the other, and where a later one fails the earlier have gone. Nothing
+/// says so but an attempt to grow where there is no room: the kernel looks first whether it is one that is to grow.
+///
+/// # Safety
+/// The range is the caller's.
+unsafe fn is_one_mapping(address: usize, length: usize) -> bool {
+    /// More than there is between any address and the next that is taken: half of what a process can have.
+    const FAR: usize = 1 << 46;
+    // SAFETY: a mapping that grows takes only what nobody has, and is cut back.
+    unsafe {
+        match rustix::mm::mremap(pointer(address), length, length + FAR, MremapFlags::empty()) {
+            Err(error) => error == Errno::NOMEM,
+            Ok(_) => unmap(address + length, FAR).is_ok(),
+        }
+    }
 }
 
 /// The most address space this process may have in bytes, all of it (`RLIMIT_AS`) or such as it may write to (`RLIMIT_DATA`), touched or not; `None`
@@ -323,6 +345,23 @@ mod tests {
             split(huge + 8 * page_size()).unwrap();
             assert!((0..HUGE).step_by(64).all(|at| byte(huge + at).read() == (at >> 6) as u8 | 1));
             unmap(here, 2 * HUGE).unwrap();
+        }
+    }
+
+    /// Since 6.17 the kernel would, and leave half of it where a later one fails.
+    #[test]
+    fn what_is_several_mappings_is_not_moved() {
+        let [from, to] = [(); 2].map(|()| map(LENGTH).unwrap());
+        // SAFETY: every access lies in the mappings made above.
+        unsafe {
+            byte(from + LENGTH / 2).write(7);
+            // Another advice makes another mapping.
+            keep_from_children(from, LENGTH / 2).unwrap();
+            assert_eq!(move_pages(from, to, LENGTH), Err(Errno::FAULT));
+            assert_eq!((byte(from + LENGTH / 2).read(), byte(to + LENGTH / 2).read()), (7, 0));
+            assert_eq!(move_pages(from + LENGTH / 2, to, LENGTH / 2), Ok(()));
+            assert_eq!((byte(from + LENGTH / 2).read(), byte(to).read()), (0, 7));
+            [from, to].into_iter().for_each(|range| unmap(range, LENGTH).unwrap());
         }
     }
 

@@ -207,7 +207,7 @@ mod tests {
                     platform.fail(Call::MovePages, 0, 1);
                     assert!(mm.core().unwrap().move_run(run, 20 * MIB, 16).is_none());
                 } else {
-                    run = mm.core().unwrap().move_run(run, 9 * MIB + 4096, 16).unwrap();
+                    run = mm.core().unwrap().move_run(run, 9 * MIB, 16).unwrap();
                 }
                 assert_eq!(run.read(), moves);
                 mm.free(behind);
