@@ -469,8 +469,12 @@ impl<P: Platform> Core<P> {
     /// the pages, again after those have come out who were inside; and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // More than fits into the budget when nobody has anything: caches would give all that they have in vain.
-        if self.options.limit > 0 && bytes as u64 > self.options.limit {
+        // More than fits into the budget when nobody has anything, or than all that there is: caches would give everything up in vain.
+        let most = match self.options.limit {
+            0 => self.objects.pages.statistics().mapped_bytes as u64,
+            limit => limit,
+        };
+        if bytes as u64 > most {
             return None;
         }
         for _ in 0..RECLAIMS {

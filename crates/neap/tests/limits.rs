@@ -66,6 +66,20 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     program.end();
 }
 
+/// What can never be had, with a limit or without, costs nobody what is cached.
+#[test]
+fn a_request_for_more_than_there_is_empties_nothing() {
+    for limit in [0, LIMIT as u64] {
+        let mm = Opened::new(Virtual::new(4096, 1), &Options { limit, ..OPTIONS }).unwrap();
+        let block = mm.allocate(100);
+        // SAFETY: allocated above.
+        unsafe { mm.free(block) };
+        let cached = mm.usage().cached_bytes;
+        assert!(cached > 0 && mm.allocate(1 << 46).is_null() && mm.allocate_zeroed(1 << 40).is_null());
+        assert_eq!(mm.usage().cached_bytes, cached);
+    }
+}
+
 #[test]
 fn a_limit_is_used_to_the_last_slab_and_never_exceeded() {
     for page_size in [4 << 10, 16 << 10, 64 << 10] {
