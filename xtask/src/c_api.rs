@@ -21,6 +21,7 @@ use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
 const PROGRAMS: &[(&str, bool)] = &[
     ("tests/c_api/everything.c", true),
     ("tests/c_api/groups.c", true),
+    ("tests/c_api/fork_lock.c", true),
     ("tests/c_api/cxx.cpp", true),
     ("examples/tenants.c", false),
     ("examples/caches.c", false),

@@ -39,6 +39,8 @@ const PROGRAMS: &[SelfCheck] = &[
     both("fork_storm.c", &["20"]),
     both("fork_race.c", &["100"]),
     both("fork_handlers.c", &[]),
+    both("fork_streams.c", &[]),
+    both("fork_in_fork.c", &[]),
     both("stack_cache.c", &[]),
     both("thread_storm.c", &["10000"]),
     both("small_stack.c", &[]),

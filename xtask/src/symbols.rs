@@ -32,8 +32,8 @@ const IMPORTS: &[&str] = &[
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
 /// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never called by anything but the program; `operator new` that
-/// has no memory finds the C++ library's own.
-const WEAK_IMPORTS: &[&str] = &["fwrite", "dlopen", "dlsym"];
+/// has no memory finds the C++ library's own; fork takes the streams' lock before the gate is closed.
+const WEAK_IMPORTS: &[&str] = &["fwrite", "dlopen", "dlsym", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
 
 /// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
 const FAMILY: &[&str] = &[

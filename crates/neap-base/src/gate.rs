@@ -30,6 +30,8 @@ pub struct Gate {
     closed: AtomicU32,
     /// Who closed it: [`me`](crate::sync::me).
     closer: AtomicUsize,
+    /// How often the closer has closed it again; nobody else looks.
+    again: AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
 
@@ -37,7 +39,7 @@ impl Gate {
     constructor! {
         /// An open gate with nobody inside.
         pub fn new() -> Gate {
-            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), inside: lanes() }
+            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), inside: lanes() }
         }
     }
 
@@ -118,6 +120,32 @@ impl Gate {
     /// The same for who may be the closer, which nobody waits for.
     pub fn is_closed_to_me(&self) -> bool {
         self.is_closed() && self.closer.load(Ordering::Relaxed) != me()
+    }
+
+    /// Whether the caller has closed it.
+    pub fn is_closed_by_me(&self) -> bool {
+        self.is_closed() && self.closer.load(Ordering::Relaxed) == me()
+    }
+
+    /// Closes it once more where it is the caller's already: a signal handler that forks has interrupted a fork. `false`: it is not.
+    pub fn close_again(&self) -> bool {
+        let is_mine = self.is_closed_by_me();
+        if is_mine {
+            self.again.fetch_add(1, Ordering::Relaxed);
+        }
+        is_mine
+    }
+
+    /// Takes back the last [`Gate::close_again`]; `false` if there is none.
+    pub fn open_again(&self) -> bool {
+        let again = self.again.load(Ordering::Relaxed);
+        self.again.store(again.saturating_sub(1), Ordering::Relaxed);
+        again > 0
+    }
+
+    /// Takes all of them back: in a child, which may stay in the signal handler for good.
+    pub fn forget_again(&self) {
+        self.again.store(0, Ordering::Relaxed);
     }
 
     /// Whether the gate is closed and nobody was inside when it was.
@@ -231,6 +259,23 @@ mod tests {
         assert!(gate.close(1, || ()));
         drop(gate.enter(0));
         gate.open();
+    }
+
+    #[test]
+    fn a_closer_closes_it_again_and_opens_it_as_often() {
+        let gate = Gate::new();
+        assert!(!gate.close_again() && gate.close(1, || ()));
+        assert!(gate.close_again() && gate.close_again() && gate.open_again());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| gate.close_again() || gate.try_enter(0).is_some());
+            assert!(!other.join().unwrap(), "it is another thread's");
+        });
+        assert!(gate.open_again() && !gate.open_again() && gate.is_closed_by_me());
+        assert!(gate.close_again());
+        gate.forget_again();
+        assert!(!gate.open_again());
+        gate.open();
+        assert!(!gate.close_again());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Linux as a memory allocator needs it, and nothing else.
 //!
-//! Sits between the kernel (and three symbols of the C library: `pthread_create`, `__rseq_offset`, `getauxval`) and
+//! Sits between the kernel (and a few symbols of the C library: `pthread_create`, `__rseq_offset`, `getauxval`, those of [`streams`]) and
 //! everything above. Usable alone. It takes no lock, keeps no state but a word for each thread, allocates nothing,
 //! and never writes `errno`: a failed call answers with an [`Errno`].
 #![no_std]
@@ -22,6 +22,7 @@ pub mod memfd;
 pub mod memory;
 pub mod nodes;
 pub mod rseq;
+pub mod streams;
 mod syscall;
 pub mod thread;
 pub mod topology;

@@ -89,18 +89,19 @@ pub enum Outcome {
 // Weak: a C library before 2.35, or another one, has none of these, and that is an answer too.
 global_asm!(".weak __rseq_offset", ".weak __rseq_size");
 
-/// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the GOT; 0 if there is none.
+/// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the GOT, or with nothing to read answers where it is; 0 if there is none.
 macro_rules! weak_variable {
     ($name:literal, $read:literal) => {{
         let value: usize;
         // SAFETY: loads the address from the GOT, and from it only where it is not null.
         unsafe {
-            asm!(concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
+            core::arch::asm!(concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
                 out(reg) value, options(nostack, readonly));
         }
         value
     }};
 }
+pub(crate) use weak_variable;
 
 /// Whether the C library registers its threads; not if it is an older one, under `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind, or in a sandbox.
 pub fn is_registered() -> bool {

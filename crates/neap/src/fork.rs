@@ -17,7 +17,15 @@ impl<P: Platform> Mm<P> {
     /// is held but those of Atomic stacks, by this thread. If the wait of `looks` looks for cold paths was in vain (the forking thread's own, interrupted by a signal
     /// handler that forks), the sequences stay as they are: rows and locks may be in use.
     pub(crate) fn close_for_fork(&self, looks: u32) {
-        let Some(core) = self.core_if_open() else { return };
+        self.wait_until_opened();
+        if self.gate.close_again() {
+            return;
+        }
+        let Some(core) = self.core_if_open() else {
+            // Nobody is inside. In vain, so that nothing else is opened again that is made meanwhile.
+            self.gate.close(0, || ());
+            return;
+        };
         // Most cold paths are over in a microsecond; one whose thread was preempted takes as long as the scheduler lets it
         // wait.
         let mut seen = 0;
@@ -42,23 +50,34 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Opens both again.
-    pub(crate) fn reopen_after_fork(&self) {
-        let Some(core) = self.core_if_open() else { return };
-        if self.gate.is_empty() {
-            core.objects.slots.open_table(&core.objects.platform);
+    /// Opens both again, or leaves that to the fork that this one has interrupted; `false` where nothing is closed: this is such a fork's end in the child of one that has
+    /// interrupted it.
+    pub(crate) fn reopen_after_fork(&self) -> bool {
+        if !self.gate.is_closed_by_me() {
+            return false;
         }
-        // Before the gate: whoever closes it next stops a clock that runs.
-        core.reclaim.get().inspect(|reclaim| reclaim.clock.go(clock::precise()));
+        if self.gate.open_again() {
+            return true;
+        }
+        if let Some(core) = self.core_if_open() {
+            if self.gate.is_empty() {
+                core.objects.slots.open_table(&core.objects.platform);
+            }
+            // Before the gate: whoever closes it next stops a clock that runs.
+            core.reclaim.get().inspect(|reclaim| reclaim.clock.go(clock::precise()));
+        }
         self.gate.open();
+        true
     }
 
     /// The same in the child, where nobody else exists.
     pub(crate) fn reopen_in_child(&self) {
+        self.forget_opener();
         if let Some(core) = self.core_if_open() {
             core.maintenance.forget_thread();
             core.page.forget();
         }
+        self.gate.forget_again();
         if self.gate.is_empty() {
             self.gate.forget_others();
         }

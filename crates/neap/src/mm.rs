@@ -16,7 +16,7 @@ use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Mutex;
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
@@ -48,6 +48,8 @@ pub struct Mm<P: Platform> {
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
+    /// Whether the C library's fork knows of it: of the process's manager alone.
+    pub(crate) has_fork_handlers: AtomicBool,
     pub(crate) hooks: Hooks<P>,
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
@@ -105,6 +107,7 @@ impl<P: Platform> Mm<P> {
             tag: AtomicUsize::new(NO_TAG),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
+            has_fork_handlers: AtomicBool::new(false),
             hooks,
             core: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -140,6 +143,23 @@ impl<P: Platform> Mm<P> {
         self.state.store(state, Ordering::Release); // Pairs with the Acquire loads in `core` and above.
         futex::wake(&self.state, i32::MAX as u32, Scope::Process);
         answer
+    }
+
+    /// Waits for who is opening the manager, so that a child has all of it or nothing; a bounded time, since it may be who forks, in a signal handler.
+    pub(crate) fn wait_until_opened(&self) {
+        /// Nanoseconds, and how often they are waited.
+        const WAIT: (u64, u32) = (100_000_000, 10);
+        for _ in 0..WAIT.1 {
+            if self.state.load(Ordering::Relaxed) != OPENING {
+                break;
+            }
+            futex::wait(&self.state, OPENING, Some(WAIT.0), Scope::Process);
+        }
+    }
+
+    /// In a forked child: a thread that does not exist here opens nothing.
+    pub(crate) fn forget_opener(&self) {
+        let _ = self.state.compare_exchange(OPENING, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Unmaps everything.

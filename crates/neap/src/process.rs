@@ -4,7 +4,7 @@
 //! Sits between the C library's hooks and [`Mm`]. Holds the only mutable static of the workspace. Everything else is told
 //! which instance it works on.
 //!
-//! Fork: prepare closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
+//! Fork: prepare takes the lock of the C library's streams, closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
 //! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
 
 use crate::mm::{Hooks, Mm, Task};
@@ -13,9 +13,10 @@ use crate::{stat_page, trace};
 use core::ffi::c_void;
 use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
-use neap_os::thread;
 use neap_os::write::say;
+use neap_os::{streams, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -36,7 +37,7 @@ impl<T> Deref for OnPages<T> {
     }
 }
 
-/// Looks at the gate while fork waits for cold paths to end: about a second. A thread that forks from a signal handler
+/// Looks at the gate while fork waits for cold paths to end: two or three seconds. A thread that forks from a signal handler
 /// which interrupted its own cold path waits that long in vain and then forks anyway: its child may lose a few objects.
 const FORK_LOOKS: u32 = 20_000;
 
@@ -44,13 +45,33 @@ fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
     let opened = unsafe { mm.open(machine(&options), &options) };
-    // Not by another thread at the same time, whose handlers they would be: the gate is not closed twice.
     if opened == Ok(true) {
-        // SAFETY: the handlers are functions of this library, which is never unloaded.
-        unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        register_fork_handlers();
         mm.ticked();
     }
 }
+
+/// Handlers that are registered later run before ours, while the gate is still open: they may wait for threads that wait for it. So ours are as early as can
+/// be: at the first use, which may be long before the library's turn to be initialised, or when it is loaded.
+fn register_fork_handlers() {
+    // Relaxed: only who is first.
+    if !PROCESS.has_fork_handlers.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handlers are functions of this library, which is never unloaded.
+        let error = unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        if error != 0 {
+            say(format_args!("NEAP: no handlers for fork (error {error}): children may hang"));
+        }
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        register_fork_handlers();
+    }
+    at_load
+};
 
 /// The machine, as far as the options let it be known, and who is told what happens on it.
 fn machine(options: &Options) -> Linux {
@@ -105,15 +126,19 @@ impl Mm<Linux> {
 }
 
 extern "C" fn before_fork() {
+    streams::lock();
     PROCESS.close_for_fork(FORK_LOOKS);
 }
 
 extern "C" fn after_fork_in_parent() {
-    PROCESS.reopen_after_fork();
+    if PROCESS.reopen_after_fork() {
+        streams::unlock();
+    }
 }
 
 extern "C" fn after_fork_in_child() {
     // A child may fence only after it has said so itself; where that fails, takes are skipped.
     let _ = neap_os::fence::register();
     PROCESS.reopen_in_child();
+    streams::forget();
 }

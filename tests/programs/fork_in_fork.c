@@ -1,0 +1,72 @@
+/* A signal handler forks, and interrupts forks: of all of these children the ones in the handler go on in it or return from it, into a fork that was
+ * another process's. All of them allocate. */
+#include "check.h"
+
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t forking, nested, returned;
+
+static void all_sizes(void) {
+    for (size_t size = 1; size < 3000000; size += size / 3 + 1) free(malloc(size));
+}
+
+static void end(pid_t pid) {
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
+    CHECK(ended == pid && status == 0, "a child ended with status %#x", (unsigned)status);
+}
+
+static void handler(int signal) {
+    (void)signal;
+    int error = errno;
+    int inner = forking;
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(30);
+        setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+        /* Every other one that interrupted a fork returns into it. */
+        if (inner && nested % 2) {
+            returned = 1;
+            return;
+        }
+        if (inner) all_sizes();
+        _exit(0);
+    }
+    nested += inner;
+    if (pid > 0) end(pid);
+    errno = error;
+}
+
+int main(void) {
+    /* Enough to copy that most of a fork's time is in the system: signals arrive at its end. */
+    size_t length = 64 << 20;
+    char *memory = malloc(length);
+    CHECK(memory, "%zu bytes", length);
+    memset(memory, 1, length);
+    CHECK(sigaction(SIGALRM, &(struct sigaction){.sa_handler = handler, .sa_flags = SA_RESTART}, NULL) == 0, "sigaction");
+    for (int i = 0; i < 20000 && nested < 20; i++) {
+        setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {0, 100 + i % 100 * 20}}, NULL);
+        forking = 1;
+        pid_t pid = fork();
+        forking = 0;
+        if (returned) {
+            all_sizes();
+            if (pid > 0) _exit(0);
+        }
+        if (pid == 0) {
+            setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+            all_sizes();
+            _exit(0);
+        }
+        CHECK(pid > 0, "fork %d", i);
+        end(pid);
+    }
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+    all_sizes();
+    free(memory);
+    return finish();
+}
