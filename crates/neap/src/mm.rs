@@ -491,7 +491,7 @@ impl<P: Platform> Core<P> {
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // More than fits into the budget when nobody has anything, or than all that there is: caches would give everything up in vain.
         let most = match self.options.limit {
-            0 => self.objects.pages.statistics().mapped_bytes as u64,
+            0 => self.objects.pages.limit() as u64,
             limit => limit,
         };
         if bytes as u64 > most {
