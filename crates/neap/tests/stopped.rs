@@ -10,6 +10,7 @@ mod program;
 use core::cell::Cell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::time::Duration;
 use neap::drain::Scope;
 use neap::options::Options;
 use neap_base::Platform;
@@ -112,6 +113,8 @@ impl Platform for Machine {
     fn sleep(&self, nanoseconds: u64) {
         self.go_on();
         self.machine.sleep(nanoseconds);
+        // Who was stopped needs time to go on.
+        std::thread::sleep(Duration::from_nanos(nanoseconds));
     }
 }
 
