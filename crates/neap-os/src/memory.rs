@@ -64,8 +64,8 @@ pub fn is_grantable(length: usize) -> bool {
     got.is_ok_and(|got| unsafe { rustix::mm::munmap(got, length) }.is_ok())
 }
 
-/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where. Of a long mapping a program that locks its memory
-/// (`mlockall`) has what was touched, and not all at once.
+/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where. Of a long mapping a program that has locked its memory
+/// before (`mlockall`) has what was touched, and not all at once.
 ///
 /// # Errors
 /// `NOMEM` at a limit, `AGAIN` at that of locked memory.
