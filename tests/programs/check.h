@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
@@ -72,6 +73,17 @@ static inline int marked(const void *block, size_t size, uint64_t key) {
     for (size_t i = 0; i < size; i += 4096)
         if (bytes[i] != pattern(key, i)) return 0;
     return bytes[size - 1] == pattern(key, size - 1);
+}
+
+/* Runs the program again where neap has no thread of its own. */
+static inline void without_background(int argc, char **argv) {
+    const char *options = getenv("NEAP");
+    if (argc > 1 || (options && strstr(options, "background:off"))) return;
+    char more[1000];
+    snprintf(more, sizeof more, "%s%sbackground:off", options ? options : "", options && *options ? "," : "");
+    CHECK(setenv("NEAP", more, 1) == 0, "setenv");
+    execv("/proc/self/exe", (char *[]){argv[0], (char *)"again", NULL});
+    CHECK(0, "exec");
 }
 
 static inline int finish(void) {

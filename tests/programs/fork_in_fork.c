@@ -47,14 +47,7 @@ static void handler(int number) {
 }
 
 int main(int argc, char **argv) {
-    const char *options = getenv("NEAP");
-    if (argc == 1 && !(options && strstr(options, "background:off"))) {
-        char more[1000];
-        snprintf(more, sizeof more, "%s%sbackground:off", options ? options : "", options && *options ? "," : "");
-        CHECK(setenv("NEAP", more, 1) == 0, "setenv");
-        execv("/proc/self/exe", (char *[]){argv[0], "again", NULL});
-        CHECK(0, "exec");
-    }
+    without_background(argc, argv);
     /* Enough to copy that most of a fork's time is in the system: signals arrive at its end. */
     size_t length = 64 << 20;
     char *memory = malloc(length);

@@ -41,6 +41,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("fork_handlers.c", &[]),
     both("fork_streams.c", &[]),
     both("fork_in_fork.c", &[]),
+    neap("fork_stopped.c", &[]),
     both("stack_cache.c", &[]),
     both("thread_storm.c", &["10000"]),
     both("small_stack.c", &[]),

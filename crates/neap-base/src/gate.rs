@@ -9,20 +9,24 @@
 //! Closers queue before it, so it is also what makes one fork wait for another: the C library's own lock does not (since
 //! glibc 2.36 it is dropped around each handler).
 //!
-//! Never nested: only entry points pass it. The wait is bounded: a thread that forks from a signal handler which
-//! interrupted a cold path would wait for itself.
+//! Never nested: only entry points pass it, and a signal handler that interrupts one and allocates, which none may, or forks: then the closer is inside
+//! itself. A word of each thread's own says where it is counted, and how often, so the closer knows whom it would wait for in vain, and a child which count is its own.
 
 use crate::constructor;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, me, model_fence, wait, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, inside, me, model_fence, set_inside, wait, wake};
+use core::marker::PhantomData;
 use crossbeam_utils::CachePadded;
 
 const OPEN: u32 = 0;
+/// Nobody is inside.
 const CLOSED: u32 = 1;
-/// Closed, though somebody is still inside.
+/// Closed, and somebody is still inside, or may be.
 const CLOSED_IN_VAIN: u32 = 2;
 
 /// Counters that threads are spread over, by CPU.
 const LANES: usize = 16;
+/// Where a lane lies leaves these bits of a thread's word for how often it is counted there.
+const DEPTH: usize = align_of::<CachePadded<AtomicU32>>() - 1;
 
 /// A gate: open from the start.
 #[derive(Debug)]
@@ -62,37 +66,72 @@ impl Gate {
     /// Goes in, or answers how the gate is closed.
     #[inline(always)]
     fn attempt(&self, cpu: usize) -> Result<Inside<'_>, u32> {
-        let lane = &self.inside[cpu % LANES];
+        let before = inside();
+        let (lane, depth) = match self.own_lane() {
+            None => (&self.inside[cpu % LANES], 0),
+            Some(own) => own,
+        };
+        // Before the count: a signal handler that forks in between takes the thread for one that is inside.
+        set_inside(core::ptr::from_ref(lane).addr() | (depth + 1));
         // All four accesses are SeqCst, so either the closer sees this thread inside or this thread sees the gate closed:
         // 1. A counts itself, B closes. 2. A reads `closed`, B reads the counters.
-        lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
+        lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `is_empty_but_for`.
         model_fence();
-        // SeqCst pairs with the store in `close`, and as an Acquire with the Release in `open`.
+        // SeqCst pairs with the exchange in `close_in_vain`, and as an Acquire with the Release in `open`.
         let closed = self.closed.load(Ordering::SeqCst);
-        let inside = Inside { lane };
+        let inside = Inside { lane, before, thread: PhantomData };
         // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork.
         if closed == OPEN || self.closer.load(Ordering::Relaxed) == me() { Ok(inside) } else { Err(closed) }
     }
 
-    /// Closes the gate and waits until nobody is inside, looking at most `looks` times with `pause` in between. Answers
-    /// whether that came true; the gate is closed either way. Closers queue: where the gate is closed already, this first
+    /// Where this thread is counted, and how often; `None`: it is not inside.
+    fn own_lane(&self) -> Option<(&CachePadded<AtomicU32>, usize)> {
+        let word = inside();
+        let own = |lane: &&CachePadded<AtomicU32>| core::ptr::from_ref(*lane).addr() == word & !DEPTH;
+        if word == 0 { None } else { self.inside.iter().find(own).map(|lane| (lane, word & DEPTH)) }
+    }
+
+    /// Whether this thread is inside: a signal handler asks, which has interrupted a cold path.
+    pub fn is_inside(&self) -> bool {
+        self.own_lane().is_some()
+    }
+
+    /// Closes the gate and waits until nobody is inside but this thread itself, as long as there is `patience`, which is asked after each look in vain. Answers
+    /// whether nobody is; the gate is closed either way. Closers queue: where the gate is closed already, this first
     /// waits until it is open again.
-    pub fn close(&self, looks: u32, mut pause: impl FnMut()) -> bool {
-        // SeqCst pairs with the load in `enter`; as an Acquire with the Release in `open` of the last closer.
-        while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::Relaxed) {
+    pub fn close(&self, mut patience: impl FnMut() -> bool) -> bool {
+        self.close_in_vain();
+        let own = self.own_lane();
+        while !self.is_empty_but_for(own) {
+            if !patience() {
+                return false;
+            }
+        }
+        if own.is_none() {
+            // Not before, so that a signal handler which forks meanwhile finds no more than there is. Relaxed: for this thread and its child.
+            self.closed.store(CLOSED, Ordering::Relaxed);
+        }
+        own.is_none()
+    }
+
+    /// Closes the gate, whoever is inside.
+    pub fn close_in_vain(&self) {
+        // SeqCst pairs with the load in `attempt`; as an Acquire with the Release in `open` of the last closer.
+        while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED_IN_VAIN, Ordering::SeqCst, Ordering::Relaxed)
+        {
             wait(&self.closed, closed);
         }
         self.closer.store(me(), Ordering::Relaxed);
         model_fence();
-        for _ in 0..looks {
-            // SeqCst pairs with the addition in `enter`, and as an Acquire with the Release in Inside::drop.
-            if self.inside.iter().all(|lane| lane.load(Ordering::SeqCst) == 0) {
-                return true;
-            }
-            pause();
-        }
-        self.closed.store(CLOSED_IN_VAIN, Ordering::Relaxed);
-        false
+    }
+
+    /// Whether nobody is inside but the thread that is counted there so often.
+    fn is_empty_but_for(&self, own: Option<(&CachePadded<AtomicU32>, usize)>) -> bool {
+        self.inside.iter().all(|lane| {
+            let most = own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1);
+            // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in Inside::drop.
+            lane.load(Ordering::SeqCst) as usize <= most
+        })
     }
 
     /// Waits until whoever is inside has come out, whether others go in or not: until every counter was seen at zero once, in at most `looks` looks with
@@ -119,7 +158,7 @@ impl Gate {
 
     /// The same for who may be the closer, which nobody waits for.
     pub fn is_closed_to_me(&self) -> bool {
-        self.is_closed() && self.closer.load(Ordering::Relaxed) != me()
+        self.is_closed() && !self.is_closed_by_me()
     }
 
     /// Whether the caller has closed it.
@@ -153,11 +192,14 @@ impl Gate {
         self.closed.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// In a forked child, where only the closer is left: takes back the counts of threads that do not exist here. Whoever finds the
-    /// gate closed has counted itself first, and the fork may have come in between. For a gate that [`Gate::is_empty`]; in any
-    /// other the closer may be inside itself.
+    /// In a forked child, where only the closer is left: takes back the counts of threads that do not exist here. Some may have been inside, and whoever finds the
+    /// gate closed has counted itself first, and the fork may have come in between. The closer's own stays: it comes out in the child as well.
     pub fn forget_others(&self) {
-        self.inside.iter().for_each(|lane| lane.store(0, Ordering::Relaxed));
+        let own = self.own_lane();
+        for lane in &self.inside {
+            let most = own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
+            lane.fetch_min(most, Ordering::Relaxed);
+        }
     }
 
     /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
@@ -191,12 +233,17 @@ constructor! {
 #[derive(Debug)]
 pub struct Inside<'a> {
     lane: &'a AtomicU32,
+    /// The thread's word as it was.
+    before: usize,
+    /// It goes out where it came in.
+    thread: PhantomData<*const ()>,
 }
 
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.lane.fetch_sub(1, Ordering::Release); // Pairs with the Acquire in `close`.
+        self.lane.fetch_sub(1, Ordering::Release); // Pairs with the Acquire in `is_empty_but_for` and `outwait`.
+        set_inside(self.before); // After the count, as in `attempt`.
     }
 }
 
@@ -204,14 +251,60 @@ impl Drop for Inside<'_> {
 mod tests {
     use super::*;
 
+    /// Another thread comes in, and it is the caller who lets it out.
+    fn count_another(gate: &Gate, lane: usize) -> &AtomicU32 {
+        gate.inside[lane].fetch_add(1, Ordering::Relaxed);
+        &gate.inside[lane]
+    }
+
+    fn not_again() -> bool {
+        unreachable!("nobody else is inside")
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no assembly, which a thread's word is read by")]
+    fn a_closer_that_is_inside_waits_for_others_and_not_for_itself() {
+        let gate = Gate::new();
+        // A signal handler that allocates has interrupted a cold path, on another CPU by now, and is interrupted in its turn.
+        let outer = gate.enter(3);
+        let inner = gate.enter(4);
+        assert_eq!((gate.inside[3].load(Ordering::Relaxed), gate.inside[4].load(Ordering::Relaxed)), (2, 0));
+        for lane in [3, 5] {
+            let (another, mut looks) = (count_another(&gate, lane), 0);
+            assert!(!gate.close(|| {
+                looks += 1;
+                another.fetch_sub(u32::from(looks == 7), Ordering::Relaxed);
+                assert!(looks < 8, "it would wait for itself");
+                true
+            }));
+            assert!(looks == 7 && !gate.is_empty() && gate.is_inside());
+            gate.open();
+        }
+        // A child has neither who was inside for too long, nor who was about to find the gate closed.
+        let _ = [3, 5].map(|lane| count_another(&gate, lane));
+        assert!(!gate.close(|| false));
+        gate.forget_others();
+        gate.open();
+        drop(inner);
+        drop(outer);
+        assert!(!gate.is_inside() && gate.close(not_again));
+    }
+
     #[test]
     fn closing_waits_for_those_inside_and_gives_up() {
         let gate = Gate::new();
-        let inside = gate.enter(3);
-        assert!(!gate.close(5, || ()) && !gate.is_empty());
+        let (inside, mut looks) = (count_another(&gate, 3), 0);
+        let five = || {
+            looks += 1;
+            looks < 5
+        };
+        assert!(!gate.close(five) && !gate.is_empty() && looks == 5);
         gate.open();
-        drop(inside);
-        assert!(gate.close(1, || ()) && gate.is_empty());
+        let out = || {
+            inside.fetch_sub(1, Ordering::Relaxed);
+            true
+        };
+        assert!(gate.close(out) && gate.is_empty());
         std::thread::scope(|scope| {
             let refused = scope.spawn(|| gate.try_enter(19).is_none());
             assert!(refused.join().unwrap());
@@ -225,38 +318,35 @@ mod tests {
     fn who_is_inside_is_waited_for_and_not_who_comes_later() {
         let gate = Gate::new();
         assert!(!gate.outwait(1, || unreachable!("nobody is inside")));
-        let (mut inside, mut later) = ([3, 5].map(|cpu| Some(gate.enter(cpu))), None);
-        let mut looks = 0;
+        let ([one, other], mut looks) = ([3, 5].map(|lane| count_another(&gate, lane)), 0);
         assert!(gate.outwait(u32::MAX, || {
             looks += 1;
             // One goes out and another goes in by the same counter; the other one stays for another look.
             match looks {
-                1 => inside[0] = None,
-                2 => later = Some(gate.enter(3)),
-                _ => inside[1] = None,
+                1 => _ = one.fetch_sub(1, Ordering::Relaxed),
+                2 => _ = one.fetch_add(1, Ordering::Relaxed),
+                _ => _ = other.fetch_sub(1, Ordering::Relaxed),
             }
         }));
         assert_eq!(looks, 3);
-        drop(later);
-        let _inside = gate.enter(0);
         assert!(gate.outwait(5, || looks += 1) && looks == 8);
     }
 
     #[test]
     fn a_thread_that_was_about_to_find_the_gate_closed_is_not_in_a_child() {
         let gate = Gate::new();
-        assert!(gate.close(1, || ()));
+        assert!(gate.close(not_again));
         // What `enter` does first. Then the fork: nobody takes it back in the child.
         gate.inside[5].fetch_add(1, Ordering::Relaxed);
         gate.forget_others();
         gate.open();
-        assert!(gate.close(1, || ()) && gate.is_empty());
+        assert!(gate.close(not_again) && gate.is_empty());
     }
 
     #[test]
     fn the_closer_passes_its_own_gate() {
         let gate = Gate::new();
-        assert!(gate.close(1, || ()));
+        assert!(gate.close(not_again));
         drop(gate.enter(0));
         gate.open();
     }
@@ -264,7 +354,7 @@ mod tests {
     #[test]
     fn a_closer_closes_it_again_and_opens_it_as_often() {
         let gate = Gate::new();
-        assert!(!gate.close_again() && gate.close(1, || ()));
+        assert!(!gate.close_again() && gate.close(not_again));
         assert!(gate.close_again() && gate.close_again() && gate.open_again());
         std::thread::scope(|scope| {
             let other = scope.spawn(|| gate.close_again() || gate.try_enter(0).is_some());
@@ -285,7 +375,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..1000 {
-                        assert!(gate.close(1, || ()));
+                        assert!(gate.close(|| true));
                         assert_eq!(closed.fetch_add(1, Ordering::Relaxed), 0, "two closed the gate");
                         closed.fetch_sub(1, Ordering::Relaxed);
                         gate.open();
@@ -298,7 +388,7 @@ mod tests {
     #[test]
     fn a_closed_gate_keeps_threads_out_until_it_opens() {
         let (gate, entered) = (Gate::new(), AtomicU32::new(0));
-        assert!(gate.close(1, || ()));
+        assert!(gate.close(not_again));
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let _inside = gate.enter(0);

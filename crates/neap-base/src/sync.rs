@@ -24,6 +24,14 @@ mod imp {
         0
     }
 
+    /// No thread of a model forks while it is inside.
+    pub fn inside() -> usize {
+        0
+    }
+
+    /// Nobody asks.
+    pub fn set_inside(_word: usize) {}
+
     /// loom takes SeqCst accesses for AcqRel ones, but knows SeqCst fences: this one stands where the accesses around it
     /// need their order.
     pub fn model_fence() {
@@ -79,6 +87,20 @@ mod imp {
     pub use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
     use neap_os::futex::{self, Scope};
     pub use neap_os::thread::pointer as me;
+
+    /// What this thread is inside; nothing under Miri, which knows no assembly.
+    #[inline(always)]
+    pub fn inside() -> usize {
+        if cfg!(miri) { 0 } else { neap_os::entered::inside() }
+    }
+
+    /// Says what this thread is inside.
+    #[inline(always)]
+    pub fn set_inside(word: usize) {
+        if !cfg!(miri) {
+            neap_os::entered::set_inside(word);
+        }
+    }
 
     /// A number to spread threads by, where it does not matter which CPU they are on.
     pub fn spread() -> usize {

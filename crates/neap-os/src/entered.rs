@@ -1,8 +1,8 @@
-//! Two words for each thread: what it has entered, and what it is calling, or 0.
+//! Three words for each thread: what it has entered, what it is calling, and which gate it is inside, or 0.
 //!
-//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has; and between whoever calls a program's
-//! functions, and what these call in turn. The only thread-local of the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
-//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 16
+//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has; between whoever calls a program's
+//! functions, and what these call in turn; and between a gate and a fork that looks whether its own thread is inside. The only thread-local of the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
+//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 24
 //! bytes of what the C library keeps free for libraries that are opened late. No lock, no registration, signal-safe. A new
 //! thread has 0; a forked child has its parent's words of the thread that forked.
 
@@ -15,15 +15,16 @@ global_asm!(
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 16",
+    ".size __entered_of_neap, 24",
     "__entered_of_neap:",
-    ".zero 16",
+    ".zero 24",
     ".popsection",
 );
 
 /// Where the words lie behind the name, in bytes.
 const ENTERED: usize = 0;
 const CALLING: usize = 8;
+const INSIDE: usize = 16;
 
 /// What this thread has entered; 0: nothing.
 #[inline(always)]
@@ -47,6 +48,18 @@ pub fn calling() -> usize {
 #[inline(always)]
 pub fn set_calling(word: usize) {
     set_word::<CALLING>(word);
+}
+
+/// Which gate this thread is inside, as that writes it; 0: none.
+#[inline(always)]
+pub fn inside() -> usize {
+    word::<INSIDE>()
+}
+
+/// Says which gate this thread is inside from now on; 0: none.
+#[inline(always)]
+pub fn set_inside(word: usize) {
+    set_word::<INSIDE>(word);
 }
 
 #[inline(always)]

@@ -264,7 +264,10 @@ mod tests {
                 while !begun.load(Relaxed) {
                     thread::yield_now();
                 }
-                let is_empty = mm.gate.close(u32::MAX, thread::yield_now);
+                let is_empty = mm.gate.close(|| {
+                    thread::yield_now();
+                    true
+                });
                 let cached = cached();
                 mm.gate.open();
                 is_empty && cached > 1 << 20
@@ -281,7 +284,7 @@ mod tests {
         });
         assert_eq!((times, cached()), (2, 0));
         // A fork handler may be who does it: nobody waits for that one, and it does not go round for ever.
-        assert!(mm.gate.close(1, || ()));
+        assert!(mm.gate.close(|| false));
         mm.release_all();
         mm.gate.open();
         // SAFETY: nothing of it is used any more.

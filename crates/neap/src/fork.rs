@@ -12,33 +12,41 @@ const YIELDS: u32 = 20;
 /// Nanoseconds of a nap.
 const NAP: u64 = 50_000;
 
+/// Naps for an Atomic CPU's lock: some tenths of a second. This thread may hold it itself.
+const LOCK_NAPS: u32 = 2_000;
+
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
-    /// is held but those of Atomic stacks, by this thread. If the wait of `looks` looks for cold paths was in vain (the forking thread's own, interrupted by a signal
-    /// handler that forks), the sequences stay as they are: rows and locks may be in use.
-    pub(crate) fn close_for_fork(&self, looks: u32) {
+    /// is held but those of Atomic stacks, by this thread. `patience` is asked, after so many looks in vain, whether to wait on for cold paths. Where that ends before
+    /// they do, or one is this thread's own, interrupted by a signal handler that forks, the sequences stay as they are: rows and locks may be in use.
+    pub(crate) fn close_for_fork(&self, patience: &dyn Fn(u32) -> bool) {
         self.wait_until_opened();
         if self.gate.close_again() {
             return;
         }
         let Some(core) = self.core_if_open() else {
             // Nobody is inside. In vain, so that nothing else is opened again that is made meanwhile.
-            self.gate.close(0, || ());
+            self.gate.close_in_vain();
             return;
         };
         // Most cold paths are over in a microsecond; one whose thread was preempted takes as long as the scheduler lets it
         // wait.
         let mut seen = 0;
         let stop_clock = || _ = core.reclaim.get().inspect(|reclaim| reclaim.clock.stop(clock::precise()));
-        let empty = self.gate.close(looks, || {
+        let empty = self.gate.close(|| {
             // From here on the gate is this thread's.
             stop_clock();
             seen += 1;
-            if seen < YIELDS { core.objects.platform.pause() } else { core.objects.platform.sleep(NAP) }
+            if seen < YIELDS {
+                core.objects.platform.pause()
+            } else {
+                core.objects.platform.sleep(NAP)
+            }
+            patience(seen)
         });
         stop_clock();
         // A lock is held for a few instructions, unless its holder does not run.
-        let mut naps = looks / 10;
+        let mut naps = LOCK_NAPS;
         let wait = || {
             core.objects.platform.sleep(NAP);
             naps = naps.saturating_sub(1);
@@ -78,9 +86,7 @@ impl<P: Platform> Mm<P> {
             core.page.forget();
         }
         self.gate.forget_again();
-        if self.gate.is_empty() {
-            self.gate.forget_others();
-        }
+        self.gate.forget_others();
         if let Some(grouped) = self.groups_if_made() {
             // SAFETY: the child has no other thread, and the one that forks is no reader.
             unsafe { grouped.forget_others() };

@@ -37,9 +37,10 @@ impl<T> Deref for OnPages<T> {
     }
 }
 
-/// Looks at the gate while fork waits for cold paths to end: two or three seconds. A thread that forks from a signal handler
-/// which interrupted its own cold path waits that long in vain and then forks anyway: its child may lose a few objects.
+/// Looks at the gate for two or three seconds, after which something is wrong with the thread that fork waits for.
 const FORK_LOOKS: u32 = 20_000;
+/// For some tenths of a second, by a thread that is inside itself, in a signal handler: who is inside as well may wait for a lock that it holds.
+const LOOKS_FROM_INSIDE: u32 = 2_000;
 
 fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
@@ -59,7 +60,7 @@ fn register_fork_handlers() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         let error = unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
         if error != 0 {
-            say(format_args!("NEAP: no handlers for fork (error {error}): children may hang"));
+            say(format_args!("no handlers for fork (error {error}): children may hang"));
         }
     }
 }
@@ -127,7 +128,16 @@ impl Mm<Linux> {
 
 extern "C" fn before_fork() {
     streams::lock();
-    PROCESS.close_for_fork(FORK_LOOKS);
+    PROCESS.close_for_fork(&|looks| {
+        if PROCESS.gate.is_inside() {
+            return looks < LOOKS_FROM_INSIDE;
+        }
+        if looks == FORK_LOOKS {
+            say(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
+        }
+        // That thread has locks, or pages in hands, which a child would miss. The C library's fork waits for its own malloc's as long.
+        true
+    });
 }
 
 extern "C" fn after_fork_in_parent() {

@@ -250,7 +250,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
         assert!(jobs.post(Aim::Node(0)) && jobs.take(1) == Next::Job(Aim::Node(0)));
         core.objects.pages.set_reclaiming(true);
     });
-    mm.close_for_fork(10);
+    mm.close_for_fork(&|looks| looks < 10);
     mm.reopen_in_child();
     assert!(!core.objects.pages.is_reclaiming());
     assert_eq!((reclaiming.inside(|| jobs.take(1)), reclaiming.threads().0), (Next::End, 0));
@@ -263,7 +263,7 @@ static LOCKED_OUT: AtomicU32 = AtomicU32::new(0);
 unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked) -> u64 {
     // SAFETY: registered with a manager, which outlives it.
     let mm = unsafe { &*mm.cast::<Machine>() };
-    mm.close_for_fork(10);
+    mm.close_for_fork(&|looks| looks < 10);
     thread::sleep(Duration::from_nanos(BUDGET + BUDGET / 2));
     mm.reopen_after_fork();
     LOCKED_OUT.fetch_add(1, Relaxed);

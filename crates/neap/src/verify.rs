@@ -23,7 +23,7 @@ impl<P: Platform> Mm<P> {
     pub fn verify(&self, in_hands: u64) -> Result<Census, Finding> {
         let Some(core) = self.core_if_open() else { return Ok(Census::default()) };
         let (objects, equal) = (&core.objects, |what, found| Finding::unless_equal(what, Class::NONE, 0, 0, found));
-        self.close_for_fork(LOOKS);
+        self.close_for_fork(&|looks| looks < LOOKS);
         let answer = equal("thread that stays in a slow path", (!self.gate.is_empty()).into()).and_then(|()| {
             let (census, run_pages) = objects.verify(in_hands)?;
             equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;

@@ -128,7 +128,7 @@ impl<P: Platform> Mm<P> {
         if self.groups_if_made().is_none() || core.objects.platform.is_isolated_cpu_in_use() {
             return;
         }
-        self.close_for_fork(looks);
+        self.close_for_fork(&|seen| seen < looks);
         self.count_charged(books);
         if self.gate.is_empty() {
             let (mut objects, mut runs) = (0, 0);
