@@ -55,6 +55,22 @@ pub trait Platform: Send + Sync {
     /// A limit.
     fn map(&self, length: usize) -> Result<usize, Errno>;
 
+    /// Keeps address space anywhere, which nobody may touch before it is [opened](Platform::open). It is nothing that the system would have to fill, whatever
+    /// becomes of the process's memory: neither where all of it is locked, nor in a dump.
+    ///
+    /// # Errors
+    /// A limit.
+    fn reserve(&self, length: usize) -> Result<usize, Errno>;
+
+    /// Lets a part of such address space be touched: zeroes. What is open already stays as it is.
+    ///
+    /// # Errors
+    /// A limit; some of it may be open.
+    ///
+    /// # Safety
+    /// The range lies in what [`Platform::reserve`] answered the caller.
+    unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno>;
+
     /// Takes a mapping away.
     ///
     /// # Safety
@@ -332,6 +348,15 @@ impl Platform for Linux {
 
     fn map(&self, length: usize) -> Result<usize, Errno> {
         memory::map(length)
+    }
+
+    fn reserve(&self, length: usize) -> Result<usize, Errno> {
+        memory::reserve(length)
+    }
+
+    unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { memory::open(address, length) }
     }
 
     unsafe fn unmap(&self, address: usize, length: usize) {

@@ -46,6 +46,14 @@ mod memory {
         Ok(unsafe { alloc_zeroed(layout) }.expose_provenance())
     }
 
+    pub(super) use map as reserve;
+
+    /// # Safety
+    /// Of a range that [`reserve`] answered.
+    pub(super) unsafe fn open(_address: usize, _length: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// # Safety
     /// All of a range that [`map`] answered, unused.
     pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
@@ -82,6 +90,10 @@ pub enum Call {
     MapAt,
     /// [`Platform::map`].
     Map,
+    /// [`Platform::reserve`].
+    Reserve,
+    /// [`Platform::open`].
+    Open,
     /// [`Platform::release`].
     Release,
     /// [`Platform::release_scattered`].
@@ -98,12 +110,14 @@ pub enum Call {
     HugePages,
 }
 
-const CALLS: usize = 9;
+const CALLS: usize = 11;
 
 /// Every [`Call`], for tests that go through all.
 pub const ALL_CALLS: [Call; CALLS] = [
     Call::MapAt,
     Call::Map,
+    Call::Reserve,
+    Call::Open,
     Call::Release,
     Call::ReleaseScattered,
     Call::Populate,
@@ -140,6 +154,15 @@ macro_rules! hand_on {
 
         fn map(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
             self.$inner.map(length)
+        }
+
+        fn reserve(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
+            self.$inner.reserve(length)
+        }
+
+        unsafe fn open(&self, address: usize, length: usize) -> Result<(), $crate::platform::Errno> {
+            // SAFETY: as the caller promises.
+            unsafe { self.$inner.open(address, length) }
         }
 
         unsafe fn unmap(&self, address: usize, length: usize) {
@@ -392,6 +415,17 @@ impl Platform for Virtual {
     fn map(&self, length: usize) -> Result<usize, Errno> {
         self.attempt(Call::Map)?;
         memory::map(length).inspect(|_| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
+    }
+
+    fn reserve(&self, length: usize) -> Result<usize, Errno> {
+        self.attempt(Call::Reserve)?;
+        memory::reserve(length).inspect(|_| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
+    }
+
+    unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.attempt(Call::Open)?;
+        // SAFETY: as the caller promises.
+        unsafe { memory::open(address, length) }
     }
 
     unsafe fn unmap(&self, address: usize, length: usize) {

@@ -607,7 +607,7 @@ impl Groups {
 
 /// An owner of per-CPU data, and room for a group's counts.
 fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
-    let owner = host.inside(|| host.data().open_owner())?;
+    let owner = host.inside(|| host.data().open_owner(host.platform()))?;
     let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
     match host.allocate(owner, size, align_of::<AtomicI64>(), Wait::Long) {
         Ok(counts) => Ok((owner, counts)),

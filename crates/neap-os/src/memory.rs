@@ -70,24 +70,17 @@ pub fn is_grantable(length: usize) -> bool {
 /// # Errors
 /// `NOMEM` at a limit, `AGAIN` at that of locked memory.
 pub fn map(length: usize) -> Result<usize, Errno> {
-    if length >= LONG { map_long(length) } else { map_with(length, ProtFlags::READ | ProtFlags::WRITE) }
+    if length < LONG {
+        return map_with(length, ProtFlags::READ | ProtFlags::WRITE);
+    }
+    let address = reserve(length)?;
+    // SAFETY: the mapping was made by the call above, and nobody knows of it.
+    unsafe { open(address, length).inspect_err(|_| _ = unmap(address, length))? };
+    Ok(address)
 }
 
 /// From this length on a mapping is tables of which most may never be used.
 const LONG: usize = 16 << 20;
-
-fn map_long(length: usize) -> Result<usize, Errno> {
-    let address = reserve(length)?;
-    // SAFETY: the mapping was made by the call above, and nobody knows of it.
-    unsafe {
-        // Memory that is locked is not given back by this call. What may not be touched is not filled, nor is what is locked by touch.
-        if rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) == Err(Errno::INVAL) {
-            let _ = rustix::mm::mlock_with(pointer(address), length, rustix::mm::MlockFlags::ONFAULT);
-        }
-        open(address, length).inspect_err(|_| _ = unmap(address, length))?;
-    }
-    Ok(address)
-}
 
 fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -96,18 +89,27 @@ fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
     Ok(got.expose_provenance())
 }
 
-/// Keeps `length` bytes of address space free of other mappings, without access, and answers where.
+/// Keeps `length` bytes of address space free of other mappings, without access, and answers where. What is [`open`]ed of it comes by touch, also to a
+/// program that has locked its memory before.
 ///
 /// # Errors
-/// `NOMEM` at a limit.
+/// `NOMEM` at a limit, `AGAIN` at that of locked memory.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
-    map_with(length, ProtFlags::empty())
+    let address = map_with(length, ProtFlags::empty())?;
+    // SAFETY: the mapping was made by the call above, and nobody knows of it.
+    unsafe {
+        // Memory that is locked is not given back by this call. What may not be touched is not filled, nor is what is locked by touch.
+        if rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) == Err(Errno::INVAL) {
+            let _ = rustix::mm::mlock_with(pointer(address), length, rustix::mm::MlockFlags::ONFAULT);
+        }
+    }
+    Ok(address)
 }
 
-/// Gives a part of a reservation its zeroes: readable and writable from now on.
+/// Gives a part of a reservation its zeroes: readable and writable from now on. What is so already stays as it is.
 ///
 /// # Errors
-/// `NOMEM` at a limit.
+/// `NOMEM` at a limit; some of it may be open then.
 ///
 /// # Safety
 /// The range lies in a [`reserve`]d piece of the caller's.

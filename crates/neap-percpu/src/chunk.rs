@@ -85,6 +85,8 @@ pub(crate) struct Chunks {
     pub(crate) geometry: Geometry,
     parts: Parts,
     address: usize,
+    /// Chunks whose tables and memory may be touched.
+    opened: u32,
     reach: u32,
     /// Room for the numbers of all chunks, of which the first `destroyed` are those of chunks that were; not in their headers,
     /// which go back to the system.
@@ -97,11 +99,11 @@ unsafe impl Send for Chunks {}
 
 impl Chunks {
     /// # Safety
-    /// `parts.length` zeroes for each chunk of the geometry at `address`, aligned to 8 bytes, and a number for each at `stack`,
-    /// belong to this value for as long as it is used.
+    /// Address space of `parts.length` bytes for each chunk of the geometry at `address`, aligned to 8 bytes, zeroes where it is opened, and room for a number
+    /// for each at `stack`, belong to this value for as long as it is used.
     pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: usize) -> Chunks {
         let stack = core::ptr::with_exposed_provenance_mut(stack);
-        Chunks { geometry, parts, address, reach: 0, stack, destroyed: 0 }
+        Chunks { geometry, parts, address, opened: 0, reach: 0, stack, destroyed: 0 }
     }
 
     /// Where a chunk's tables lie.
@@ -163,18 +165,32 @@ impl Chunks {
         }
     }
 
-    /// A chunk with nothing taken and nothing populated; `None` where the address space is used up.
-    pub(crate) fn create(&mut self) -> Option<u32> {
-        let chunk = if self.destroyed > 0 {
-            self.destroyed -= 1;
+    pub(crate) fn opened(&self) -> u32 {
+        self.opened
+    }
+
+    /// Lets the chunks below a number be created.
+    ///
+    /// # Safety
+    /// Their tables may be touched.
+    pub(crate) unsafe fn open(&mut self, end: u32) {
+        self.opened = end;
+    }
+
+    /// The chunk that is created next; `None` where all that were opened exist.
+    pub(crate) fn next(&self) -> Option<u32> {
+        match self.destroyed.checked_sub(1) {
             // SAFETY: the numbers below `destroyed` were written.
-            unsafe { self.stack.add(self.destroyed as usize).read() }
-        } else if (self.reach as usize) < self.geometry.chunks {
-            self.reach += 1;
-            self.reach - 1
-        } else {
-            return None;
-        };
+            Some(top) => Some(unsafe { self.stack.add(top as usize).read() }),
+            None => (self.reach < self.opened).then_some(self.reach),
+        }
+    }
+
+    /// Creates it, with nothing taken and nothing populated.
+    pub(crate) fn create(&mut self) -> Option<u32> {
+        let chunk = self.next()?;
+        self.destroyed = self.destroyed.saturating_sub(1);
+        self.reach = self.reach.max(chunk + 1);
         self.get(chunk).create();
         Some(chunk)
     }

@@ -6,10 +6,9 @@
 //! a few hundred instructions, never over a system call. [`PerCpuData::free`], and [`PerCpuData::allocate`] with
 //! [`Wait::Never`], take the state's lock alone. No owner is charged while either is held, so charging may come back here.
 
-use crate::chunk::{Chunks, NONE, Parts};
-use crate::geometry::{GRANULE, Geometry, LARGEST, Layout, Shape};
-use crate::pool::Pool;
-use crate::rows::{Owner, Record, Row, Rows};
+use crate::chunk::NONE;
+use crate::geometry::{GRANULE, Geometry, LARGEST};
+use crate::rows::Owner;
 use crate::state::{Freed, Place, Request, State};
 use crate::work::Work;
 use core::fmt;
@@ -17,12 +16,8 @@ use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::{Range, SCATTERED_RANGES};
-use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform, bitmap};
 
-/// The most owners at a time, however many rows there can be.
-const OWNERS: u32 = 1 << 22;
 const ADDRESS_BITS: u32 = 48;
 
 /// An allocation: the address of its first copy, and the class of its row. Good for one instance.
@@ -140,23 +135,23 @@ impl Charge for () {
 #[derive(Debug)]
 pub struct PerCpuData<C: Charge = ()> {
     pub(crate) geometry: Geometry,
-    /// Everything that is mapped, address and length: memory, then tables.
+    /// All address space, address and length: memory, then tables.
     pub(crate) mappings: [(usize, usize); 2],
     /// The first group's memory.
     pub(crate) base: usize,
     /// By class and CPU: what to add to the address of the first copy. Those of class 0 are where the CPU's group begins; those
     /// of any other are there from its first use on.
-    offsets: *mut usize,
+    pub(crate) offsets: *mut usize,
     /// The same, but `usize::MAX` for isolated CPUs, where there are any.
-    fenced: *mut usize,
+    pub(crate) fenced: *mut usize,
     /// By CPU: which of its group's copies is its own.
-    columns: *const usize,
+    pub(crate) columns: *const usize,
     /// By CPU: whether it is isolated.
-    isolated: *const bool,
+    pub(crate) isolated: *const bool,
     pub(crate) state: Mutex<State>,
     pub(crate) turn: Mutex<Work>,
     pub(crate) wanted: AtomicBool,
-    charge: C,
+    pub(crate) charge: C,
 }
 
 // SAFETY: an offset is written under the lock before there is a handle that leads to it, the columns before anybody else has
@@ -165,144 +160,29 @@ unsafe impl<C: Charge + Send> Send for PerCpuData<C> {}
 // SAFETY: as above.
 unsafe impl<C: Charge> Sync for PerCpuData<C> {}
 
-/// Takes pieces of a mapping, or only counts them.
-struct Carver(usize);
-
-impl Carver {
-    fn piece(&mut self, bytes: usize, align: usize) -> usize {
-        let start = self.0.next_multiple_of(align);
-        self.0 = start + bytes;
-        start
-    }
-}
-
 impl<C: Charge> PerCpuData<C> {
-    /// Makes an instance. `node_of` says which node a CPU is nearest to, also for CPUs that do not exist yet: their copies are
-    /// made with all others, so nothing changes when they come.
+    /// A new owner. May wait for the worker, and make a system call.
     ///
     /// # Errors
-    /// `INVAL` for a shape that makes no sense, `NOMEM` where the address space is refused.
-    pub fn open<P: Platform>(
-        platform: &P,
-        shape: &Shape,
-        node_of: impl Fn(usize) -> usize,
-        charge: C,
-    ) -> Result<PerCpuData<C>, Errno> {
-        let cpu_major = shape.layout == Layout::CpuMajor;
-        // Nodes without a CPU have no copies, so they are no groups.
-        let (mut group_of, mut sizes, mut groups) = ([usize::MAX; MAX_NODES], [0; MAX_NODES], 0);
-        for cpu in 0..shape.cpus {
-            let node = node_of(cpu).min(MAX_NODES - 1);
-            if group_of[node] == usize::MAX {
-                group_of[node] = groups;
-                groups += 1;
-            }
-            sizes[group_of[node]] += 1;
-        }
-        let columns = if cpu_major { 1 } else { sizes.iter().max().copied().unwrap_or(0) };
-        let groups = if cpu_major { shape.cpus } else { groups };
-        let geometry = Geometry::new(shape, platform.page_size(), groups, columns).ok_or(Errno::INVAL)?;
-
-        let length = groups.checked_mul(geometry.group_span()).ok_or(Errno::NOMEM)?;
-        let memory = (platform.map(length + geometry.page)?, length + geometry.page);
-        let base = memory.0.next_multiple_of(geometry.page);
-        let parts = Parts::new(&geometry, platform.page_size());
-        let most_rows = (geometry.chunks * geometry.grains) as u32;
-        let most_owners = OWNERS.min(most_rows) + 1;
-        let carve = |from: usize| {
-            let mut carver = Carver(from);
-            let chunks = carver.piece(parts.length * geometry.chunks, platform.page_size());
-            let rows = carver.piece(Pool::<Row>::bytes(most_rows), 64);
-            let owners = carver.piece(Pool::<Record>::bytes(most_owners), 64);
-            let ranges = carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64);
-            let stack = carver.piece(geometry.chunks * size_of::<u32>(), 64);
-            let columns = carver.piece(geometry.cpus * size_of::<usize>(), 64);
-            let isolated = carver.piece(geometry.cpus, 1);
-            let [offsets, fenced] =
-                [(); 2].map(|()| carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64));
-            (
-                [chunks, rows, owners, ranges, stack, columns, isolated, offsets, fenced],
-                carver.0.next_multiple_of(platform.page_size()),
-            )
-        };
-        let tables_length = carve(0).1;
-        let tables = platform.map(tables_length).inspect_err(|_| {
-            // SAFETY: mapped above, and nobody has seen it.
-            unsafe { platform.unmap(memory.0, memory.1) };
-        })?;
-        let ([chunks, rows, owners, ranges, stack, columns, isolated, offsets, fenced], _) = carve(tables);
-        // A huge page would put memory behind pages that count as empty.
-        let _ = platform.huge_pages(base, length, false);
-
-        // SAFETY: each has its piece of fresh zeroes, as long as it needs; rows and records are valid as zeroes.
-        let (chunks, mut rows, work) = unsafe {
-            let rows =
-                Rows { rows: Pool::at(rows, most_rows), owners: Pool::at(owners, most_owners), grain: geometry.grain };
-            (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
-        };
-        rows.open(0); // Nobody.
-        let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
-        let any_isolated = (0..shape.cpus).any(is_isolated);
-        let data = PerCpuData {
-            geometry,
-            mappings: [memory, (tables, tables_length)],
-            base,
-            offsets: core::ptr::with_exposed_provenance_mut(offsets),
-            fenced: core::ptr::with_exposed_provenance_mut(if any_isolated { fenced } else { offsets }),
-            columns: core::ptr::with_exposed_provenance(columns),
-            isolated: core::ptr::with_exposed_provenance(isolated),
-            state: Mutex::new(State::new(chunks, rows)),
-            turn: Mutex::new(work),
-            wanted: AtomicBool::new(true),
-            charge,
-        };
-        let mut columns_used = [0; MAX_NODES];
-        for cpu in 0..shape.cpus {
-            let node = node_of(cpu).min(MAX_NODES - 1);
-            let group = if cpu_major { cpu } else { group_of[node] };
-            let column = if cpu_major { 0 } else { columns_used[group] };
-            if !cpu_major {
-                columns_used[group] += 1;
-            }
-            if platform.nodes() > 1 && column == 0 {
-                // A preference: memory comes from elsewhere rather than not at all.
-                let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
-            }
-            // SAFETY: the tables have an entry for every CPU, and nobody else has them yet.
-            unsafe {
-                data.offsets.add(cpu).write(group * data.geometry.group_span());
-                data.columns.cast_mut().add(cpu).write(column);
-                data.isolated.cast_mut().add(cpu).write(is_isolated(cpu));
-            }
-        }
-        Ok(data)
-    }
-
-    /// Gives everything back.
-    ///
-    /// # Safety
-    /// Nobody uses the instance or anything that was allocated in it any more.
-    pub unsafe fn close<P: Platform>(&self, platform: &P) {
-        for (address, length) in self.mappings {
-            // SAFETY: mapped by `open`, and unused as the caller promises.
-            unsafe { platform.unmap(address, length) };
-        }
-    }
-
-    /// A new owner.
-    ///
-    /// # Errors
-    /// [`Refused::Full`] with four million of them, or with as many as there can be rows.
-    pub fn open_owner(&self) -> Result<Owner, Refused> {
-        self.open_owner_for(0)
+    /// [`Refused::Full`] with four million of them, or with as many as there can be rows; [`Refused::Memory`].
+    pub fn open_owner<P: Platform>(&self, platform: &P) -> Result<Owner, Refused> {
+        self.open_owner_for(platform, 0)
     }
 
     /// The same with a word that says who pays, not 0, for whoever composes this: it is told again when something comes back.
     ///
     /// # Errors
     /// As for [`PerCpuData::open_owner`].
-    pub fn open_owner_for(&self, payer: u64) -> Result<Owner, Refused> {
-        self.state.lock().rows.open(payer).ok_or(Refused::Full)
+    pub fn open_owner_for<P: Platform>(&self, platform: &P, payer: u64) -> Result<Owner, Refused> {
+        loop {
+            let mut state = self.state.lock();
+            if let Some(owner) = state.rows.open(payer) {
+                return Ok(owner);
+            }
+            let opened = state.rows.owners.opened();
+            drop(state);
+            self.open_owners(platform, opened)?;
+        }
     }
 
     /// Who pays for what an owner has; 0 if nobody does, or there is no such owner.
@@ -554,6 +434,7 @@ impl<C: Charge> PerCpuData<C> {
         work: &mut Work,
         request: &Request,
     ) -> Result<Handle, Refused> {
+        self.ready_rows(platform)?;
         let mut state = self.settled();
         // Somebody else may have made room while this thread waited for its turn.
         if let Some(place) = state.share(request) {
@@ -565,8 +446,8 @@ impl<C: Charge> PerCpuData<C> {
         let spot = loop {
             match state.find(request, false) {
                 Some(spot) => break spot,
-                None if state.recall().is_some() || state.grow() => {}
-                None => return Err(Refused::Full),
+                None if state.recall().is_some() => {}
+                None => state = self.grow(platform, state)?,
             }
         };
         let place = state.commit(spot, request).ok_or(Refused::Full)?;

@@ -41,6 +41,7 @@ mod host;
 mod lent;
 mod lists;
 mod map;
+mod open;
 mod pool;
 pub mod reference;
 mod rows;

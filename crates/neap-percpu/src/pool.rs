@@ -1,10 +1,11 @@
-//! A table of entries that come and go, in memory that is mapped as far as it can ever grow and touched as it does.
+//! A table of entries that come and go, in address space for as many as there can ever be, of which those are used that were opened.
 //!
 //! Sits between the tables' memory and rows and owners, under the allocator's lock. An entry that was given back is handed
 //! out again before one that was never used; nothing goes back to the system.
 
 use crate::chunk::NONE;
 use core::marker::PhantomData;
+use core::ops::Range;
 
 #[derive(Debug)]
 #[repr(C)]
@@ -18,7 +19,10 @@ struct Entry<T> {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     address: usize,
-    most: u32,
+    /// Entries that may be touched.
+    opened: u32,
+    /// Entries behind which there is memory; those beyond may be without.
+    ready: u32,
     /// Entries that were ever in use.
     reach: u32,
     free: u32,
@@ -32,9 +36,14 @@ impl<T: Copy> Pool<T> {
     }
 
     /// # Safety
-    /// [`Pool::bytes`] zeroes at `address`, aligned, belong to the pool as long as it is used; `T` is valid as zeroes.
-    pub(crate) unsafe fn at(address: usize, most: u32) -> Pool<T> {
-        Pool { address, most, reach: 0, free: NONE, in_use: 0, kind: PhantomData }
+    /// Zeroes at `address`, aligned, of [as many bytes](Pool::bytes) as are opened belong to the pool as long as it is used; `T` is valid as zeroes.
+    pub(crate) unsafe fn at(address: usize) -> Pool<T> {
+        Pool { address, opened: 0, ready: 0, reach: 0, free: NONE, in_use: 0, kind: PhantomData }
+    }
+
+    /// Where entries lie.
+    pub(crate) fn places(&self, entries: Range<u32>) -> Range<usize> {
+        self.address + Self::bytes(entries.start)..self.address + Self::bytes(entries.end)
     }
 
     fn entry(&self, index: u32) -> *mut Entry<T> {
@@ -52,14 +61,38 @@ impl<T: Copy> Pool<T> {
         unsafe { &mut (*self.entry(index)).value }
     }
 
-    /// An entry that nobody has, as it was given back, or all zeroes.
+    pub(crate) fn opened(&self) -> u32 {
+        self.opened
+    }
+
+    /// Lets the entries below an index be used.
+    ///
+    /// # Safety
+    /// Their memory may be touched.
+    pub(crate) unsafe fn open(&mut self, end: u32) {
+        self.opened = end;
+    }
+
+    /// Entries that are to have memory, so that the next `ahead` that are taken have it; none, where they have.
+    pub(crate) fn unready(&self, ahead: u32) -> Range<u32> {
+        let reach = self.reach.max(self.ready);
+        let missing = self.ready < (self.reach + ahead).min(self.opened);
+        reach..if missing { (reach + ahead).min(self.opened) } else { reach }
+    }
+
+    /// The entries below an index have memory.
+    pub(crate) fn note_ready(&mut self, end: u32) {
+        self.ready = end;
+    }
+
+    /// An entry that nobody has, as it was given back, or all zeroes; `None` where all that were opened are in use.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let index = if self.free != NONE {
             let index = self.free;
             // SAFETY: as in `get`.
             self.free = unsafe { (*self.entry(index)).link };
             index
-        } else if self.reach < self.most {
+        } else if self.reach < self.opened {
             self.reach += 1;
             self.reach - 1
         } else {

@@ -8,7 +8,7 @@
 //!    only one is destroyed, any other is sidelined;
 //! 2. the same for what stayed empty since the last tick, although in no chunk a quarter is: the reserve's smallest number of
 //!    pages since then, beyond what it is for;
-//! 3. populates pages until the reserve is full, all of it if somebody was refused.
+//! 3. populates pages until the reserve is full, all of it if somebody was refused, and rows for it.
 //!
 //! While an isolated CPU runs the process nothing goes back unless somebody asks for it: the kernel would interrupt it. Allocations may have what
 //! `free` isolates then, and what it isolates while the system is not asked because it refused. Where they, or the reserve, lack room they may have
@@ -169,12 +169,9 @@ impl<C: Charge> PerCpuData<C> {
                 state = self.state.lock();
             }
         }
-        let starved = state.starved;
-        if starved || state.empty < high {
-            drop(state);
-            self.replenish(platform, &mut work);
-            state = self.state.lock();
-        }
+        drop(state);
+        self.replenish(platform, &mut work);
+        let mut state = self.state.lock();
         state.empty_low = state.empty;
         report.released = work.counts.released - before.released;
         report.failed = work.counts.release_failures - before.release_failures;
@@ -317,8 +314,11 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Populates pages until the reserve is full; gives up where the system does, or where there is no address space.
+    /// Populates pages until the reserve is full, and rows for it; gives up where the system does, or where there is no address space.
     pub(crate) fn replenish<P: Platform>(&self, platform: &P, work: &mut Work) {
+        if self.ready_rows(platform).is_err() {
+            return;
+        }
         let mut state = self.state.lock();
         let high = self.geometry.high;
         let mut wanted = if state.starved { high } else { high.saturating_sub(state.empty) };
@@ -329,10 +329,9 @@ impl<C: Charge> PerCpuData<C> {
                 continue;
             }
             let Some((chunk, pages)) = state.next_holes(wanted) else {
-                if state.grow() {
-                    continue;
-                }
-                return;
+                let Ok(grown) = self.grow(platform, state) else { return };
+                state = grown;
+                continue;
             };
             drop(state);
             let answer = self.populate(platform, work, chunk, &pages);

@@ -19,7 +19,7 @@ const PART: usize = 1000;
 const TICK: usize = 50;
 
 fn make(data: &PerCpuData, machine: &Virtual) -> Owner {
-    let owner = data.open_owner().unwrap();
+    let owner = data.open_owner(machine).unwrap();
     for size in SIZES {
         data.allocate(machine, owner, size, 8, Wait::Long).unwrap();
     }

@@ -9,7 +9,7 @@ use neap_base::{Linux, Platform};
 use neap_percpu::{LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use std::collections::BTreeSet;
 
-const CALLS: [Call; 3] = [Call::Populate, Call::Release, Call::ReleaseScattered];
+const CALLS: [Call; 4] = [Call::Open, Call::Populate, Call::Release, Call::ReleaseScattered];
 const LAYOUTS: [Layout; 2] = [Layout::Rows, Layout::CpuMajor];
 
 /// A size: mostly small, sometimes as large as there is; and an alignment.
@@ -42,7 +42,7 @@ fn step<P: Platform>(
         }
         9..17 if !held.is_empty() => give(data, held.swap_remove(random.below(held.len() as u64) as usize)),
         17 => _ = data.tick(platform),
-        18 => owners.push(data.open_owner().unwrap()),
+        18 => owners.push(data.open_owner(platform).unwrap()),
         19 if owners.len() > 4 => {
             let owner = owners.swap_remove(1 + random.below(owners.len() as u64 - 1) as usize);
             held.extract_if(.., |held| held.owner == owner).for_each(|held| held.check(data));
@@ -105,7 +105,7 @@ fn calls_that_fail_at_any_time_cost_nothing_but_what_was_asked_for() {
     for layout in LAYOUTS {
         let machine = Virtual::new(4096, 4);
         history(&machine, &shape(layout, 4, 4096), 3000, |_, step, random| {
-            let call = CALLS[random.below(3) as usize];
+            let call = CALLS[random.below(CALLS.len() as u64) as usize];
             if step == u64::MAX {
                 CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
             } else {
@@ -151,7 +151,11 @@ fn populated_pages_are_exactly_those_that_are_resident() {
                 // One kind of call at a time: where the repair of what failed fails as well, a page is lost to the count.
                 CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
                 if step != u64::MAX {
-                    machine.fail(CALLS[step as usize % 3], random.below(4) as usize, random.below(3) as usize);
+                    machine.fail(
+                        CALLS[step as usize % CALLS.len()],
+                        random.below(4) as usize,
+                        random.below(3) as usize,
+                    );
                 }
                 check_residence(data);
             });
@@ -180,7 +184,7 @@ fn threads_and_a_worker_do_not_disturb_each_other() {
             scope.spawn(move || {
                 let _done = Done(done);
                 let (mut random, mut held) = (Random(seed + thread), Vec::new());
-                let mut owners = vec![Owner::NOBODY, data.open_owner().unwrap()];
+                let mut owners = vec![Owner::NOBODY, data.open_owner(linux).unwrap()];
                 for stamp in 0..6000 {
                     step(data, linux, &mut random, &mut owners, &mut held, stamp);
                     if stamp % 1500 == 1499 {

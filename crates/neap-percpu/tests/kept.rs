@@ -17,7 +17,7 @@ fn get(data: &PerCpuData, machine: &Virtual, owner: Owner, size: usize) -> Resul
 fn what_is_kept_is_free_for_who_looks() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
-    let owner = data.open_owner().unwrap();
+    let owner = data.open_owner(&machine).unwrap();
     let kept = get(&data, &machine, owner, 100).unwrap();
     settle(&data, &machine);
     let before = data.statistics();
@@ -40,7 +40,7 @@ fn what_is_kept_is_free_for_who_looks() {
 fn what_is_kept_is_not_had_for_what_is_smaller() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
-    let owner = data.open_owner().unwrap();
+    let owner = data.open_owner(&machine).unwrap();
     give(&data, get(&data, &machine, owner, 1000).unwrap());
     let small = get(&data, &machine, owner, 8).unwrap();
     assert_eq!(data.statistics().row_bytes, data.dimensions().stripe);
@@ -52,7 +52,7 @@ fn what_is_kept_is_not_had_for_what_is_smaller() {
 fn what_is_kept_is_in_nobodys_way() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &Shape { span: 64 << 10, ..shape(Layout::Rows, CPUS, 4096) });
-    let [one, other] = [(); 2].map(|()| data.open_owner().unwrap());
+    let [one, other] = [(); 2].map(|()| data.open_owner(&machine).unwrap());
     let all = core::iter::repeat_with(|| get(&data, &machine, one, 2048)).take(33);
     let mut held: Vec<Held> = all.take_while(Result::is_ok).map(Result::unwrap).collect();
     assert_eq!(held.len(), 32);
@@ -70,7 +70,7 @@ fn what_is_kept_is_in_nobodys_way() {
 fn what_is_kept_was_freed() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
-    let owner = data.open_owner().unwrap();
+    let owner = data.open_owner(&machine).unwrap();
     let others = [8, 8].map(|size| get(&data, &machine, owner, size).unwrap());
     let mut last = None;
     for size in [64, 64, 64, 16, 64, 64] {
@@ -93,19 +93,19 @@ fn an_owner_that_is_closed_takes_what_is_kept_along() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
     for size in [8, 700, 2048] {
-        let owner = data.open_owner().unwrap();
+        let owner = data.open_owner(&machine).unwrap();
         give(&data, get(&data, &machine, owner, size).unwrap());
         // SAFETY: nobody uses what it had.
         assert_eq!(unsafe { data.close_owner(owner) }, Ok(0));
         // The same with what was handed out again.
-        let owner = data.open_owner().unwrap();
+        let owner = data.open_owner(&machine).unwrap();
         give(&data, get(&data, &machine, owner, size).unwrap());
         let handle = get(&data, &machine, owner, size).unwrap().handle;
         // SAFETY: as above.
         assert_eq!(unsafe { data.close_owner(owner) }, Ok(size.next_multiple_of(8) * CPUS));
         // SAFETY: as above.
         assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated));
-        let next = data.open_owner().unwrap();
+        let next = data.open_owner(&machine).unwrap();
         let held = get(&data, &machine, next, size).unwrap();
         assert_eq!(data.statistics().rows, 1);
         give(&data, held);
@@ -123,7 +123,7 @@ fn nothing_is_kept_where_its_end_is_work() {
         let both = [(); 2].map(|()| open(&machine, &shape(Layout::Rows, CPUS, 4096)));
         let sizes: Vec<usize> = (0..80).map(|_| 1 << (3 + random.below(10))).collect();
         let mut held = both.each_ref().map(|data| {
-            let held = |size: &usize| get(data, &machine, data.open_owner().unwrap(), *size).unwrap();
+            let held = |size: &usize| get(data, &machine, data.open_owner(&machine).unwrap(), *size).unwrap();
             sizes.iter().map(held).collect::<Vec<_>>()
         });
         both.iter().for_each(|data| settle(data, &machine));

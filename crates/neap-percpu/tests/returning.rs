@@ -38,7 +38,7 @@ fn run(shape: &Shape, owners: usize, goes: impl Fn(usize) -> bool, before: usize
     let populated = || data.statistics().populated;
     let start = populated();
     let make = |_| {
-        let owner = data.open_owner().unwrap();
+        let owner = data.open_owner(&machine).unwrap();
         for size in SIZES {
             data.allocate(&machine, owner, size, 8, Wait::Long).unwrap();
         }

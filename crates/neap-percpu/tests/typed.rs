@@ -52,7 +52,7 @@ impl Drop for Dropped<'_> {
 
 fn values<P: Platform>(platform: &P, shape: &Shape) {
     let (data, dropped) = (open(platform, shape), AtomicUsize::new(0));
-    let (host, owner) = (Alone { data: &data, platform }, data.open_owner().unwrap());
+    let (host, owner) = (Alone { data: &data, platform }, data.open_owner(platform).unwrap());
     let value = PerCpu::new(host, owner, Wait::Long, |cpu| Dropped(cpu as u64 * 1000, &dropped)).unwrap();
     let mine = value.on(1 % shape.cpus);
     assert!(mine.0 == 1000 % (shape.cpus as u64 * 1000));

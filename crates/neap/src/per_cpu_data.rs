@@ -143,7 +143,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// # Errors
     /// As there.
     pub fn open_owner(&self) -> Result<Owner, Refused> {
-        self.inside(|| self.data.open_owner())
+        self.inside(|| self.data.open_owner(self.platform()))
     }
 
     /// An owner whose data is charged to a group: all copies, as [`Kind::PerCpu`].
@@ -152,7 +152,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// As for [`PerCpuData::open_owner`].
     pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
         // The copies are on all nodes, so they are booked under the first.
-        self.inside(|| self.data.open_owner_for(group.payer(Kind::PerCpu, 0).to_bits()))
+        self.inside(|| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
     }
 
     /// [`PerCpuData::close_owner`].

@@ -1,11 +1,10 @@
 //! A program that locks its memory has of neap's tables what is in use, and not the address space they are in.
 //!
-//! Method: this process locks all that it has and will have, makes per-CPU data, and looks at what became resident and at what goes back.
+//! Method: this process makes per-CPU data, locks all that it has, and later all that it will have, makes more of it, and looks at what became resident and at what goes back.
 
-use core::time::Duration;
 use neap::percpu::PerCpuCounter;
-use neap::process::PROCESS;
-use std::time::Instant;
+use neap_base::Linux;
+use neap_percpu::{Owner, PerCpuData, Shape, Wait};
 
 /// More than everything here takes, and less than the address space of one CPU's data.
 const LITTLE: u64 = 128 << 20;
@@ -15,23 +14,47 @@ fn resident() -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * neap_base::platform::memory::page_size() as u64
 }
 
+/// So many bytes more are resident after `work`.
+fn grown(work: impl FnOnce()) -> u64 {
+    let before = resident();
+    work();
+    resident().saturating_sub(before)
+}
+
 #[test]
 fn what_is_locked_is_what_was_touched() {
-    // SAFETY: has no preconditions.
-    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
-        eprintln!("skipped: this process may not lock its memory ({})", std::io::Error::last_os_error());
-        return;
-    }
-    let before = resident();
     let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new(1).unwrap()).collect();
     counters.iter().for_each(|counter| counter.add(1));
-    let full = resident() - before;
-    assert!(full < LITTLE, "{full} bytes for 20 000 counters");
-    drop(counters);
-    // neap's own thread may be at it.
-    let end = Instant::now() + Duration::from_secs(20);
-    while resident() + (1 << 20) > before + full {
-        assert!(Instant::now() < end, "what is locked goes back, too");
-        PROCESS.release_all();
+    let lock = |which| {
+        // SAFETY: has no preconditions.
+        let locked = unsafe { libc::mlockall(which) } == 0;
+        if !locked {
+            eprintln!("skipped: this process may not lock its memory ({})", std::io::Error::last_os_error());
+        }
+        locked
+    };
+    let mut locked = true;
+    let filled = grown(|| locked = lock(libc::MCL_CURRENT));
+    assert!(filled < LITTLE, "{filled} bytes filled");
+    // Before that is used which it reserves.
+    if !locked || !lock(libc::MCL_CURRENT | libc::MCL_FUTURE) {
+        return;
     }
+    let linux = Linux::probe();
+    let mut data = None;
+    let opened = grown(|| {
+        data = Some(PerCpuData::open(&linux, &Shape::usual(2), |_| 0, ()).unwrap());
+    });
+    let data = data.unwrap();
+    let mut handles = Vec::new();
+    let full = grown(|| {
+        handles.extend((0..20_000).map(|_| data.allocate(&linux, Owner::NOBODY, 64, 8, Wait::Long).unwrap()));
+    });
+    assert!(opened + full < LITTLE, "{opened} and {full} bytes for 20 000 allocations");
+    // SAFETY: nobody uses them any more.
+    handles.into_iter().for_each(|handle| _ = unsafe { data.free(handle) }.unwrap());
+    let before = resident();
+    while data.release_all(&linux, &|| false).more {}
+    let gone = before - resident();
+    assert!(gone + (1 << 20) > 20_000 * 2 * 64, "what is locked goes back, too: {gone} of {full} bytes did");
 }

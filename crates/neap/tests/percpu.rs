@@ -113,15 +113,15 @@ fn where_address_space_is_scarce_or_refused_it_makes_do_with_less() {
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let before = machine.mapped_bytes();
-    machine.fail(Call::Map, 0, 2);
+    machine.fail(Call::Reserve, 0, 2);
     set(&mm.per_cpu(Wait::Long).unwrap());
     assert!(machine.mapped_bytes() - before < 1 << 30, "a sixteenth of what is usual");
     // Refused altogether it is made by a later call.
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
-    machine.fail(Call::Map, 0, 100);
+    machine.fail(Call::Reserve, 0, 100);
     assert!(matches!(mm.per_cpu(Wait::Long), Err(Refused::Memory(_))));
-    machine.fail(Call::Map, 0, 0);
+    machine.fail(Call::Reserve, 0, 0);
     set(&mm.per_cpu(Wait::Long).unwrap());
     proves(&*mm);
 }
@@ -142,7 +142,7 @@ fn who_may_not_wait_gets_what_is_there_or_nothing() {
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();
     source.allocate(Owner::NOBODY, 8, 8, Wait::Long).unwrap();
-    let calls = || [Call::Map, Call::Populate, Call::Release].map(|call| machine.made(call));
+    let calls = || [Call::Map, Call::Open, Call::Populate, Call::Release].map(|call| machine.made(call));
     let before = calls();
     let mut got = 0;
     while source.allocate(Owner::NOBODY, 2000, 8, Wait::Never).is_ok() {

@@ -286,7 +286,8 @@ mod tests {
         let machine = Virtual::new(4096, cpus);
         let shape = Shape { layout, span: 16 << 20, ..Shape::usual(cpus) };
         let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
-        let make = |size: usize| data.allocate(&machine, data.open_owner().unwrap(), size, 8, Wait::Long).unwrap();
+        let make =
+            |size: usize| data.allocate(&machine, data.open_owner(&machine).unwrap(), size, 8, Wait::Long).unwrap();
         let mut handles: Vec<_> = (0..600).map(|at| (at, make(if at % 7 == 0 { 600 } else { 1400 }))).collect();
         let mut free = |goes: &dyn Fn(usize) -> bool| {
             handles.retain(|&(at, handle)| {

@@ -171,7 +171,7 @@ impl Shrinkers {
     /// [`NotDone::NoMemory`].
     pub fn open<H: Host>(host: &H) -> Result<Shrinkers, NotDone> {
         host.inside(|| {
-            let owner = host.data().open_owner()?;
+            let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
             let places = Places::open(host, nodes).inspect_err(|_| {
                 // SAFETY: nobody has heard of it.

@@ -57,22 +57,23 @@ impl<'r> Tally<'r> {
     fn mapping(&mut self, mapping: &Mapping<'_>, present: &dyn Fn(usize, usize) -> Option<u64>) {
         let &Mapping { start, end, resident, .. } = mapping;
         self.all += resident;
-        let mut rest = resident;
+        let (mut rest, mut own) = (resident, false);
         // The kernel joins mappings that lie beside each other and are alike, whoever made them.
         for range in self.ranges {
             let (from, to) = (range.start.max(start), (range.start + range.length).min(end));
             if from < to {
+                own = true;
                 let here = if (from, to) == (start, end) { resident } else { present(from, to).unwrap_or(resident) };
                 let here = here.min(rest).min((to - from) as u64);
                 rest -= here;
                 if range.of == Source::Arena { self.arena += here } else { self.resident[range.of as usize] += here }
             }
         }
-        self.foreign(mapping, rest);
+        self.foreign(mapping, rest, own);
     }
 
-    /// What is not neap's of a mapping.
-    fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64) {
+    /// What is not neap's of a mapping, of which some is neap's `own`, or nothing.
+    fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64, own: bool) {
         let &Mapping { start, end, rights: [read, write, execute, share], name, .. } = mapping;
         let private = share == b'p';
         let starts = |with: &[u8]| name.starts_with(with);
@@ -106,7 +107,7 @@ impl<'r> Tally<'r> {
         } else {
             self.resident[of as usize] += resident;
         }
-        if name.is_empty() && [read, write, execute] == *b"---" {
+        if name.is_empty() && [read, write, execute] == *b"---" && !own {
             self.guard = end;
         }
     }
@@ -322,5 +323,8 @@ mod tests {
         let seen = tally(&ranges, &[(5, 30, b"rw-p", "", 12), (100, 200, b"rw-p", "", 50)], 4);
         let expected = [(Source::Arena, 50), (Source::Stacks, 4), (Source::Ticks, 4), (Source::Anonymous, 4)];
         assert_eq!(pages(&seen), expected);
+        // What neap has reserved and not opened guards nobody's stack.
+        let part = [(10, 12, b"rw-p", "", 2), (12, 25, b"---p", "", 0), (25, 30, b"rw-p", "", 5)];
+        assert_eq!(pages(&tally(&ranges, &part, 4)), [(Source::Stacks, 2), (Source::Anonymous, 5)]);
     }
 }

@@ -169,7 +169,7 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
 fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let owner = data.open_owner().map_err(refused)?;
+    let owner = data.open_owner(linux).map_err(refused)?;
     if shared {
         // Its row has room.
         data.allocate(linux, owner, 8, 8, Wait::Long).map_err(refused)?;
@@ -193,7 +193,7 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
     let cycle = |number: usize| -> Result<()> {
-        let owner = data.open_owner().map_err(refused)?;
+        let owner = data.open_owner(linux).map_err(refused)?;
         for size in SIZES {
             data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
         }

@@ -168,7 +168,7 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let mut held = Vec::with_capacity(owners.len());
     for sizes in owners {
-        let owner = data.open_owner().map_err(refused)?;
+        let owner = data.open_owner(*linux).map_err(refused)?;
         for &size in sizes {
             data.allocate(*linux, owner, size, 8, Wait::Long).map_err(refused)?;
         }

@@ -1,0 +1,289 @@
+//! Where an instance's memory and tables lie, and how far they are open.
+//!
+//! Sits between the platform's address space and the allocator. All of the address space that an instance can ever use is reserved when it is made, so that
+//! addresses are arithmetic, and opened from the start on by steps, before somebody needs more: what is not open is nothing that the system would fill for a program
+//! that locks all of its memory, write into a dump, or count where it grants no more than it has. What was opened stays so; its memory comes and goes by the page. Steps are
+//! taken under the turn, and never under the state's lock.
+
+use crate::chunk::{Chunks, Parts};
+use crate::data::{Charge, PerCpuData, Refused};
+use crate::geometry::{Geometry, Layout, Shape};
+use crate::pool::Pool;
+use crate::rows::{Owner, Record, Row, Rows};
+use crate::state::State;
+use crate::work::Work;
+use core::sync::atomic::AtomicBool;
+use neap_base::mutex::Guard;
+use neap_base::platform::Errno;
+use neap_base::platform::memory::{Range, SCATTERED_RANGES};
+use neap_base::platform::nodes::MAX_NODES;
+use neap_base::{Mutex, Platform};
+
+/// The most owners at a time, however many rows there can be.
+const OWNERS: u32 = 1 << 22;
+/// Owners in a step.
+const OWNERS_STEP: u32 = 1 << 14;
+/// Bytes of a group's memory in a step, or one chunk.
+const STEP: usize = 1 << 20;
+
+/// Takes pieces of a mapping, or only counts them.
+struct Carver(usize);
+
+impl Carver {
+    fn piece(&mut self, bytes: usize, align: usize) -> usize {
+        let start = self.0.next_multiple_of(align);
+        self.0 = start + bytes;
+        start
+    }
+}
+
+impl<C: Charge> PerCpuData<C> {
+    /// Makes an instance. `node_of` says which node a CPU is nearest to, also for CPUs that do not exist yet: their copies are
+    /// made with all others, so nothing changes when they come.
+    ///
+    /// # Errors
+    /// `INVAL` for a shape that makes no sense, `NOMEM` or `AGAIN` where the address space is refused.
+    pub fn open<P: Platform>(
+        platform: &P,
+        shape: &Shape,
+        node_of: impl Fn(usize) -> usize,
+        charge: C,
+    ) -> Result<PerCpuData<C>, Errno> {
+        let cpu_major = shape.layout == Layout::CpuMajor;
+        // Nodes without a CPU have no copies, so they are no groups.
+        let (mut group_of, mut sizes, mut groups) = ([usize::MAX; MAX_NODES], [0; MAX_NODES], 0);
+        for cpu in 0..shape.cpus {
+            let node = node_of(cpu).min(MAX_NODES - 1);
+            if group_of[node] == usize::MAX {
+                group_of[node] = groups;
+                groups += 1;
+            }
+            sizes[group_of[node]] += 1;
+        }
+        let columns = if cpu_major { 1 } else { sizes.iter().max().copied().unwrap_or(0) };
+        let groups = if cpu_major { shape.cpus } else { groups };
+        let geometry = Geometry::new(shape, platform.page_size(), groups, columns).ok_or(Errno::INVAL)?;
+
+        let length = groups.checked_mul(geometry.group_span()).ok_or(Errno::NOMEM)?;
+        let memory = (platform.reserve(length + geometry.page)?, length + geometry.page);
+        let base = memory.0.next_multiple_of(geometry.page);
+        let parts = Parts::new(&geometry, platform.page_size());
+        let carve = |from: usize| {
+            let mut carver = Carver(from);
+            let ranges = carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64);
+            let stack = carver.piece(geometry.chunks * size_of::<u32>(), 64);
+            let columns = carver.piece(geometry.cpus * size_of::<usize>(), 64);
+            let isolated = carver.piece(geometry.cpus, 1);
+            let [offsets, fenced] =
+                [(); 2].map(|()| carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64));
+            // Those before are open from the start; these grow.
+            let chunks = carver.piece(parts.length * geometry.chunks, platform.page_size());
+            let rows = carver.piece(Pool::<Row>::bytes(most_rows(&geometry)), platform.page_size());
+            let owners = carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), platform.page_size());
+            (
+                [ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners],
+                carver.0.next_multiple_of(platform.page_size()),
+            )
+        };
+        let tables_length = carve(0).1;
+        // SAFETY: reserved above, and nobody has seen it.
+        let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
+        let tables = platform.reserve(tables_length).inspect_err(unmap)?;
+        let ([ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners], _) = carve(tables);
+        // SAFETY: as above.
+        unsafe {
+            platform.open(tables, chunks - tables).inspect_err(|error| {
+                platform.unmap(tables, tables_length);
+                unmap(error);
+            })?;
+        }
+        // A huge page would put memory behind pages that count as empty.
+        let _ = platform.huge_pages(base, length, false);
+
+        // SAFETY: each has its piece of fresh zeroes, as long as it needs; rows and records are valid as zeroes.
+        let (chunks, rows, work) = unsafe {
+            let rows = Rows { rows: Pool::at(rows), owners: Pool::at(owners), grain: geometry.grain };
+            (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
+        };
+        let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
+        let any_isolated = (0..shape.cpus).any(is_isolated);
+        let data = PerCpuData {
+            geometry,
+            mappings: [memory, (tables, tables_length)],
+            base,
+            offsets: core::ptr::with_exposed_provenance_mut(offsets),
+            fenced: core::ptr::with_exposed_provenance_mut(if any_isolated { fenced } else { offsets }),
+            columns: core::ptr::with_exposed_provenance(columns),
+            isolated: core::ptr::with_exposed_provenance(isolated),
+            state: Mutex::new(State::new(chunks, rows)),
+            turn: Mutex::new(work),
+            wanted: AtomicBool::new(true),
+            charge,
+        };
+        let mut columns_used = [0; MAX_NODES];
+        for cpu in 0..shape.cpus {
+            let node = node_of(cpu).min(MAX_NODES - 1);
+            let group = if cpu_major { cpu } else { group_of[node] };
+            let column = if cpu_major { 0 } else { columns_used[group] };
+            if !cpu_major {
+                columns_used[group] += 1;
+            }
+            if platform.nodes() > 1 && column == 0 {
+                // A preference: memory comes from elsewhere rather than not at all.
+                let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
+            }
+            // SAFETY: the tables have an entry for every CPU, and nobody else has them yet.
+            unsafe {
+                data.offsets.add(cpu).write(group * data.geometry.group_span());
+                data.columns.cast_mut().add(cpu).write(column);
+                data.isolated.cast_mut().add(cpu).write(is_isolated(cpu));
+            }
+        }
+        match data.open_owner(platform) {
+            Ok(Owner::NOBODY) => Ok(data),
+            answer => {
+                // SAFETY: nobody has seen the instance.
+                unsafe { data.close(platform) };
+                Err(if let Err(Refused::Memory(error)) = answer { error } else { Errno::NOMEM })
+            }
+        }
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// Nobody uses the instance or anything that was allocated in it any more.
+    pub unsafe fn close<P: Platform>(&self, platform: &P) {
+        for (address, length) in self.mappings {
+            // SAFETY: mapped by `open`, and unused as the caller promises.
+            unsafe { platform.unmap(address, length) };
+        }
+    }
+
+    /// Creates a chunk, whose tables have memory before anybody touches them under the state's lock. For who has the turn; the state is let go meanwhile.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] where there is no address space, [`Refused::Memory`].
+    pub(crate) fn grow<'a, P: Platform>(
+        &'a self,
+        platform: &P,
+        mut state: Guard<'a, State>,
+    ) -> Result<Guard<'a, State>, Refused> {
+        loop {
+            let Some(chunk) = state.chunks.next() else {
+                state = self.open_chunks(platform, state)?;
+                continue;
+            };
+            let tables = state.chunks.tables(chunk)..state.chunks.tables(chunk + 1);
+            drop(state);
+            populate(platform, tables)?;
+            state = self.state.lock();
+            if state.grow() {
+                return Ok(state);
+            }
+        }
+    }
+
+    /// Puts memory behind rows that are about to be used: as many as the reserve has room for, by those who may not wait. For who has the turn.
+    ///
+    /// # Errors
+    /// [`Refused::Memory`].
+    pub(crate) fn ready_rows<P: Platform>(&self, platform: &P) -> Result<(), Refused> {
+        let state = self.state.lock();
+        let rows = state.rows.rows.unready((self.geometry.high * self.geometry.page / self.geometry.stripe) as u32);
+        let places = state.rows.rows.places(rows.clone());
+        drop(state);
+        if !rows.is_empty() {
+            populate(platform, places)?;
+            self.state.lock().rows.rows.note_ready(rows.end);
+        }
+        Ok(())
+    }
+
+    /// Opens address space for more chunks, and for as many rows as they have grains. For who has the turn; the state is let go meanwhile.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] where there is no more, [`Refused::Memory`].
+    fn open_chunks<'a, P: Platform>(
+        &'a self,
+        platform: &P,
+        state: Guard<'a, State>,
+    ) -> Result<Guard<'a, State>, Refused> {
+        let Geometry { chunk, chunks, grains, groups, .. } = self.geometry;
+        let from = state.chunks.opened() as usize;
+        let end = (from + (STEP / chunk).max(1)).min(chunks);
+        if from == end {
+            return Err(Refused::Full);
+        }
+        let tables = state.chunks.tables(from as u32)..state.chunks.tables(end as u32);
+        let rows = state.rows.rows.places((from * grains) as u32..(end * grains) as u32);
+        drop(state);
+        let memory = (0..groups).map(|group| {
+            let start = self.pages_at(group, from as u32, 0);
+            start..start + (end - from) * chunk
+        });
+        memory.chain([tables, rows]).try_for_each(|part| open_pages(platform, part))?;
+        let mut state = self.state.lock();
+        // SAFETY: what they need was opened above, and what comes before by those who had the turn before.
+        unsafe {
+            state.chunks.open(end as u32);
+            state.rows.rows.open((end * grains) as u32);
+        }
+        Ok(state)
+    }
+
+    /// Opens address space for more owners than so many, unless somebody else has done so meanwhile.
+    ///
+    /// # Errors
+    /// As for [`PerCpuData::grow`].
+    pub(crate) fn open_owners<P: Platform>(&self, platform: &P, opened: u32) -> Result<(), Refused> {
+        let _turn = self.turn.lock();
+        let state = self.state.lock();
+        let from = state.rows.owners.opened();
+        let end = (from + OWNERS_STEP).min(most_owners(&self.geometry));
+        let places = state.rows.owners.places(from..end);
+        drop(state);
+        if from > opened {
+            return Ok(());
+        }
+        if from == end {
+            return Err(Refused::Full);
+        }
+        open_pages(platform, places)?;
+        // SAFETY: as above.
+        unsafe { self.state.lock().rows.owners.open(end) };
+        Ok(())
+    }
+}
+
+/// Opens every page that a range has a part of.
+fn open_pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
+    let (start, length) = pages(platform, range);
+    // SAFETY: ranges here are parts of what was reserved for the instance, which begins and ends with a page.
+    unsafe { platform.open(start, length) }.map_err(Refused::Memory)
+}
+
+/// Puts memory behind them.
+fn populate<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
+    let (start, length) = pages(platform, range);
+    match platform.populate(start, length) {
+        // A kernel that has no such call: it comes by touch.
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(error) => Err(Refused::Memory(error)),
+    }
+}
+
+/// Where the pages begin that a range has a part of, and how many bytes they are.
+fn pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> (usize, usize) {
+    let page = platform.page_size();
+    let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
+    (start, end - start)
+}
+
+fn most_rows(geometry: &Geometry) -> u32 {
+    (geometry.chunks * geometry.grains) as u32
+}
+
+fn most_owners(geometry: &Geometry) -> u32 {
+    OWNERS.min(most_rows(geometry)) + 1
+}

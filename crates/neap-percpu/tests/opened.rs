@@ -1,0 +1,118 @@
+//! Of an instance's address space, what nobody has needed yet may not be touched, so nothing else can fill it.
+//!
+//! Method: the kernel's list of mappings says how much may be written to, and its count of page faults what had no memory; the virtual machine refuses steps.
+
+mod machine;
+
+use machine::{end, open, shape, take, verify};
+use neap_base::Linux;
+use neap_base::virtual_platform::{Call, Virtual};
+use neap_percpu::{Layout, Owner, PerCpuData, Refused, Shape, Wait};
+
+/// Bytes of an instance that may be written to, and runs of them.
+fn writable(data: &PerCpuData) -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let (mut bytes, mut runs) = (0, 0);
+    for line in maps.lines() {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+        for (address, length) in data.mappings() {
+            let here = end.min(address + length).saturating_sub(start.max(address));
+            if rest.starts_with("rw") && here > 0 {
+                (bytes, runs) = (bytes + here, runs + 1);
+            }
+        }
+    }
+    (bytes, runs)
+}
+
+#[test]
+fn what_may_be_touched_follows_what_is_needed() {
+    let linux = Linux::probe();
+    let data = PerCpuData::open(&linux, &Shape::usual(2), |_| 0, ()).unwrap();
+    let reserved: usize = data.mappings().iter().map(|mapping| mapping.1).sum();
+    let (first, _) = writable(&data);
+    assert!(reserved > 2 << 30 && first < 2 << 20, "{first} of {reserved} bytes before anybody has anything");
+    let held: Vec<_> = (0..30_000)
+        .map(|stamp| {
+            let owner = data.open_owner(&linux).unwrap();
+            take(&data, &linux, owner, (8, 8), Wait::Long, stamp).unwrap()
+        })
+        .collect();
+    let (bytes, runs) = writable(&data);
+    let populated = data.populated_bytes().0;
+    assert!(populated > 3 << 20 && bytes < 3 * populated, "{bytes} bytes for {populated} in use");
+    assert!(runs <= 6, "the kernel has {runs} mappings of it");
+    end(&data, &linux, held);
+}
+
+#[test]
+fn a_step_that_is_refused_is_taken_later() {
+    let machine = Virtual::new(4096, 2);
+    let data = open(&machine, &shape(Layout::Rows, 2, 4096));
+    machine.fail(Call::Open, 0, 2);
+    for _ in 0..2 {
+        let answer = data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long);
+        assert!(matches!(answer, Err(Refused::Memory(_))), "{answer:?}");
+        data.verify().unwrap();
+    }
+    let mut held = vec![take(&data, &machine, Owner::NOBODY, (8, 8), Wait::Long, 1).unwrap()];
+    let opened = machine.made(Call::Open);
+    // The first step of owners is there from the start.
+    let mut owners = Vec::new();
+    while machine.made(Call::Open) == opened {
+        owners.push(data.open_owner(&machine).unwrap());
+    }
+    machine.fail(Call::Open, 0, 1);
+    let refused = loop {
+        match data.open_owner(&machine) {
+            Ok(owner) => owners.push(owner),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(matches!(refused, Refused::Memory(_)), "{refused:?}");
+    owners.push(data.open_owner(&machine).unwrap());
+    assert!(owners.len() > 1 << 14);
+    let last = owners[owners.len() - 1];
+    held.push(take(&data, &machine, last, (8, 8), Wait::Long, 2).unwrap());
+    data.verify().unwrap();
+    end(&data, &machine, held);
+}
+
+/// Page faults of this thread so far.
+fn faults() -> i64 {
+    let mut usage = core::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills it, and zeroes are one.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt
+    }
+}
+
+/// A page fault may wait for memory, with the lock held that everybody's free needs.
+#[test]
+fn who_may_not_wait_finds_memory_behind_the_tables() {
+    let linux = Linux::probe();
+    let data = open(&linux, &shape(Layout::Rows, 2, 0));
+    let size = |stamp: u64| 8 + stamp as usize % 32 * 64;
+    // Each class has its offsets from its first use on.
+    (0..32).for_each(|stamp| _ = take(&data, &linux, Owner::NOBODY, (size(stamp), 8), Wait::Long, stamp).unwrap());
+    let (mut granted, mut faulted) = (0, 0);
+    for stamp in 0..4000 {
+        let owner = data.open_owner(&linux).unwrap();
+        let before = faults();
+        let answer = data.allocate(&linux, owner, size(stamp), 8, Wait::Never);
+        faulted += faults() - before;
+        granted += i64::from(answer.is_ok());
+        if answer.is_err() || stamp % 4 == 0 {
+            data.tick(&linux);
+        }
+    }
+    assert!(granted > 3000, "{granted}");
+    // The kernel may have reasons of its own for some.
+    assert!(faulted < granted / 100, "{faulted} page faults in {granted} allocations");
+    verify(&data);
+    // SAFETY: nobody uses it any more.
+    unsafe { data.close(&linux) };
+}
