@@ -238,10 +238,10 @@ fn they_work_while_the_system_gives_nothing() {
     assert_eq!(reports(&mm).len(), NAMES.len());
     const ASKED: [Call; 3] = [Call::Map, Call::Reserve, Call::Open];
     let (mapped, made) = (machine.mapped_bytes(), ASKED.map(|call| machine.made(call)));
-    ASKED.map(|call| machine.fail(call, 0, usize::MAX));
+    ASKED.iter().for_each(|&call| machine.fail(call, 0, usize::MAX));
     assert!(mm.reclaiming().unwrap().ask(ROOT, u64::MAX, u64::MAX).bytes > 0);
     assert_eq!((ASKED.map(|call| machine.made(call)), machine.mapped_bytes() <= mapped), (made, true));
-    ASKED.map(|call| machine.fail(call, 0, 0));
+    ASKED.iter().for_each(|&call| machine.fail(call, 0, 0));
     mm.verify(0).unwrap();
     free(&mm, kept);
 }
