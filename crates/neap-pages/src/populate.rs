@@ -204,11 +204,13 @@ impl Zone {
     /// Populates a block that was detached for it, and puts it back.
     fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
         let address = arena.address(pfn);
-        // The fault for a first byte takes the huge page under the lock of its mapping; the call that follows takes that of
-        // the process, for which all other threads' mappings wait, and finds it there.
+        let bytes = (HUGE.pages() as usize) << arena.page_shift();
+        // A fault takes the huge page under the lock of its mapping; the call that follows takes that of
+        // the process, for which all other threads' mappings wait, and finds it there. The kernel clears a huge page towards the address of the fault: to its end,
+        // that is upwards, which processors do in half the time that downwards takes.
         // SAFETY: mapped, and the detached block is nobody else's.
-        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
-        let answer = platform.populate(address, (HUGE.pages() as usize) << arena.page_shift());
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address + bytes - 1).write_volatile(0) };
+        let answer = platform.populate(address, bytes);
         if answer.is_ok() {
             arena.note_huge(pfn);
             arena.populate_tables(platform, pfn, HUGE.pages(), early);
