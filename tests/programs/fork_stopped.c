@@ -1,6 +1,6 @@
 /* A thread is stopped inside malloc for longer than a fork likes to wait, by a signal handler that does not come back meanwhile: the fork goes on when the
  * thread does, and the child has all of malloc. And a handler that has interrupted malloc forks itself: nobody waits for that thread, and it
- * goes on in both. (The system's own malloc waits for itself there.) */
+ * goes on in both, also where a third one forks at that moment. (The system's own malloc waits for itself there.) */
 #include "check.h"
 
 #include <poll.h>
@@ -27,7 +27,8 @@ static void stay(int number) {
     (void)number;
     int error = errno;
     stopped = 1;
-    for (int i = 0; i < 600 && !forked && !was_inside; i++) was_inside = poll(&(struct pollfd){.fd = words, .events = POLLIN}, 1, 10) == 1;
+    for (int i = 0; i < 6000 && !forked && !was_inside; i++) was_inside = poll(&(struct pollfd){.fd = words, .events = POLLIN}, 1, 10) == 1;
+    CHECK(was_inside || forked, "a fork waits for ever and does not say so");
     if (was_inside) nap(500);
     waited = !forked;
     gone = 1;
@@ -72,6 +73,16 @@ static void *allocate(void *unused) {
     return unused;
 }
 
+static void *fork_on(void *unused) {
+    while (!over) {
+        pid_t pid = fork();
+        if (pid == 0) _exit(0);
+        CHECK(pid > 0, "fork");
+        end(pid);
+    }
+    return unused;
+}
+
 static void handle(void (*handler)(int)) {
     CHECK(sigaction(SIGUSR1, &(struct sigaction){.sa_handler = handler, .sa_flags = SA_RESTART}, NULL) == 0, "sigaction");
 }
@@ -110,12 +121,15 @@ int main(int argc, char **argv) {
     handle(fork_here);
     CHECK(pthread_create(&thread, NULL, allocate, NULL) == 0, "thread");
     alarm(100);
+    pthread_t forking;
     for (int i = 0; i < FORKS; i++) {
+        /* From half way on another one forks, and waits for whom the handler has interrupted. */
+        if (i == FORKS / 2) CHECK(pthread_create(&forking, NULL, fork_on, NULL) == 0, "thread");
         int before = forks;
         CHECK(pthread_kill(thread, SIGUSR1) == 0, "signal");
         while (forks == before) nap(1);
     }
     over = 1;
-    CHECK(pthread_join(thread, NULL) == 0, "join");
+    CHECK(pthread_join(thread, NULL) == 0 && pthread_join(forking, NULL) == 0, "join");
     return finish();
 }

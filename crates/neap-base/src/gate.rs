@@ -36,6 +36,8 @@ pub struct Gate {
     closer: AtomicUsize,
     /// How often the closer has closed it again; nobody else looks.
     again: AtomicU32,
+    /// Threads that are inside and are about to close it.
+    stuck: AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
 
@@ -43,7 +45,7 @@ impl Gate {
     constructor! {
         /// An open gate with nobody inside.
         pub fn new() -> Gate {
-            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), inside: lanes() }
+            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), stuck: AtomicU32::new(0), inside: lanes() }
         }
     }
 
@@ -80,8 +82,13 @@ impl Gate {
         // SeqCst pairs with the exchange in `close_in_vain`, and as an Acquire with the Release in `open`.
         let closed = self.closed.load(Ordering::SeqCst);
         let inside = Inside { lane, before, thread: PhantomData };
-        // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork.
-        if closed == OPEN || self.closer.load(Ordering::Relaxed) == me() { Ok(inside) } else { Err(closed) }
+        // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork. And so does who is inside already, whom
+        // the closer waits for.
+        if closed == OPEN || depth > 0 || self.closer.load(Ordering::Relaxed) == me() {
+            Ok(inside)
+        } else {
+            Err(closed)
+        }
     }
 
     /// Where this thread is counted, and how often; `None`: it is not inside.
@@ -100,11 +107,14 @@ impl Gate {
     /// whether nobody is; the gate is closed either way. Closers queue: where the gate is closed already, this first
     /// waits until it is open again.
     pub fn close(&self, mut patience: impl FnMut() -> bool) -> bool {
-        self.close_in_vain();
         let own = self.own_lane();
-        while !self.is_empty_but_for(own) {
-            if !patience() {
-                return false;
+        // Again where a signal handler has forked meanwhile, and this is its child, which has opened the gate.
+        while !self.is_closed_by_me() {
+            self.close_in_vain();
+            while !self.is_empty_but_for(own) {
+                if !patience() {
+                    return false;
+                }
             }
         }
         if own.is_none() {
@@ -112,6 +122,23 @@ impl Gate {
             self.closed.store(CLOSED, Ordering::Relaxed);
         }
         own.is_none()
+    }
+
+    /// Runs `close`, which is to close the gate, by a thread that may be inside: who closes it at the same moment would wait for that thread, and it for that one.
+    pub fn close_by<R>(&self, close: impl FnOnce() -> R) -> R {
+        if !self.is_inside() {
+            return close();
+        }
+        // Relaxed: whoever waits looks again.
+        self.stuck.fetch_add(1, Ordering::Relaxed);
+        let answer = close();
+        self.stuck.fetch_sub(1, Ordering::Relaxed);
+        answer
+    }
+
+    /// Whether waiting for those inside may be in vain: this thread is one of them, or another one is about to close the gate.
+    pub fn is_wait_vain(&self) -> bool {
+        self.is_inside() || self.stuck.load(Ordering::Relaxed) > 0
     }
 
     /// Closes the gate, whoever is inside.
@@ -193,13 +220,15 @@ impl Gate {
     }
 
     /// In a forked child, where only the closer is left: takes back the counts of threads that do not exist here. Some may have been inside, and whoever finds the
-    /// gate closed has counted itself first, and the fork may have come in between. The closer's own stays: it comes out in the child as well.
+    /// gate closed has counted itself first, and the fork may have come in between. The closer's own stays: it comes out in the child as well. (Where a signal
+    /// handler forks that has come between a thread's word and its count, that may be one too many.)
     pub fn forget_others(&self) {
         let own = self.own_lane();
         for lane in &self.inside {
             let most = own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
             lane.fetch_min(most, Ordering::Relaxed);
         }
+        self.stuck.store(0, Ordering::Relaxed);
     }
 
     /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
@@ -280,6 +309,14 @@ mod tests {
             assert!(looks == 7 && !gate.is_empty() && gate.is_inside());
             gate.open();
         }
+        // Another one that forks does not wait for it for ever.
+        gate.close_by(|| {
+            assert!(std::thread::scope(|scope| scope
+                .spawn(|| gate.is_wait_vain() && !gate.is_inside())
+                .join()
+                .unwrap()));
+        });
+        assert!(std::thread::scope(|scope| scope.spawn(|| !gate.is_wait_vain()).join().unwrap()));
         // A child has neither who was inside for too long, nor who was about to find the gate closed.
         let _ = [3, 5].map(|lane| count_another(&gate, lane));
         assert!(!gate.close(|| false));

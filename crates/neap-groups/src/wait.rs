@@ -97,7 +97,7 @@ impl Groups {
         ChargeAsync { groups: self, host, payer, bytes, deadline, stage: Stage::Unasked }
     }
 
-    /// Calls `each` with all who wait for room at this moment, in no order.
+    /// Calls `each` with all who wait for room at this moment, in no order; it must not allocate from the manager whose groups these are.
     pub fn each_waiting<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(Waiting)) {
         host.inside(|| {
             let mut index = 0;

@@ -4,6 +4,7 @@
 //! by one write and lines of two threads do not mix. Signal-safe. Never returns an error: there is nobody to tell.
 
 use core::fmt::{self, Write};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 
 /// A line of at most 512 bytes; what does not fit is cut off.
@@ -51,6 +52,17 @@ pub fn say(message: fmt::Arguments<'_>) {
     // SAFETY: descriptor 2 is only borrowed for this call; where it is closed the write fails and nothing happens.
     let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
     let _ = rustix::io::write(error, line.as_bytes());
+}
+
+/// The same in a process that goes on: only where it neither waits for who reads that, nor ends because nobody does.
+pub fn say_if_heard(message: fmt::Arguments<'_>) {
+    // SAFETY: as above.
+    let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
+    let mut asked = [PollFd::new(&error, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if rustix::event::poll(&mut asked, Some(&now)) == Ok(1) && asked[0].revents() == PollFlags::OUT {
+        say(message);
+    }
 }
 
 const SIGABRT: usize = 6;

@@ -12,8 +12,10 @@ const YIELDS: u32 = 20;
 /// Nanoseconds of a nap.
 const NAP: u64 = 50_000;
 
-/// Naps for an Atomic CPU's lock: some tenths of a second. This thread may hold it itself.
-const LOCK_NAPS: u32 = 2_000;
+/// Naps for an Atomic CPU's lock, at most: about a second. This thread may hold it itself.
+const LOCK_NAPS: u32 = 10_000;
+/// Each is patience for so many looks at the gate.
+const LOCK_NAP: u32 = 10;
 
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
@@ -36,7 +38,7 @@ impl<P: Platform> Mm<P> {
         let empty = self.gate.close(|| {
             // From here on the gate is this thread's.
             stop_clock();
-            seen += 1;
+            seen = u32::saturating_add(seen, 1);
             if seen < YIELDS {
                 core.objects.platform.pause()
             } else {
@@ -46,11 +48,11 @@ impl<P: Platform> Mm<P> {
         });
         stop_clock();
         // A lock is held for a few instructions, unless its holder does not run.
-        let mut naps = LOCK_NAPS;
+        let mut naps = 0;
         let wait = || {
             core.objects.platform.sleep(NAP);
-            naps = naps.saturating_sub(1);
-            naps > 0
+            naps += 1;
+            naps < LOCK_NAPS && patience(naps * LOCK_NAP)
         };
         if empty && core.objects.slots.close_table(&core.objects.platform, wait).is_err() {
             // No fence, or a lock that is never free: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.

@@ -15,7 +15,7 @@ use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
-use neap_os::write::say;
+use neap_os::write::{say, say_if_heard};
 use neap_os::{streams, thread};
 
 /// The process's memory manager.
@@ -39,8 +39,8 @@ impl<T> Deref for OnPages<T> {
 
 /// Looks at the gate for two or three seconds, after which something is wrong with the thread that fork waits for.
 const FORK_LOOKS: u32 = 20_000;
-/// For some tenths of a second, by a thread that is inside itself, in a signal handler: who is inside as well may wait for a lock that it holds.
-const LOOKS_FROM_INSIDE: u32 = 2_000;
+/// For some tenths of a second, where a thread that is inside forks, in a signal handler: others there may wait for a lock that it holds, and one that forks, too, for it.
+const LOOKS_IN_VAIN: u32 = 2_000;
 
 fn open(mm: &Mm<Linux>) {
     let options = Options::of_environment();
@@ -127,13 +127,18 @@ impl Mm<Linux> {
 }
 
 extern "C" fn before_fork() {
+    PROCESS.gate.close_by(close_all);
+}
+
+/// The lock of streams, the gate and the sequences.
+fn close_all() {
     streams::lock();
     PROCESS.close_for_fork(&|looks| {
-        if PROCESS.gate.is_inside() {
-            return looks < LOOKS_FROM_INSIDE;
+        if PROCESS.gate.is_wait_vain() {
+            return looks < LOOKS_IN_VAIN;
         }
         if looks == FORK_LOOKS {
-            say(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
+            say_if_heard(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
         }
         // That thread has locks, or pages in hands, which a child would miss. The C library's fork waits for its own malloc's as long.
         true
