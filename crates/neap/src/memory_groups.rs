@@ -211,7 +211,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// An owner of per-CPU data that is charged to a group. Its own end is the caller's to bring about.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be.
+    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be; [`Denied::NoMemory`] where the system refuses tables for more.
     pub fn open_owner(&self, id: GroupId) -> Result<Owner, Denied> {
         if !self.groups.is_there(id) {
             return Err(Denied::NoSuchGroup);

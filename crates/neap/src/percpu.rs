@@ -217,7 +217,7 @@ stands_for! {
 /// A new owner, whose data shares no cache line, and as far as it can no page, with that of others.
 ///
 /// # Errors
-/// [`Refused::Full`] with four million of them; [`Refused::Memory`] where the system refuses the first one.
+/// [`Refused::Full`] with four million of them; [`Refused::Memory`] where the system refuses tables for more.
 pub fn open_owner() -> Result<Owner, Refused> {
     PROCESS.per_cpu(Wait::Long)?.open_owner()
 }
