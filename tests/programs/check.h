@@ -79,10 +79,10 @@ static inline int marked(const void *block, size_t size, uint64_t key) {
 static inline void without_background(int argc, char **argv) {
     const char *options = getenv("NEAP");
     if (argc > 1 || (options && strstr(options, "background:off"))) return;
-    char more[1000];
+    char more[1000], again[] = "again", *arguments[] = {argv[0], again, NULL};
     snprintf(more, sizeof more, "%s%sbackground:off", options ? options : "", options && *options ? "," : "");
     CHECK(setenv("NEAP", more, 1) == 0, "setenv");
-    execv("/proc/self/exe", (char *[]){argv[0], (char *)"again", NULL});
+    execv("/proc/self/exe", arguments);
     CHECK(0, "exec");
 }
 
