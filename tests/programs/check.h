@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(condition, ...)                                                                                          \
@@ -73,6 +74,24 @@ static inline int marked(const void *block, size_t size, uint64_t key) {
     for (size_t i = 0; i < size; i += 4096)
         if (bytes[i] != pattern(key, i)) return 0;
     return bytes[size - 1] == pattern(key, size - 1);
+}
+
+/* A block of every kind, one after the other. */
+static inline void all_sizes(void) {
+    for (size_t size = 1; size < 3000000; size += size / 3 + 1) {
+        char *block = (char *)malloc(size);
+        CHECK(block, "%zu bytes", size);
+        block[0] = block[size - 1] = 1;
+        free(block);
+    }
+}
+
+/* Waits for a child, which is to end well. */
+static inline void end_child(pid_t pid) {
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
+    CHECK(ended == pid && status == 0, "a child ended with status %#x", (unsigned)status);
 }
 
 /* Runs the program again where neap has no thread of its own. */

@@ -3,19 +3,8 @@
 #include "check.h"
 
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static int before, after;
-
-static void all_sizes(void) {
-    for (size_t size = 1; size < 3000000; size += size / 3 + 1) {
-        char *block = malloc(size);
-        CHECK(block, "%zu bytes", size);
-        block[0] = block[size - 1] = 1;
-        free(block);
-    }
-}
 
 static void prepare(void) {
     before++;
@@ -44,8 +33,7 @@ int main(void) {
             all_sizes();
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with status %#x", i, (unsigned)status);
+        end_child(pid);
     }
     return finish();
 }

@@ -4,21 +4,9 @@
 
 #include <signal.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t forking, nested, returned;
-
-static void all_sizes(void) {
-    for (size_t size = 1; size < 3000000; size += size / 3 + 1) free(malloc(size));
-}
-
-static void end(pid_t pid) {
-    int status;
-    pid_t ended;
-    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
-    CHECK(ended == pid && status == 0, "a child ended with status %#x", (unsigned)status);
-}
 
 /* Ends a child that hangs; the one timer that there is interrupts it no more. */
 static void guard_child(void) {
@@ -42,7 +30,7 @@ static void handler(int number) {
         _exit(0);
     }
     nested += inner;
-    if (pid > 0) end(pid);
+    if (pid > 0) end_child(pid);
     errno = error;
 }
 
@@ -69,7 +57,7 @@ int main(int argc, char **argv) {
             _exit(0);
         }
         CHECK(pid > 0, "fork %d", i);
-        end(pid);
+        end_child(pid);
     }
     setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
     CHECK(nested > 0, "no signal came during a fork");

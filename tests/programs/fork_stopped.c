@@ -6,17 +6,12 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { TRIES = 200, FORKS = 300, CHILD = 2 };
 
 static volatile sig_atomic_t stopped, gone, forked, was_inside, waited, forks, over;
 static int words; /* Where what is written to standard error can be read. */
-
-static void all_sizes(void) {
-    for (size_t size = 1; size < 3000000; size += size / 3 + 1) free(malloc(size));
-}
 
 static void nap(int milliseconds) {
     poll(NULL, 0, milliseconds);
@@ -35,13 +30,6 @@ static void stay(int number) {
     errno = error;
 }
 
-static void end(pid_t pid) {
-    int status;
-    pid_t ended;
-    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
-    CHECK(ended == pid && status == 0, "a child ended with status %#x", (unsigned)status);
-}
-
 /* A child allocates, and has children of its own. */
 static void live(void) {
     alarm(60);
@@ -50,7 +38,7 @@ static void live(void) {
     all_sizes();
     if (pid == 0) _exit(0);
     CHECK(pid > 0, "fork");
-    end(pid);
+    end_child(pid);
 }
 
 static void fork_here(int number) {
@@ -58,7 +46,7 @@ static void fork_here(int number) {
     int error = errno;
     pid_t pid = fork();
     if (pid == 0) over = CHILD;
-    if (pid > 0) end(pid);
+    if (pid > 0) end_child(pid);
     forks++;
     errno = error;
 }
@@ -78,7 +66,7 @@ static void *fork_on(void *unused) {
         pid_t pid = fork();
         if (pid == 0) _exit(0);
         CHECK(pid > 0, "fork");
-        end(pid);
+        end_child(pid);
     }
     return unused;
 }
@@ -108,7 +96,7 @@ int main(int argc, char **argv) {
             _exit(0);
         }
         CHECK(pid > 0, "fork");
-        end(pid);
+        end_child(pid);
         while (!gone) nap(1);
     }
     over = 1;

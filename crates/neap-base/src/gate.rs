@@ -77,7 +77,7 @@ impl Gate {
         set_inside(core::ptr::from_ref(lane).addr() | (depth + 1));
         // All four accesses are SeqCst, so either the closer sees this thread inside or this thread sees the gate closed:
         // 1. A counts itself, B closes. 2. A reads `closed`, B reads the counters.
-        lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `is_empty_but_for`.
+        lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
         model_fence();
         // SeqCst pairs with the exchange in `close_in_vain`, and as an Acquire with the Release in `open`.
         let closed = self.closed.load(Ordering::SeqCst);
@@ -107,21 +107,22 @@ impl Gate {
     /// whether nobody is; the gate is closed either way. Closers queue: where the gate is closed already, this first
     /// waits until it is open again.
     pub fn close(&self, mut patience: impl FnMut() -> bool) -> bool {
-        let own = self.own_lane();
         // Again where a signal handler has forked meanwhile, and this is its child, which has opened the gate.
         while !self.is_closed_by_me() {
             self.close_in_vain();
-            while !self.is_empty_but_for(own) {
+            // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in Inside::drop.
+            while self.lanes_and_own().any(|(lane, own)| lane.load(Ordering::SeqCst) > own) {
                 if !patience() {
                     return false;
                 }
             }
         }
-        if own.is_none() {
+        let is_empty = !self.is_inside();
+        if is_empty {
             // Not before, so that a signal handler which forks meanwhile finds no more than there is. Relaxed: for this thread and its child.
             self.closed.store(CLOSED, Ordering::Relaxed);
         }
-        own.is_none()
+        is_empty
     }
 
     /// Runs `close`, which is to close the gate, by a thread that may be inside: who closes it at the same moment would wait for that thread, and it for that one.
@@ -152,13 +153,11 @@ impl Gate {
         model_fence();
     }
 
-    /// Whether nobody is inside but the thread that is counted there so often.
-    fn is_empty_but_for(&self, own: Option<(&CachePadded<AtomicU32>, usize)>) -> bool {
-        self.inside.iter().all(|lane| {
-            let most = own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1);
-            // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in Inside::drop.
-            lane.load(Ordering::SeqCst) as usize <= most
-        })
+    /// Every counter, and how much of it is this thread.
+    fn lanes_and_own(&self) -> impl Iterator<Item = (&CachePadded<AtomicU32>, u32)> {
+        let own = self.own_lane();
+        let part = move |lane| own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
+        self.inside.iter().map(move |lane| (lane, part(lane)))
     }
 
     /// Waits until whoever is inside has come out, whether others go in or not: until every counter was seen at zero once, in at most `looks` looks with
@@ -223,11 +222,7 @@ impl Gate {
     /// gate closed has counted itself first, and the fork may have come in between. The closer's own stays: it comes out in the child as well. (Where a signal
     /// handler forks that has come between a thread's word and its count, that may be one too many.)
     pub fn forget_others(&self) {
-        let own = self.own_lane();
-        for lane in &self.inside {
-            let most = own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
-            lane.fetch_min(most, Ordering::Relaxed);
-        }
+        self.lanes_and_own().for_each(|(lane, own)| _ = lane.fetch_min(own, Ordering::Relaxed));
         self.stuck.store(0, Ordering::Relaxed);
     }
 
@@ -271,7 +266,7 @@ pub struct Inside<'a> {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.lane.fetch_sub(1, Ordering::Release); // Pairs with the Acquire in `is_empty_but_for` and `outwait`.
+        self.lane.fetch_sub(1, Ordering::Release); // Pairs with the Acquire in `close` and `outwait`.
         set_inside(self.before); // After the count, as in `attempt`.
     }
 }

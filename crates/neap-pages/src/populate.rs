@@ -207,7 +207,7 @@ impl Zone {
         let bytes = (HUGE.pages() as usize) << arena.page_shift();
         // A fault takes the huge page under the lock of its mapping; the call that follows takes that of
         // the process, for which all other threads' mappings wait, and finds it there. The kernel clears a huge page towards the address of the fault: to its end,
-        // that is upwards, which processors do in half the time that downwards takes.
+        // that is upwards, which takes less than downwards.
         // SAFETY: mapped, and the detached block is nobody else's.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address + bytes - 1).write_volatile(0) };
         let answer = platform.populate(address, bytes);
