@@ -177,6 +177,7 @@ impl<C: Charge> PerCpuData<C> {
             let tables = state.chunks.tables(chunk)..state.chunks.tables(chunk + 1);
             drop(state);
             populate(platform, tables)?;
+            self.ready_rows(platform)?; // Those that were opened with it.
             state = self.state.lock();
             if state.grow() {
                 return Ok(state);

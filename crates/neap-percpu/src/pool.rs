@@ -75,9 +75,11 @@ impl<T: Copy> Pool<T> {
 
     /// Entries that are to have memory, so that the next `ahead` that are taken have it; none, where they have.
     pub(crate) fn unready(&self, ahead: u32) -> Range<u32> {
-        let reach = self.reach.max(self.ready);
-        let missing = self.ready < (self.reach + ahead).min(self.opened);
-        reach..if missing { (reach + ahead).min(self.opened) } else { reach }
+        if self.ready >= (self.reach + ahead).min(self.opened) {
+            return 0..0;
+        }
+        // Twice as many, so that this is not for each that is taken.
+        self.ready.max(self.reach)..(self.reach + 2 * ahead).min(self.opened)
     }
 
     /// The entries below an index have memory.

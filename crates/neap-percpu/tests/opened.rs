@@ -93,26 +93,33 @@ fn faults() -> i64 {
 /// A page fault may wait for memory, with the lock held that everybody's free needs.
 #[test]
 fn who_may_not_wait_finds_memory_behind_the_tables() {
-    let linux = Linux::probe();
-    let data = open(&linux, &shape(Layout::Rows, 2, 0));
-    let size = |stamp: u64| 8 + stamp as usize % 32 * 64;
-    // Each class has its offsets from its first use on.
-    (0..32).for_each(|stamp| _ = take(&data, &linux, Owner::NOBODY, (size(stamp), 8), Wait::Long, stamp).unwrap());
-    let (mut granted, mut faulted) = (0, 0);
-    for stamp in 0..4000 {
-        let owner = data.open_owner(&linux).unwrap();
-        let before = faults();
-        let answer = data.allocate(&linux, owner, size(stamp), 8, Wait::Never);
-        faulted += faults() - before;
-        granted += i64::from(answer.is_ok());
-        if answer.is_err() || stamp % 4 == 0 {
-            data.tick(&linux);
+    // Rows of many sizes need many chunks, and those of one cache line many rows for each.
+    for (most, pages) in [(32, 40), (1, 400)] {
+        let linux = Linux::probe();
+        let data = open(&linux, &shape(Layout::Rows, 2, 0));
+        let size = |stamp: u64| 8 + (stamp % most) as usize * 64;
+        // The worker fills the reserve before anybody has anything; each class has its offsets from its first use on.
+        data.tick(&linux);
+        let reserve = |stamp| data.allocate(&linux, data.open_owner(&linux).unwrap(), size(stamp), 8, Wait::Long);
+        (0..most).for_each(|stamp| _ = reserve(stamp).unwrap());
+        let (mut granted, mut faulted, mut refused) = (0, 0, 0);
+        // Rows, as many as fill so many pages of 4 KiB of their table.
+        while granted < pages * 4096 / 36 {
+            let owner = data.open_owner(&linux).unwrap();
+            let before = faults();
+            let answer = data.allocate(&linux, owner, size(granted), 8, Wait::Never);
+            faulted += faults() - before;
+            granted += u64::from(answer.is_ok());
+            refused += u64::from(answer.is_err());
+            if answer.is_err() {
+                data.tick(&linux);
+            }
         }
+        assert!(refused < granted, "{refused} refused");
+        // The kernel may have reasons of its own for some.
+        assert!(faulted < 10, "{faulted} page faults in {granted} allocations of up to {} bytes", size(most - 1));
+        verify(&data);
+        // SAFETY: nobody uses it any more.
+        unsafe { data.close(&linux) };
     }
-    assert!(granted > 3000, "{granted}");
-    // The kernel may have reasons of its own for some.
-    assert!(faulted < granted / 100, "{faulted} page faults in {granted} allocations");
-    verify(&data);
-    // SAFETY: nobody uses it any more.
-    unsafe { data.close(&linux) };
 }
