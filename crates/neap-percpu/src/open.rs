@@ -85,14 +85,16 @@ impl<C: Charge> PerCpuData<C> {
                 carver.0.next_multiple_of(platform.page_size()),
             )
         };
-        let tables_length = carve(0).1;
+        let tables_length = carve(0).1 + platform.page_size();
         // SAFETY: reserved above, and nobody has seen it.
         let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
         let tables = platform.reserve(tables_length).inspect_err(unmap)?;
-        let ([ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners], _) = carve(tables);
+        // A made-up machine's pages may be larger than those that its reservations begin with.
+        let first = tables.next_multiple_of(platform.page_size());
+        let ([ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners], _) = carve(first);
         // SAFETY: as above.
         unsafe {
-            platform.open(tables, chunks - tables).inspect_err(|error| {
+            platform.open(first, chunks - first).inspect_err(|error| {
                 platform.unmap(tables, tables_length);
                 unmap(error);
             })?;

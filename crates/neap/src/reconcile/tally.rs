@@ -62,7 +62,7 @@ impl<'r> Tally<'r> {
         for range in self.ranges {
             let (from, to) = (range.start.max(start), (range.start + range.length).min(end));
             if from < to {
-                own = true;
+                own |= to == end;
                 let here = if (from, to) == (start, end) { resident } else { present(from, to).unwrap_or(resident) };
                 let here = here.min(rest).min((to - from) as u64);
                 rest -= here;
@@ -72,7 +72,7 @@ impl<'r> Tally<'r> {
         self.foreign(mapping, rest, own);
     }
 
-    /// What is not neap's of a mapping, of which some is neap's `own`, or nothing.
+    /// What is not neap's of a mapping, whose end may be neap's `own`.
     fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64, own: bool) {
         let &Mapping { start, end, rights: [read, write, execute, share], name, .. } = mapping;
         let private = share == b'p';
@@ -326,5 +326,8 @@ mod tests {
         // What neap has reserved and not opened guards nobody's stack.
         let part = [(10, 12, b"rw-p", "", 2), (12, 25, b"---p", "", 0), (25, 30, b"rw-p", "", 5)];
         assert_eq!(pages(&tally(&ranges, &part, 4)), [(Source::Stacks, 2), (Source::Anonymous, 5)]);
+        // Somebody's guard behind it is joined with it.
+        let part = [(10, 12, b"rw-p", "", 2), (12, 26, b"---p", "", 0), (26, 30, b"rw-p", "", 5)];
+        assert_eq!(pages(&tally(&ranges, &part, 4)), [(Source::Stacks, 2), (Source::ThreadStacks, 5)]);
     }
 }
