@@ -313,7 +313,7 @@ impl Hot {
                         "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
                 ),
                 table = in(reg) &raw const self.table, first = const Table::FIRST,
-                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, value = out(reg) object,
+                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, next = out(reg) _, value = out(reg) object,
                 limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
                 states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
                 options(nostack),

@@ -204,11 +204,7 @@ impl Assembler {
             self.line(Instr::LoadCell, "t := p.cells[n]");
         }
         if !early {
-            if many {
-                self.line(Instr::StoreCountDown, "COMMIT: p.count := n");
-            } else {
-                self.line(Instr::AddToCount(-1), "COMMIT: p.count := p.count - 1");
-            }
+            self.line(Instr::StoreCountDown, "COMMIT: p.count := n");
         }
         self.commit(if many { Hand::GetMany } else { Hand::Get });
     }
