@@ -184,7 +184,7 @@ impl Assembler {
             if many {
                 self.line(Instr::StoreCountUp(many), "COMMIT: p.count := n + m");
             } else {
-                self.line(Instr::AddToCount(1), "COMMIT: p.count := p.count + 1");
+                self.line(Instr::CountUp, "COMMIT: p.count := p.count + 1");
             }
         }
         self.commit(if many { Hand::GiveMany } else { Hand::Give });

@@ -137,9 +137,9 @@ impl Machine {
             }
             Instr::StoreCountUp(many) => store = Some((count_of(f.p, f.k), f.n + if many { f.m } else { 1 })),
             Instr::StoreCountDown => store = Some((count_of(f.p, f.k), f.n)),
-            Instr::AddToCount(change) => {
+            Instr::CountUp => {
                 let count = count_of(f.p, f.k);
-                store = Some((count, self.load(s, t, count).wrapping_add_signed(change)));
+                store = Some((count, self.load(s, t, count).wrapping_add(1)));
             }
             Instr::StoreCapacity => store = Some((count_of(f.p, f.k) + 1, self.scenario.capacity)),
             Instr::LoadCell => {

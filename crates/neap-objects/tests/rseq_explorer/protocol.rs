@@ -208,8 +208,8 @@ pub enum Instr {
     LoadCell,
     CopyOut,
     StoreCountDown,
-    /// Loads the count again and stores what it is then, by one instruction.
-    AddToCount(i8),
+    /// Loads the count again and stores one more than it is then, by one instruction.
+    CountUp,
     CheckDummy,
     StoreCapacity,
     BarnPutOne,
