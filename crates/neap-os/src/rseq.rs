@@ -17,8 +17,8 @@
 //! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
 //!   16 cycles, with `[base]` for 6 (the processor forwards a store to a load before it knows their addresses);
 //! * a push changes the head in place, an instruction less, which keeps `free` on two lines; a pop stores what it has worked out from the
-//!   head that it loaded, since an instruction that loads the head once more waits where the next object is of another class than
-//!   the last. Nobody else writes to it but who has fenced the CPU;
+//!   head that it loaded, which is faster than an instruction that loads the head once more where the next object is of another class
+//!   than the last. Nobody else writes to it but who has fenced the CPU;
 //! * the pointers to regions lie in the table itself, at an address that the program's code knows: all that a sequence does
 //!   waits for one load after the other, and this is one less;
 //! * a pop looks at the cell and not at the bottom: the cell below the lowest holds null, and is written by nobody;
@@ -187,7 +187,7 @@ macro_rules! sequence {
 
 /// Takes the topmost object, `value`, of the stack at `place`; null where there is none. `look` is at the object before it is taken, and refuses null;
 /// `then` is done with it.
-/// `place`, `offset` and `t` change.
+/// `place`, `offset`, `t` and `next` change.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
