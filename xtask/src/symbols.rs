@@ -191,6 +191,9 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     if malloc {
         let missing = FAMILY.iter().copied().filter(|wanted| !others.contains(wanted));
         report.check("family", none(missing, "of the malloc family and not exported"));
+        let sections = capture(command("readelf", ["-SW", &path]))?;
+        let zeroes = sections.contains(" .bss ").then_some("put its statics into .data");
+        report.check("no .bss", none(zeroes.into_iter(), "every process that loads it has a mapping more"));
     }
     let needed = dynamic
         .lines()

@@ -94,6 +94,8 @@ macro_rules! or_standard {
         #[unsafe(naked)]
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
             extern "C" fn standard() -> *const c_void {
+                // Not in `.bss`: what lies there has a mapping more in every process that loads the library.
+                #[unsafe(link_section = ".data")]
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 standard_form($mangled, &FOUND, chosen!($plain))
             }

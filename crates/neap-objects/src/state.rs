@@ -101,7 +101,9 @@ const ALIKE: [u8; POWERS] = {
 
 const GRAIN_POWER: usize = GRAIN.trailing_zeros() as usize;
 
-/// The one byte of what starts on no grain, and of null: no object. It is the only one of these that is looked at.
+/// The one byte of what starts on no grain, and of null: no object. It is the only one of these that is looked at. Not in `.bss`: what lies there
+/// has a mapping more in every process that loads the library.
+#[unsafe(link_section = ".data")]
 static NOTHING: Nothing = Nothing([const { AtomicU8::new(0) }; SHIFT_BITS as usize]);
 
 #[repr(align(64))]

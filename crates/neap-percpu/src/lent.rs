@@ -85,6 +85,7 @@ impl LentWords {
     }
 
     #[cold]
+    #[inline(never)]
     fn attempt_again(&self, open: &AtomicUsize, word: usize, value: i64) -> bool {
         (1..ATTEMPTS).any(|_| self.attempt(open, word, value))
     }

@@ -73,6 +73,7 @@ impl<H: Host> Words<H> {
     }
 
     #[cold]
+    #[inline(never)]
     fn attempt_again(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         (1..ATTEMPTS).any(|_| self.attempt(offsets, word, value))
     }
