@@ -68,6 +68,8 @@ fn register_fork_handlers() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
+    // Behind all other code, where linkers put the C library's `pthread_atfork`: one page fault for both.
+    #[unsafe(link_section = "__at_load")]
     extern "C" fn at_load() {
         register_fork_handlers();
     }
