@@ -47,7 +47,7 @@ macro_rules! bare_addition {
 macro_rules! sequence {
     ($known:literal, $addition:expr) => {
         concat!(
-            ".pushsection __rseq_cs, \"aw\", @progbits\n.balign 32\n",
+            ".pushsection .data.rel.ro, \"aw\", @progbits\n.balign 32\n",
             "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
             ".pushsection __rseq_failure, \"ax\", @progbits\n.byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n",
             "24: jmp 23f\n25: mov qword ptr fs:[{area} + 8], {t}\njmp 21f\n.popsection\n",

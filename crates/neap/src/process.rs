@@ -54,7 +54,10 @@ fn open(mm: &Mm<Linux>) {
 
 /// Handlers that are registered later run before ours, while the gate is still open: they may wait for threads that wait for it. So ours are as early as can
 /// be: at the first use, which may be long before the library's turn to be initialised, or when it is loaded.
-fn register_fork_handlers() {
+///
+/// Lies behind all other code, where linkers put the C library's `pthread_atfork`: for a program that allocates nothing, one page fault for both.
+#[unsafe(link_section = "__at_load")]
+extern "C" fn register_fork_handlers() {
     // Relaxed: only who is first.
     if !PROCESS.has_fork_handlers.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
@@ -67,14 +70,7 @@ fn register_fork_handlers() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = {
-    // Behind all other code, where linkers put the C library's `pthread_atfork`: one page fault for both.
-    #[unsafe(link_section = "__at_load")]
-    extern "C" fn at_load() {
-        register_fork_handlers();
-    }
-    at_load
-};
+static AT_LOAD: extern "C" fn() = register_fork_handlers;
 
 /// The machine, as far as the options let it be known, and who is told what happens on it.
 fn machine(options: &Options) -> Linux {

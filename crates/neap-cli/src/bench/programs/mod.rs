@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// More than any of the programs uses.
 const MEMORY: usize = 640 << 20;
 
-/// Rounds of all. Collectors of garbage give the peaks of node and java one of two figures, a fifth apart, under most allocators.
+/// Rounds of all. The peaks of node and java are one of two figures, a seventh or more apart, under most allocators.
 const ROUNDS: usize = 3;
 
 /// Rounds of redis for neap and jemalloc: its processor time is compared by the best run.
