@@ -24,6 +24,7 @@ pub(crate) struct Numbers {
     pub(crate) lists: Lists,
     pub(crate) released: Released,
     pub(crate) holes: Holes,
+    pub(crate) reuse: Reuse,
     pub(crate) ticks: u64,
     pub(crate) drains: u64,
     pub(crate) fences: u64,
@@ -45,6 +46,17 @@ impl Numbers {
             .with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))?;
         Ok((object, numbers))
     }
+}
+
+/// Memory taken from the system, in pages, and what was reused instead.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reuse {
+    pub(crate) grown: u64,
+    pub(crate) sweeps: u64,
+    pub(crate) objects: u64,
+    pub(crate) grown_in_sweeps: u64,
+    pub(crate) released: u64,
 }
 
 #[derive(Default, Deserialize)]

@@ -101,7 +101,7 @@ const SHOWN: usize = 10;
 
 impl Numbers {
     fn report(&self, process: &Process, age: u64) -> String {
-        let Numbers { mode, bytes, pages, lists, released, holes, .. } = self;
+        let Numbers { mode, bytes, pages, lists, released, holes, reuse, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
         let rows = |cells: &[(&str, String)]| -> Vec<Vec<String>> {
@@ -111,7 +111,9 @@ impl Numbers {
             "Process {} ({}): neap {}, numbers {age} ms old\n\
              Slots: {} ({}); isolated CPUs: {}\n\
              Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
-             Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\n",
+             Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
+             Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
+             {} scattered pages released\n\n",
             process.pid,
             process.name.escape_debug(),
             self.version.escape_debug(),
@@ -129,6 +131,11 @@ impl Numbers {
             released.calls,
             released.failures,
             if mode.huge { "allowed" } else { "off" },
+            reuse.grown,
+            reuse.grown_in_sweeps,
+            reuse.sweeps,
+            reuse.objects,
+            reuse.released,
         );
         let mut memory = vec![
             ("resident, the whole process", mib(process.resident_kib << 10)),

@@ -1,8 +1,8 @@
 //! Barns: what becomes of objects by the sheaf, between the stacks of the CPUs and the slabs.
 //!
 //! Sits between [`Objects`], whose calls bring and take sheaves, and class caches and slabs. A class has a barn on every
-//! node, in which there is nothing of other nodes. A barn keeps what the next burst may need, gives up what is beyond its
-//! share when somebody takes fresh memory of that node, and what nobody needed since the last time when it is trimmed.
+//! node, in which there is nothing of other nodes. A barn keeps what the next burst may need, gives up
+//! all of it when growth makes that worth its price ([`reuse`](crate::reuse)), and the sheaves that no thread needed since the last time when it is trimmed.
 //! Locks: a class cache's mutex at a time, for a link or two. Never takes from slabs but the memory of sheaves.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH, SharedCache};
@@ -10,17 +10,16 @@ use crate::objects::Objects;
 use crate::progression::Progression;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::size_class::{CLASSES, Class};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
 
-/// A bit for every class that has more sheaves than its share.
-pub(crate) type Surplus = [AtomicU64; CLASSES.div_ceil(64)];
+/// Bytes of cells below which frees may always have more.
+const LEAST_CELLS: u64 = 1 << 20;
 
 /// What every node but the first has of all classes.
 #[derive(Debug)]
 pub(crate) struct Others {
     caches: [SharedCache; CLASSES],
-    surplus: Surplus,
 }
 
 impl Others {
@@ -37,7 +36,7 @@ impl Others {
         for node in 0..count {
             let caches = [const { SharedCache::new(ClassCache::new()) }; CLASSES];
             // SAFETY: inside what was mapped, which is aligned to a page.
-            unsafe { start.add(node).write(Others { caches, surplus: Surplus::default() }) };
+            unsafe { start.add(node).write(Others { caches }) };
         }
         Ok(start)
     }
@@ -116,46 +115,6 @@ impl<P: Platform> Objects<P> {
                     put(&mut cache, sheaf);
                 }
             }
-            self.note_surplus(node, class, &mut cache);
-        }
-    }
-
-    /// Says in the node's [`Surplus`] whether a class has more sheaves than its share.
-    pub(crate) fn note_surplus(&self, node: usize, class: Class, cache: &mut ClassCache) {
-        let surplus = cache.has_surplus(class);
-        if surplus != cache.surplus {
-            cache.surplus = surplus;
-            let (word, bit) = (&self.surplus(node)[class.index() / 64], 1 << (class.index() % 64));
-            // Relaxed: a hint where to look; the cache's lock orders the changes of a bit.
-            if surplus {
-                word.fetch_or(bit, Ordering::Relaxed)
-            } else {
-                word.fetch_and(!bit, Ordering::Relaxed)
-            };
-        }
-    }
-
-    fn surplus(&self, node: usize) -> &Surplus {
-        self.node(node).map_or(&self.surplus, |others| &others.surplus)
-    }
-
-    /// Puts back into slabs what a near barn has beyond its share, about `bytes` of it: somebody is about to take as much fresh
-    /// memory. So what one class does not need is not kept from the others, and a burst of one class
-    /// alone is served from its barn.
-    pub fn return_surplus(&self, bytes: usize) {
-        let node = self.pages.nearest(&self.platform);
-        let words = self.surplus(node).iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
-        let first = words.filter(|&(_, word)| word != 0).map(|(n, word)| n as u32 * 64 + word.trailing_zeros()).next();
-        let Some(class) = first.map(|index| Class(index as u8)) else { return };
-        let mut returned = 0;
-        while returned < bytes {
-            let mut cache = self.cache(node, class).lock();
-            let sheaf = cache.pop_surplus(class);
-            self.note_surplus(node, class, &mut cache);
-            drop(cache);
-            let Some(sheaf) = sheaf else { return };
-            returned += sheaf.length() * class.size() + sheaf_memory(class, sheaf.is_bound()).size();
-            self.dissolve(class, sheaf);
         }
     }
 
@@ -163,6 +122,7 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn new_sheaf(&self, class: Class, bound: bool) -> Option<Sheaf> {
         let capacity = if bound { 0 } else { class.sheaf_capacity() };
         let memory = self.private_memory(sheaf_memory(class, bound))?;
+        self.count_cells(class, bound, 1);
         // SAFETY: an object of the right size that is nobody else's.
         Some(unsafe { Sheaf::make(memory, class, capacity) })
     }
@@ -170,11 +130,45 @@ impl<P: Platform> Objects<P> {
     /// Gives the memory of an empty sheaf back.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
         let memory = sheaf_memory(class, sheaf.is_bound());
+        self.count_cells(class, sheaf.is_bound(), -1);
         self.flush_private(memory, sheaf.into_memory().as_ptr());
     }
 
+    fn count_cells(&self, class: Class, bound: bool, sheaves: i64) {
+        if !bound {
+            let bytes = sheaf_memory(class, false).size() as i64 * sheaves;
+            // Relaxed: heuristic; it publishes no other data. Additions of negative numbers wrap.
+            self.cell_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// An empty sheaf with cells for objects that are freed. While cells take more than a 64th of
+    /// what is resident, a burst of frees would take memory from the system to list its objects in:
+    /// then a full sheaf of the class's near barn is emptied into slabs and serves again.
+    pub(crate) fn sheaf_for_frees(&self, class: Class) -> Option<Sheaf> {
+        let resident = self.pages.resident() << self.pages.page_shift();
+        // Relaxed: heuristic; it publishes no other data.
+        if self.cell_bytes.load(Ordering::Relaxed) <= (resident / 64).max(LEAST_CELLS) {
+            return self.new_sheaf(class, false);
+        }
+        let sheaf = self.near(class).lock().full.pop_plain();
+        match sheaf {
+            Some(mut sheaf) => {
+                self.empty(class, &mut sheaf);
+                Some(sheaf)
+            }
+            None => self.new_sheaf(class, false),
+        }
+    }
+
     /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
-    fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
+    pub(crate) fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
+        self.empty(class, &mut sheaf);
+        self.drop_sheaf(class, sheaf);
+    }
+
+    /// Puts everything in a sheaf back into slabs.
+    fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());
         let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
         let mut bound = sheaf.progressions().flat_map(Progression::objects).fuse();
@@ -187,7 +181,6 @@ impl<P: Platform> Objects<P> {
         }
         drop(bound);
         sheaf.clear();
-        self.drop_sheaf(class, sheaf);
     }
 
     /// Dissolves sheaves of a class's barns: `all` of them, or those that nobody needed since the last time, until it is to

@@ -7,7 +7,6 @@
 //! making and giving back slabs is the caller's, outside.
 
 use crate::sheaf::{Sheaf, SheafList};
-use crate::size_class::Class;
 use crate::slab::{On, SlabId, SlabList, SlabTable};
 use core::ops::Range;
 use neap_base::Mutex;
@@ -50,8 +49,6 @@ pub struct ClassCache {
     pub free: u64,
     /// Pages of the class's slabs that nothing is behind.
     pub holes: u64,
-    /// Whether the class is known to have more sheaves than its share.
-    pub surplus: bool,
     /// Which way sheaves went last, and how many calls moved some that way in a row, less [what others brought back](ClassCache::shorten_streak).
     streak: (Way, u32),
 }
@@ -92,7 +89,6 @@ impl ClassCache {
             slabs: 0,
             free: 0,
             holes: 0,
-            surplus: false,
             streak: (Way::Refill, 0),
         }
     }
@@ -113,6 +109,16 @@ impl ClassCache {
     /// The lists of the barn, full sheaves first.
     pub(crate) fn sheaf_lists(&mut self) -> [&mut SheafList; 3] {
         [&mut self.full, &mut self.empty, &mut self.empty_bound]
+    }
+
+    /// Sheaves in the barn, empty ones included.
+    pub(crate) fn all_sheaves(&self) -> u32 {
+        self.full.length() + self.empty.length() + self.empty_bound.length()
+    }
+
+    /// Takes a sheaf out of the barn, a full one if there is one.
+    pub(crate) fn pop_sheaf(&mut self) -> Option<Sheaf> {
+        self.sheaf_lists().into_iter().find_map(SheafList::pop)
     }
 
     /// Plain sheaves in the barn, and bound ones.
@@ -232,17 +238,6 @@ impl ClassCache {
             (true, true) => &mut self.empty_bound,
         }
         .push(sheaf);
-    }
-
-    /// Whether there are more sheaves than the barn's share, full or empty. Empty bound ones are none: a line each, they go with time alone.
-    pub fn has_surplus(&self, class: Class) -> bool {
-        self.full.length().max(self.empty.length()) > class.barn_share()
-    }
-
-    /// Takes a sheaf that is beyond the barn's share, a full one if there is.
-    pub fn pop_surplus(&mut self, class: Class) -> Option<Sheaf> {
-        let share = class.barn_share();
-        [&mut self.full, &mut self.empty].into_iter().find(|list| list.length() > share)?.pop()
     }
 
     /// Takes one object out of the barn, for who cannot have a slot now.

@@ -39,7 +39,6 @@ impl<P: Platform> Objects<P> {
             let streak = cache.streak(Way::Refill);
             let batch = batch(stack, room, streak);
             take_for(cpu, batch, &mut cache.full, &mut full);
-            self.note_surplus(node, class, &mut cache);
             let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
             if let Some(sheaf) = &mut empty {
                 // At once, and not under the lock a second time: others wait for it in a burst.
@@ -180,7 +179,7 @@ impl<P: Platform> Objects<P> {
                 more = false;
                 take_for(cpu, batch - n, &mut self.near(class).lock().empty, &mut empty);
             }
-            let Some(mut sheaf) = empty.pop().or_else(|| self.new_sheaf(class, false)) else { break };
+            let Some(mut sheaf) = empty.pop().or_else(|| self.sheaf_for_frees(class)) else { break };
             let done = self.load(stack, home, &mut sheaf);
             if let Some(bound) = self.bind(class, &mut sheaf, &mut empty_bound) {
                 loaded.push(bound);

@@ -30,6 +30,7 @@ pub mod paid;
 pub mod progression;
 mod punch;
 pub mod region;
+pub mod reuse;
 pub mod sheaf;
 pub mod size_class;
 pub mod slab;

@@ -6,11 +6,12 @@
 //! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
 //! decides what to do.
 
-use crate::barns::{Others, Surplus, sheaf_memory};
+use crate::barns::{Others, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::hot::{Hot, KindEntry};
 use crate::paid::Payback;
 use crate::region::StackId;
+use crate::reuse::Reuse;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
@@ -85,7 +86,9 @@ pub struct Objects<P: Platform> {
     kinds: *const KindEntry,
     /// The fast paths in front of this.
     hot: *const Hot,
-    pub(crate) surplus: Surplus,
+    pub(crate) reuse: Reuse,
+    /// Bytes of the memory of all sheaves with cells.
+    pub(crate) cell_bytes: AtomicU64,
     /// Bytes of all vectors of [`owners`](crate::owners).
     pub(crate) vector_bytes: AtomicU64,
     /// Whether anything has ever had an owner.
@@ -147,7 +150,8 @@ impl<P: Platform> Objects<P> {
             // SAFETY: the side table made for it.
             slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
             caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
-            surplus: Surplus::default(),
+            reuse: Reuse::new(),
+            cell_bytes: AtomicU64::new(0),
             others,
             vector_bytes: AtomicU64::new(0),
             owned: AtomicBool::new(false),

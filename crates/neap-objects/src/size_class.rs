@@ -83,11 +83,6 @@ impl Class {
         if half.is_power_of_two() && half > 2 { half - 2 } else { half }
     }
 
-    /// Full sheaves, and empty ones, that nobody asks a barn to give up: 1 MiB of objects, at least 10 sheaves.
-    pub fn barn_share(self) -> u32 {
-        ((1 << 20) / (self.size() * self.sheaf_capacity() as usize)).max(10) as u32
-    }
-
     /// Bytes of an aligned part of a slab of this class whose pages are [at home](crate::hot::KindEntry) on one CPU: 32 KiB, or all of a smaller slab.
     pub fn home_bytes(self) -> usize {
         1 << (512 * self.size()).min(32 << 10).ilog2()

@@ -22,9 +22,13 @@ impl<P: Platform> Objects<P> {
         if taken > 0 {
             return taken;
         }
-        // Twice as much as the slab takes: whoever goes on asking finds the rest gone soon.
-        let page_size = self.pages.page_size();
-        self.return_surplus(2 * (page_size << class.slab_shape(page_size).order));
+        if self.reuse_before_growth(1 << class.slab_shape(self.pages.page_size()).order) {
+            // Objects of this class may have come back as well.
+            let taken = self.take_from_partial(near, class, most, &mut each);
+            if taken > 0 {
+                return taken;
+            }
+        }
         let taken = self.refill_holes(near, class, most, &mut each);
         if taken > 0 {
             return taken;

@@ -30,12 +30,15 @@ fn capacity(class: Class) -> u32 {
 
 /// Fills every class on every CPU; `run_on` puts the thread there, if that is possible.
 fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
+    // All is taken before anything is freed: growth empties stacks.
+    let mut held = Vec::new();
     for cpu in 0..o.slots.cpus() {
         run_on(cpu);
-        for class in Class::all() {
-            let held = o.take_many(class, 4 * class.stack_capacity() as usize);
-            held.into_iter().for_each(|object| o.give(class, object));
-        }
+        held.extend(Class::all().map(|class| (cpu, class, o.take_many(class, 4 * class.stack_capacity() as usize))));
+    }
+    for (cpu, class, objects) in held {
+        run_on(cpu);
+        objects.into_iter().for_each(|object| o.give(class, object));
     }
 }
 
@@ -139,13 +142,12 @@ fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
     Virtual::run_on(0);
 }
 
-/// A barn keeps a burst for the next one of its class, and what is beyond its share for as long as nobody else takes memory.
+/// A barn keeps a burst for the next one of its class.
 #[test]
-fn a_barn_gives_up_its_surplus_for_others_and_keeps_its_share() {
-    let other = Class(33);
+fn a_barn_keeps_a_burst_for_its_class() {
     for class in [Class(1), Class(20), Class(50), Class(72)] {
         let o = Opened::new(machine(2), &CONFIG).unwrap();
-        let burst = 4 * class.barn_share() as usize * class.sheaf_capacity() as usize;
+        let burst = 40 * class.sheaf_capacity() as usize;
         let mut made = 0;
         for round in 0..3 {
             let held = o.take_many(class, burst);
@@ -153,18 +155,7 @@ fn a_barn_gives_up_its_surplus_for_others_and_keeps_its_share() {
             made = o.slabs_of(class).0;
             held.into_iter().for_each(|object| o.give(class, object));
         }
-        let (full, share) = (o.barn(class).0, class.barn_share());
-        assert!(full > 2 * share, "{full} sheaves of {class:?}");
-        let surplus = (full - share) as usize * class.sheaf_capacity() as usize * class.size();
-        let mut taken = Vec::new();
-        while o.barn(class).0 > share {
-            taken.push(o.take(other).unwrap());
-            assert!(taken.len() * other.size() <= surplus, "{class:?}: {} of {full} left", o.barn(class).0);
-        }
-        taken.extend(o.take_many(other, surplus / other.size()));
-        assert_eq!(o.barn(class).0, share, "{class:?}");
-        taken.into_iter().for_each(|object| o.give(other, object));
-        bounded(&o);
+        assert!(o.barn(class).0 > 20, "{} sheaves of {class:?}", o.barn(class).0);
         o.drain();
         assert_eq!(o.prove().slabs, 0);
     }

@@ -201,15 +201,11 @@ impl Buddy {
                 self.insert(right, size, UNBACKED);
                 continue;
             }
-            // Follow the memory: keep the half that has some, the lower one if both do.
-            if self.class(pfn, size) == BACKED {
-                let other = self.class(right, size);
-                self.insert(right, size, other);
-            } else {
-                self.insert(pfn, size, UNBACKED);
-                pfn = right;
-            }
-            class = BACKED;
+            // Follow the memory: keep the half that has more, the lower one if both have as much.
+            let (lower, upper) = (self.count_backed(pfn, size.pages()), self.count_backed(right, size.pages()));
+            let (kept, left, rest) = if lower >= upper { (pfn, right, upper) } else { (right, pfn, lower) };
+            self.insert(left, size, usize::from(rest > 0));
+            (pfn, class) = (kept, BACKED);
         }
         self.free -= order.pages();
         if class == BACKED {

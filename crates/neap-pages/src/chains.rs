@@ -40,6 +40,7 @@ impl Buddy {
             // larger block that has one behind it the rest may be populated before it is needed.
             let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
             let (pfn, class) = self.carve(found, size, class, Order(cut));
+            let (pfn, cut) = if class == BACKED { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
             for index in 0..1 << (cut - order.0) {
                 let block = pfn.plus(index << order.0);
                 let class = if class == BACKED { self.class(block, order) } else { UNBACKED };
@@ -47,6 +48,20 @@ impl Buddy {
             }
         }
         chain
+    }
+
+    /// Gives the less backed half of a block that was carved back until all of the block is backed or
+    /// it is of `order`: memory from the system is not taken while there is other.
+    fn shrink_to_backed(&mut self, mut pfn: Pfn, mut cut: u8, order: Order) -> (Pfn, u8) {
+        while cut > order.0 && self.count_backed(pfn, 1 << cut) < 1 << cut {
+            cut -= 1;
+            let right = pfn.plus(1 << cut);
+            let keeps_lower = self.count_backed(pfn, 1 << cut) >= self.count_backed(right, 1 << cut);
+            let (kept, rest) = if keeps_lower { (pfn, right) } else { (right, pfn) };
+            self.give(rest, Order(cut), false);
+            pfn = kept;
+        }
+        (pfn, cut)
     }
 
     fn append(&self, chain: &mut Chain, block: Pfn, order: Order, class: usize) {

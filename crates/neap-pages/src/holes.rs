@@ -55,6 +55,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             return 0;
         }
         inner.holes -= pages as i32;
+        self.zone.count_growth(pages.into());
         self.refilled.fetch_add(pages.into(), Relaxed);
         pages
     }

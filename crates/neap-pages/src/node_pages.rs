@@ -326,6 +326,40 @@ impl<P: Platform> NodePages<P> {
         self.first.needs.count(pages);
     }
 
+    /// Pages taken from the system so far, of all nodes; pages that went back and came again count again.
+    pub fn grown(&self) -> u64 {
+        self.all().map(Pages::grown).sum()
+    }
+
+    /// Pages of all nodes that have memory behind them: used ones and free ones.
+    pub fn resident(&self) -> u64 {
+        self.all().map(|pages| u64::from(pages.resident())).sum()
+    }
+
+    /// Empties this CPU's lists into the zones if they have more than `most` pages.
+    pub fn trim_list(&self, platform: &P, most: u32) {
+        let cpu = platform.cpu();
+        if self.listed_on(cpu).is_some_and(|pages| pages > most) {
+            self.drain_cpu(platform, cpu);
+        }
+    }
+
+    /// Pages of all nodes that are free and have memory behind them.
+    pub fn backed_free_pages(&self) -> u64 {
+        self.all().map(|pages| u64::from(pages.backed_free_pages())).sum()
+    }
+
+    /// Pages in the lists of all CPUs, but for those that are held at the moment.
+    pub fn listed(&self) -> u64 {
+        self.all().map(|pages| u64::from(pages.listed())).sum()
+    }
+
+    /// Whether the nearest node probably has `pages` pages in a row without taking memory from the
+    /// system.
+    pub fn has_resident(&self, platform: &P, pages: u32) -> bool {
+        self.node(self.nearest(platform)).has_resident(platform, pages)
+    }
+
     /// Pages that are free in all zones: neither handed out nor in a list nor on their way.
     pub fn free_pages(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.free_pages())).sum()

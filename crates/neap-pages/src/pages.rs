@@ -6,7 +6,7 @@
 //! none held but the arena's growth mutex. How all this comes and goes is in `open.rs`, the way back in `give_back.rs`.
 
 use crate::arena::{self, Shared};
-use crate::buddy::{CHUNK_ORDER, take_out};
+use crate::buddy::{BACKED, CHUNK_ORDER, take_out};
 use crate::chains::Chain;
 use crate::frames::{Frames, State};
 use crate::open::Own;
@@ -285,7 +285,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(pfn, old, new) {
                 return false;
             }
+            let before = inner.resident();
             if inner.buddy.resize_run(pfn, old, new) {
+                if new > old {
+                    self.zone.count_growth(inner.resident().wrapping_sub(before).into());
+                }
                 drop(inner);
                 if new > old {
                     self.resize_huge(platform, pfn, old, new);
@@ -325,6 +329,29 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Pages that may be used here at the moment, where there is a budget.
     pub(crate) fn share(&self) -> Option<u32> {
         self.zone.budget.map(|_| self.zone.lock().budget)
+    }
+
+    /// Pages taken from the system so far; pages that went back and came again count again.
+    pub fn grown(&self) -> u64 {
+        self.zone.grown()
+    }
+
+    /// Pages that have memory behind them: used ones and free ones.
+    pub fn resident(&self) -> u32 {
+        self.zone.lock().resident()
+    }
+
+    /// Whether `pages` pages in a row are probably to be had without taking memory from the system.
+    pub fn has_resident(&self, platform: &P, pages: u32) -> bool {
+        let order = Order::holding(pages);
+        if order.index() < LISTED_ORDERS && self.lists.has(platform.cpu(), order) {
+            return true;
+        }
+        let inner = self.zone.lock();
+        match order <= CHUNK_ORDER {
+            true => matches!(inner.buddy.find(order), Some((_, _, BACKED))),
+            false => inner.buddy.backed_row(pages, 1).is_some(),
+        }
     }
 
     /// Pages that are free in the zone: neither handed out nor in a list nor on their way.

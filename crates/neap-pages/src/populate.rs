@@ -223,6 +223,7 @@ impl Zone {
         }
         // Refused or not, some of it may have memory now.
         inner.attach_huge(pfn, true);
+        self.count_growth(HUGE.pages().into());
         self.end_step(inner);
     }
 

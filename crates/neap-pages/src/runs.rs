@@ -1,12 +1,14 @@
 //! Runs: exact numbers of pages, for large allocations.
 //!
 //! Sits on the buddy's blocks, under the same lock. A run of up to a chunk comes from the smallest block that holds it
-//! and its alignment, and gives the rest back at once; a longer one takes whole chunks in a row, lowest address first,
-//! and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of. Its
+//! and its alignment, and gives the rest back at once. It begins in the free pages in front of that block, if there
+//! are any, and where it would take memory from the system it is first looked for in smaller blocks that lie side by
+//! side: so what runs leave of their blocks is used by the next ones. A longer run takes whole chunks in a row, lowest
+//! address first, and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of. Its
 //! first frame says who pays for it, as long as it is one.
 
 use crate::arena::CHUNK;
-use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, not_handed_out};
+use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, Map, not_handed_out};
 use crate::frames::State;
 use crate::pages::Block;
 use neap_base::{Order, Pfn, bitmap};
@@ -15,10 +17,7 @@ impl Buddy {
     /// Hands out `pages` pages in a row whose first is a multiple of `align`, a power of two.
     pub(crate) fn allocate_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let pfn = if pages.max(align) <= CHUNK {
-            let order = Order::holding(pages.max(align));
-            let (pfn, _) = self.take(order)?;
-            self.give_range(pfn.plus(pages), order.pages() - pages, false);
-            pfn
+            self.take_joined(pages, align).or_else(|| self.take_within_chunk(pages, align))?
         } else {
             self.take_chunks(pages, align)?
         };
@@ -27,6 +26,65 @@ impl Buddy {
         frame.set_head(State::Run, Order(0));
         self.frames.set_run_owner(pfn, 0);
         Some(Block { pfn, zero: !self.backed.any(pfn, pages) })
+    }
+
+    /// Removes `pages` pages in a row, at most a chunk, from what is free.
+    fn take_within_chunk(&mut self, pages: u32, align: u32) -> Option<Pfn> {
+        let order = Order::holding(pages.max(align));
+        let (block, class) = self.take(order)?;
+        let start = if align > 1 { block } else { self.free_before(block, order, class) };
+        self.take_at(start, block.0 - start.0);
+        let (end, block_end) = (start.0 + pages, block.0 + order.pages());
+        // All but the last page of the run may lie in front of the block.
+        self.give_range(Pfn(end), block_end - end, false);
+        Some(start)
+    }
+
+    /// The first page of the free blocks of a class, each smaller than `order`, that lie in a row in
+    /// front of `end` in its chunk.
+    fn free_before(&self, end: Pfn, order: Order, class: usize) -> Pfn {
+        let mut start = end;
+        while !start.0.is_multiple_of(CHUNK)
+            && let Some(before) = (0..order.0).map(Order).find(|&order| {
+                let before = Pfn(start.0.wrapping_sub(order.pages()));
+                start.0.is_multiple_of(order.pages()) && self.free_block_at(before) == Some((order, class))
+            })
+        {
+            start.0 -= before.pages();
+        }
+        start
+    }
+
+    /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks too small for
+    /// them: only where the run would have no memory otherwise, and if one of the first few blocks
+    /// of half the size is one of them.
+    fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
+        /// Blocks that are looked at.
+        const LOOKS: usize = 8;
+        let order = Order::holding(pages);
+        if align > 1 || order.0 < 2 || self.backed_free < pages || matches!(self.find(order), Some((.., BACKED))) {
+            return None;
+        }
+        let half = Order(order.0 - 1);
+        let mut next = self.lists[BACKED][half.index()].head.some();
+        for _ in 0..LOOKS {
+            let block = next?;
+            let start = self.free_before(block, half, BACKED);
+            let chunk_end = ((block.0 / CHUNK + 1) * CHUNK).min(self.frames.pages());
+            let mut end = block.0 + half.pages();
+            while end < chunk_end
+                && end - start.0 < pages
+                && let Some((order, BACKED)) = self.free_block_at(Pfn(end))
+            {
+                end += order.pages();
+            }
+            if end - start.0 >= pages {
+                // The rest of the last block stays free.
+                return self.take_at(start, pages).then_some(start);
+            }
+            next = self.frames.frame(block).next().some();
+        }
+        None
     }
 
     /// Takes a run back; `moved` if its pages have been moved away, so that nothing is behind it any more.
@@ -82,7 +140,9 @@ impl Buddy {
     /// Removes whole free chunks in a row, as many as hold `pages`, and gives back what is too much.
     fn take_chunks(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
-        let first = self.chunks_in_a_row(count, align)?;
+        let first = self
+            .backed_row(pages, align as u32 * CHUNK)
+            .or_else(|| self.chunks_in_a_row(&self.free_chunks, count, align))?;
         let (pfn, taken) = (Pfn(first as u32 * CHUNK), count as u32 * CHUNK);
         (first..first + count).for_each(|chunk| self.remove(Pfn(chunk as u32 * CHUNK), CHUNK_ORDER, BACKED));
         self.free -= taken;
@@ -92,9 +152,16 @@ impl Buddy {
         Some(pfn)
     }
 
-    /// The lowest place of `count` free chunks in a row that starts at a multiple of `align` chunks.
-    fn chunks_in_a_row(&self, count: usize, align: usize) -> Option<usize> {
-        let map = self.free_chunks.get();
+    /// The first of the lowest free chunks in a row that hold a run of more than a chunk and all
+    /// have memory behind some of their pages.
+    pub(crate) fn backed_row(&self, pages: u32, align: u32) -> Option<usize> {
+        let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
+        if self.backed_free < pages { None } else { self.chunks_in_a_row(&self.backed_chunks, count, align) }
+    }
+
+    /// The lowest place of `count` chunks of a map in a row that starts at a multiple of `align` chunks.
+    fn chunks_in_a_row(&self, map: &Map, count: usize, align: usize) -> Option<usize> {
+        let map = map.get();
         let end = map.len() * 64;
         let mut from = self.chunk_hint as usize;
         while let Some(free) = bitmap::next_set(map, from, end) {

@@ -12,7 +12,7 @@ use crate::chains::Chain;
 use crate::page_lists::LISTED_ORDERS;
 use crate::pages::Exhausted;
 use crate::populate::Population;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
@@ -47,6 +47,11 @@ impl Inner {
     /// Pages that are handed out, but for holes, or in CPUs' lists.
     pub(crate) fn used(&self) -> u32 {
         (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
+    }
+
+    /// Pages that have memory behind them: used ones and free ones.
+    pub(crate) fn resident(&self) -> u32 {
+        self.used().wrapping_add(self.buddy.backed_free)
     }
 
     /// Pages that may still be handed out.
@@ -125,6 +130,8 @@ pub(crate) struct Zone {
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
+    /// Pages taken from the system so far; written under the lock.
+    grown: AtomicU64,
     /// Times that the lock was found held.
     waits: AtomicU32,
     #[cfg(feature = "lab")]
@@ -150,6 +157,7 @@ impl Zone {
             node,
             budget,
             draining: AtomicU32::new(0),
+            grown: AtomicU64::new(0),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]
             meter: crate::lab::Meter::default(),
@@ -204,8 +212,9 @@ impl Zone {
                 self.populate(arena, platform, step);
                 continue;
             }
-            let room = inner.room();
+            let (room, before) = (inner.room(), inner.resident());
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
+                self.count_growth(inner.resident().wrapping_sub(before).into());
                 return Ok(taken);
             }
             // Read under the lock of the attempt: what arrives or grows later makes another one worth while.
@@ -244,6 +253,18 @@ impl Zone {
             if chain.blocks > 0 && self.waits() != waits {
                 (0..TURNS).for_each(|_| core::hint::spin_loop());
             }
+        }
+    }
+
+    /// Pages taken from the system so far. Only ever grows.
+    pub(crate) fn grown(&self) -> u64 {
+        self.grown.load(Relaxed)
+    }
+
+    /// Counts pages taken from the system. The caller holds the lock, so no addition is lost.
+    pub(crate) fn count_growth(&self, pages: u64) {
+        if pages > 0 {
+            self.grown.store(self.grown.load(Relaxed) + pages, Relaxed);
         }
     }
 

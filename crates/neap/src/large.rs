@@ -18,9 +18,6 @@ const WORTH_MOVING: usize = 256 << 10;
 /// Moves in the life of a process: each may leave two mappings more, of which the kernel allows 65530 by default.
 const MOVES: u32 = 8192;
 
-/// The most that barns give up for a run, most of which may never be touched.
-const MOST_RETURNED: usize = 1 << 20;
-
 impl<P: Platform> Core<P> {
     /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
@@ -31,7 +28,7 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
-        self.objects.return_surplus(size.min(MOST_RETURNED));
+        self.objects.reuse_before_growth(count);
         let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
         Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
     }
@@ -159,7 +156,7 @@ impl<P: Platform> Core<P> {
         let (page, size) = (self.objects.pages.page_size(), class.size());
         if class == Class::NONE {
             let state = self.objects.pages.frames().frame(self.objects.pages.pfn(pointer.addr())).state();
-            if pointer.addr().is_multiple_of(page) && state != State::Inside {
+            if pointer.addr().is_multiple_of(page) {
                 die(format_args!(
                     "double free or bad pointer: {call}: the page at {pointer:p} is {state:?}, not allocated"
                 ));

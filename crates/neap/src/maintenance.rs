@@ -338,7 +338,7 @@ impl<P: Platform> Core<P> {
         };
         let worth = free + coming >= least || {
             let _inside = inside();
-            free + coming + self.free_in_slabs() >= least
+            free + coming + self.objects.free_object_bytes() >= least
         };
         worth && self.make_thread(mm)
     }
@@ -392,19 +392,6 @@ impl<P: Platform> Core<P> {
         let free = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
         let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size + per_cpu;
         (used, free)
-    }
-
-    /// Resident bytes of free objects, as far as that is known without looking into every CPU's caches.
-    fn free_in_slabs(&self) -> u64 {
-        let page_size = self.objects.pages.page_size() as u64;
-        let caches = Class::all().flat_map(|class| self.objects.caches_of(class).map(move |cache| (class, cache)));
-        caches
-            .map(|(class, cache)| {
-                let cache = cache.lock();
-                let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
-                ((in_barn + cache.free) * class.size() as u64).saturating_sub(cache.holes * page_size)
-            })
-            .sum()
     }
 
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.

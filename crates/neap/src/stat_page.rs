@@ -325,6 +325,10 @@ impl<P: Platform> Core<P> {
         write!(text, "\"failures\":{}}},", pages.release_failures)?;
         write!(text, "\"holes\":{{\"pages\":{},", pages.holes)?;
         write!(text, "\"released\":{},\"refilled\":{}}},", pages.punched, pages.refilled)?;
+        let reuse = self.objects.reuse_numbers();
+        write!(text, "\"reuse\":{{\"grown\":{},", self.objects.pages.grown())?;
+        write!(text, "\"sweeps\":{},\"objects\":{},", reuse.sweeps, reuse.objects)?;
+        write!(text, "\"grown_in_sweeps\":{},\"released\":{}}},", reuse.grown, reuse.released)?;
         let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.slots.counters());
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())

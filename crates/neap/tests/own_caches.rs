@@ -189,7 +189,7 @@ fn what_is_free_is_given_before_what_a_program_caches() {
     free(&mm, kept);
 }
 
-/// An allocation at the limit has other CPUs' caches emptied by the walk, in its own thread, and only as far as it needs.
+/// An allocation at the limit has other CPUs' caches emptied by the walk, in its own thread.
 #[test]
 fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     let (_, mm) = two_by_two(&Options { limit: 8 << 20, ..OPTIONS });
@@ -204,7 +204,6 @@ fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     }
     let [passes, _, scanned, freed, bytes] = mm.reclaiming().unwrap().passes()[0];
     assert!(passes == 1 && scanned > 0 && freed > 0 && bytes >= 128 << 10, "{:?}", mm.reclaiming().unwrap().passes());
-    assert!((0..2).any(|node| count(&mm, "neap:sheaves", node) + count(&mm, "neap:lists", node) > 0));
     // And before one fails nothing is left anywhere.
     while let Some(run) = Some(mm.allocate(128 << 10)).filter(|run| !run.is_null()) {
         runs.push(run);

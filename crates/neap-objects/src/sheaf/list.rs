@@ -67,6 +67,14 @@ impl SheafList {
         self.pop_from(self.length as usize % CHAINS)
     }
 
+    /// Takes a sheaf with cells, if one is the first of its chain.
+    pub fn pop_plain(&mut self) -> Option<Sheaf> {
+        // SAFETY: the list owns its sheaves; a chain is null or leads to the first of them.
+        let capacity = |chain: &*mut Head| unsafe { chain.as_ref() }.map_or(0, |head| head.capacity);
+        let chain = self.chains.iter().position(|chain| capacity(chain) > 0)?;
+        self.pop_from(chain)
+    }
+
     /// Takes the first one of a chain, or of the next that has any.
     fn pop_from(&mut self, chain: usize) -> Option<Sheaf> {
         let mut chains = (chain..CHAINS).chain(0..chain);

@@ -1,0 +1,282 @@
+//! Reuse before growth: what is free in any cache serves an allocation before fresh memory does.
+//!
+//! # Design
+//! Caches keep free objects by class and CPU. Memory that one class freed is of no use to another
+//! until its slabs are whole again. The pages count what they take from the system ("growth"). When
+//! growth has passed a quantum since the last sweep, and more than a sixteenth of what is resident
+//! is not in use, a *sweep* begins. A sweep empties
+//!
+//! 1. barns, the fullest first;
+//! 2. the stacks of every CPU, whose few objects keep many slabs from being whole;
+//! 3. the page lists of every CPU.
+//!
+//! The threads that need memory take the steps. Before a new slab or run each of them works until
+//! the pages can serve it from resident memory, and until [`PER_GROWN_BYTE`] bytes were put back for
+//! each byte grown since the sweep began, but puts back no more than about [`OBJECTS_PER_CALL`]
+//! objects. A program that allocates again what it freed grows nothing, so it never sweeps. A
+//! sweep that recovers little doubles the next quantum, up to [`MOST_BACKOFF`] times. Free pages
+//! that lie too scattered at the end of a sweep go to the system, so that growth replaces them.
+//!
+//! # Locking
+//! No lock is held from one step to the next; a step takes what draining takes. Several threads may
+//! sweep at once: they pop sheaves of one barn under its lock, and one of them drains a CPU.
+
+use crate::objects::Objects;
+use crate::size_class::Class;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use neap_base::Platform;
+
+/// Objects that one call puts back at most; its last step may go beyond that.
+const OBJECTS_PER_CALL: u64 = 1 << 16;
+
+/// Objects that it puts back beyond that for each page that it asks for.
+const OBJECTS_PER_PAGE: u64 = 32;
+
+/// Bytes put back for each byte that is taken from the system while a sweep is under way.
+const PER_GROWN_BYTE: u64 = 16;
+
+/// Pages that a sweep leaves in the list of its CPU.
+const MOST_LISTED: u32 = 64;
+
+/// Sheaves that are taken from a barn before the fullest is looked for again, at most.
+const MOST_QUOTA: u64 = 64;
+
+/// The least growth from one sweep to the next, in bytes.
+const LEAST_QUANTUM: u64 = 2 << 20;
+
+/// Pages of growth before anything is looked at.
+const FIRST: u64 = 512;
+
+/// Unused bytes below which nothing is swept: new slabs of many classes have as much.
+const LEAST_UNUSED: u64 = 4 << 20;
+
+/// Bytes that a call gives to the system at most, unless it takes more itself.
+const MOST_RELEASED: u64 = 16 << 20;
+
+/// How often the quantum is doubled at most.
+const MOST_BACKOFF: u32 = 2;
+
+/// No sweep is under way.
+const IDLE: u32 = 0;
+/// Barns are being emptied. The stages that follow are CPUs, whose stacks are emptied.
+const BARNS: u32 = 1;
+
+/// Where reuse stands. All fields are heuristics: no other data depends on them.
+#[derive(Debug)]
+pub(crate) struct Reuse {
+    /// The growth from which on there is something to do; 0 while a sweep is under way.
+    next: AtomicU64,
+    stage: AtomicU32,
+    /// The barn that is being emptied: a class, and its node above the low byte.
+    victim: AtomicU32,
+    /// Sheaves to take from that barn before the fullest is looked for again.
+    quota: AtomicU32,
+    /// The growth when the sweep began.
+    began: AtomicU64,
+    /// Bytes put back by the sweep so far.
+    done: AtomicU64,
+    backoff: AtomicU32,
+    counters: [AtomicU64; 4],
+}
+
+/// What reuse did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReuseNumbers {
+    /// Sweeps that began.
+    pub sweeps: u64,
+    /// Objects that sweeps put back into slabs.
+    pub objects: u64,
+    /// Pages taken from the system while a sweep was under way.
+    pub grown: u64,
+    /// Free pages that went to the system since they lay too scattered to serve.
+    pub released: u64,
+}
+
+impl Reuse {
+    pub(crate) const fn new() -> Reuse {
+        Reuse {
+            next: AtomicU64::new(FIRST),
+            stage: AtomicU32::new(IDLE),
+            victim: AtomicU32::new(0),
+            quota: AtomicU32::new(0),
+            began: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            backoff: AtomicU32::new(0),
+            counters: [const { AtomicU64::new(0) }; 4],
+        }
+    }
+}
+
+impl<P: Platform> Objects<P> {
+    /// Makes free objects into free pages, where `pages` pages in a row are about to be asked for and
+    /// growth has passed the quantum. Returns whether objects went back into slabs. The caller is
+    /// inside the gate and holds no lock.
+    #[inline]
+    pub fn reuse_before_growth(&self, pages: u32) -> bool {
+        self.pages.grown() + u64::from(pages) >= self.reuse.next.load(Relaxed) && self.reuse(pages)
+    }
+
+    #[cold]
+    fn reuse(&self, pages: u32) -> bool {
+        if self.reuse.stage.load(Relaxed) == IDLE && !self.begin_sweep() {
+            return false;
+        }
+        let (mut objects, most) = (0, OBJECTS_PER_CALL + OBJECTS_PER_PAGE * u64::from(pages));
+        while objects < most && (self.owes() || !self.pages.has_resident(&self.platform, pages)) {
+            let Some(more) = self.sweep() else {
+                self.release_scattered(pages);
+                break;
+            };
+            objects += more;
+        }
+        self.reuse.counters[1].fetch_add(objects, Relaxed);
+        objects > 0
+    }
+
+    /// Begins a sweep if enough is not in use; otherwise puts the next look off by a quantum.
+    fn begin_sweep(&self) -> bool {
+        let pages = self.pages.listed() + self.pages.backed_free_pages();
+        let unused = self.free_object_bytes() + (pages << self.pages.page_shift());
+        if unused < (self.resident_bytes() / 16).max(LEAST_UNUSED) {
+            self.put_off();
+            return false;
+        }
+        let reuse = &self.reuse;
+        reuse.began.store(self.pages.grown(), Relaxed);
+        reuse.done.store(0, Relaxed);
+        reuse.quota.store(0, Relaxed);
+        if reuse.stage.compare_exchange(IDLE, BARNS, Relaxed, Relaxed).is_ok() {
+            reuse.next.store(0, Relaxed);
+            reuse.counters[0].fetch_add(1, Relaxed);
+        }
+        true
+    }
+
+    fn end_sweep(&self) {
+        let reuse = &self.reuse;
+        let (resident, free) = (self.pages.resident(), self.pages.backed_free_pages());
+        let little = reuse.done.load(Relaxed) < self.resident_bytes() / 32;
+        // While much is free but scattered, each sweep gives some of it to the system.
+        let backs_off = little && free < resident / 16;
+        let backoff = reuse.backoff.load(Relaxed);
+        reuse.backoff.store(if backs_off { (backoff + 1).min(MOST_BACKOFF) } else { 0 }, Relaxed);
+        let grown = self.pages.grown().saturating_sub(reuse.began.load(Relaxed));
+        reuse.counters[2].fetch_add(grown, Relaxed);
+        self.put_off();
+    }
+
+    fn put_off(&self) {
+        let quantum = (self.resident_bytes() / 32).max(LEAST_QUANTUM) << self.reuse.backoff.load(Relaxed);
+        self.reuse.next.store(self.pages.grown() + (quantum >> self.pages.page_shift()), Relaxed);
+    }
+
+    /// Whether the sweep has put back less than growth since it began asks for.
+    fn owes(&self) -> bool {
+        let grown = self.pages.grown().saturating_sub(self.reuse.began.load(Relaxed));
+        self.reuse.done.load(Relaxed) < (grown << self.pages.page_shift()) * PER_GROWN_BYTE
+    }
+
+    /// Gives free pages to the system that no sweep makes whole enough for `pages` pages in a row:
+    /// what is about to be taken from the system takes their place. Not while an isolated CPU would
+    /// be interrupted.
+    fn release_scattered(&self, pages: u32) {
+        let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
+        if free > resident / 16
+            && !self.pages.has_resident(&self.platform, pages)
+            && !self.platform.is_isolated_cpu_in_use()
+        {
+            let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
+            let wanted = (free - resident / 32).min(most) as u32;
+            let near = self.pages.node(self.pages.nearest(&self.platform));
+            let released = near.release(&self.platform, wanted, &|| false).released;
+            self.reuse.counters[3].fetch_add(released.into(), Relaxed);
+        }
+    }
+
+    /// Takes a step of the sweep. Returns how many objects went back; `None` if the sweep is over.
+    fn sweep(&self) -> Option<u64> {
+        let reuse = &self.reuse;
+        let stage = reuse.stage.load(Relaxed);
+        let advance = |to| reuse.stage.compare_exchange(stage, to, Relaxed, Relaxed).is_ok();
+        match stage {
+            IDLE => None,
+            BARNS => Some(self.empty_barn().unwrap_or_else(|| {
+                advance(BARNS + 1);
+                0
+            })),
+            _ if (stage - BARNS) as usize <= self.slots.cpus() => {
+                let drained =
+                    if advance(stage + 1) { self.drain_cpu((stage - BARNS - 1) as usize, |_| true) } else { None };
+                Some(drained.unwrap_or(0))
+            }
+            _ => {
+                self.pages.drain_all(&self.platform);
+                // The program may have freed more since the barns were empty.
+                let more = self.fullest_barn().is_some_and(|(bytes, ..)| bytes > self.resident_bytes() / 32);
+                if advance(if more { BARNS } else { IDLE }) && !more {
+                    self.end_sweep();
+                }
+                more.then_some(0)
+            }
+        }
+    }
+
+    /// Puts back a sheaf of the fullest barn; `None` where all barns are empty.
+    fn empty_barn(&self) -> Option<u64> {
+        let reuse = &self.reuse;
+        let quota = reuse.quota.load(Relaxed);
+        if quota == 0 {
+            let (bytes, node, class) = self.fullest_barn()?;
+            reuse.victim.store(u32::from(class.0) | (node as u32) << 8, Relaxed);
+            let sheaf = class.size() * class.sheaf_capacity() as usize;
+            reuse.quota.store((bytes / 2 / sheaf as u64).clamp(1, MOST_QUOTA) as u32, Relaxed);
+            return Some(0);
+        }
+        reuse.quota.store(quota - 1, Relaxed);
+        let victim = reuse.victim.load(Relaxed);
+        let (node, class) = ((victim >> 8) as usize, Class(victim as u8));
+        let Some(sheaf) = self.cache(node, class).lock().pop_sheaf() else {
+            reuse.quota.store(0, Relaxed);
+            return Some(0);
+        };
+        let objects = sheaf.length() as u64;
+        self.dissolve(class, sheaf);
+        // Slabs that are whole lie in this CPU's list now, where larger blocks do not come from.
+        self.pages.trim_list(&self.platform, MOST_LISTED);
+        reuse.done.fetch_add(objects * class.size() as u64, Relaxed);
+        // An empty one takes some time as well.
+        Some(objects.max(1))
+    }
+
+    /// The barn that has most, and its bytes; `None` where all are empty.
+    fn fullest_barn(&self) -> Option<(u64, usize, Class)> {
+        let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
+        let fullest = barns.map(|(node, class)| {
+            let sheaves = self.cache(node, class).lock().all_sheaves();
+            (u64::from(sheaves) * u64::from(class.sheaf_capacity()) * class.size() as u64, node, class)
+        });
+        fullest.max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.pages.resident() << self.pages.page_shift()
+    }
+
+    /// Resident bytes of free objects in slabs and barns; the stacks of CPUs are left out.
+    pub fn free_object_bytes(&self) -> u64 {
+        let page_size = self.pages.page_size() as u64;
+        let caches = Class::all().flat_map(|class| self.caches_of(class).map(move |cache| (class, cache)));
+        let bytes = caches.map(|(class, cache)| {
+            let cache = cache.lock();
+            let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
+            ((in_barn + cache.free) * class.size() as u64).saturating_sub(cache.holes * page_size)
+        });
+        bytes.sum()
+    }
+
+    /// What reuse did so far.
+    pub fn reuse_numbers(&self) -> ReuseNumbers {
+        let [sweeps, objects, grown, released] = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));
+        ReuseNumbers { sweeps, objects, grown, released }
+    }
+}
