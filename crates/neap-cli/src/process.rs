@@ -152,7 +152,12 @@ pub(crate) fn rss_kib(process: u32) -> Result<u64> {
 
 /// The `Rss:` line of an smaps_rollup. Allocates nothing, so a workload may use it on itself.
 pub(crate) fn parse_rss(text: &[u8]) -> Option<u64> {
-    let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"Rss:"))?;
+    parse_kib(text, b"Rss:")
+}
+
+/// The number of the line that begins with `name`. Allocates nothing, so a workload may use it on itself.
+pub(crate) fn parse_kib(text: &[u8], name: &[u8]) -> Option<u64> {
+    let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
     let digits = line.iter().filter(|byte| byte.is_ascii_digit());
     Some(digits.fold(0, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
@@ -225,6 +230,7 @@ mod tests {
     fn rss_is_read_from_a_rollup() {
         assert_eq!(parse_rss(b"5-6 ---p 0 [rollup]\nRss:                1234 kB\nPss: 1 kB\n"), Some(1234));
         assert_eq!(parse_rss(b"Pss: 1 kB\n"), None);
+        assert_eq!(parse_kib(b"VmPeak:\t 9 kB\nVmHWM:\t   567 kB\n", b"VmHWM:"), Some(567));
         assert!(rss_kib(std::process::id()).unwrap() > 100);
     }
 }

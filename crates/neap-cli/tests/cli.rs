@@ -251,6 +251,36 @@ fn a_program_under_the_c_library_alone_is_measured() {
 }
 
 #[test]
+fn phases_have_a_peak_for_each_variation() {
+    let neap = Installed::new("phases");
+    let output = neap.neap(&["bench", "phases", "--quick", "--pairs", "1", "--live", "2", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let variations = report["variants"]["glibc"].as_object().unwrap();
+    assert_eq!(variations.len(), 25);
+    for (name, results) in variations {
+        assert!(results["median"].as_f64().unwrap() >= 0.9, "{name}: {results}");
+    }
+    assert_eq!(report["figures"], serde_json::json!({}), "figures need neap and a peer");
+}
+
+#[test]
+fn phases_limit_is_found_or_the_missing_right_is_named() {
+    let neap = Installed::new("limit");
+    let output = neap.neap(&["bench", "phases", "--limit", "--live", "24", "--json"]);
+    if output.status.code() == Some(77) {
+        assert!(text(&output.stderr).contains("limits are not measured: "), "{}", text(&output.stderr));
+        assert!(output.stdout.is_empty());
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = &report["variants"]["glibc"]["8 sizes, stride, 2 t, limit"]["median"];
+    let too_much = report["failed"][0]["reason"].as_str().is_some_and(|reason| reason.contains("is not enough"));
+    assert!(found.as_f64().is_some_and(|limit| limit > 1.0) || too_much, "{report}");
+}
+
+#[test]
 fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_same() {
     let neap = Installed::new("lab");
     let show = |seed| neap.neap(&["lab", "show", "bursts 3 s apart", "--quick", "--seed", seed]);

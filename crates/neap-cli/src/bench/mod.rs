@@ -17,6 +17,7 @@ mod page_fault;
 mod pair;
 mod percpu;
 mod pft;
+mod phases;
 mod programs;
 mod register;
 mod shrink;
@@ -45,6 +46,8 @@ Examples:
   neap bench page --pairs 40                 40 rounds instead of the default
   neap bench cross --against mimalloc2,glibc compare with these only
   neap bench start --quick                   a rough answer in seconds
+  neap bench phases                          peak memory where one block size follows another
+  neap bench phases --limit --live 100       the smallest container in which such a program survives
   neap bench programs --json                 one JSON object on standard output
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
@@ -58,8 +61,9 @@ is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
 `page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink` and `register` use neap's parts inside this
-executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes` and `programs` as much memory as a run needs is
-touched and given back: none pays for what the host of a virtual machine took meanwhile.";
+executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases` and `programs` as much memory as a run needs is
+touched and given back: none pays for what the host of a virtual machine took meanwhile.
+`phases --limit` ends with status 77, and says why, where it may not make memory groups.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
@@ -86,6 +90,12 @@ pub(crate) struct Options {
     /// Only these programs of `programs`
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     programs: Vec<String>,
+    /// Live set of `phases` in MiB (default 300, with --quick 100)
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
+    live: Option<u16>,
+    /// Instead of peaks, find the smallest memory limit in which the program of `phases` survives
+    #[arg(long)]
+    limit: bool,
     /// CPUs of the machine that `percpu` simulates
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     cpus: Option<u16>,
@@ -112,6 +122,8 @@ enum Which {
     Cross,
     /// Memory kept ten seconds after a burst of which one block in twenty survives, and the time the burst took
     Holes,
+    /// Peak memory where live sets of one block size after another are allocated and freed
+    Phases,
     /// Time to start and end a program that does nothing
     Start,
     /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every CPU
@@ -145,6 +157,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Page => page::main(options),
         Which::Cross => cross::main(options),
         Which::Holes => holes::main(options),
+        Which::Phases => phases::main(options),
         Which::Start => start::main(options),
         Which::PageFault => page_fault::main(options),
         Which::Pft => pft::main(options),

@@ -3,6 +3,7 @@
 //! Sits between the workloads and the kernel. Nothing here calls `malloc`: a measured process must not change what it
 //! measures. No locks.
 
+use std::ffi::CStr;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -100,17 +101,28 @@ pub(crate) fn thread_cpu_ns() -> u64 {
 
 /// Resident memory of this process in KiB.
 pub(super) fn own_rss_kib() -> Result<u64> {
-    let mut text = [0u8; 2048];
+    own_kib(c"/proc/self/smaps_rollup", b"Rss:")
+}
+
+/// Largest resident memory of this process so far in KiB.
+pub(super) fn own_peak_kib() -> Result<u64> {
+    own_kib(c"/proc/self/status", b"VmHWM:")
+}
+
+/// The number of the line of `path` that begins with `name`.
+fn own_kib(path: &CStr, name: &[u8]) -> Result<u64> {
+    let mut text = [0u8; 4096];
     // SAFETY: the path is a string.
-    let file = unsafe { libc::open(c"/proc/self/smaps_rollup".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if file < 0 {
-        return Err(io::Error::last_os_error()).context("cannot open /proc/self/smaps_rollup");
+        return Err(io::Error::last_os_error()).with_context(|| format!("cannot open {}", path.to_string_lossy()));
     }
     // SAFETY: the buffer is a live local of this length.
     let length = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
     // SAFETY: the descriptor was opened above and is used by nobody else.
     unsafe { libc::close(file) };
-    process::parse_rss(&text[..length.max(0) as usize]).context("/proc/self/smaps_rollup names no Rss")
+    let found = process::parse_kib(&text[..length.max(0) as usize], name);
+    found.with_context(|| format!("{} has no line {}", path.to_string_lossy(), String::from_utf8_lossy(name)))
 }
 
 /// The CPUs that this thread may use, lowest first.
@@ -261,6 +273,7 @@ mod tests {
         assert_eq!(table[5] as usize, 77);
         drop(table);
         assert!(own_rss_kib().unwrap() < with_table);
+        assert!(own_peak_kib().unwrap() >= 64 << 10, "the table was part of the peak");
     }
 
     #[test]

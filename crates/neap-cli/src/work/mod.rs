@@ -13,6 +13,7 @@ pub(crate) mod meter;
 mod page;
 mod page_lists;
 mod pair;
+pub(crate) mod phases;
 mod pool;
 
 use std::collections::BTreeMap;
@@ -50,6 +51,8 @@ enum Workload {
     Pair(pair::Options),
     Batch(pair::BatchOptions),
     Page(page::Options),
+    /// Live sets of one block size after another
+    Phases(phases::Options),
     Larson(cross::LarsonOptions),
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
@@ -128,6 +131,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Pair(options) => pair::run(options)?,
         Workload::Batch(options) => pair::run_batch(options)?,
         Workload::Page(options) => page::run(options)?,
+        Workload::Phases(options) => phases::run(options)?,
         Workload::Larson(options) => cross::larson(options)?,
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
         Workload::PageFault(options) => page_lists::page_fault(options)?,
@@ -141,14 +145,20 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the caller's.
-pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
+/// `neap work ARGUMENTS` on a variant.
+pub(crate) fn command(executable: &Path, variant: &Variant, arguments: &[&str]) -> Command {
     let mut command = Command::new(executable);
     variant.apply(&mut command);
     command.arg("work").args(arguments).stdin(Stdio::null());
     if variant.release_thread {
         command.arg("--release-thread");
     }
+    command
+}
+
+/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the caller's.
+pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
+    let command = command(executable, variant, arguments);
     let mut output = Vec::new();
     let finished = process::run(command, LIMIT, |bytes| output.extend_from_slice(bytes))?;
     let workload = arguments.first().copied().unwrap_or_default();

@@ -1,0 +1,213 @@
+//! Memory groups of the kernel (cgroups) for one program each, below the group of this process.
+//!
+//! # Design
+//!
+//! Version 1: a child group of this process's memory group. Version 2: the group must be delegated, and only groups
+//! without processes hand controllers on, so this process moves into a child group first and back in the end. All groups
+//! are removed with the values here.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How long the kernel may take until the group of a program that has ended can be removed.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// Where memory groups can be made.
+#[derive(Debug)]
+pub(super) struct Groups {
+    own: PathBuf,
+    version: Version,
+    /// The child group that this process moved to.
+    moved: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// One memory group with a limit.
+pub(super) struct Group {
+    folder: PathBuf,
+}
+
+impl Groups {
+    /// Finds this process's group and tries to make a child group.
+    ///
+    /// # Errors
+    /// Says what is missing: a controller, a mount or the right to make groups.
+    pub(super) fn find() -> Result<Groups> {
+        let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
+        let found = own_group(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
+        let (own, version) = found.context("no mounted cgroup hierarchy with a memory controller has this process")?;
+        let mut groups = Groups { own, version, moved: None };
+        if version == Version::Two {
+            groups.hand_memory_on()?;
+        }
+        groups.make(1 << 30).context("making memory groups takes root's rights or a delegated group")?;
+        Ok(groups)
+    }
+
+    /// Lets child groups of a version 2 group have the memory controller.
+    fn hand_memory_on(&mut self) -> Result<()> {
+        let controllers = fs::read_to_string(self.own.join("cgroup.controllers")).unwrap_or_default();
+        if !controllers.split_whitespace().any(|controller| controller == "memory") {
+            bail!("{} has no memory controller", self.own.display());
+        }
+        let control = self.own.join("cgroup.subtree_control");
+        if write(&control, "+memory").is_ok() {
+            return Ok(());
+        }
+        let child = self.own.join(format!("neap-bench-{}-self", std::process::id()));
+        fs::create_dir(&child).with_context(|| format!("cannot make {}", child.display()))?;
+        self.moved = Some(child.clone());
+        write(&child.join("cgroup.procs"), "0")?;
+        write(&control, "+memory")
+            .context("`systemd-run --user --scope -p Delegate=yes` gives a group that can be used")
+    }
+
+    /// Makes a group with a limit in bytes.
+    pub(super) fn make(&self, limit: u64) -> Result<Group> {
+        let folder = self.own.join(format!("neap-bench-{}", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let group = Group { folder };
+        let (memory, swap, of_swap) = match self.version {
+            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit),
+            Version::Two => ("memory.max", "memory.swap.max", 0),
+        };
+        write(&group.folder.join(memory), &limit.to_string())?;
+        // Absent where swap is not accounted, and then there is none to account in most systems.
+        let _ = write(&group.folder.join(swap), &of_swap.to_string());
+        Ok(group)
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let Some(child) = self.moved.take() else { return };
+        // Groups with controllers handed on take no process, so that is undone first.
+        let _ = write(&self.own.join("cgroup.subtree_control"), "-memory");
+        let _ = write(&self.own.join("cgroup.procs"), "0");
+        remove(&child);
+    }
+}
+
+impl Group {
+    /// Makes the program of `command` enter the group before it begins.
+    pub(super) fn enter(&self, command: &mut Command) -> Result<()> {
+        let path = self.folder.join("cgroup.procs");
+        let file = OpenOptions::new().write(true).open(&path);
+        let file: File = file.with_context(|| format!("cannot open {}", path.display()))?;
+        // SAFETY: between fork and exec the closure makes one system call, which is async-signal-safe, and builds an error
+        // of a number, which does not allocate. The file is open as long as the closure is there.
+        unsafe {
+            command.pre_exec(move || match libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) {
+                1 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        remove(&self.folder);
+    }
+}
+
+/// Removes a group whose processes have ended or are about to.
+fn remove(folder: &Path) {
+    let start = Instant::now();
+    while let Err(error) = fs::remove_dir(folder) {
+        if start.elapsed() > LEAVING {
+            eprintln!("neap bench phases: cannot remove {}: {error}", folder.display());
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write `{text}` to {}", path.display()))
+}
+
+/// Folder and version of this process's memory group: of version 1 if that has the controller, or else of version 2.
+fn own_group(mountinfo: &str, cgroup: &str) -> Option<(PathBuf, Version)> {
+    let of_version = |version: Version| {
+        let path = cgroup.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            let wanted = match version {
+                Version::One => controllers.split(',').any(|controller| controller == "memory"),
+                Version::Two => number == "0" && controllers.is_empty(),
+            };
+            wanted.then_some(path)
+        })?;
+        let folder = mountinfo.lines().find_map(|line| {
+            let (place, kind) = line.split_once(" - ")?;
+            let mut place = place.split(' ').skip(3);
+            let (root, point) = (place.next()?, place.next()?);
+            let mut kind = kind.split(' ');
+            let (name, options) = (kind.next()?, kind.nth(1)?);
+            let wanted = match version {
+                Version::One => name == "cgroup" && options.split(',').any(|option| option == "memory"),
+                Version::Two => name == "cgroup2",
+            };
+            let below = Path::new(path).strip_prefix(root).ok()?;
+            wanted.then(|| Path::new(point).join(below))
+        })?;
+        Some((folder, version))
+    };
+    of_version(Version::One).or_else(|| of_version(Version::Two))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "30 25 0:26 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n";
+    const TWO: &str = "31 25 0:27 /box /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn own_group_is_the_one_with_the_memory_controller() {
+        let find = |mounts: &[&str], cgroup: &str| {
+            own_group(&mounts.concat(), cgroup).map(|(folder, version)| (folder.display().to_string(), version))
+        };
+        let own = "5:cpu:/other\n4:hugetlb,memory:/box/job\n0::/box/job\n";
+        assert_eq!(find(&[TWO, ONE], own), Some(("/sys/fs/cgroup/memory/box/job".to_string(), Version::One)));
+        // The mount shows the hierarchy from /box on.
+        assert_eq!(find(&[TWO], own), Some(("/sys/fs/cgroup/job".to_string(), Version::Two)));
+        assert_eq!(find(&[TWO], "0::/elsewhere\n"), None);
+        assert_eq!(find(&[ONE], "0::/\n"), None);
+        assert_eq!(find(&[], own), None);
+    }
+
+    #[test]
+    fn groups_are_removed_or_the_missing_right_is_named() {
+        match Groups::find() {
+            Ok(groups) => {
+                let group = groups.make(64 << 20).unwrap();
+                let folder = group.folder.clone();
+                let mut command = Command::new("/bin/cat");
+                command.arg("/proc/self/cgroup");
+                group.enter(&mut command).unwrap();
+                let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+                assert!(said.contains(folder.file_name().unwrap().to_str().unwrap()), "{said}");
+                drop(command);
+                drop(group);
+                assert!(!folder.exists());
+            }
+            Err(reason) => assert!(!format!("{reason:#}").is_empty()),
+        }
+    }
+}
