@@ -265,6 +265,17 @@ fn phases_have_a_peak_for_each_variation() {
 }
 
 #[test]
+fn steady_state_has_the_seeds_of_its_rounds() {
+    let neap = Installed::new("steady");
+    let output = neap.neap(&["bench", "steady", "--quick", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let raw = report["variants"]["glibc"]["steady"]["raw"].as_array().unwrap();
+    let seeds: Vec<f64> = raw.iter().map(|outcome| outcome["counts"]["seed"].as_f64().unwrap()).collect();
+    assert_eq!(seeds, [1.0, 2.0]);
+}
+
+#[test]
 fn phases_limit_is_found_or_the_missing_right_is_named() {
     let neap = Installed::new("limit");
     let output = neap.neap(&["bench", "phases", "--limit", "--live", "24", "--json"]);

@@ -22,6 +22,7 @@ mod programs;
 mod register;
 mod shrink;
 mod start;
+mod steady;
 mod warm;
 
 use std::collections::BTreeMap;
@@ -48,6 +49,7 @@ Examples:
   neap bench start --quick                   a rough answer in seconds
   neap bench phases                          peak memory where one block size follows another
   neap bench phases --limit --live 100       the smallest container in which such a program survives
+  neap bench steady --against jemalloc       a server's steady state
   neap bench programs --json                 one JSON object on standard output
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
@@ -61,7 +63,7 @@ is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
 `page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink` and `register` use neap's parts inside this
-executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases` and `programs` as much memory as a run needs is
+executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
 touched and given back: none pays for what the host of a virtual machine took meanwhile.
 `phases --limit` ends with status 77, and says why, where it may not make memory groups.";
 
@@ -124,6 +126,8 @@ enum Which {
     Holes,
     /// Peak memory where live sets of one block size after another are allocated and freed
     Phases,
+    /// Operations a second and peak memory of a server's steady state: blocks of drifting sizes, replaced at random
+    Steady,
     /// Time to start and end a program that does nothing
     Start,
     /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every CPU
@@ -158,6 +162,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Cross => cross::main(options),
         Which::Holes => holes::main(options),
         Which::Phases => phases::main(options),
+        Which::Steady => steady::main(options),
         Which::Start => start::main(options),
         Which::PageFault => page_fault::main(options),
         Which::Pft => pft::main(options),

@@ -15,6 +15,7 @@ mod page_lists;
 mod pair;
 pub(crate) mod phases;
 mod pool;
+mod steady;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -53,6 +54,8 @@ enum Workload {
     Page(page::Options),
     /// Live sets of one block size after another
     Phases(phases::Options),
+    /// Blocks of many sizes replaced at random by eight threads
+    Steady(steady::Options),
     Larson(cross::LarsonOptions),
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
@@ -132,6 +135,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Workload::Batch(options) => pair::run_batch(options)?,
         Workload::Page(options) => page::run(options)?,
         Workload::Phases(options) => phases::run(options)?,
+        Workload::Steady(options) => steady::run(options)?,
         Workload::Larson(options) => cross::larson(options)?,
         Workload::Xmalloc(options) => cross::xmalloc(options)?,
         Workload::PageFault(options) => page_lists::page_fault(options)?,
