@@ -5,7 +5,7 @@
 //! failed. No locks; it never builds or downloads anything.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -97,10 +97,17 @@ const TABLE: [Row; 13] = [
 const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
 
 impl Variant {
-    /// Makes `command` run on this variant and on nothing inherited.
+    /// Makes `command` run on this variant and on nothing inherited. Variables that were set for the command alone stay.
     pub(crate) fn apply(&self, command: &mut Command) {
-        for name in std::env::vars_os().map(|(name, _)| name).filter(|name| steers(name)) {
-            command.env_remove(name);
+        self.replace(command, std::env::vars_os().map(|(name, _)| name));
+    }
+
+    /// Removes those of the inherited variables that steer an allocator, and sets this variant's.
+    fn replace(&self, command: &mut Command, inherited: impl Iterator<Item = OsString>) {
+        for name in inherited.filter(|name| steers(name)) {
+            if command.get_envs().all(|(set, _)| set != name) {
+                command.env_remove(name);
+            }
         }
         command.envs(self.variables());
     }
@@ -235,8 +242,12 @@ mod tests {
             release_thread: false,
         };
         let mut command = Command::new("/usr/bin/env");
-        variant.apply(&mut command);
+        command.env("PYTHONMALLOC", "malloc");
+        let inherited = ["PYTHONMALLOC", "MALLOC_CONF", "NEAP", "HOME"];
+        variant.replace(&mut command, inherited.into_iter().map(OsString::from));
         let set: BTreeMap<_, _> = command.get_envs().collect();
+        assert_eq!(set.get(OsStr::new("PYTHONMALLOC")), Some(&Some(OsStr::new("malloc"))), "set for the command alone");
+        assert_eq!((set.get(OsStr::new("MALLOC_CONF")), set.get(OsStr::new("HOME"))), (Some(&None), None));
         assert_eq!(set.get(OsStr::new("LD_PRELOAD")), Some(&Some(OsStr::new("/x/libneap_malloc.so"))));
         assert_eq!(set.get(OsStr::new("NEAP")), Some(&Some(OsStr::new("rseq:off"))));
     }

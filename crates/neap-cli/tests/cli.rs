@@ -239,6 +239,21 @@ fn unknown_names_are_refused_with_the_known_ones() {
 }
 
 #[test]
+fn a_missing_program_is_named_with_its_package() {
+    let neap = Installed::new("package");
+    let mut command = Command::new(neap.0.join("bin/neap"));
+    command.args(["bench", "programs", "--json", "--programs", "db_bench,lua"]).env("PATH", &neap.0);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for reason in ["`db_bench` is not installed (apt-get install rocksdb-tools)", "(apt-get install lua5.4)"] {
+        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+    }
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let missing: Vec<&str> = report["missing"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(missing.contains(&"db_bench") && missing.contains(&"lua"), "{missing:?}");
+}
+
+#[test]
 fn a_program_under_the_c_library_alone_is_measured() {
     let neap = Installed::new("programs");
     let output = neap.neap(&["bench", "programs", "--quick", "--json", "--programs", "sort"]);

@@ -3,12 +3,19 @@
 //! Figures: `programs_differing` (programs whose output or exit status under neap is not what it is without a preload),
 //! `peak_rss_ratio` (geometric mean of peak resident memory, neap's over the best peer's), `redis_rss_2s_mib` and
 //! `python_rss_2s_mib` (resident two seconds after everything was freed), `redis_cpu_ratio` (server time per request, best
-//! run under neap over best run under jemalloc). Inputs are generated in a temporary folder that is removed at the end.
+//! run under neap over best run under jemalloc), `redis_series_ratio_jemalloc` (peak of a redis whose values change in size,
+//! neap's over jemalloc's). Over the best allocator of each program, neap among them: `cpu_geomean_ratio` and
+//! `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB). Inputs are generated in a temporary
+//! folder that is removed at the end.
 
+mod costs;
+mod languages;
 mod ordinary;
 mod python;
 mod redis;
 mod scratch;
+mod series;
+mod tools;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -88,9 +95,16 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
+/// Every program that is known here.
+fn programs() -> Vec<Program> {
+    let more = [python::program(), redis::program(), series::program()];
+    let groups = [ordinary::programs(), languages::programs(), tools::programs(), more.into()];
+    groups.into_iter().flatten().collect()
+}
+
 /// The programs that were asked for and are installed, with their inputs made.
 fn installed(scratch: &Scratch, options: &Options, missing: &mut Vec<Missing>) -> Result<Vec<Program>> {
-    let all: Vec<Program> = ordinary::programs().into_iter().chain([python::program(), redis::program()]).collect();
+    let all = programs();
     if let Some(unknown) = options.programs.iter().find(|name| all.iter().all(|program| program.name != **name)) {
         let known: Vec<&str> = all.iter().map(|program| program.name).collect();
         bail!("--programs: no program is called `{unknown}`; there are {}", known.join(", "));
@@ -102,7 +116,7 @@ fn installed(scratch: &Scratch, options: &Options, missing: &mut Vec<Missing>) -
         }
         let absent = program.needs.iter().find(|tool| scratch.tool(tool).is_err());
         let reason = match absent {
-            Some(tool) => Some(format!("`{tool}` is not installed")),
+            Some(tool) => Some(format!("`{tool}` is not installed (apt-get install {})", scratch::package(tool))),
             None => (program.prepare)(scratch).err().map(|error| format!("{error:#}")),
         };
         match reason {
@@ -193,6 +207,10 @@ fn figures(session: &mut Session, programs: &[&'static str]) {
     let best = |variant: &str| Some(session.summary_of(variant, "redis", Outcome::cpu_ns_each)?.min);
     let redis = best("neap").zip(best("jemalloc")).map(|(ours, theirs)| ours / theirs);
     session.figure("redis_cpu_ratio", redis);
+    let series = |variant: &str| Some(session.summary(variant, series::NAME)?.median);
+    let series = series("neap").zip(series("jemalloc")).map(|(ours, theirs)| ours / theirs);
+    session.figure("redis_series_ratio_jemalloc", series);
+    costs::figures(session, programs);
 }
 
 /// Whether a program did not end, or ended in another way or with another output than without a preload.
@@ -230,9 +248,10 @@ fn tables(session: &Session, programs: &[&'static str]) -> String {
     let mark = |name: &str, program: &str| if differs(session, name, program) { " differs" } else { "" };
     let peaks =
         one("peak MiB", programs, &|name, program| cell(session.summary(name, program), 0) + mark(name, program));
-    let times = one("CPU s", programs, &|name, program| {
-        let seconds = |outcome: &Outcome| outcome.cpu_ns as f64 / 1e9;
-        cell(session.summary_of(name, program, seconds), 2)
+    let times = one("CPU s", programs, &|name, program| cell(session.summary_of(name, program, costs::cpu_seconds), 2));
+    let faults = one("thousand minor faults", programs, &|name, program| {
+        let thousands = |outcome: &Outcome| outcome.minor_faults as f64 / 1e3;
+        cell(session.summary_of(name, program, thousands), 1)
     });
     let idle: Vec<&'static str> = programs.iter().copied().filter(|name| matches!(*name, "redis" | "python")).collect();
     let kept = one("MiB kept at +2 s", &idle, &|name, program| cell(session.summary_of(name, program, kept_mib), 0));
@@ -243,7 +262,7 @@ fn tables(session: &Session, programs: &[&'static str]) -> String {
     if let Some(outcome) = session.outcomes("glibc", "redis").first() {
         notes += &format!("\nredis without a preload takes malloc from {}.", outcome.malloc_from);
     }
-    format!("{peaks}\n{times}\n{kept}{notes}\n")
+    format!("{peaks}\n{times}\n{faults}\n{kept}{notes}\n")
 }
 
 /// Reads standard output up to the end of a line that says `word`.
@@ -318,11 +337,25 @@ mod tests {
         assert_eq!(session.figures["peak_rss_ratio"], 1.25);
         assert_eq!(session.figures["programs_differing"], 0.0);
         assert!(!session.figures.contains_key("redis_rss_2s_mib"));
+        assert!(!session.figures.contains_key("redis_series_ratio_jemalloc"));
+    }
+
+    #[test]
+    fn series_peak_is_compared_with_that_of_jemalloc() {
+        let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("jemalloc", Kind::Peer)];
+        let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
+        let workload = Workload { metric: peak_mib, ..Workload::timed(series::NAME, 1, &[]) };
+        session.measure(&[workload], |variant, _, _| {
+            let peak_rss_kib = Some(if variant.name == "neap" { 900 } else { 600 });
+            Some(Ok(Outcome { peak_rss_kib, ..Outcome::default() }))
+        });
+        figures(&mut session, &[series::NAME]);
+        assert_eq!(session.figures["redis_series_ratio_jemalloc"], 1.5);
     }
 
     #[test]
     fn every_program_has_a_name_of_its_own() {
-        let all: Vec<Program> = ordinary::programs().into_iter().chain([python::program(), redis::program()]).collect();
+        let all = programs();
         let mut names: Vec<&str> = all.iter().map(|program| program.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -25,7 +25,7 @@ pub(super) fn programs() -> Vec<Program> {
 }
 
 /// The index-th of a fixed sequence of scattered 32-bit numbers.
-fn scattered(index: usize) -> u32 {
+pub(super) fn scattered(index: usize) -> u32 {
     (index as u32).wrapping_mul(2_654_435_761) ^ ((index as u32) >> 3).wrapping_mul(40_503)
 }
 

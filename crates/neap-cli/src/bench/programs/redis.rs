@@ -25,37 +25,57 @@ pub(super) fn program() -> Program {
     Program { name: "redis", needs: &["redis-server"], prepare: |_| Ok(()), run: Run::Own(run) }
 }
 
+/// A server that keeps nothing on disk, and a connection to it.
+pub(super) struct Server {
+    process: Process,
+    pub(super) client: Client,
+    malloc_from: String,
+}
+
+impl Server {
+    /// Starts redis-server on a variant, with more options.
+    pub(super) fn start(scratch: &Scratch, variant: &Variant, options: &[&str]) -> Result<Server> {
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let mut command = tool(scratch, "redis-server")?;
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.args(["--daemonize", "no", "--loglevel", "warning"]).args(options);
+        variant.apply(&mut command);
+        command.stderr(scratch.errors()?);
+        let process = Process::start(command, LIMIT)?;
+        let client = Client::connect(port)?;
+        let malloc_from = mapped_malloc(process.id(), variant)?;
+        Ok(Server { process, client, malloc_from })
+    }
+
+    /// Shuts the server down; its whole cost, with the replies as output.
+    pub(super) fn stop(mut self) -> Result<Outcome> {
+        self.client.send(&[vec!["SHUTDOWN".to_string(), "NOSAVE".to_string()]])?;
+        let finished = self.process.wait()?;
+        Ok(Outcome { malloc_from: self.malloc_from, ..self.client.replies.outcome(&finished) })
+    }
+}
+
 fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     let keys = scratch.amount(1_000_000);
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-    let mut command = tool(scratch, "redis-server")?;
-    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    command.args(["--daemonize", "no", "--loglevel", "warning"]);
-    variant.apply(&mut command);
-    command.stderr(scratch.errors()?);
-    let process = Process::start(command, LIMIT)?;
-    let mut client = Client::connect(port)?;
-    let malloc_from = mapped_malloc(process.id(), variant)?;
-    let before = threads_cpu_ns(process.id())?;
+    let mut server = Server::start(scratch, variant, &[])?;
+    let (id, client) = (server.process.id(), &mut server.client);
+    let before = threads_cpu_ns(id)?;
     let started = Instant::now();
     let value = "v".repeat(VALUE_BYTES);
     client.pipelined(keys, |key| vec!["SET".to_string(), format!("key:{key}"), value.clone()], Reply::Line)?;
     client.pipelined(keys, |key| vec!["GET".to_string(), format!("key:{key}")], Reply::Bulk)?;
     let wall = started.elapsed();
-    let cpu = threads_cpu_ns(process.id())? - before;
-    let full = rss_kib(process.id())?;
+    let cpu = threads_cpu_ns(id)? - before;
+    let full = rss_kib(id)?;
     client.pipelined(1, |_| vec!["FLUSHALL".to_string()], Reply::Line)?;
     thread::sleep(Duration::from_secs(2));
-    let kept = rss_kib(process.id())?;
-    client.send(&[vec!["SHUTDOWN".to_string(), "NOSAVE".to_string()]])?;
-    let finished = process.wait()?;
+    let kept = rss_kib(id)?;
     Ok(Outcome {
-        malloc_from,
         operations: 2 * keys as u64,
         wall_ns: wall.as_nanos() as u64,
         cpu_ns: cpu,
         rss_kib: vec![full, kept],
-        ..client.replies.outcome(&finished)
+        ..server.stop()?
     })
 }
 
@@ -73,14 +93,14 @@ fn mapped_malloc(server: u32, variant: &Variant) -> Result<String> {
 
 /// What a request is answered by.
 #[derive(Clone, Copy)]
-enum Reply {
+pub(super) enum Reply {
     /// One line.
     Line,
     /// A line with a length, then so many bytes and a line end.
     Bulk,
 }
 
-struct Client {
+pub(super) struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
     replies: Output,
@@ -104,7 +124,12 @@ impl Client {
     }
 
     /// Sends `count` requests, some at a time, and reads a reply to each.
-    fn pipelined(&mut self, count: usize, request: impl Fn(usize) -> Vec<String>, reply: Reply) -> Result<()> {
+    pub(super) fn pipelined(
+        &mut self,
+        count: usize,
+        request: impl Fn(usize) -> Vec<String>,
+        reply: Reply,
+    ) -> Result<()> {
         for first in (0..count).step_by(PIPELINE) {
             let requests: Vec<Vec<String>> = (first..count.min(first + PIPELINE)).map(&request).collect();
             self.send(&requests)?;

@@ -81,6 +81,19 @@ impl Drop for Scratch {
     }
 }
 
+/// Debian's package with a tool.
+pub(super) fn package(tool: &str) -> &str {
+    match tool {
+        "db_bench" => "rocksdb-tools",
+        "gs" => "ghostscript",
+        "java" | "javac" => "default-jdk-headless",
+        "node" => "nodejs",
+        "sh" => "dash",
+        "sort" => "coreutils",
+        same => same,
+    }
+}
+
 fn search(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|candidate| candidate.is_file());
