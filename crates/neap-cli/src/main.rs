@@ -24,6 +24,7 @@ mod reconcile;
 mod report;
 mod run;
 mod shrinkers;
+mod signals;
 mod stat;
 mod statistics;
 mod top;
@@ -74,6 +75,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    signals::end_by_a_closed_pipe();
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
         Command::Stat(options) => stat::main(&options),

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use neap::{options, trace};
 
-use crate::library;
+use crate::{library, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -72,7 +72,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     if !told.is_empty() {
         command.env("NEAP", told);
     }
-    let error = command.exec();
+    let error = signals::pass_on(&mut command).exec();
     eprintln!("neap: cannot run `{}`: {error}", program.to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }

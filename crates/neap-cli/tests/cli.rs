@@ -5,8 +5,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -122,6 +123,49 @@ fn run_becomes_the_program_with_both_variables_joined() {
     assert_eq!(output.status.code(), Some(7));
     let expected = format!("{}:libm.so.6|background:off,rseq:off|--neap\n", library.display());
     assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
+}
+
+#[test]
+fn reader_that_closes_the_pipe_ends_every_command_quietly() {
+    let neap = Installed::new("pipe");
+    for arguments in [&["--help"][..], &["lab", "show", "bursts 3 s apart", "--quick"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(neap.0.join("bin/neap"));
+        let output = command.args(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        drop(command);
+        let output = output.wait_with_output().unwrap();
+        let (signal, said) = (output.status.signal(), text(&output.stderr));
+        assert!(signal == Some(libc::SIGPIPE) && !said.contains("panicked"), "{arguments:?}: {signal:?}, {said}");
+    }
+}
+
+#[test]
+fn run_hands_on_the_signal_state_that_it_was_started_with() {
+    let neap = Installed::new("signals");
+    neap.with_library("bin");
+    let bits = |disposition, blocked| {
+        let mut command = Command::new(neap.0.join("bin/neap"));
+        command.args(["run", "--", "grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"]);
+        // SAFETY: system calls alone between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                let mut set: libc::sigset_t = core::mem::zeroed();
+                libc::sigaddset(&raw mut set, blocked);
+                libc::sigprocmask(libc::SIG_SETMASK, &raw const set, core::ptr::null_mut());
+                libc::signal(libc::SIGPIPE, disposition);
+                Ok(())
+            })
+        };
+        let output = text(&command.output().unwrap().stdout);
+        let field = |name: &str| {
+            let value = output.lines().find_map(|line| line.strip_prefix(name)).expect("a field of the status");
+            u64::from_str_radix(value.trim(), 16).unwrap()
+        };
+        (field("SigIgn:") & 1 << (libc::SIGPIPE - 1) != 0, field("SigBlk:"))
+    };
+    assert_eq!(bits(libc::SIG_IGN, libc::SIGUSR1), (true, 1 << (libc::SIGUSR1 - 1)));
+    assert_eq!(bits(libc::SIG_DFL, libc::SIGUSR2), (false, 1 << (libc::SIGUSR2 - 1)));
 }
 
 #[test]
