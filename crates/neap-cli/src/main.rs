@@ -16,6 +16,7 @@ mod drain;
 mod groups;
 mod lab;
 mod library;
+mod linkage;
 mod machine;
 mod numbers;
 mod process;

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use neap::{options, trace};
 
-use crate::{library, signals};
+use crate::{library, linkage, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,8 +29,8 @@ Examples:
 LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
 A recording is of the process that this command becomes, not of its children; of the last program
 where it executes several. It can be replayed at any time, also after the program was killed.
-Exit status: the program's; 125 when neap's library is missing, 126 when the program cannot be
-executed, 127 when it cannot be found.";
+Exit status: the program's; 125 when neap's library is missing or the program is statically linked,
+126 when the program cannot be executed, 127 when it cannot be found.";
 
 /// Run a program on neap's malloc.
 #[derive(Args)]
@@ -56,6 +56,13 @@ pub(crate) fn main(options: &Options) -> ExitCode {
         }
     };
     let program = &options.command[0];
+    if let Some(file) = linkage::static_file(program) {
+        let (program, file) = (program.to_string_lossy(), file.display());
+        eprintln!(
+            "neap: cannot run `{program}`: {file} is statically linked, so nothing can be preloaded; link it dynamically"
+        );
+        return ExitCode::from(125);
+    }
     let mut command = Command::new(program);
     command.args(&options.command[1..]);
     command.env("LD_PRELOAD", joined(Some(library.as_os_str()), ":", env::var_os("LD_PRELOAD").as_deref()));

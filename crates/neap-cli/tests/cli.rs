@@ -169,6 +169,32 @@ fn run_hands_on_the_signal_state_that_it_was_started_with() {
 }
 
 #[test]
+fn run_says_that_a_static_program_cannot_be_preloaded() {
+    let neap = Installed::new("static");
+    neap.with_library("bin");
+    // A program of one segment, without an interpreter.
+    let mut program = b"\x7fELF\x02\x01\x01".to_vec();
+    program.resize(64 + 56, 0);
+    (program[16], program[18], program[32], program[54], program[56], program[64]) = (2, 62, 64, 56, 1, 1);
+    let file = neap.0.join("program");
+    fs::write(&file, program).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = neap.0.join("script");
+    fs::write(&script, format!("#!{}\n", file.display())).unwrap();
+    for command in [&file, &script] {
+        let output = neap.neap(&["run", "--", command.to_str().unwrap()]);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(message.contains(&format!("{} is statically linked", file.display())), "{message}");
+    }
+    // The loader has no interpreter either, and preloads.
+    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    let loader = loader.into_iter().find(|path| Path::new(path).is_file()).expect("no loader");
+    let output = neap.neap(&["run", "--", loader, "--version"]);
+    assert_ne!(output.status.code(), Some(125), "{}", text(&output.stderr));
+}
+
+#[test]
 fn demo_without_the_library_fails_plainly() {
     let output = Installed::new("demo").neap(&["demo"]);
     assert!(!output.status.success());
