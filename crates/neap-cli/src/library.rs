@@ -7,6 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::linkage;
+
+/// The folder below `lib` that distributions for several architectures use.
+#[cfg(target_arch = "x86_64")]
+const MULTIARCH: &str = "x86_64-linux-gnu";
+
 /// File name of neap's preload library.
 pub(crate) const LIBRARY: &str = "libneap_malloc.so";
 
@@ -16,20 +22,31 @@ pub(crate) fn executable() -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
 }
 
-/// The preload library beside `executable` or in `../lib`, checked to be nameable in `LD_PRELOAD`.
+/// The preload library beside `executable`, in `../lib` or in its folder for this architecture, checked to be nameable in
+/// `LD_PRELOAD`.
 pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     let folder = executable.parent().context("the executable lies in no folder")?;
     let prefix = folder.parent().unwrap_or(folder);
-    let candidates = [folder.join(LIBRARY), prefix.join("lib").join(LIBRARY)];
+    let lib = prefix.join("lib");
+    let candidates = [folder.to_path_buf(), lib.clone(), lib.join(MULTIARCH)].map(|folder| folder.join(LIBRARY));
     let Some(found) = candidates.iter().find(|path| path.is_file()) else {
         bail!(
-            "cannot find {LIBRARY}: neither {} nor {} exists (`cargo xtask build` makes it)",
-            candidates[0].display(),
-            candidates[1].display()
+            "cannot find {LIBRARY}: {} do not exist; `cargo xtask build` makes it, `neap run --library FILE` names another",
+            candidates.map(|path| path.display().to_string()).join(", ")
         );
     };
     check_preloadable(found)?;
     Ok(found.clone())
+}
+
+/// The preload library that the user names, by its path from / on.
+pub(crate) fn named(file: &Path) -> Result<PathBuf> {
+    let path = file.canonicalize().with_context(|| format!("--library {}", file.display()))?;
+    if !linkage::is_shared_object(&path) {
+        bail!("--library {}: not a shared library", file.display());
+    }
+    check_preloadable(&path)?;
+    Ok(path)
 }
 
 /// `LD_PRELOAD` separates its entries by colons and spaces and has no escape for either.
@@ -83,10 +100,21 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_is_reported_with_both_places() {
+    fn library_in_the_multiarch_folder_is_found_last() {
+        let folder = Folder::new("multiarch");
+        let lib = folder.0.join("lib");
+        fs::create_dir(lib.join(MULTIARCH)).unwrap();
+        fs::write(lib.join(MULTIARCH).join(LIBRARY), "").unwrap();
+        assert_eq!(find(&folder.executable()).unwrap(), lib.join(MULTIARCH).join(LIBRARY));
+        fs::write(lib.join(LIBRARY), "").unwrap();
+        assert_eq!(find(&folder.executable()).unwrap(), lib.join(LIBRARY));
+    }
+
+    #[test]
+    fn a_missing_library_is_reported_with_all_places() {
         let folder = Folder::new("missing");
         let message = find(&folder.executable()).unwrap_err().to_string();
-        for place in ["bin", "lib"] {
+        for place in ["bin", "lib", "lib/x86_64-linux-gnu"] {
             assert!(message.contains(folder.0.join(place).join(LIBRARY).to_str().unwrap()), "{message}");
         }
     }

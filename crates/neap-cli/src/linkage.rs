@@ -37,6 +37,11 @@ pub(crate) fn static_file(program: &OsStr) -> Option<PathBuf> {
     None
 }
 
+/// Whether `path` is an object that the loader can load into a program.
+pub(crate) fn is_shared_object(path: &Path) -> bool {
+    Elf::open(path).is_some_and(|elf| elf.kind == SHARED)
+}
+
 /// The file that execvp(3) takes for `program`.
 fn located(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
@@ -172,6 +177,7 @@ mod tests {
         ] {
             let path = file(name, &elf(kind, segments, flags));
             assert_eq!(static_file(path.as_os_str()), expected.then(|| path.clone()), "{name}");
+            assert_eq!(is_shared_object(&path), kind == SHARED, "{name}");
         }
         let interpreter = folder.join("static");
         let script = file("script", format!("#! {} -x\nwords", interpreter.display()).as_bytes());

@@ -42,13 +42,20 @@ pub(crate) struct Options {
     /// Record which pages are handed out and come back, when and on which CPU, until the file has its 64 MiB
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Preload this library instead of the one that was installed with the command
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 pub(crate) fn main(options: &Options) -> ExitCode {
-    let library = match library::executable().and_then(|executable| library::find(&executable)) {
+    let library = match &options.library {
+        Some(file) => library::named(file),
+        None => library::executable().and_then(|executable| library::find(&executable)),
+    };
+    let library = match library {
         Ok(library) => library,
         Err(error) => {
             eprintln!("neap: {error:#}");

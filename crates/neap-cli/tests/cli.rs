@@ -80,7 +80,7 @@ fn run_without_the_library_says_where_it_looked() {
     let output = neap.neap(&["run", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     let message = text(&output.stderr);
-    for place in ["bin", "lib"] {
+    for place in ["bin", "lib", "lib/x86_64-linux-gnu"] {
         let path = neap.0.join(place).join("libneap_malloc.so");
         assert!(message.contains(path.to_str().unwrap()), "{message}");
     }
@@ -192,6 +192,21 @@ fn run_says_that_a_static_program_cannot_be_preloaded() {
     let loader = loader.into_iter().find(|path| Path::new(path).is_file()).expect("no loader");
     let output = neap.neap(&["run", "--", loader, "--version"]);
     assert_ne!(output.status.code(), Some(125), "{}", text(&output.stderr));
+}
+
+#[test]
+fn run_takes_the_library_that_is_named_and_no_other_file() {
+    let neap = Installed::new("named");
+    let library = neap.with_library("elsewhere");
+    let run =
+        |file: &Path| neap.neap(&["run", "--library", file.to_str().unwrap(), "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    assert_eq!(text(&run(&library).stdout), format!("{}\n", library.display()));
+    fs::write(neap.0.join("text"), "words").unwrap();
+    for (file, said) in [("text", "not a shared library"), ("none", "No such file")] {
+        let output = run(&neap.0.join(file));
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(125), String::new()));
+        assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    }
 }
 
 #[test]
