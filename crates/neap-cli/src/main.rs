@@ -14,6 +14,7 @@ mod demo;
 mod desk;
 mod drain;
 mod groups;
+mod keys;
 mod lab;
 mod library;
 mod linkage;
@@ -39,6 +40,7 @@ use clap::{Parser, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   neap run -- python3 server.py        run a program on neap's malloc
+  neap options                         list the options of its library
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
   neap group 1234 tenant/acme max=1g   bound one of them
@@ -63,6 +65,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Options(keys::Options),
     Stat(stat::Options),
     Top(top::Options),
     Drain(drain::Options),
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
     signals::end_by_a_closed_pipe();
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
+        Command::Options(options) => keys::main(&options),
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use neap::{options, trace};
 
-use crate::{library, linkage, signals};
+use crate::{keys, library, linkage, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,12 +29,20 @@ Examples:
 LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
 A recording is of the process that this command becomes, not of its children; of the last program
 where it executes several. It can be replayed at any time, also after the program was killed.
-Exit status: the program's; 125 when neap's library is missing or the program is statically linked,
-126 when the program cannot be executed, 127 when it cannot be found.";
+Exit status: the program's; 125 when neap's library is missing, an option is not known or the
+program is statically linked, 126 when the program cannot be executed, 127 when it cannot be found.
+
+Options for --neap and the variable NEAP:
+";
+
+/// The examples, and behind them every option.
+fn after_help() -> String {
+    format!("{EXAMPLES}{}", keys::listing())
+}
 
 /// Run a program on neap's malloc.
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = after_help())]
 pub(crate) struct Options {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
@@ -51,44 +59,46 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> ExitCode {
-    let library = match &options.library {
-        Some(file) => library::named(file),
-        None => library::executable().and_then(|executable| library::find(&executable)),
-    };
-    let library = match library {
-        Ok(library) => library,
+    let program = &options.command[0];
+    let mut command = match prepared(options) {
+        Ok(command) => command,
         Err(error) => {
             eprintln!("neap: {error:#}");
             return ExitCode::from(125);
         }
     };
+    let error = signals::pass_on(&mut command).exec();
+    eprintln!("neap: cannot run `{}`: {error}", program.to_string_lossy());
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// The program with its variables set.
+fn prepared(options: &Options) -> Result<Command> {
+    let library = match &options.library {
+        Some(file) => library::named(file)?,
+        None => library::find(&library::executable()?)?,
+    };
     let program = &options.command[0];
+    let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
+    let complaints = keys::complaints(&told);
+    if !complaints.is_empty() {
+        bail!("NEAP: {}; `neap options` lists keys and values", complaints.join(", "));
+    }
     if let Some(file) = linkage::static_file(program) {
         let (program, file) = (program.to_string_lossy(), file.display());
-        eprintln!(
-            "neap: cannot run `{program}`: {file} is statically linked, so nothing can be preloaded; link it dynamically"
-        );
-        return ExitCode::from(125);
+        bail!("cannot run `{program}`: {file} is statically linked, so nothing can be preloaded; link it dynamically");
+    }
+    if let Some(file) = &options.trace {
+        let option = recording(file).with_context(|| format!("--trace {}", file.display()))?;
+        told = joined(Some(&told), ",", Some(&option));
     }
     let mut command = Command::new(program);
     command.args(&options.command[1..]);
     command.env("LD_PRELOAD", joined(Some(library.as_os_str()), ":", env::var_os("LD_PRELOAD").as_deref()));
-    let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
-    if let Some(file) = &options.trace {
-        match recording(file) {
-            Ok(option) => told = joined(Some(&told), ",", Some(&option)),
-            Err(error) => {
-                eprintln!("neap: --trace {}: {error:#}", file.display());
-                return ExitCode::from(125);
-            }
-        }
-    }
     if !told.is_empty() {
         command.env("NEAP", told);
     }
-    let error = signals::pass_on(&mut command).exec();
-    eprintln!("neap: cannot run `{}`: {error}", program.to_string_lossy());
-    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    Ok(command)
 }
 
 /// Makes a file that this process is to record into; answers the option that says so.

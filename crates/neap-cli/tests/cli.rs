@@ -53,9 +53,10 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn every_command_has_help_with_examples_and_workloads_are_hidden() {
     let neap = Installed::new("help");
-    let commands: [&[&str]; 7] = [
+    let commands: [&[&str]; 8] = [
         &["--help"],
         &["run", "--help"],
+        &["options", "--help"],
         &["top", "--help"],
         &["drain", "--help"],
         &["demo", "--help"],
@@ -68,7 +69,7 @@ fn every_command_has_help_with_examples_and_workloads_are_hidden() {
         assert!(text(&output.stdout).contains("Examples:\n  neap "), "{command:?}");
     }
     let top = text(&neap.neap(&["--help"]).stdout);
-    for command in ["run", "top", "drain", "demo", "bench", "lab"] {
+    for command in ["run", "options", "top", "drain", "demo", "bench", "lab"] {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help:\n{top}");
     }
     assert!(!top.contains("\n  work "), "{top}");
@@ -126,9 +127,52 @@ fn run_becomes_the_program_with_both_variables_joined() {
 }
 
 #[test]
+fn run_takes_the_library_that_is_named_and_no_other_file() {
+    let neap = Installed::new("named");
+    let library = neap.with_library("elsewhere");
+    let run =
+        |file: &Path| neap.neap(&["run", "--library", file.to_str().unwrap(), "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    assert_eq!(text(&run(&library).stdout), format!("{}\n", library.display()));
+    fs::write(neap.0.join("text"), "words").unwrap();
+    for (file, said) in [("text", "not a shared library"), ("none", "No such file")] {
+        let output = run(&neap.0.join(file));
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(125), String::new()));
+        assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn run_says_that_a_static_program_cannot_be_preloaded() {
+    let neap = Installed::new("static");
+    neap.with_library("bin");
+    // A program of one segment, without an interpreter.
+    let mut program = b"\x7fELF\x02\x01\x01".to_vec();
+    program.resize(64 + 56, 0);
+    (program[16], program[18], program[32], program[54], program[56], program[64]) = (2, 62, 64, 56, 1, 1);
+    let file = neap.0.join("program");
+    fs::write(&file, program).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = neap.0.join("script");
+    fs::write(&script, format!("#!{}\n", file.display())).unwrap();
+    for command in [&file, &script] {
+        let output = neap.neap(&["run", "--", command.to_str().unwrap()]);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{message}");
+        assert!(message.contains(&format!("{} is statically linked", file.display())), "{message}");
+    }
+    // The loader has no interpreter either, and preloads.
+    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    let loader = loader.into_iter().find(|path| Path::new(path).is_file()).expect("no loader");
+    let output = neap.neap(&["run", "--", loader, "--version"]);
+    assert_ne!(output.status.code(), Some(125), "{}", text(&output.stderr));
+}
+
+#[test]
 fn reader_that_closes_the_pipe_ends_every_command_quietly() {
     let neap = Installed::new("pipe");
-    for arguments in [&["--help"][..], &["lab", "show", "bursts 3 s apart", "--quick"]] {
+    for arguments in
+        [&["--help"][..], &["options"], &["options", "--json"], &["lab", "show", "bursts 3 s apart", "--quick"]]
+    {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = Command::new(neap.0.join("bin/neap"));
@@ -166,47 +210,6 @@ fn run_hands_on_the_signal_state_that_it_was_started_with() {
     };
     assert_eq!(bits(libc::SIG_IGN, libc::SIGUSR1), (true, 1 << (libc::SIGUSR1 - 1)));
     assert_eq!(bits(libc::SIG_DFL, libc::SIGUSR2), (false, 1 << (libc::SIGUSR2 - 1)));
-}
-
-#[test]
-fn run_says_that_a_static_program_cannot_be_preloaded() {
-    let neap = Installed::new("static");
-    neap.with_library("bin");
-    // A program of one segment, without an interpreter.
-    let mut program = b"\x7fELF\x02\x01\x01".to_vec();
-    program.resize(64 + 56, 0);
-    (program[16], program[18], program[32], program[54], program[56], program[64]) = (2, 62, 64, 56, 1, 1);
-    let file = neap.0.join("program");
-    fs::write(&file, program).unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-    let script = neap.0.join("script");
-    fs::write(&script, format!("#!{}\n", file.display())).unwrap();
-    for command in [&file, &script] {
-        let output = neap.neap(&["run", "--", command.to_str().unwrap()]);
-        let message = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(125), "{message}");
-        assert!(message.contains(&format!("{} is statically linked", file.display())), "{message}");
-    }
-    // The loader has no interpreter either, and preloads.
-    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
-    let loader = loader.into_iter().find(|path| Path::new(path).is_file()).expect("no loader");
-    let output = neap.neap(&["run", "--", loader, "--version"]);
-    assert_ne!(output.status.code(), Some(125), "{}", text(&output.stderr));
-}
-
-#[test]
-fn run_takes_the_library_that_is_named_and_no_other_file() {
-    let neap = Installed::new("named");
-    let library = neap.with_library("elsewhere");
-    let run =
-        |file: &Path| neap.neap(&["run", "--library", file.to_str().unwrap(), "--", "sh", "-c", "echo $LD_PRELOAD"]);
-    assert_eq!(text(&run(&library).stdout), format!("{}\n", library.display()));
-    fs::write(neap.0.join("text"), "words").unwrap();
-    for (file, said) in [("text", "not a shared library"), ("none", "No such file")] {
-        let output = run(&neap.0.join(file));
-        assert_eq!((output.status.code(), text(&output.stdout)), (Some(125), String::new()));
-        assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
-    }
 }
 
 #[test]

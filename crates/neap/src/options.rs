@@ -2,13 +2,16 @@
 //!
 //! Sits between the environment and an instance. Parsing allocates nothing and refuses nothing: a key or a value that is
 //! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
-//! from starting.
+//! from starting. Where it must, `strict:on` or `NEAP_STRICT=1` makes the process exit with [`REFUSED`] instead.
+//!
+//! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and a test compares the
+//! table in the README with it.
 
 use core::ffi::CStr;
 use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
-use neap_os::write::say;
+use neap_os::write::{say, stop};
 
 /// What an instance can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,12 @@ pub struct Options {
     pub groups: ThreadGroups,
     /// Where pages that are handed out and come back are recorded ([`trace`](crate::trace)).
     pub trace: Path,
+    /// Whether the process ends where an option is not known.
+    pub strict: bool,
 }
+
+/// Exit status of a process that is told something unknown and to be strict; that of `neap run` for its own failures.
+pub const REFUSED: i32 = 125;
 
 /// Which groups an unmodified program's threads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +82,7 @@ impl Path {
     }
 }
 
-/// One option: its key, its values, its default and what it does. The source of `neap run --help` as well.
+/// One option: its key, its values, its default and what it does.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
     /// The key.
@@ -88,75 +96,125 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 12] = [
+pub const DESCRIPTIONS: [Description; 13] = [
     Description {
         key: "rseq",
-        values: "on|off",
+        values: "on, off",
         default: "on",
-        text: "restartable sequences for per-CPU lists, where kernel and C library have them; off for debuggers that step",
+        text: "restartable sequences for per-CPU lists, where kernel and C library have them; off for debuggers that step through malloc",
     },
     Description {
         key: "background",
-        values: "on|off",
+        values: "on, off",
         default: "on",
         text: "a thread that gives memory back; off: memory goes back from within calls that allocate or free",
     },
     Description {
         key: "huge",
-        values: "on|off",
+        values: "on, off",
         default: "on",
-        text: "whole huge pages for memory that is used in bulk, and for allocations from 4 MiB on where the system gives them to everybody (always)",
+        text: "whole huge pages for memory that is used in bulk, and for allocations from 4 MiB on where the system gives them to every program (`always`)",
     },
     Description {
         key: "limit",
-        values: "BYTES, with k, m or g",
+        values: "bytes, with k, m, g",
         default: "none",
-        text: "the most memory in use; beyond it allocations fail once everything cached has been given back",
+        text: "the most memory in use; allocations beyond it fail once everything cached has been given back, and shrinkers have given what they can",
     },
     Description {
         key: "interval",
         values: "10 to 60000",
         default: "250",
-        text: "milliseconds between two looks for memory that nobody needs",
-    },
-    Description { key: "stat", values: "on|off", default: "on", text: "a page of numbers that `neap stat` reads" },
-    Description {
-        key: "page_list_high",
-        values: "auto, or pages",
-        default: "auto",
-        text: "the most pages that a CPU's list keeps; a number stops the tuning, 0 the lists",
+        text: "maintenance interval in milliseconds",
     },
     Description {
-        key: "nodes",
-        values: "auto, or 1 to 32",
-        default: "auto",
-        text: "memory from the nearest node; 1: from wherever it is touched first; a number simulates so many nodes, for tests",
+        key: "stat",
+        values: "on, off",
+        default: "on",
+        text: "a page of numbers for `neap stat`; descriptor 1000, or the next free one, belongs to it",
     },
     Description {
         key: "isolated",
         values: "CPUs, as in 1,3-5",
         default: "the kernel's list",
-        text: "more CPUs that are never interrupted: slower lists there, and no memory goes back by itself while they are in use",
+        text: "more CPUs that nothing neap does interrupts: slower lists there, and no memory goes back by itself while they run the process",
+    },
+    Description {
+        key: "page_list_high",
+        values: "auto, pages",
+        default: "auto",
+        text: "maximum pages per CPU page list; auto: tuned at run time; a number: fixed; 0: lists disabled",
+    },
+    Description {
+        key: "nodes",
+        values: "auto, 1 to 32",
+        default: "auto",
+        text: "memory from the NUMA node nearest to the CPU that asks; 1: from wherever it is touched first; a number simulates so many, for tests",
     },
     Description {
         key: "groups",
-        values: "off|by-thread-name|by-thread",
+        values: "off, by-thread-name, by-thread",
         default: "off",
         text: "memory groups for the program's threads, by their names or one each, for `neap stat --groups` and `neap top`",
     },
     Description {
         key: "refuse",
-        values: "on|off",
+        values: "on, off",
         default: "off",
         text: "malloc in a memory group at its limit fails; off: it goes beyond the limit, and is counted",
     },
     Description {
         key: "trace",
-        values: "FILE, from / on",
+        values: "a file, from / on",
         default: "none",
-        text: "record pages that are handed out and come back, 64 MiB of them, for `neap lab replay`; as `neap run --trace`",
+        text: "record pages that are handed out and come back, as `neap run --trace` does: 64 MiB of disk",
+    },
+    Description {
+        key: "strict",
+        values: "on, off",
+        default: "off",
+        text: "a program that is told an unknown key or value exits with status 125 at its first allocation; NEAP_STRICT=1 is equivalent",
     },
 ];
+
+/// No key is longer.
+const LONGEST_KEY: usize = 14;
+
+/// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or like no key.
+pub fn nearest(item: &[u8]) -> Option<&'static str> {
+    let typed = item.split(|&byte| byte == b':').next()?.trim_ascii();
+    let likely = |key: &'static str| {
+        let begins = typed.len() > 2 && (key.as_bytes().starts_with(typed) || typed.starts_with(key.as_bytes()));
+        let away = edits(key.as_bytes(), typed)?;
+        (begins || away * 3 <= key.len() + 1).then_some((away, key))
+    };
+    let (away, key) = DESCRIPTIONS.iter().filter_map(|option| likely(option.key)).min()?;
+    (away > 0).then_some(key)
+}
+
+/// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to make `typed` of `key`;
+/// `None` for what is much too long.
+fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
+    if key.len() > LONGEST_KEY || typed.len() > 2 * LONGEST_KEY {
+        return None;
+    }
+    // Rows for the last two bytes of `typed` and the one at hand; a column is so many bytes of `key`.
+    let mut older = [0; LONGEST_KEY + 1];
+    let mut last: [usize; LONGEST_KEY + 1] = core::array::from_fn(|column| column);
+    for (row, &byte) in typed.iter().enumerate() {
+        let mut now = [row + 1; LONGEST_KEY + 1];
+        for (column, &wanted) in key.iter().enumerate() {
+            let replaced = last[column] + usize::from(byte != wanted);
+            now[column + 1] = replaced.min(last[column + 1] + 1).min(now[column] + 1);
+            let is_swapped = row > 0 && column > 0 && byte == key[column - 1] && typed[row - 1] == wanted;
+            if is_swapped {
+                now[column + 1] = now[column + 1].min(older[column - 1] + 1);
+            }
+        }
+        (older, last) = (last, now);
+    }
+    Some(last[key.len()])
+}
 
 impl Options {
     /// What holds where nothing is said.
@@ -173,6 +231,7 @@ impl Options {
         refuse: false,
         groups: ThreadGroups::Off,
         trace: Path::NONE,
+        strict: false,
     };
 
     /// Reads `text`, reporting what is wrong by `complain`.
@@ -198,16 +257,25 @@ impl Options {
         options
     }
 
-    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more rights than its user.
+    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more rights than its user. Ends
+    /// the process where there is a complaint and it is to be strict.
     pub fn of_environment() -> Options {
         if neap_os::environment::is_privileged() {
             return Options::DEFAULT;
         }
         // SAFETY: called once, by the first allocation of the process, before the program can start a thread that changes
-        // its environment; the value is used here only.
-        let text = unsafe { neap_os::environment::variable("NEAP") };
-        Options::parse(text.unwrap_or_default(), |item, wrong| {
-            say(format_args!("NEAP: \"{}\" {wrong}; ignored", item.escape_ascii()));
+        // its environment; the values are used here only.
+        let [text, strict] =
+            ["NEAP", "NEAP_STRICT"].map(|name| unsafe { neap_os::environment::variable(name) }.unwrap_or_default());
+        let is_strict = !matches!(strict, b"" | b"0" | b"off") || Options::parse(text, |_, _| ()).strict;
+        Options::parse(text, |item, wrong| {
+            let (near, end) = nearest(item).map_or(("", ""), |key| (key, "\"?)"));
+            let begin = if near.is_empty() { "" } else { " (did you mean \"" };
+            let said = item.escape_ascii();
+            if is_strict {
+                stop(REFUSED, format_args!("NEAP: \"{said}\" {wrong}{begin}{near}{end}; not started, as strict asks"));
+            }
+            say(format_args!("NEAP: \"{said}\" {wrong}{begin}{near}{end}; ignored"));
         })
     }
 
@@ -235,6 +303,7 @@ impl Options {
             b"huge" => self.huge = switch()?,
             b"stat" => self.stat = switch()?,
             b"refuse" => self.refuse = switch()?,
+            b"strict" => self.strict = switch()?,
             b"groups" => {
                 self.groups = match value {
                     b"off" => ThreadGroups::Off,
@@ -305,7 +374,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3,\
-             refuse:on,groups:by-thread,trace:/a/b",
+             refuse:on,groups:by-thread,trace:/a/b,strict:on",
         );
         let expected = Options {
             rseq: false,
@@ -320,6 +389,7 @@ mod tests {
             refuse: true,
             groups: ThreadGroups::ByThread,
             trace: Path::absolute(b"/a/b").unwrap(),
+            strict: true,
         };
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
@@ -332,6 +402,30 @@ mod tests {
             assert_eq!(complaints.len(), 1, "{} is a key, and x not a value of it", description.key);
             assert_ne!(complaints[0].1, "is not an option");
         }
+    }
+
+    #[test]
+    fn mistyped_key_has_a_nearest_one() {
+        for (typed, key) in [
+            ("limt:1g", "limit"),
+            ("limti:1g", "limit"),
+            ("LIMIT:1g", ""),
+            ("stats:off", "stat"),
+            ("node", "nodes"),
+            ("pagelisthigh:3", "page_list_high"),
+            ("back:off", "background"),
+            ("hugepages:off", "huge"),
+            (" trce:/a", "trace"),
+            ("strcit:on", "strict"),
+            ("limit:x", ""),
+            ("colour:red", ""),
+            ("x", ""),
+            ("", ""),
+            ("a-key-that-is-longer-than-any-that-there-is:on", ""),
+        ] {
+            assert_eq!(nearest(typed.as_bytes()).unwrap_or_default(), key, "{typed}");
+        }
+        assert_eq!(DESCRIPTIONS.iter().map(|option| option.key.len()).max(), Some(LONGEST_KEY));
     }
 
     #[test]

@@ -1,0 +1,78 @@
+//! `neap options`: the keys of the variable `NEAP`, as the library's own table has them.
+//!
+//! Sits on top of [`neap::options`], the one source of keys, values, defaults and what they do. `neap run --help` shows the
+//! listing too, and `neap run` asks here what is wrong with the options of its program.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use neap::options::{self, DESCRIPTIONS};
+use serde_json::json;
+
+const EXAMPLES: &str = "\
+Examples:
+  neap options
+  neap options --json | python3 -m json.tool
+  NEAP=limit:1g,strict:on neap run -- ./server";
+
+/// Columns of the listing.
+const WIDTH: usize = 100;
+/// Where the text begins.
+const INDENT: usize = 17;
+
+/// List the options of the library: keys, values, defaults.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if options.json {
+        let each = DESCRIPTIONS.iter().map(|option| {
+            json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text})
+        });
+        let all: Vec<_> = each.collect();
+        println!("{}", json!({"version": env!("CARGO_PKG_VERSION"), "options": all}));
+    } else {
+        println!("NEAP=KEY:VALUE,...\n\n{}", listing());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every option: the key, its values and its default in one line, and under them what it does.
+pub(crate) fn listing() -> String {
+    let mut text = String::new();
+    for option in &DESCRIPTIONS {
+        let _ = write!(text, "  {:<1$}", option.key, INDENT - 2);
+        let _ = write!(text, "{} (default: {})", option.values, option.default);
+        let mut column = WIDTH;
+        for word in option.text.split(' ') {
+            if column + 1 + word.len() > WIDTH {
+                let _ = write!(text, "\n{:INDENT$}{word}", "");
+                column = INDENT + word.len();
+            } else {
+                let _ = write!(text, " {word}");
+                column += 1 + word.len();
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Returns a line for each part of `told`, the value of `NEAP`, that the library would leave out.
+pub(crate) fn complaints(told: &OsStr) -> Vec<String> {
+    let mut lines = Vec::new();
+    options::Options::parse(told.as_bytes(), |item, wrong| {
+        let near = options::nearest(item).map_or_else(String::new, |key| format!(" (did you mean \"{key}\"?)"));
+        lines.push(format!("\"{}\" {wrong}{near}", item.escape_ascii()));
+    });
+    lines
+}
