@@ -98,7 +98,8 @@ impl Process {
         let mut has_library = false;
         if foreign.is_none() {
             let maps = fs::read_to_string(self.path("maps")).map_err(|error| self.refused(error))?;
-            has_library = maps.lines().any(|line| line.contains("/libneap_malloc.so"));
+            has_library =
+                maps.lines().any(|line| line.rsplit('/').next().is_some_and(|name| name.starts_with("libneap")));
             if let Some(line) = maps.lines().find(|line| line.ends_with(LINK)) {
                 let page = self.through_memory(line)?;
                 if page.writer == self.own_id {
@@ -113,14 +114,19 @@ impl Process {
                 "process {pid} was forked by process {parent} and has not published numbers of its own yet: it does so \
                  when it next gives memory back"
             ),
-            None if !has_library => bail!("process {pid} ({}) does not run under neap", self.name.escape_debug()),
-            None if self.has_stat_off() => {
+            None if has_library && self.has_stat_off() => {
                 bail!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers")
             }
-            None => bail!(
-                "process {pid} runs under neap and publishes no numbers: it has allocated nothing yet, or a limit or a \
-                 sandbox kept neap from making its page"
+            None if has_library => bail!(
+                "process {pid} runs under neap and publishes no numbers: it was started with stat:off, has allocated \
+                 nothing yet, or a limit or a sandbox kept neap from making its page"
             ),
+            None if self.has_stat_off() => bail!(
+                "process {pid} ({}) has no neap library; if neap is built into it, NEAP=stat:off, with which it was started, \
+                 keeps it from publishing numbers",
+                self.name.escape_debug()
+            ),
+            None => bail!("process {pid} ({}) does not run under neap", self.name.escape_debug()),
         }
     }
 

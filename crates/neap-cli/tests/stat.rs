@@ -179,7 +179,13 @@ fn a_process_without_numbers_is_told_from_one_without_neap() {
     let mut program = Program::start("burst", "stat:on,stat:off", &[]);
     program.hear("ready");
     assert!(pages(program.id()).is_empty());
-    assert!(numbers(program.id()).unwrap_err().contains("stat:off"));
+    let complaint = numbers(program.id()).unwrap_err();
+    assert!(complaint.contains("runs under neap with NEAP=stat:off"), "{complaint}");
+    // A program with a manager of its own has no library by which it could be told.
+    let mut built_in = Program::start_alone("late", "stat:off");
+    built_in.hear("ready");
+    let complaint = numbers(built_in.id()).unwrap_err();
+    assert!(complaint.contains("if neap is built into it, NEAP=stat:off"), "{complaint}");
     let mut sleep = Command::new("sleep");
     sleep.arg("1000").env_remove("LD_PRELOAD");
     let other = Program::run(sleep);

@@ -253,6 +253,13 @@ fn program() {
             say("ready");
             wait();
         }
+        "late" => {
+            // SAFETY: just allocated.
+            unsafe { neap::process::PROCESS.free(neap::process::PROCESS.allocate(1 << 20)) };
+            neap::process::PROCESS.release_all();
+            say("ready");
+            wait();
+        }
         "fork" => {
             // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
             let child = unsafe { libc::fork() };
