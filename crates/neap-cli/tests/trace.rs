@@ -119,6 +119,12 @@ fn program_to_record() {
             panic!("{error} with {} runs", kept.len());
         }
         Ok("second") => drop(allocate(SECOND, 5)),
+        Ok("cut") => {
+            let mut kept = allocate(OWN, 10);
+            std::fs::OpenOptions::new().write(true).open("a.trace").unwrap().set_len(0).unwrap();
+            kept.extend(allocate(OWN, 10));
+            std::io::stdout().write_all(b"\nto the end\n").unwrap();
+        }
         Ok("endless") => {
             // A little more than the file has places for.
             (0..2_100_000).for_each(|_| drop(allocate(OWN, 1)));
@@ -165,6 +171,43 @@ fn a_file_that_is_full_says_so_and_the_program_goes_on() {
     let trace = neap.trace();
     assert!(trace.cut_off);
     assert_eq!(trace.events.len(), ((64 << 20) - 64) / 16);
+}
+
+#[test]
+fn program_whose_recording_is_cut_short_goes_on() {
+    let neap = Installed::new("cut");
+    let output = neap.record("cut");
+    assert!(output.status.success() && text(&output.stdout).contains("to the end"), "{:?}", output.status);
+    assert_eq!(text(&output.stderr), "neap: the recording ends: its file was cut short\n");
+}
+
+/// A file that another user put where the recording is to be, with what makes a process take it for its own.
+#[test]
+fn planted_file_is_not_recorded_into() {
+    let neap = Installed::new("planted");
+    let (file, link) = (neap.0.join("a.trace"), neap.0.join("link"));
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    for (at, owner) in [(&file, Some(65_534)), (&link, None)] {
+        let planted = file.clone();
+        let mut command = Command::new("sh");
+        command.args(["-c", ":"]).env("LD_PRELOAD", library()).env("NEAP", format!("trace:{}", at.display()));
+        // SAFETY: the child is a copy of a test that has one thread at that moment for all that it uses: files.
+        unsafe {
+            command.pre_exec(move || {
+                fs::write(&planted, neap::trace::claim(std::process::id()))?;
+                std::os::unix::fs::chown(&planted, owner, None)
+            })
+        };
+        let output = match command.output() {
+            // Only root can give a file away.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => continue,
+            output => output.unwrap(),
+        };
+        let message = text(&output.stderr);
+        assert!(output.status.success() && message.contains("nothing is recorded"), "{message}");
+        assert_eq!(fs::read(&file).unwrap().len(), 12, "it stays as it was");
+        fs::remove_file(&file).unwrap();
+    }
 }
 
 #[test]

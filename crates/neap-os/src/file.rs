@@ -1,12 +1,15 @@
-//! A file that a process writes by storing to memory: what was stored is in the file even if the process is killed.
+//! A file that a process writes by way of memory: what was stored is in the file even if the process is killed.
 //!
-//! Sits between the kernel's file systems and whoever records. The whole of the file is reserved before it is mapped, so
-//! that no store ever finds the disk full, which the kernel answers with a deadly signal; nor is a file grown over
-//! `RLIMIT_FSIZE`, for the same reason. No descriptor stays open. Takes no lock, keeps nothing.
+//! The whole of the file is reserved before it is mapped, so that no [`store`] finds the disk full; nor is a file grown over
+//! `RLIMIT_FSIZE`, which the kernel answers with a deadly signal. A file can still be cut short by its owner, and an access to
+//! what is cut off is answered with a deadly signal too: so [`store`] has the kernel access it, and fails. No descriptor stays
+//! open. Takes no lock, keeps nothing.
 
 use crate::Errno;
+use crate::syscall::{PROCESS_VM_WRITEV, syscall6};
 use core::ffi::CStr;
 use core::ptr::null_mut;
+use libc::iovec;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -27,16 +30,21 @@ impl File {
         rustix::fs::openat(CWD, path, flags, read | write).map(File)
     }
 
-    /// Opens one that is there.
+    /// Opens one that is there, and that only this process's user can have put there.
     ///
     /// # Errors
-    /// `INVAL` for what is no regular file.
+    /// `INVAL` for what is no regular file, `LOOP` for a symbolic link, `PERM` for a file of another user, or with several
+    /// names.
     pub fn open(path: &CStr) -> Result<File, Errno> {
         // What is no file might block for ever.
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if kind == FileType::RegularFile { Ok(File(file)) } else { Err(Errno::INVAL) }
+        let status = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+            return Err(Errno::INVAL);
+        }
+        let is_own = status.st_uid == rustix::process::geteuid().as_raw() && status.st_nlink == 1;
+        if is_own { Ok(File(file)) } else { Err(Errno::PERM) }
     }
 
     /// The bytes that it begins with, as many as it has of them.
@@ -64,6 +72,27 @@ impl File {
         let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, &self.0, 0) }?;
         Ok(got.expose_provenance())
     }
+}
+
+/// Copies bytes to two addresses in this process, one after the other. Where there is no memory the call fails, and no
+/// signal comes.
+///
+/// # Errors
+/// `FAULT` where a page cannot be had: then the bytes of neither or of the first are stored. `NOSYS` or `PERM` in a sandbox.
+///
+/// # Safety
+/// `process` is this process's id; what is at the addresses may be overwritten.
+pub unsafe fn store(process: u32, parts: [(usize, &[u8]); 2]) -> Result<(), Errno> {
+    let from = parts.map(|(_, bytes)| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
+    let to = parts.map(|(address, bytes)| iovec {
+        iov_base: core::ptr::with_exposed_provenance_mut(address),
+        iov_len: bytes.len(),
+    });
+    let (from, to) = (from.as_ptr().expose_provenance(), to.as_ptr().expose_provenance());
+    // SAFETY: both lists are alive during the call, which reads the parts and writes where the caller allows it.
+    let stored = unsafe { syscall6(PROCESS_VM_WRITEV, process as usize, from, 2, to, 2, 0) }?;
+    let wanted = parts[0].1.len() + parts[1].1.len();
+    if stored == wanted { Ok(()) } else { Err(Errno::FAULT) }
 }
 
 #[cfg(test)]
@@ -98,6 +127,44 @@ mod tests {
         fs::remove_file(&path).unwrap();
         // SAFETY: nobody uses the memory any more.
         unsafe { crate::memory::unmap(address, 10_000) }.unwrap();
+    }
+
+    #[test]
+    fn store_into_a_file_that_was_cut_short_fails() {
+        let (path, c_path) = place("cut");
+        let address = File::make(&c_path).unwrap().map_zeroes(10_000).unwrap();
+        // SAFETY: the mapping is this test's.
+        let put = || unsafe { store(process::id(), [(address + 8192, b"second"), (address, b"first")]) };
+        put().unwrap();
+        let found = fs::read(&path).unwrap();
+        assert_eq!((&found[..6], &found[8192..8199]), (&b"first\0"[..], &b"second\0"[..]));
+        for length in [4096, 0] {
+            fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
+            assert_eq!(put(), Err(Errno::FAULT), "{length} bytes are left");
+        }
+        fs::remove_file(&path).unwrap();
+        // SAFETY: nobody uses the memory any more.
+        unsafe { crate::memory::unmap(address, 10_000) }.unwrap();
+    }
+
+    #[test]
+    fn file_that_another_user_could_have_put_there_is_refused() {
+        let (path, c_path) = place("planted");
+        let (other, c_other) = place("planted-link");
+        fs::write(&path, "words").unwrap();
+        std::os::unix::fs::symlink(&path, &other).unwrap();
+        assert_eq!(File::open(&c_other).err(), Some(Errno::LOOP));
+        assert_eq!(File::make(&c_other).err(), Some(Errno::EXIST));
+        fs::remove_file(&other).unwrap();
+        fs::hard_link(&path, &other).unwrap();
+        assert_eq!(File::open(&c_path).err(), Some(Errno::PERM), "a second name");
+        fs::remove_file(&other).unwrap();
+        assert!(File::open(&c_path).is_ok());
+        // Only root can make a file of another user's.
+        if std::os::unix::fs::chown(&path, Some(65_534), None).is_ok() {
+            assert_eq!(File::open(&c_path).err(), Some(Errno::PERM), "another user's");
+        }
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

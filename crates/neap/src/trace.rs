@@ -1,14 +1,16 @@
 //! The trace: every block and run of pages that is handed out or comes back, in a file that `neap lab replay` reads.
 //!
 //! Sits between the page layer, which tells the platform of each, and the file that the option `trace:` names. A thread
-//! claims a place in the file by one atomic addition and writes the event there by two stores to a shared mapping; there is
-//! no lock, no buffer and nothing to write out, so a program that is killed leaves all but the events that its threads
-//! were at. Without the option it is one branch where blocks of pages are handed out, and nothing where objects are.
+//! claims a place by one atomic addition and has the kernel copy the event into a shared mapping of the file; there is no lock,
+//! no buffer and nothing to write out, so a program that is killed leaves all but the events that its threads were at. A copy
+//! by the kernel fails where the file was cut short, and the recording ends; a store would end the program. Without the
+//! option it is one branch where blocks of pages are handed out, and nothing where objects are.
 //!
 //! The file is 64 MiB long from the beginning, on disk too, and holds 4194300 events. When it is full it says so, and
 //! nothing more is recorded. It is of one process, which its beginning names: a file that is there already is used only
 //! by the process that it is of (`neap run` makes it for the program that it becomes; where that executes another program,
-//! the recording begins again), every other process leaves it alone. A forked child records nothing, however it is forked:
+//! the recording begins again), every other process leaves it alone. It has to be its user's own, with one name, and no
+//! symbolic link. A forked child records nothing, however it is forked:
 //! the page that says where the file is reads as zeroes there. While the file is on a disk the kernel writes it out now and
 //! then, for which it interrupts CPUs that run the process, isolated ones too; not in `/dev/shm`.
 //!
@@ -21,16 +23,17 @@
 //!                    u32: the first page   u32: bits 0 to 30 how many pages, bit 31 set if they come back
 //! ```
 //!
-//! `full` is not 0 once an event found no place. Events are in the order of their times; of those at the same time, in the
+//! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are in the order of their times; of those at the same time, in the
 //! order of their places. A place whose time is zero was claimed and not written. A block is noted after it was handed out,
 //! and before it comes back, so between two events that hand out a page is one that takes it back. A run that is made longer
 //! or shorter where it is is no event.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Platform;
 use neap_base::platform::{Errno, Handover, Recorder};
-use neap_os::file::File;
+use neap_os::file::{File, store};
+use neap_os::write::say_if_heard;
 use neap_os::{clock, memory, thread};
 
 const MAGIC: [u8; 8] = *b"neaptrc2";
@@ -47,82 +50,88 @@ pub fn claim(process: u32) -> [u8; 12] {
     bytes
 }
 
-/// What the file begins with.
-#[derive(Debug)]
-#[repr(C)]
-struct Header {
-    magic: AtomicU64,
-    process: AtomicU32,
-    places: AtomicU32,
-    claimed: AtomicU32,
-    full: AtomicU32,
-    cpus: AtomicU16,
-    page_shift: AtomicU8,
-    zero: [u8; 5],
-    begun: AtomicU64,
-    zeroes: [u64; 3],
-}
-
-/// One event.
-#[derive(Debug)]
-#[repr(C)]
-struct Place {
-    when: AtomicU64,
-    what: AtomicU64,
-}
+/// Bytes in front of the places, and of a place.
+const HEADER: usize = 64;
+const PLACE: usize = 16;
+/// Where in the header it stands that the file is full.
+const FULL: usize = 20;
 
 /// Where the events of a process go. All zeroes, it is nowhere.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    header: AtomicPtr<Header>,
+    /// Address of the file's bytes; 0 before and after the recording.
+    address: AtomicUsize,
+    process: AtomicU32,
     /// Not taken from the file, which others may write to.
     places: AtomicU32,
+    claimed: AtomicU32,
     begun: AtomicU64,
 }
 
 impl Trace {
     /// Begins a recording in `length` bytes at an address, all of them zero.
     ///
+    /// # Errors
+    /// What the first store answered; nothing is recorded then.
+    ///
     /// # Safety
-    /// They are aligned to 8, are used by atomic accesses only, and stay as long as this is used.
-    unsafe fn begin<P: Platform>(&self, address: usize, length: usize, process: u32, platform: &P) {
-        let header = core::ptr::with_exposed_provenance_mut::<Header>(address);
-        let places = (length - size_of::<Header>()) / size_of::<Place>();
+    /// Nothing else is there as long as this is used.
+    unsafe fn begin<P: Platform>(&self, address: usize, length: usize, platform: &P) -> Result<(), Errno> {
+        let (process, places) = (thread::process_id(), ((length - HEADER) / PLACE) as u32);
         let begun = clock::precise();
-        // SAFETY: as the caller promises.
-        let file = unsafe { &*header };
-        file.process.store(process, Ordering::Relaxed);
-        file.places.store(places as u32, Ordering::Relaxed);
-        file.cpus.store(platform.cpus() as u16, Ordering::Relaxed);
-        file.page_shift.store(platform.page_size().ilog2() as u8, Ordering::Relaxed);
-        file.begun.store(begun, Ordering::Relaxed);
-        file.magic.store(u64::from_ne_bytes(MAGIC), Ordering::Relaxed);
-        self.places.store(places as u32, Ordering::Relaxed);
+        let mut header = [0; HEADER];
+        header[..12].copy_from_slice(&claim(process));
+        header[12..16].copy_from_slice(&places.to_le_bytes());
+        // Each may be written; those that are not have no time.
+        header[16..20].copy_from_slice(&places.to_le_bytes());
+        header[24..26].copy_from_slice(&(platform.cpus() as u16).to_le_bytes());
+        header[26] = platform.page_size().ilog2() as u8;
+        header[32..40].copy_from_slice(&begun.to_le_bytes());
+        // SAFETY: the id is this process's; as the caller promises.
+        unsafe { store(process, [(address, &header), (address, &[])]) }?;
+        self.process.store(process, Ordering::Relaxed);
+        self.places.store(places, Ordering::Relaxed);
         self.begun.store(begun, Ordering::Relaxed);
-        self.header.store(header, Ordering::Release); // Pairs with the Acquire in `note`.
+        self.address.store(address, Ordering::Release); // Pairs with the Acquire in `note`.
+        Ok(())
+    }
+
+    /// Ends the recording; answers where it was, to one thread.
+    fn end(&self) -> Option<usize> {
+        // Relaxed: only which thread is the one that ends it.
+        Some(self.address.swap(0, Ordering::Relaxed)).filter(|&address| address != 0)
     }
 }
 
 impl Recorder for Trace {
     #[cold]
     fn note(&self, cpu: usize, Handover { pfn, pages, freed }: Handover) {
-        // Acquire pairs with the Release in `begin`. SAFETY: null, or the header of a mapping that stays.
-        let Some(header) = (unsafe { self.header.load(Ordering::Acquire).as_ref() }) else { return };
-        let since = clock::precise().saturating_sub(self.begun.load(Ordering::Relaxed)).min(LATEST);
-        let places = self.places.load(Ordering::Relaxed);
-        // Looked at first, so that it does not come around to 0.
-        let claimed = header.claimed.load(Ordering::Relaxed);
-        let place = if claimed < places { header.claimed.fetch_add(1, Ordering::Relaxed) } else { claimed };
-        if place >= places {
-            header.full.store(1, Ordering::Relaxed);
+        let address = self.address.load(Ordering::Acquire); // Pairs with the Release in `begin`.
+        if address == 0 {
             return;
         }
-        // SAFETY: below the number of places that lie behind the header.
-        let place = unsafe { &*core::ptr::from_ref(header).add(1).cast::<Place>().add(place as usize) };
-        let pages = u64::from(pages.min(i32::MAX as u32)) | u64::from(freed) << 31;
-        place.what.store(u64::from(pfn.0) | pages << 32, Ordering::Relaxed);
-        // Release pairs with whatever reads the file: where there is a time, the event is whole.
-        place.when.store((since + 1) << 16 | cpu as u64 & 0xffff, Ordering::Release);
+        let since = clock::precise().saturating_sub(self.begun.load(Ordering::Relaxed)).min(LATEST);
+        let (process, places) = (self.process.load(Ordering::Relaxed), self.places.load(Ordering::Relaxed));
+        // It does not come around to 0: a thread that sees it at `places` ends the recording.
+        let place = self.claimed.fetch_add(1, Ordering::Relaxed);
+        if place >= places {
+            if self.end().is_some() {
+                // SAFETY: the id is this process's, or that of one that it shares its memory with; the header is behind the
+                // address. Where the file was cut short nothing has to say that it is full.
+                let _ = unsafe { store(process, [(address + FULL, &1_u32.to_le_bytes()), (address, &[])]) };
+            }
+            return;
+        }
+        let at = address + HEADER + place as usize * PLACE;
+        let what = u64::from(pages.min(i32::MAX as u32)) << 32 | u64::from(freed) << 63 | u64::from(pfn.0);
+        let when = (since + 1) << 16 | cpu as u64 & 0xffff;
+        // The time last: a reader that finds it finds the whole event.
+        let parts: [(usize, &[u8]); 2] = [(at + 8, &what.to_le_bytes()), (at, &when.to_le_bytes())];
+        // SAFETY: the id is this process's, or that of one that it shares its memory with; the place is below the number of
+        // places that lie behind the header.
+        if unsafe { store(process, parts) }.is_err() && self.end().is_some() {
+            say_if_heard(format_args!("the recording ends: its file was cut short"));
+        }
     }
 }
 
@@ -154,8 +163,8 @@ pub(crate) fn open<P: Platform>(path: &CStr, platform: &P) -> Result<Option<&'st
     })?;
     // SAFETY: mapped above, for good; zeroes are a trace that is nowhere.
     let trace = unsafe { &*core::ptr::with_exposed_provenance::<Trace>(own) };
-    // SAFETY: mapped a moment ago, for good, aligned to a page.
-    unsafe { trace.begin(address, LENGTH, process, platform) };
+    // SAFETY: mapped a moment ago, for good.
+    unsafe { trace.begin(address, LENGTH, platform) }?;
     Ok(Some(trace))
 }
 
@@ -166,13 +175,19 @@ mod tests {
     use neap_base::virtual_platform::Virtual;
     use std::vec::Vec;
 
+    fn nowhere() -> Trace {
+        // SAFETY: numbers.
+        unsafe { core::mem::zeroed() }
+    }
+
     /// A recording in memory, with room for so many events.
     fn recording(places: usize) -> (Trace, &'static [AtomicU64]) {
-        let trace = Trace { header: AtomicPtr::default(), places: AtomicU32::new(0), begun: AtomicU64::new(0) };
+        let trace = nowhere();
         let words: Vec<AtomicU64> = (0..8 + 2 * places).map(|_| AtomicU64::new(0)).collect();
         let words: &'static [AtomicU64] = words.leak();
+        let (address, length) = (words.as_ptr().expose_provenance(), words.len() * 8);
         // SAFETY: atomics, which stay for good.
-        unsafe { trace.begin(words.as_ptr().expose_provenance(), words.len() * 8, 77, &Virtual::new(4096, 3)) };
+        unsafe { trace.begin(address, length, &Virtual::new(4096, 3)) }.unwrap();
         (trace, words)
     }
 
@@ -185,19 +200,18 @@ mod tests {
         let (trace, words) = recording(5);
         trace.note(2, Handover { pfn: Pfn(0x0102_0304), pages: 9, freed: true });
         let found = bytes(words);
-        assert_eq!(found[..12], claim(77));
-        assert_eq!(found[12..28], [5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 12, 0]);
+        assert_eq!(found[..12], claim(thread::process_id()));
+        assert_eq!(found[12..28], [5, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 12, 0]);
         assert_eq!(found[32..40], trace.begun.load(Ordering::Relaxed).to_le_bytes());
         assert_eq!((&found[64..66], &found[72..80]), (&[2, 0][..], &[4, 3, 2, 1, 9, 0, 0, 0x80][..]));
         let since = words[8].load(Ordering::Relaxed) >> 16;
         assert!(since > 0 && since < 1 << 40, "{since}");
-        assert_eq!(size_of::<Header>(), 64);
     }
 
     #[test]
     fn events_of_many_threads_get_a_place_each_until_all_are_taken() {
         let (trace, words) = recording(1000);
-        let full = || (words[2].load(Ordering::Relaxed) >> 32, bytes(words)[20]);
+        let full = || bytes(words)[FULL];
         std::thread::scope(|scope| {
             for cpu in 0..4 {
                 let trace = &trace;
@@ -212,18 +226,16 @@ mod tests {
             .collect();
         events.sort_unstable();
         let expected: Vec<(u64, u64)> = (0..4).flat_map(|cpu| (0..250).map(move |page| (cpu, page))).collect();
-        assert_eq!(events, expected);
-        assert_eq!((words[2].load(Ordering::Relaxed) as u32, full().1), (1000, 0));
+        assert_eq!((events, full()), (expected, 0));
         let before = bytes(&words[8..]);
         (0..3).for_each(|_| trace.note(0, Handover { pfn: Pfn(7), pages: 1, freed: false }));
-        assert_eq!((bytes(&words[8..]), full().1, words[2].load(Ordering::Relaxed) as u32), (before, 1, 1000));
+        assert_eq!((bytes(&words[8..]), full()), (before, 1));
     }
 
     #[test]
     fn zeroes_are_a_trace_that_goes_nowhere() {
-        // SAFETY: a null pointer and two numbers.
-        let trace: Trace = unsafe { core::mem::zeroed() };
+        let trace = nowhere();
         trace.note(0, Handover { pfn: Pfn(1), pages: 1, freed: false });
-        assert!(trace.header.load(Ordering::Relaxed).is_null());
+        assert_eq!(trace.claimed.load(Ordering::Relaxed), 0);
     }
 }
