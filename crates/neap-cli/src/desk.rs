@@ -124,6 +124,9 @@ impl<'a> Desk<'a> {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        if matches!(request.what, CHUNKS | GROUPS | SHRINKERS | MAP) {
+            self.provide()?;
+        }
         loop {
             match self.ask_once(request, end)? {
                 BUSY if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
@@ -193,6 +196,20 @@ impl<'a> Desk<'a> {
         };
         self.forget_reports();
         Ok(is_there)
+    }
+
+    /// Allocates the memory of a report, so that the process does not meet a page that the system refuses.
+    fn provide(&self) -> Result<()> {
+        loop {
+            // SAFETY: changes a file, which keeps its bytes.
+            if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, REPORT as i64, REPORT_LENGTH as i64) } == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error).context("no memory for a report");
+            }
+        }
     }
 
     /// Gives the memory of reports back to the system.

@@ -111,22 +111,26 @@ impl Process {
         let pid = self.pid;
         match foreign {
             Some(parent) => bail!(
-                "process {pid} was forked by process {parent} and has not published numbers of its own yet: it does so \
-                 when it next gives memory back"
+                "process {pid} was forked by process {parent} without the C library's fork, and publishes no numbers"
             ),
             None if has_library && self.has_stat_off() => {
                 bail!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers")
             }
             None if has_library => bail!(
                 "process {pid} runs under neap and publishes no numbers: it was started with stat:off, has allocated \
-                 nothing yet, or a limit or a sandbox kept neap from making its page"
+                 nothing yet, had threads before it first used neap, or a limit or a sandbox kept neap from making \
+                 its page"
             ),
             None if self.has_stat_off() => bail!(
                 "process {pid} ({}) has no neap library; if neap is built into it, NEAP=stat:off, with which it was started, \
                  keeps it from publishing numbers",
                 self.name.escape_debug()
             ),
-            None => bail!("process {pid} ({}) does not run under neap", self.name.escape_debug()),
+            None => bail!(
+                "process {pid} ({}) does not run under neap; a program that has neap built in publishes numbers if it \
+                 uses neap before it starts threads",
+                self.name.escape_debug()
+            ),
         }
     }
 
@@ -210,6 +214,7 @@ const LOOKS: u32 = 200;
 
 /// Reads a page by `read`, again until one whole object was read.
 fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> Result<Page> {
+    let mut is_unwritten = false;
     for look in 0..LOOKS {
         if look > 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -218,7 +223,8 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
         read(0, &mut before).context("cannot read the page of numbers")?;
         let word = |at: usize| u32::from_ne_bytes(before[at..at + 4].try_into().unwrap_or_default());
         let (version, sequence, writer, length) = (word(8), word(12), word(16), word(20));
-        // Sequence 0 is a page that is about to be written for the first time.
+        // Sequence 0 is a page that was not written yet.
+        is_unwritten = sequence == 0 && before.starts_with(MAGIC);
         if sequence == 0 || sequence % 2 == 1 {
             continue;
         }
@@ -238,6 +244,9 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
             let published = u64::from_ne_bytes(before[24..].try_into().unwrap_or_default());
             return Ok(Page { writer, published, text, way, path: None });
         }
+    }
+    if is_unwritten {
+        bail!("has not published numbers yet: a forked child does so when it next gives memory back");
     }
     bail!("the page of numbers was being written at every look; is the process stopped?")
 }
@@ -312,6 +321,7 @@ pub(crate) mod tests {
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),
             (vec![0; 64], "being written"),
+            (bytes(0, ""), "has not published numbers yet"),
         ];
         for (page, expected) in cases {
             let message = format!("{:#}", read_in_turn(&[page]).err().expect(expected));

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use running::{Program, neap, numbers, numbers_with, pages, until};
+use running::{Program, mapped_pages, neap, numbers, numbers_with, pages, until};
 use serde_json::Value;
 
 #[test]
@@ -125,22 +125,55 @@ fn the_page_stays_behind_at_exec() {
 }
 
 #[test]
-fn a_forked_child_has_a_page_of_its_own_once_it_has_published() {
+fn forked_child_has_its_own_page_at_once_and_nothing_of_its_parents() {
     let mut program = Program::start("fork", "interval:10", &[]);
     let child: u32 = program.hear("forked").parse().unwrap();
     let parent = program.id();
-    let (parents, inherited) = (pages(parent), pages(child));
-    assert_eq!((parents.len(), &parents), (1, &inherited));
+    let parents = pages(parent);
+    // The child waits, so it is its fork handler that makes the page.
+    let own = until("page of the child's own", || {
+        let own = pages(child);
+        (own.len() == 1 && own[0].1 != parents[0].1).then_some(own)
+    });
+    assert_eq!((parents.len(), own[0].0), (1, parents[0].0), "the parent's descriptor is closed");
+    until("mapping of it", || (mapped_pages(child) == [own[0].1]).then_some(()));
+    assert_eq!(mapped_pages(parent), [parents[0].1]);
     let complaint = numbers(child).unwrap_err();
-    assert!(complaint.contains(&format!("process {child} was forked by process {parent}")), "{complaint}");
+    assert!(complaint.contains(&format!("process {child}: has not published numbers yet")), "{complaint}");
     program.go_on();
-    let object = until("page of the child's own", || numbers(child).ok());
+    let object = until("numbers of the child's own", || numbers(child).ok());
     assert_eq!(object["pid"].as_u64(), Some(u64::from(child)));
-    let own = pages(child);
-    assert_eq!(own.len(), 1, "the inherited one is closed");
-    assert_ne!(own[0].1, parents[0].1, "another file");
+    assert_eq!(pages(child), own, "no other page is made");
     assert_eq!(numbers(parent).unwrap()["pid"].as_u64(), Some(u64::from(parent)), "the parent's is as it was");
     assert_eq!(pages(parent), parents);
+}
+
+#[test]
+fn child_of_the_bare_system_call_has_no_page_mapped_and_goes_on() {
+    let mut program = Program::start("bare fork", "interval:10", &[]);
+    let child: u32 = program.hear("forked").parse().unwrap();
+    assert_eq!(pages(child), pages(program.id()));
+    assert!(mapped_pages(child).is_empty());
+    program.go_on();
+    program.hear("goes on");
+    let complaint = numbers(child).unwrap_err();
+    assert!(complaint.contains(&format!("process {child} was forked by process {}", program.id())), "{complaint}");
+    // It has allocated many times.
+    until("time that passed in the child", || {
+        let times = fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
+        let used: Vec<u64> =
+            times.rsplit(") ").next().unwrap().split(' ').skip(11).take(2).flat_map(str::parse).collect();
+        (used.iter().sum::<u64>() > 2).then_some(())
+    });
+    assert!(mapped_pages(child).is_empty());
+}
+
+#[test]
+fn process_that_uses_neap_late_has_no_page() {
+    // Where a page is made its descriptor is, for a moment, the lowest that another thread may be given.
+    let mut program = Program::start_alone("late", "interval:10");
+    program.hear("ready");
+    assert!(pages(program.id()).is_empty() && mapped_pages(program.id()).is_empty());
 }
 
 #[test]

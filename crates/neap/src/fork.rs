@@ -85,7 +85,7 @@ impl<P: Platform> Mm<P> {
         self.forget_opener();
         if let Some(core) = self.core_if_open() {
             core.maintenance.forget_thread();
-            core.page.forget();
+            core.page.renew();
         }
         self.gate.forget_again();
         self.gate.forget_others();

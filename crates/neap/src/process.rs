@@ -48,6 +48,7 @@ fn open(mm: &Mm<Linux>) {
     let opened = unsafe { mm.open(machine(&options), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
+        stat_page::open(mm);
         mm.ticked();
     }
 }

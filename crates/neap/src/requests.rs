@@ -304,7 +304,7 @@ mod tests {
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(machine, &Options::DEFAULT) }.unwrap();
         let core = mm.core_if_open().unwrap();
-        core.page.publish(|_| Ok(()));
+        core.page.make(4096);
         let desk = core.page.desk().expect("a page of this process");
         let ask = |ticket| {
             [&desk.cpu, &desk.node, &desk.zone].iter().for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
@@ -338,7 +338,7 @@ mod tests {
         unsafe { mm.open(Virtual::new(4096, 1), &Options::DEFAULT) }.unwrap();
         let reclaiming = mm.reclaiming().unwrap();
         let core = mm.core_if_open().unwrap();
-        core.page.publish(|_| Ok(()));
+        core.page.make(4096);
         let desk = core.page.desk().expect("a page of this process");
         desk.what.store(SHRINK, Ordering::Relaxed);
         desk.ticket.store(1, Ordering::Release); // As an asker's.

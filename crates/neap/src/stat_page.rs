@@ -1,17 +1,30 @@
 //! The page of numbers that `neap stat` reads while the program runs.
 //!
-//! Sits between [`statistics`](crate::statistics) and another process, which reads a memfd named `neap-stat` through
-//! `/proc/PID/fd`, or the mapping of it where the program closed the descriptor. Written after each tick and never in
-//! between; holds one mutex that is only ever tried. Nothing is allocated, and where there can be no page there is none:
-//! a program runs the same without it.
+//! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or the mapping of it where the program closed the
+//! descriptor. Numbers are written after each tick and never in between.
+//!
+//! # Design
+//! The page is made where no other thread of the program runs, since its descriptor is the lowest free one for a moment: at
+//! the first use of neap by a process with one thread, and in the fork handler of a child whose parent has a page. All other
+//! processes live without: a program runs the same then. No call that allocates or frees makes a page.
+//!
+//! A child must not write to its parent's page, where it could ask for things in the name of a user that it gave up:
+//! 1. The kernel keeps the mapping from every child.
+//! 2. Where the page is mapped stands in [`Own`], which reads as zeroes in every child.
+//! 3. The fork handler closes the descriptor, before code of the program runs in the child.
+//!
+//! A child of the bare system call runs no handler: it keeps the descriptor until it executes something, and has no page.
+//!
+//! # Locking
+//! One mutex, only ever tried, is held while numbers or a report are written.
 //!
 //! The format, version 5, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
 //! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
 //! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data,
 //! on groups or on the arena is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
 //! [`map_report`](crate::map_report)). The sequence is odd
-//! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. The
-//! process id is the writer's: a forked child has its parent's page until its own first tick.
+//! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. It is 0
+//! until numbers are written for the first time. The process id is the one of the process that made the page.
 
 use crate::map_report;
 use crate::mm::{Core, Mm};
@@ -19,27 +32,37 @@ use crate::requests::Desk;
 use crate::statistics::Usage;
 use core::fmt::{self, Display, Write};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use neap_base::Mutex;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::{Count, Groups};
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
-use neap_os::memfd::Memfd;
-use neap_os::{clock, thread};
+use neap_os::memfd::{Memfd, OpenFile};
+use neap_os::{clock, memory, thread};
 use neap_pages::Watermarks;
 
 /// What the page starts with.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
 const VERSION: u32 = 5;
-/// Bytes of the file for the numbers, and behind them for reports; only those written to cost memory.
+/// Bytes of the file for the numbers, of which [`room`] are used, and behind them for reports. A process that asks for a
+/// report allocates the memory of it.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;
+/// Bytes that the numbers take at most, for the whole, a class, a CPU and a node: lists that do not fit are cut off.
+const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
 /// Kept free while lists are written, for what follows them.
 const TAIL: usize = 64;
 /// Looks at the numbers until they agree: parts of a busy program are read at slightly different moments.
 const LOOKS: u32 = 4;
+
+/// Returns the bytes for the numbers of a machine.
+fn room(cpus: usize, nodes: usize) -> usize {
+    let [whole, class, cpu, node] = ROOM;
+    let bytes = whole + class * Class::all().count() + cpu * cpus + node * nodes;
+    bytes.next_multiple_of(memory::page_size()).min(LENGTH)
+}
 
 /// What stands before the text.
 #[derive(Debug)]
@@ -57,101 +80,132 @@ struct Header {
 /// The page of a manager, where it has one.
 #[derive(Debug)]
 pub(crate) struct StatPage {
-    place: Mutex<Place>,
-    /// The process that made it.
-    owner: AtomicU32,
-    /// Where it is, for who does not have the mutex; null where there is none.
-    header: AtomicPtr<Header>,
+    /// Held by the thread that writes numbers or a report.
+    writing: Mutex<()>,
+    /// Null until the first page is made; then a page of memory that stays mapped, also in children.
+    own: AtomicPtr<Own>,
+    /// The file, as a child finds it that has to close it; a negative descriptor for none.
+    descriptor: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// Bytes for the numbers.
+    room: AtomicUsize,
     /// The last request that was taken up. Not in the page, where anybody could change it.
     pub(crate) taken: AtomicU32,
     /// When a call last looked at one.
     pub(crate) answered: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// Not made yet.
-    Unmade,
-    Made(Memfd),
-    /// A limit or a sandbox is in the way; it is not tried again.
-    Refused,
+/// What only the process that wrote it may read: all zeroes in its children.
+#[derive(Debug)]
+struct Own {
+    header: AtomicPtr<Header>,
 }
 
 impl StatPage {
     pub(crate) const fn new() -> StatPage {
         StatPage {
-            place: Mutex::new(Place::Unmade),
-            owner: AtomicU32::new(0),
-            header: AtomicPtr::new(null_mut()),
+            writing: Mutex::new(()),
+            own: AtomicPtr::new(null_mut()),
+            descriptor: AtomicI32::new(-1),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            room: AtomicUsize::new(0),
             taken: AtomicU32::new(0),
             answered: AtomicU64::new(0),
         }
     }
 
+    /// The page of this process.
+    #[inline]
+    fn header(&self) -> Option<&Header> {
+        // Acquire pairs with the Release in `own`: zeroes or what `make` wrote are behind the pointer.
+        // SAFETY: null, or a mapping that stays.
+        let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
+        // Acquire pairs with the Release in `make`: a thread that sees the page sees what it begins with.
+        // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
+        unsafe { own.header.load(Ordering::Acquire).as_ref() }
+    }
+
     /// Where other processes leave requests; `None` where this process has no page of its own.
     pub(crate) fn desk(&self) -> Option<&Desk> {
-        // Acquire pairs with the Release in `publish`: who sees the owner sees the page that it made.
-        if self.owner.load(Ordering::Acquire) != thread::process_id() {
-            return None;
-        }
-        // SAFETY: null, or a page that stays mapped.
-        unsafe { self.header.load(Ordering::Relaxed).as_ref() }.map(|header| &header.desk)
+        self.header().map(|header| &header.desk)
     }
 
-    /// The page is somebody else's from now on: in a forked child, where it is the parent's.
-    pub(crate) fn forget(&self) {
-        self.header.store(null_mut(), Ordering::Relaxed);
-        self.owner.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether there is a request that nobody has taken up: three loads, for every call that goes the slow way.
+    /// Whether there is a request that nobody has taken up: four loads, for every call that goes the slow way.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        // SAFETY: null, or a page that stays mapped.
-        let header = unsafe { self.header.load(Ordering::Relaxed).as_ref() };
-        header.is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
+        self.header().is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
+    }
+
+    /// Makes the page of this process, which has none, with so many bytes for the numbers. Only where no other thread of the
+    /// process runs. Where a limit or a sandbox is in the way there is no page.
+    pub(crate) fn make(&self, room: usize) {
+        let Some(own) = self.own() else { return };
+        let Ok(memfd) = Memfd::make(c"neap-stat", LENGTH + REPORT, room) else { return };
+        let OpenFile { descriptor, device, inode } = memfd.file;
+        // Relaxed: read by this thread in a forked child.
+        self.descriptor.store(descriptor, Ordering::Relaxed);
+        self.device.store(device, Ordering::Relaxed);
+        self.inode.store(inode, Ordering::Relaxed);
+        self.room.store(room, Ordering::Relaxed);
+        self.taken.store(0, Ordering::Relaxed);
+        // SAFETY: mapped a moment ago, for good; other processes may read it.
+        let header = unsafe { Sheet::at(memfd.address, room) }.header;
+        header.pid.store(thread::process_id(), Ordering::Relaxed);
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Relaxed);
+        let header = core::ptr::with_exposed_provenance_mut(memfd.address);
+        own.header.store(header, Ordering::Release); // Pairs with the Acquire in `header`.
+    }
+
+    /// Where this process notes its page; `None` without memory that is kept from children.
+    fn own(&self) -> Option<&Own> {
+        if self.own.load(Ordering::Relaxed).is_null() {
+            let length = memory::page_size();
+            let address = memory::map(length).ok()?;
+            if memory::keep_from_children(address, length).is_err() {
+                // SAFETY: mapped above, and nothing refers to it.
+                let _ = unsafe { memory::unmap(address, length) };
+                return None;
+            }
+            // Pairs with the Acquire in `header`.
+            self.own.store(core::ptr::with_exposed_provenance_mut(address), Ordering::Release);
+        }
+        // SAFETY: a mapping that stays; zeroes are an `Own`.
+        unsafe { self.own.load(Ordering::Relaxed).as_ref() }
+    }
+
+    /// In the fork handler of a child: gives up the descriptor of the parent's page, and makes a page if the parent had one.
+    pub(crate) fn renew(&self) {
+        // Relaxed: written by this thread, or before it was made.
+        let descriptor = self.descriptor.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
+            OpenFile { descriptor, device, inode }.close();
+            self.make(self.room.load(Ordering::Relaxed));
+        }
     }
 
     /// Lets `write` write a report into the page of this process; not where another thread is at the page, or there is none.
     pub(crate) fn report(&self, write: impl FnOnce(&[AtomicU64])) -> Option<()> {
-        let place = self.place.try_lock()?;
-        let Place::Made(memfd) = *place else { return None };
-        if self.owner.load(Ordering::Relaxed) != thread::process_id() {
-            return None;
-        }
-        let words = core::ptr::with_exposed_provenance::<AtomicU64>(memfd.address + LENGTH);
-        // SAFETY: mapped until `leave`, for which the mutex is needed; everybody changes it by atomic accesses.
+        let _writing = self.writing.try_lock()?;
+        let address = core::ptr::from_ref(self.header()?).expose_provenance();
+        let words = core::ptr::with_exposed_provenance::<AtomicU64>(address + LENGTH);
+        // SAFETY: mapped for good, behind the numbers; changed by atomic accesses only.
         write(unsafe { core::slice::from_raw_parts(words, REPORT / size_of::<u64>()) });
         Some(())
     }
 
-    /// Replaces the numbers by what `write` writes; makes the page where this process has none. Does nothing where another
-    /// thread is at it.
+    /// Replaces the numbers by what `write` writes, where this process has a page. Does nothing where another thread is at it.
     pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
-        let Some(mut place) = self.place.try_lock() else { return };
-        // Asked every time: a child of the bare system call has not told anybody.
-        let pid = thread::process_id();
-        if let Place::Made(inherited) = *place
-            && self.owner.load(Ordering::Relaxed) != pid
-        {
-            // A child that told nobody may have threads that look at requests in it: it stays mapped there.
-            if self.header.load(Ordering::Relaxed).is_null() {
-                // SAFETY: the mutex is held, and nobody else keeps an address in it.
-                unsafe { inherited.leave() };
-            }
-            *place = Place::Unmade;
-        }
-        if let Place::Unmade = *place {
-            *place = Memfd::make(c"neap-stat", LENGTH + REPORT).map_or(Place::Refused, Place::Made);
-            let address = if let Place::Made(memfd) = *place { memfd.address } else { 0 };
-            self.taken.store(0, Ordering::Relaxed);
-            self.header.store(core::ptr::with_exposed_provenance_mut(address), Ordering::Relaxed);
-            self.owner.store(pid, Ordering::Release); // Pairs with the Acquire in `desk`.
-        }
-        if let Place::Made(memfd) = *place {
-            // SAFETY: mapped until `leave`, for which the mutex is needed; other processes may read it.
-            unsafe { Sheet::at(memfd.address, LENGTH) }.publish(pid, clock::precise(), write);
-        }
+        let Some(_writing) = self.writing.try_lock() else { return };
+        let Some(header) = self.header() else { return };
+        // Relaxed: written before the header that was found.
+        let room = self.room.load(Ordering::Relaxed);
+        // SAFETY: mapped for good; other processes may read it.
+        let sheet = unsafe { Sheet::at(core::ptr::from_ref(header).expose_provenance(), room) };
+        sheet.publish(thread::process_id(), clock::precise(), write);
     }
 }
 
@@ -232,6 +286,13 @@ impl Text<'_> {
         }
         self.limit = self.bytes.len();
         self.write_char(']')
+    }
+}
+
+/// Makes the page of a manager that was just opened, if the process has one thread and may have a page.
+pub(crate) fn open(mm: &Mm<Linux>) {
+    if let Some(core) = mm.core_if_open().filter(|core| core.options.stat && thread::count() == Some(1)) {
+        core.page.make(room(core.objects.slots.cpus(), core.objects.pages.nodes()));
     }
 }
 
@@ -584,19 +645,33 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_did_not_make_the_page_makes_its_own() {
+    fn room_holds_the_numbers_of_every_machine() {
+        let class = "{'size':32768,'slabs':12345678,'objects':12345678,'in_slabs':12345678,'holes':12345678,\
+                     'in_barn':12345678,'in_slots':12345678},";
+        let cpu =
+            "{'cpu':1023,'kind':'atomic','cached_bytes':12345678,'stacks':70,'page_list':123456,'list_high':123456},";
+        assert!(class.len() <= ROOM[1] && cpu.len() <= ROOM[2], "{} {}", class.len(), cpu.len());
+        assert_eq!((room(2, 1) % memory::page_size(), room(10_000, 32)), (0, LENGTH));
+        assert!(room(2, 1) <= 32 << 10 || memory::page_size() > 4096);
+    }
+
+    #[test]
+    fn page_is_made_once_and_renewed_for_a_child() {
         let page = StatPage::new();
-        let publish = || {
-            page.publish(|text| text.write_str("{}"));
-            let Place::Made(memfd) = *page.place.lock() else { panic!("no page") };
-            memfd
-        };
-        let first = publish();
-        assert_eq!(publish(), first);
-        page.forget();
-        let second = publish();
-        assert_ne!(second, first);
-        // SAFETY: nobody uses the page any more.
-        unsafe { second.leave() };
+        let inode = || page.inode.load(Ordering::Relaxed);
+        page.publish(|_| panic!("there is no page"));
+        page.renew();
+        assert!(page.desk().is_none() && page.report(|_| ()).is_none(), "a parent without a page has children without");
+        page.make(room(4, 1));
+        let first = inode();
+        page.publish(|text| text.write_str("{}"));
+        assert_eq!((page.header().unwrap().length.load(Ordering::Relaxed), inode()), (2, first));
+        let descriptor = page.descriptor.load(Ordering::Relaxed);
+        page.renew();
+        assert_ne!(inode(), first);
+        assert_eq!(page.descriptor.load(Ordering::Relaxed), descriptor, "the first one is closed");
+        let header = page.header().unwrap();
+        let read = [&header.pid, &header.version, &header.sequence].map(|word| word.load(Ordering::Relaxed));
+        assert_eq!(read, [thread::process_id(), VERSION, 0]);
     }
 }

@@ -141,6 +141,26 @@ pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
         .collect()
 }
 
+/// The file of a process's page wherever it is mapped there.
+pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let pages = maps.lines().filter(|line| line.ends_with(LINK));
+    pages.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
+}
+
+/// Uses the manager of a test, and of roles without the library, that is looked at: it has a page only where it is used
+/// before the harness has a second thread.
+extern "C" fn use_early() {
+    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "percpu")) {
+        // SAFETY: just allocated.
+        unsafe { neap::process::PROCESS.free(neap::process::PROCESS.allocate(1)) };
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = use_early;
+
 /// What a program under neap does. Run by the tests below; by itself it does nothing.
 #[test]
 #[ignore = "a role that the other tests start"]
@@ -260,13 +280,15 @@ fn program() {
             say("ready");
             wait();
         }
-        "fork" => {
+        "fork" | "bare fork" => {
             // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
-            let child = unsafe { libc::fork() };
+            let child = unsafe { if role == "fork" { libc::fork() } else { libc::syscall(libc::SYS_fork) as i32 } };
             if child == 0 {
                 // SAFETY: asks for the child's end with its parent's.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 wait();
+                // SAFETY: one word of the caller's.
+                unsafe { libc::write(1, b"\ngoes on\n".as_ptr().cast(), 9) };
                 loop {
                     // A run of pages goes the slow way, which is where maintenance is done.
                     core::hint::black_box(vec![1_u8; 1 << 20]);
