@@ -34,6 +34,7 @@ const fn neap(file: &'static str, arguments: &'static [&'static str]) -> SelfChe
 const PROGRAMS: &[SelfCheck] = &[
     both("family.c", &[]),
     both("realloc_ladder.c", &[]),
+    both("own_malloc.c", &[]),
     neap("jemalloc.c", &[]),
     neap("misuse.c", &[]),
     both("fork_storm.c", &["20"]),

@@ -73,19 +73,6 @@ ends_in! {
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
 }
 
-/// The address of a function that is whoever's the dynamic linker chose; 0 if there is none.
-macro_rules! chosen {
-    ($name:literal) => {{
-        let address: usize;
-        // SAFETY: loads a word of this library's own.
-        unsafe {
-            asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
-                options(nostack, nomem, preserves_flags));
-        }
-        address
-    }};
-}
-
 /// Forms that take memory, or let the C++ library's take over, with the arguments and the stack as they were: what throws is called by our caller then.
 macro_rules! or_standard {
     ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal, $plain:literal;)*) => { $(

@@ -3,6 +3,7 @@
 //! Sits between C and [`PROCESS`]. Source: C17 7.22.3, POSIX.1-2024, malloc(3), posix_memalign(3), malloc_usable_size(3).
 
 use core::ffi::{c_int, c_void};
+use core::mem::transmute;
 use core::ptr::null_mut;
 use neap::process::PROCESS;
 
@@ -79,14 +80,18 @@ unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
     answer(unsafe { PROCESS.reallocate(memory.cast(), size) })
 }
 
-/// reallocarray(3).
+/// reallocarray(3), which calls the `realloc` that the dynamic linker chose, as the GNU C library's does.
+///
+/// A program that has its own malloc and no reallocarray passes memory of its own here.
 ///
 /// # Safety
 /// As for `realloc` in C.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn reallocarray(memory: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    count.checked_mul(size).map_or_else(|| refuse(ENOMEM), |bytes| unsafe { realloc(memory, bytes) })
+    let Some(bytes) = count.checked_mul(size) else { return refuse(ENOMEM) };
+    let realloc = chosen!("realloc");
+    // SAFETY: every definition of `realloc` has this type, and this library has one, so the address is not 0. The caller promises what it asks for.
+    unsafe { transmute::<usize, unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void>(realloc)(memory, bytes) }
 }
 
 /// cfree(3), which programs from before 2017 call.

@@ -5,6 +5,19 @@
 //! alignments that are none. Allocates nothing itself, imports little (see `cargo xtask symbols`), keeps no state but where the C++ library's operators are.
 #![no_std]
 
+/// The address of the function that the dynamic linker chose for a name, of this library or another; 0 if there is none.
+macro_rules! chosen {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: loads a word of this library's own.
+        unsafe {
+            core::arch::asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
+                options(nostack, nomem, preserves_flags));
+        }
+        address
+    }};
+}
+
 mod cxx;
 mod family;
 mod jemalloc;
