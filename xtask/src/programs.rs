@@ -35,6 +35,8 @@ const PROGRAMS: &[SelfCheck] = &[
     both("family.c", &[]),
     both("realloc_ladder.c", &[]),
     both("own_malloc.c", &[]),
+    both("libc_names.c", &[]),
+    both("wrapped_malloc.c", &[]),
     neap("jemalloc.c", &[]),
     neap("misuse.c", &[]),
     both("fork_storm.c", &["20"]),

@@ -64,6 +64,14 @@ const FAMILY: &[&str] = &[
     "nallocx",
     "dallocx",
     "sdallocx",
+    // The names that the GNU C library has for its own.
+    "__libc_malloc",
+    "__libc_calloc",
+    "__libc_realloc",
+    "__libc_free",
+    "__libc_memalign",
+    "__libc_valloc",
+    "__libc_pvalloc",
     // C++'s operators new and delete, of one and of arrays.
     "_Znwm",
     "_Znam",

@@ -62,6 +62,12 @@ pub(crate) unsafe extern "C" fn free(memory: *mut c_void) {
 /// calloc(3).
 #[unsafe(no_mangle)]
 extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    allocate_array(count, size)
+}
+
+/// What calloc does. A call of `calloc` may reach the definition of another library; a call of this function does not.
+#[inline(always)]
+pub(crate) fn allocate_array(count: usize, size: usize) -> *mut c_void {
     count.checked_mul(size).map_or_else(|| refuse(ENOMEM), |bytes| answer(PROCESS.allocate_zeroed(bytes)))
 }
 
@@ -71,6 +77,16 @@ extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 /// As for `realloc` in C.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the caller promises what `resize` asks for.
+    unsafe { resize(memory, size) }
+}
+
+/// What realloc does, always by this library.
+///
+/// # Safety
+/// As for `realloc` in C.
+#[inline(always)]
+pub(crate) unsafe fn resize(memory: *mut c_void, size: usize) -> *mut c_void {
     if size == 0 && !memory.is_null() {
         // SAFETY: as the caller promises.
         unsafe { PROCESS.free(memory.cast()) };
@@ -127,6 +143,12 @@ unsafe extern "C" fn free_aligned_sized(memory: *mut c_void, _align: usize, _siz
 /// memalign(3): an alignment that is no power of two is rounded up to one, as in the GNU C library.
 #[unsafe(no_mangle)]
 extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    allocate_rounded(align, size)
+}
+
+/// What memalign does, always by this library.
+#[inline(always)]
+pub(crate) fn allocate_rounded(align: usize, size: usize) -> *mut c_void {
     match align.max(1).checked_next_power_of_two() {
         Some(align) => answer(PROCESS.allocate_aligned(size, align)),
         None => refuse(EINVAL),
@@ -160,12 +182,24 @@ pub(crate) extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
 /// valloc(3).
 #[unsafe(no_mangle)]
 extern "C" fn valloc(size: usize) -> *mut c_void {
+    allocate_on_page(size)
+}
+
+/// What valloc does, always by this library.
+#[inline(always)]
+pub(crate) fn allocate_on_page(size: usize) -> *mut c_void {
     answer(PROCESS.allocate_aligned(size, page_size()))
 }
 
 /// pvalloc(3): whole pages.
 #[unsafe(no_mangle)]
 extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    allocate_pages(size)
+}
+
+/// What pvalloc does, always by this library.
+#[inline(always)]
+pub(crate) fn allocate_pages(size: usize) -> *mut c_void {
     match size.max(1).checked_next_multiple_of(page_size()) {
         Some(size) => answer(PROCESS.allocate_aligned(size, page_size())),
         None => refuse(ENOMEM),

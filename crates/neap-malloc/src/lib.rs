@@ -21,6 +21,7 @@ macro_rules! chosen {
 mod cxx;
 mod family;
 mod jemalloc;
+mod libc_names;
 mod report;
 
 // The functions of `neap.h`, which work on the same instance here, and the panic handler.

@@ -1,0 +1,59 @@
+//! The family under the names that the GNU C library has for its own: `__libc_malloc` and its relatives.
+//!
+//! Sits between programs that call these names, most of them from a `malloc` of their own, and [`family`](crate::family). Each function is the plain
+//! one. None calls a plain name: the dynamic linker may have chosen the program's definition of that, which calls here.
+//! Source: malloc.c of the GNU C library, the versions of its exported symbols.
+
+use crate::family::{allocate_array, allocate_on_page, allocate_pages, allocate_rounded, malloc_otherwise, resize};
+use core::ffi::c_void;
+use neap::process::PROCESS;
+
+/// malloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
+    PROCESS.allocate_or(size, move || malloc_otherwise(size).cast()).cast()
+}
+
+/// calloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn __libc_calloc(count: usize, size: usize) -> *mut c_void {
+    allocate_array(count, size)
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As for `realloc` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __libc_realloc(memory: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the caller promises what `resize` asks for.
+    unsafe { resize(memory, size) }
+}
+
+/// free(3).
+///
+/// # Safety
+/// As for `free` in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __libc_free(memory: *mut c_void) {
+    // SAFETY: the caller promises what the manager's free asks for.
+    unsafe { PROCESS.free(memory.cast()) }
+}
+
+/// memalign(3).
+#[unsafe(no_mangle)]
+extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_void {
+    allocate_rounded(align, size)
+}
+
+/// valloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn __libc_valloc(size: usize) -> *mut c_void {
+    allocate_on_page(size)
+}
+
+/// pvalloc(3).
+#[unsafe(no_mangle)]
+extern "C" fn __libc_pvalloc(size: usize) -> *mut c_void {
+    allocate_pages(size)
+}
