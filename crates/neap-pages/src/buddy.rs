@@ -80,6 +80,17 @@ impl PageMap {
         bitmap::count_range(unsafe { words.as_ref() }, range.start, range.end) as u32
     }
 
+    /// The first backed pages in a row of a range; `None` if there is none.
+    pub(crate) fn next_part(&self, pfn: Pfn, pages: u32) -> Option<Range<u32>> {
+        let (words, range) = self.words(pfn, pages);
+        // SAFETY: inside the mapped words, of which this buddy's chunks are written by nobody else; shared like `self`.
+        let words = unsafe { words.as_ref() };
+        let start = bitmap::next_set(words, range.start, range.end)?;
+        let end = bitmap::next_clear(words, start, range.end).unwrap_or(range.end);
+        let page = |bit: usize| pfn.0 + (bit - range.start) as u32;
+        Some(page(start)..page(end))
+    }
+
     /// Whether any page of a range is backed.
     #[inline]
     pub(crate) fn any(&self, pfn: Pfn, pages: u32) -> bool {

@@ -12,6 +12,7 @@ use crate::give_back::{Drain, Report};
 use crate::pages::{Block, Exhausted, Pages, Shape};
 use crate::statistics::{Finding, Statistics};
 use crate::survey::{PIECE, Part};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::Handover;
@@ -236,6 +237,12 @@ impl<P: Platform> NodePages<P> {
         let run = self.take(platform, |node| node.allocate_run(platform, pages, align_pages))?;
         platform.note(Handover { pfn: run.pfn, pages, freed: false });
         Ok(run)
+    }
+
+    /// The first pages in a row, of some of a run that nobody has written to since it was handed out, that may hold something; `None` where every byte is
+    /// zero.
+    pub fn backed_part(&self, pages: Range<u32>) -> Option<Range<u32>> {
+        self.node(self.node_of(Pfn(pages.start))).backed_part(pages)
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.

@@ -17,6 +17,7 @@ use crate::statistics::{Finding, Needs, Statistics};
 use crate::tables::OWN_TABLES;
 use crate::zone::{Touched, Wanted, Zone};
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn, Platform};
 
@@ -248,6 +249,23 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             self.resize_huge(platform, run.pfn, 0, pages);
         }
         Ok(run)
+    }
+
+    /// The first pages in a row, of a run that nobody has written to since it was handed out, that may hold something. The map of backed pages speaks
+    /// of free pages; of those of a run it says what they were when it was handed out.
+    pub(crate) fn backed_part(&self, run: Range<u32>) -> Option<Range<u32>> {
+        /// Pages that are looked at under one hold of the zone's lock.
+        const LOOK: u32 = 1 << 18;
+        let mut start = run.start;
+        while start < run.end {
+            let pages = (run.end - start).min(LOOK);
+            let part = self.zone.lock().buddy.backed.next_part(Pfn(start), pages);
+            if part.is_some() {
+                return part;
+            }
+            start += pages;
+        }
+        None
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.

@@ -18,6 +18,44 @@ const WORTH_MOVING: usize = 256 << 10;
 /// Moves in the life of a process: each may leave two mappings more, of which the kernel allows 65530 by default.
 const MOVES: u32 = 8192;
 
+/// Bytes in a row from which on dropping their memory is cheaper than writing zeroes to it: most of what was freed may never have been touched.
+const WORTH_DROPPING: usize = 32 << 20;
+
+impl<P: Platform> Mm<P> {
+    /// Makes every byte of a fresh run zero, and touches no page that has no memory; `false` if there is no run at `memory`.
+    ///
+    /// # Safety
+    /// The run is the caller's, and nobody has written to it since it was handed out.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn zero_run(&self, memory: *mut u8) -> bool {
+        let Some((core, count)) = self.core_if_open().and_then(|core| Some((core, core.run_at(memory)?))) else {
+            return false;
+        };
+        let (pages, platform) = (&core.objects.pages, &core.objects.platform);
+        let first = pages.pfn(memory.addr()).0;
+        let mut rest = first..first + count;
+        loop {
+            let part = {
+                // The map is under a mutex, which fork has to find free.
+                let _inside = self.gate.enter(platform.cpu());
+                pages.backed_part(rest.clone())
+            };
+            let Some(part) = part else { return true };
+            let bytes = part.len() * pages.page_size();
+            let start = memory.wrapping_add((part.start - first) as usize * pages.page_size());
+            let drops = bytes >= WORTH_DROPPING && !platform.is_isolated_cpu_in_use();
+            // SAFETY: a part of the caller's run, whose contents nobody needs.
+            unsafe {
+                if !drops || platform.release(start.addr(), bytes).is_err() {
+                    start.write_bytes(0, bytes);
+                }
+            }
+            rest.start = part.end;
+        }
+    }
+}
+
 impl<P: Platform> Core<P> {
     /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
@@ -241,6 +279,52 @@ mod tests {
         assert_eq!((mm.verify(0).map(|_| ()), mm.usage().used_bytes), (Ok(()), 8 * MIB as u64));
         // SAFETY: nobody uses the manager any more.
         unsafe { mm.close() };
+    }
+
+    /// Where a part of a run was used before, that part alone is written to; where a long part was, its memory goes instead.
+    #[test]
+    fn zeroes_touch_no_page_that_has_no_memory() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let platform = &mm.core().unwrap().objects.platform;
+        let check = |run: *mut u8, bytes: usize| {
+            let resident = resident(run, bytes);
+            let zero = |at| {
+                (0..bytes).step_by(at).all(|at| {
+                    // SAFETY: a byte of the run, which is this test's.
+                    unsafe { run.add(at).read() == 0 }
+                })
+            };
+            assert!(zero(4096 * 7 + 512), "a byte is not zero");
+            resident
+        };
+        // SAFETY: the runs are this test's.
+        unsafe {
+            let warm = mm.allocate(8 * MIB);
+            warm.write_bytes(1, 8 * MIB);
+            mm.free(warm);
+            let run = mm.allocate_zeroed(256 * MIB);
+            assert_eq!((check(run, 256 * MIB), platform.made(Call::Release)), (8 * MIB, 0), "the warm part alone");
+            mm.free(run);
+            // Now all of it was in use.
+            let run = mm.allocate_zeroed_aligned(200 * MIB, 4096);
+            assert_eq!((check(run, 200 * MIB), platform.made(Call::Release)), (0, 1), "dropped, not written to");
+            mm.free(run);
+            platform.fail(Call::Release, 0, 1);
+            let run = mm.allocate_zeroed(40 * MIB);
+            assert_eq!((check(run, 40 * MIB), platform.made(Call::Release)), (40 * MIB, 2), "where that is refused");
+            mm.free(run);
+            mm.close();
+        }
+    }
+
+    /// Bytes of a range that have memory.
+    fn resident(start: *mut u8, bytes: usize) -> usize {
+        let mut pages = std::vec![0_u8; bytes / 4096];
+        // SAFETY: the vector has a byte for every page.
+        assert_eq!(unsafe { libc::mincore(start.cast(), bytes, pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count() * 4096
     }
 
     /// In place, with its pages moved, and where the system refuses to move them.

@@ -258,10 +258,24 @@ impl<P: Platform> Mm<P> {
         let (memory, zero) =
             if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_any(size, GRAIN) };
         if !zero && !memory.is_null() {
-            // SAFETY: the allocation has at least `size` bytes.
-            unsafe { memory.write_bytes(0, size) };
+            // SAFETY: the allocation has at least `size` bytes, and is this thread's.
+            unsafe { self.zero(memory, size) };
         }
         memory
+    }
+
+    /// Makes the first `size` bytes of a fresh allocation zero.
+    ///
+    /// # Safety
+    /// The allocation is the caller's, has that many bytes, and was not written to.
+    #[inline]
+    unsafe fn zero(&self, memory: *mut u8, size: usize) {
+        // SAFETY: the caller promises what both ask for.
+        unsafe {
+            if size <= LARGEST || !self.zero_run(memory) {
+                memory.write_bytes(0, size);
+            }
+        }
     }
 
     /// At least `size` bytes on a multiple of `align`, a power of two; or null.
@@ -277,8 +291,8 @@ impl<P: Platform> Mm<P> {
         }
         let (memory, zero) = self.allocate_any(size, align);
         if !zero && !memory.is_null() {
-            // SAFETY: the allocation has at least `size` bytes.
-            unsafe { memory.write_bytes(0, size) };
+            // SAFETY: the allocation has at least `size` bytes, and is this thread's.
+            unsafe { self.zero(memory, size) };
         }
         memory
     }
