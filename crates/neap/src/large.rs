@@ -5,8 +5,7 @@
 
 use crate::maintenance::LARGE_FREE;
 use crate::mm::{Core, Mm};
-use core::sync::atomic::Ordering;
-use neap_base::Platform;
+use neap_base::{Pfn, Platform};
 use neap_groups::Payer;
 use neap_objects::size_class::{Class, GRAIN};
 use neap_os::write::die;
@@ -15,11 +14,16 @@ use neap_pages::State;
 /// Bytes from which on moving page tables is cheaper than copying.
 const WORTH_MOVING: usize = 256 << 10;
 
-/// Moves in the life of a process: each may leave two mappings more, of which the kernel allows 65530 by default.
-const MOVES: u32 = 8192;
-
 /// Bytes in a row from which on dropping their memory is cheaper than writing zeroes to it: most of what was freed may never have been touched.
 const WORTH_DROPPING: usize = 32 << 20;
+
+/// What has become of the place for a run that could not be moved.
+enum Unmoved {
+    /// It is there.
+    Mapped,
+    /// The system has unmapped some of it and refuses to map that again.
+    Lost,
+}
 
 impl<P: Platform> Mm<P> {
     /// Makes every byte of a fresh run zero, and touches no page that has no memory; `false` if there is no run at `memory`.
@@ -130,7 +134,7 @@ impl<P: Platform> Core<P> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
         let bytes = old as usize * pages.page_size();
-        if bytes < WORTH_MOVING || size < bytes || self.moves.load(Ordering::Relaxed) >= MOVES {
+        if bytes < WORTH_MOVING || size < bytes {
             return None;
         }
         // Moving page tables interrupts every CPU that runs the process.
@@ -150,23 +154,67 @@ impl<P: Platform> Core<P> {
         // Moving takes one mapping, and takes its advice along.
         huge(pointer, false);
         huge(memory, false);
-        // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
-        if unsafe { platform.move_pages(pointer.addr(), memory.addr(), bytes) }.is_err() {
+        let moved = self.move_pieces(pages.pfn(pointer.addr()), pages.pfn(memory.addr()), old);
+        if let Err(refused) = moved {
             huge(pointer, true);
-            // Where nothing is mapped any more the run stays taken for ever.
-            if pages.map_again(platform, pages.pfn(memory.addr()), old) {
-                self.free_run(memory);
-            } else {
-                self.count_run(size, 0);
+            match refused {
+                Unmoved::Mapped => _ = self.free_run(memory),
+                // Nothing is mapped there any more, so the run stays taken for ever.
+                Unmoved::Lost => self.count_run(size, 0),
             }
             return None;
         }
-        self.moves.fetch_add(1, Ordering::Relaxed);
         huge(memory, true);
         let owner = pages.frames().run_owner(pages.pfn(pointer.addr()));
         pages.frames().set_run_owner(pages.pfn(memory.addr()), owner);
         pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
         Some(memory)
+    }
+
+    /// Moves the contents of a run to the start of another one, by page tables where the kernel moves them: a mapping that earlier moves have left at a time, which
+    /// are all of the run or parts of it. Copies a later piece that the kernel refuses.
+    ///
+    /// # Errors
+    /// The first piece was refused, or there are too many: the contents are where they were.
+    fn move_pieces(&self, from: Pfn, to: Pfn, count: u32) -> Result<(), Unmoved> {
+        let (pages, platform) = (&self.objects.pages, &self.objects.platform);
+        let (source, place) = (from.0..from.0 + count, to.0..to.0 + count);
+        let address = |page: u32| core::ptr::with_exposed_provenance_mut::<u8>(pages.address(Pfn(page)));
+        let bytes = |pages_of: u32| pages_of as usize * pages.page_size();
+        let mut splits = self.splits.lock();
+        splits.open(platform).map_err(|_| Unmoved::Mapped)?;
+        let pieces = splits.pieces(source.clone()).count();
+        if pieces > bytes(count) / WORTH_MOVING || !splits.have_room(&place, pieces) {
+            return Err(Unmoved::Mapped);
+        }
+        for piece in splits.pieces(source.clone()) {
+            let (at, length) = (piece.start - from.0, piece.end - piece.start);
+            let (here, there) = (address(piece.start), address(to.0 + at));
+            // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
+            if unsafe { platform.move_pages(here.addr(), there.addr(), bytes(length)) }.is_ok() {
+                continue;
+            }
+            let mapped = pages.map_again(platform, Pfn(to.0 + at), length);
+            // SAFETY: of this thread's runs: what the kernel has moved is mapped on both sides.
+            unsafe {
+                match (mapped, at) {
+                    (true, 0) => return Err(Unmoved::Mapped),
+                    (true, _) => there.copy_from_nonoverlapping(here, bytes(length)),
+                    (false, _) => {
+                        address(from.0).copy_from_nonoverlapping(address(to.0), bytes(at));
+                        return Err(Unmoved::Lost);
+                    }
+                }
+            }
+        }
+        splits.note(&place);
+        let mut at = source.start;
+        while at < source.end {
+            let Some(piece) = splits.pieces(at..source.end).next() else { break };
+            splits.note(&(piece.start - from.0 + to.0..piece.end - from.0 + to.0));
+            at = piece.end;
+        }
+        Ok(())
     }
 
     /// Bytes behind `pointer`, which the program has.
@@ -279,6 +327,76 @@ mod tests {
         assert_eq!((mm.verify(0).map(|_| ()), mm.usage().used_bytes), (Ok(()), 8 * MIB as u64));
         // SAFETY: nobody uses the manager any more.
         unsafe { mm.close() };
+    }
+
+    /// The pieces go one by one. One that is refused later is copied; where its place is lost, what has gone comes back.
+    #[test]
+    fn a_run_of_several_pieces_keeps_its_contents_whichever_move_fails() {
+        for (refused, unmaps, lost) in
+            [(usize::MAX, false, false), (0, true, false), (1, false, false), (1, true, false), (1, true, true)]
+        {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let core = mm.core().unwrap();
+            let (pages, platform) = (&core.objects.pages, &core.objects.platform);
+            // Nothing has to be mapped later.
+            let all = mm.allocate(64 * MIB);
+            // SAFETY: the run is this test's.
+            unsafe { mm.free(all) };
+            let small = mm.allocate(MIB);
+            let small = core.move_run(small, MIB, 16).unwrap();
+            // SAFETY: the run is this test's.
+            unsafe { mm.free(small) };
+            let run = mm.allocate(16 * MIB);
+            let words =
+                |run: *mut u8| (0..16 * MIB / 4096).map(move |page| run.wrapping_add(page * 4096).cast::<usize>());
+            // SAFETY: the run is this test's.
+            words(run).enumerate().for_each(|(n, word)| unsafe { word.write(n) });
+            let first = pages.pfn(run.addr()).0;
+            let pieces = core.splits.lock().pieces(first..first + 4096).count();
+            assert!(pieces > 1, "the small run's place is in the large one");
+            let before = platform.made(Call::MovePages);
+            if unmaps {
+                platform.let_refused_moves_unmap();
+            }
+            if refused < pieces {
+                platform.fail(Call::MovePages, refused, 1);
+            }
+            if lost {
+                platform.fail(Call::MapAt, 0, 1);
+            }
+            let moved = core.move_run(run, 17 * MIB, 16);
+            assert_eq!(moved.is_some(), refused > 0 && !lost, "refused {refused}, unmaps {unmaps}, lost {lost}");
+            let made = platform.made(Call::MovePages) - before;
+            assert_eq!(made, if moved.is_some() { pieces } else { refused + 1 });
+            let run = moved.unwrap_or(run);
+            // SAFETY: the run is this test's.
+            assert!(words(run).enumerate().all(|(n, word)| unsafe { word.read() } == n), "its contents");
+            // SAFETY: the run is this test's; nobody uses the manager any more.
+            unsafe {
+                mm.free(run);
+                mm.close();
+            }
+        }
+    }
+
+    /// Mappings are what a process has few of, not moves.
+    #[test]
+    fn runs_move_however_often_others_moved_to_the_same_places() {
+        const MOVES: usize = 20_000;
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let core = mm.core().unwrap();
+        let mut run = mm.allocate(MIB / 2);
+        (0..MOVES).for_each(|_| run = core.move_run(run, MIB / 2, 16).unwrap());
+        assert_eq!(core.objects.platform.made(Call::MovePages), MOVES);
+        // SAFETY: the run is this test's; nobody uses the manager any more.
+        unsafe {
+            mm.free(run);
+            mm.close();
+        }
     }
 
     /// Where a part of a run was used before, that part alone is written to; where a long part was, its memory goes instead.

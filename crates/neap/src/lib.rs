@@ -39,6 +39,7 @@ pub mod reclaiming;
 pub mod reconcile;
 mod requests;
 pub mod shrinker_report;
+mod splits;
 mod stat_page;
 pub mod statistics;
 mod thread_groups;

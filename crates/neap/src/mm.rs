@@ -12,6 +12,7 @@ use crate::maintenance::{Call, Maintenance};
 use crate::options::{Options, ThreadGroups};
 use crate::per_cpu_data::Place;
 use crate::reclaimers::Reclaim;
+use crate::splits::Splits;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -88,8 +89,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Runs moved by their page tables so far.
-    pub(crate) moves: AtomicU32,
+    /// Where runs that were moved by their page tables begin and end.
+    pub(crate) splits: Mutex<Splits>,
     pub(crate) page: StatPage,
     pub(crate) per_cpu: Place,
     pub(crate) groups: Lazy<Groups>,
@@ -185,6 +186,7 @@ impl<P: Platform> Mm<P> {
                 let core = self.core.get_mut().assume_init_mut();
                 core.per_cpu.close(&core.objects.platform);
                 core.maintenance.close(&core.objects.platform);
+                core.splits.lock().close(&core.objects.platform);
                 core.objects.close();
             }
             let Hooks { open, spawn, ticked } = self.hooks;
@@ -488,7 +490,7 @@ impl<P: Platform> Core<P> {
             maintenance,
             options: *options,
             run_bytes: AtomicU64::new(0),
-            moves: AtomicU32::new(0),
+            splits: Mutex::new(Splits::new()),
             page: StatPage::new(),
             per_cpu: Place::new(),
             groups: Lazy::new(),

@@ -81,6 +81,10 @@ impl<P: Platform> Core<P> {
         });
         let (ticks, length) = self.maintenance.mapping(&self.objects.platform);
         tell(Source::Ticks, ticks, length);
+        let (splits, length) = self.splits.lock().mapping(&self.objects.platform);
+        if length > 0 {
+            tell(Source::Lists, splits, length);
+        }
         if let Some(data) = self.per_cpu.get() {
             let [memory, tables] = data.mappings();
             tell(Source::PerCpuData, memory.0, memory.1);

@@ -1,0 +1,143 @@
+//! Where moves of page tables have split the arena's mapping.
+//!
+//! A run that is moved takes its mapping along, which merges with none beside it: the kernel counts one more where the run begins and one more where it
+//! ends, of 65530 by default. Both stay when the run is freed, until another move covers them. The set of these places is therefore a bound on the live
+//! mappings that all moves have caused, however many there were.
+//!
+//! # Locking
+//! The caller has the [`Splits`] behind its mutex, and holds that over a move: the kernel moves for one thread at a time in any case.
+
+use core::ops::Range;
+use neap_base::Platform;
+use neap_base::platform::Errno;
+
+/// Places at most: a quarter of the mappings that the kernel allows by default.
+const MOST: usize = 16384;
+
+/// Page numbers in rising order, in memory of their own that is mapped with the first one.
+#[derive(Debug)]
+pub(crate) struct Splits {
+    memory: usize,
+    count: usize,
+    most: usize,
+}
+
+impl Splits {
+    pub(crate) const fn new() -> Splits {
+        Splits { memory: 0, count: 0, most: MOST }
+    }
+
+    /// Maps the memory, where that has not happened.
+    ///
+    /// # Errors
+    /// A limit.
+    pub(crate) fn open<P: Platform>(&mut self, platform: &P) -> Result<(), Errno> {
+        if self.memory == 0 {
+            self.memory = platform.map(Splits::length(platform))?;
+        }
+        Ok(())
+    }
+
+    fn length<P: Platform>(platform: &P) -> usize {
+        (MOST * size_of::<u32>()).next_multiple_of(platform.page_size())
+    }
+
+    /// Address and length of the memory; both 0 where nothing is mapped.
+    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
+        (self.memory, if self.memory == 0 { 0 } else { Splits::length(platform) })
+    }
+
+    /// Unmaps the memory.
+    pub(crate) fn close<P: Platform>(&mut self, platform: &P) {
+        let (memory, length) = self.mapping(platform);
+        if length > 0 {
+            // SAFETY: mapped by `open`, and used by nothing but this value, which forgets it.
+            unsafe { platform.unmap(memory, length) };
+        }
+        *self = Splits::new();
+    }
+
+    /// The places.
+    fn places(&self) -> &[u32] {
+        if self.memory == 0 {
+            return &[];
+        }
+        // SAFETY: `open` has mapped room for `MOST`, and `count` is never more; this value alone uses them.
+        unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.memory), self.count) }
+    }
+
+    /// The indices of the places that a move to `pages` makes needless: those inside and at both ends.
+    fn covered(&self, pages: &Range<u32>) -> Range<usize> {
+        let places = self.places();
+        places.partition_point(|place| *place < pages.start)..places.partition_point(|place| *place <= pages.end)
+    }
+
+    /// Whether the places are few enough after a move to `pages` in so many pieces.
+    pub(crate) fn have_room(&self, pages: &Range<u32>, pieces: usize) -> bool {
+        self.memory != 0 && self.count - self.covered(pages).len() + pieces < self.most
+    }
+
+    /// The pieces of a range of pages that moves have left: each is one mapping, where nothing else splits it.
+    pub(crate) fn pieces(&self, pages: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+        let places = self.places();
+        let first = places.partition_point(|place| *place <= pages.start);
+        let inside = places[first..].iter().copied().take_while(move |place| *place < pages.end);
+        let mut start = pages.start;
+        inside.chain([pages.end]).map(move |end| core::mem::replace(&mut start, end)..end)
+    }
+
+    /// Notes a move to `pages`, for which there is room.
+    pub(crate) fn note(&mut self, pages: &Range<u32>) {
+        if !self.have_room(pages, 1) {
+            return;
+        }
+        let covered = self.covered(pages);
+        let places: *mut u32 = core::ptr::with_exposed_provenance_mut(self.memory);
+        // SAFETY: inside the `MOST` places that are mapped: `have_room` says that two more than those that stay are.
+        unsafe {
+            places.add(covered.end).copy_to(places.add(covered.start + 2), self.count - covered.end);
+            places.add(covered.start).write(pages.start);
+            places.add(covered.start + 1).write(pages.end);
+        }
+        self.count = self.count - covered.len() + 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap_base::virtual_platform::Virtual;
+    use proptest::prelude::*;
+
+    const PAGES: usize = 60;
+
+    proptest! {
+        #[test]
+        fn places_are_where_mappings_differ(moves in prop::collection::vec((0..PAGES, 1..9_usize), 1..60), most in 4..20_usize) {
+            let machine = Virtual::new(4096, 1);
+            let mut splits = Splits { most, ..Splits::new() };
+            prop_assert!(!splits.have_room(&(0..1), 1), "without memory");
+            splits.open(&machine).unwrap();
+            // Which mapping each page is in; 0: the arena's.
+            let mut mappings = [0; PAGES + 10];
+            for (n, (start, pages)) in moves.into_iter().enumerate() {
+                let mut moved = mappings;
+                moved[start + 1..start + 1 + pages].fill(n + 1);
+                let places = |mappings: &[usize]| mappings.windows(2).filter(|two| two[0] != two[1]).count();
+                let pages = start as u32..(start + pages) as u32;
+                prop_assert_eq!(splits.have_room(&pages, 1), places(&moved) <= most);
+                if splits.have_room(&pages, 1) {
+                    mappings = moved;
+                }
+                splits.note(&pages);
+                prop_assert_eq!(splits.count, places(&mappings));
+                let pieces: std::vec::Vec<_> = splits.pieces(0..PAGES as u32).collect();
+                prop_assert_eq!(pieces.len(), places(&mappings[1..PAGES + 1]) + 1);
+                prop_assert!(pieces.iter().all(|piece| piece.clone().all(|page| mappings[page as usize + 1] == mappings[piece.start as usize + 1])));
+                prop_assert!(splits.places().windows(2).all(|two| two[0] < two[1]));
+            }
+            splits.close(&machine);
+            prop_assert_eq!((splits.count, machine.mapped_bytes()), (0, 0));
+        }
+    }
+}
