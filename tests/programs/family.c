@@ -194,7 +194,7 @@ static void the_rest(void) {
     struct mallinfo2 info = mallinfo2();
     (void)info;
     malloc_trim(0);
-    mallopt(M_TRIM_THRESHOLD, 128 * 1024);
+    CHECK(mallopt(M_TRIM_THRESHOLD, 128 * 1024) == 1, "mallopt");
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);

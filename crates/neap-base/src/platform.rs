@@ -86,6 +86,18 @@ pub trait Platform: Send + Sync {
     /// Nobody needs the contents.
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno>;
 
+    /// Gives memory back that the program has not locked ([`memory::release_unless_locked`]); the range reads as zeroes once this answered `Ok`.
+    ///
+    /// # Errors
+    /// The range is not known to be zero.
+    ///
+    /// # Safety
+    /// Nobody needs the contents.
+    unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: the caller promises what this asks for.
+        unsafe { self.release(address, length) }
+    }
+
     /// Gives up to [`memory::SCATTERED_RANGES`] ranges back at once and answers how many bytes from the start of the
     /// list are done.
     ///
@@ -367,6 +379,11 @@ impl Platform for Linux {
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: as the caller promises.
         unsafe { memory::release(address, length) }
+    }
+
+    unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: the caller promises what this asks for.
+        unsafe { memory::release_unless_locked(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {

@@ -239,6 +239,8 @@ pub struct Virtual {
     advice: Mutex<Vec<(usize, usize, bool)>>,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
+    /// Whether all memory is locked.
+    locked: AtomicBool,
     sequences: Option<isize>,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
@@ -266,6 +268,7 @@ impl Virtual {
             advice: Mutex::new(Vec::new()),
             isolated: CpuSet::EMPTY,
             isolated_in_use: AtomicBool::new(false),
+            locked: AtomicBool::new(false),
             sequences: None,
             now: AtomicU64::new(1_000_000_000),
             made: zeros(),
@@ -338,6 +341,11 @@ impl Virtual {
     /// Lets a thread run on an isolated CPU, or leave it.
     pub fn use_isolated_cpu(&self, in_use: bool) {
         self.isolated_in_use.store(in_use, Ordering::Relaxed);
+    }
+
+    /// Locks all memory of the process, or unlocks it.
+    pub fn lock_memory(&self, locked: bool) {
+        self.locked.store(locked, Ordering::Relaxed);
     }
 
     /// Puts the calling thread on a CPU: for this thread, whatever the machine.
@@ -447,9 +455,20 @@ impl Platform for Virtual {
         Ok(())
     }
 
+    unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
+        if self.locked.load(Ordering::Relaxed) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller promises what this asks for.
+        unsafe { self.release(address, length) }
+    }
+
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
         assert!(ranges.len() <= memory::SCATTERED_RANGES, "more ranges than one call takes");
         self.attempt(Call::ReleaseScattered)?;
+        if self.locked.load(Ordering::Relaxed) {
+            return Err(Errno::INVAL);
+        }
         for range in ranges {
             assert!(
                 range.start.is_multiple_of(self.page_size) && range.length.is_multiple_of(self.page_size),

@@ -218,8 +218,22 @@ extern "C" fn malloc_trim(_pad: usize) -> c_int {
     PROCESS.release_all().into()
 }
 
-/// mallopt(3): accepted, and without effect; neap is set up by the variable `NEAP`.
+/// mallopt(3): answers 1 where the value is what happens, 0 for everything else.
+///
+/// - `M_TRIM_THRESHOLD`: as long as at most so many bytes of pages are free, none go back by themselves; with -1 none ever do. `malloc_trim` gives them back.
+/// - `M_MMAP_MAX`: 0, since no block is a mapping of its own.
+/// - `M_ARENA_MAX`: any number of at least 1, since there is one heap for all threads.
 #[unsafe(no_mangle)]
-extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
-    1
+extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
+    const M_TRIM_THRESHOLD: c_int = -1;
+    const M_MMAP_MAX: c_int = -4;
+    const M_ARENA_MAX: c_int = -8;
+    let done = match parameter {
+        // A negative number is one of the largest, as in the GNU C library.
+        M_TRIM_THRESHOLD => PROCESS.keep_free(u64::try_from(value).unwrap_or(u64::MAX)),
+        M_MMAP_MAX => value == 0,
+        M_ARENA_MAX => value > 0,
+        _ => false,
+    };
+    done.into()
 }

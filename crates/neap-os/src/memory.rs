@@ -134,11 +134,23 @@ pub unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 /// Nobody needs the contents of the range.
 pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
-    match unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) } {
+    match unsafe { release_unless_locked(address, length) } {
         // SAFETY: as the caller promises; EINVAL is the answer for locked pages.
         Err(Errno::INVAL) => unsafe { madvise(address, length, linux_raw_sys::general::MADV_DONTNEED_LOCKED as i32) },
         answer => answer,
     }
+}
+
+/// Gives the memory behind a range back, but no memory that is locked; the range reads as zeroes afterwards.
+///
+/// # Errors
+/// `INVAL` where some of the range is locked; parts in front of that may be gone.
+///
+/// # Safety
+/// Nobody needs the contents of the range.
+pub unsafe fn release_unless_locked(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) }
 }
 
 /// `madvise` with an advice that rustix has no name for.

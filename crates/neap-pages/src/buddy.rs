@@ -126,6 +126,8 @@ pub(crate) struct Buddy {
     pub(crate) backed_free: u32,
     /// The least `backed_free` since somebody last reset it.
     pub(crate) backed_low: u32,
+    /// Whether free chunks stay whole as long as a smaller block will do, with memory or without: what is kept is to serve again what it served.
+    pub(crate) keeps_chunks: bool,
 }
 
 // SAFETY: the pointers lead to tables, or parts of one, that belong to this value alone (frames: to atomics).
@@ -147,6 +149,7 @@ impl Buddy {
             free: 0,
             backed_free: 0,
             backed_low: 0,
+            keeps_chunks: false,
         }
     }
 
@@ -190,15 +193,17 @@ impl Buddy {
 
     /// The smallest free block of at least this order: of those with backed pages, else of those without.
     pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
-        [BACKED, UNBACKED].into_iter().find_map(|class| {
+        let listed = |class: usize| {
             let filled = u32::from(self.filled[class]) >> order.0;
-            if filled != 0 {
-                let size = Order(order.0 + filled.trailing_zeros() as u8);
-                return Some((self.lists[class][size.index()].head, size, class));
-            }
-            let chunk = self.first_chunk(class)?;
-            Some((Pfn(chunk * CHUNK), CHUNK_ORDER, class))
-        })
+            let size = (filled != 0).then(|| Order(order.0 + filled.trailing_zeros() as u8))?;
+            Some((self.lists[class][size.index()].head, size, class))
+        };
+        let chunk = |class| Some((Pfn(self.first_chunk(class)? * CHUNK), CHUNK_ORDER, class));
+        let backed = listed(BACKED);
+        if backed.is_none() && self.keeps_chunks {
+            return listed(UNBACKED).or_else(|| chunk(BACKED)).or_else(|| chunk(UNBACKED));
+        }
+        backed.or_else(|| chunk(BACKED)).or_else(|| listed(UNBACKED)).or_else(|| chunk(UNBACKED))
     }
 
     /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`; what is cut off stays free.

@@ -373,6 +373,19 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
     }
 }
 
+#[test]
+fn chunks_that_are_kept_are_cut_up_last() {
+    for keeps in [false, true] {
+        let mut tiny = Tiny::new(3 * CHUNK);
+        let rest = tiny.buddy.allocate_run(CHUNK - 1, 1).unwrap().pfn.plus(CHUNK - 1);
+        let chunk = tiny.buddy.allocate_run(CHUNK, 1).unwrap().pfn;
+        tiny.buddy.free_run(chunk, CHUNK, false);
+        tiny.buddy.keeps_chunks = keeps;
+        let mut page = || tiny.buddy.allocate_block(Order(0)).unwrap().pfn;
+        assert_eq!((page() == rest, page().0 / CHUNK), (keeps, chunk.0 / CHUNK), "then one with memory");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(192) })]
     #[test]

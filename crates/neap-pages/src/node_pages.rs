@@ -239,6 +239,11 @@ impl<P: Platform> NodePages<P> {
         Ok(run)
     }
 
+    /// Says whether free memory is to stay for what it served: then chunks of 1024 free pages are cut up for smaller blocks only where nothing else will do.
+    pub fn keep_chunks(&self, keeps: bool) {
+        self.all().for_each(|pages| pages.zone.lock().buddy.keeps_chunks = keeps);
+    }
+
     /// The first pages in a row, of some of a run that nobody has written to since it was handed out, that may hold something; `None` where every byte is
     /// zero.
     pub fn backed_part(&self, pages: Range<u32>) -> Option<Range<u32>> {

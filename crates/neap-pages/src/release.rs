@@ -222,7 +222,15 @@ impl<P: Platform> Run<'_, P> {
     fn call(&self, start: usize, length: usize, report: &mut Report) -> bool {
         report.calls += 1;
         // SAFETY: the range is detached (or the part of a table that says nothing), so nobody needs it.
-        let done = unsafe { self.platform.release(start, length) }.is_ok();
+        let answer = unsafe {
+            if self.explicit {
+                self.platform.release(start, length)
+            } else {
+                // A program locks its memory to have it at hand: only its own word takes that away.
+                self.platform.release_unless_locked(start, length)
+            }
+        };
+        let done = answer.is_ok();
         // A branch: rustc 1.95 loses `failed += u32::from(!done)` where this is inlined (a comparison that is both copied and
         // branched on is removed by its pass SimplifyComparisonIntegral).
         if !done {

@@ -51,7 +51,7 @@ impl<P: Platform> Mm<P> {
             let drops = bytes >= WORTH_DROPPING && !platform.is_isolated_cpu_in_use();
             // SAFETY: a part of the caller's run, whose contents nobody needs.
             unsafe {
-                if !drops || platform.release(start.addr(), bytes).is_err() {
+                if !drops || platform.release_unless_locked(start.addr(), bytes).is_err() {
                     start.write_bytes(0, bytes);
                 }
             }

@@ -73,6 +73,8 @@ pub(crate) struct Maintenance {
     counted: [AtomicU64; 2],
     /// Somebody wants the thread to come soon.
     soon: AtomicBool,
+    /// Bytes of free pages that ticks leave to the process.
+    kept: AtomicU64,
     /// Where the [`Peek`]s are, for whoever does not have the mutex, which is held as long as a tick takes.
     memory: usize,
     /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
@@ -122,6 +124,7 @@ impl Maintenance {
             pause: AtomicU64::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
             soon: AtomicBool::new(false),
+            kept: AtomicU64::new(0),
             memory,
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
@@ -394,6 +397,13 @@ impl<P: Platform> Core<P> {
         (used, free)
     }
 
+    /// Whether no more pages are free and resident than the program wants to keep.
+    fn keeps_all(&self) -> bool {
+        // Relaxed: a number that publishes no other data.
+        let kept = self.maintenance.kept.load(Ordering::Relaxed);
+        kept > 0 && (kept == u64::MAX || self.used_and_free().1 <= kept)
+    }
+
     /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
@@ -439,11 +449,12 @@ impl<P: Platform> Core<P> {
         // Releasing interrupts every CPU that runs the process: it waits until no isolated one does, or for an explicit call.
         tick.held = platform.is_isolated_cpu_in_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
-        let held = || tick.held || stop();
+        let keeps = self.keeps_all();
+        let held = || tick.held || keeps || stop();
         let holes = self.objects.punch(false, &held);
         tick.pages = holes.and(self.objects.pages.tick_until(platform, &held));
         // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
-        tick.left |= tick.pages.left && seen.holds < PATIENCE;
+        tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
         tick.per_cpu = self.per_cpu.tick(platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
@@ -461,6 +472,17 @@ impl<P: Platform> Mm<P> {
         let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now, true));
         self.deliver();
         tick
+    }
+
+    /// Lets ticks release nothing as long as at most so many bytes of pages are free and resident; `u64::MAX`: ever. Calls that are made to give memory
+    /// back do so all the same. Answers whether there is a manager.
+    pub fn keep_free(&self, bytes: u64) -> bool {
+        let Some(core) = self.core() else { return false };
+        // Relaxed: a number that publishes no other data.
+        core.maintenance.kept.store(bytes, Ordering::Relaxed);
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        core.objects.pages.keep_chunks(bytes > 0);
+        true
     }
 
     /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
@@ -517,7 +539,62 @@ impl<P: Platform> Mm<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
     use neap_base::virtual_platform::Virtual;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    /// By its own word, or because it has locked it.
+    #[test]
+    fn memory_that_the_program_keeps_goes_back_by_its_own_call_alone() {
+        const BYTES: usize = 24 << 20;
+        for keep in [Keep::Nothing, Keep::More, Keep::Less, Keep::All, Keep::Locked] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let platform = &mm.core().unwrap().objects.platform;
+            match keep {
+                Keep::Nothing => {}
+                Keep::More => assert!(mm.keep_free(2 * BYTES as u64)),
+                Keep::Less => assert!(mm.keep_free(BYTES as u64 / 2)),
+                Keep::All => assert!(mm.keep_free(u64::MAX)),
+                Keep::Locked => platform.lock_memory(true),
+            }
+            // SAFETY: the memory is this test's.
+            let burst = || unsafe {
+                let run = mm.allocate(BYTES);
+                run.write_bytes(1, BYTES);
+                mm.free(run);
+                let small: Vec<*mut u8> = (0..20_000).map(|_| mm.allocate(100)).collect();
+                small.into_iter().step_by(3).for_each(|object| mm.free(object));
+            };
+            burst();
+            let mut left = true;
+            for tick in 1..200 {
+                left = mm.tick(tick << 30).left;
+            }
+            assert!(!left, "ticks end");
+            let gone = platform.released_bytes();
+            // Objects lie in a part of what the run was in.
+            let most = matches!(keep, Keep::Nothing | Keep::Less);
+            assert!(if most { gone > BYTES as u64 / 2 } else { gone == 0 }, "{keep:?}: {gone} bytes went");
+            burst();
+            mm.release_all();
+            assert!(platform.released_bytes() > gone + BYTES as u64 / 2, "{keep:?}: by its own call");
+            // SAFETY: nobody uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Keep {
+        Nothing,
+        More,
+        Less,
+        All,
+        Locked,
+    }
 
     #[test]
     fn threads_are_counted_once_a_timer_interrupt_and_when_an_eighth_more_is_in_use() {
