@@ -330,17 +330,21 @@ impl Platform for Linux {
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
         /// Far above where programs and small heaps lie, far below stacks and libraries, and low enough for valgrind.
         const LOW: usize = 0x0800_0000_0000;
-        const STEP: usize = 1 << 30;
+        const RANGE: usize = 7 << 40;
+        const LEAST: usize = 1 << 30;
+        let somewhere = |range: usize| (neap_os::environment::random() % range as u64) as usize;
         match attempt {
             // Somewhere else in every process, so that no address can be guessed.
-            0..8 => Some(LOW + (random(attempt) as usize % (1 << 12)) * STEP),
+            0..8 => Some(LOW + somewhere(RANGE)),
             // A machine with a small or crowded address space: wherever the kernel sees a gap.
             8..24 => {
                 let span = span >> (attempt - 8);
-                let gap = memory::reserve(span.max(STEP)).ok()?;
+                // The kernel's own choice differs in few bits where addresses are short.
+                let room = (span / 8).clamp(LEAST, 1 << 34);
+                let gap = memory::reserve(span + room).ok()?;
                 // SAFETY: made a moment ago, used by nobody.
-                unsafe { self.unmap(gap, span.max(STEP)) };
-                Some(gap.next_multiple_of(STEP))
+                unsafe { self.unmap(gap, span + room) };
+                Some(gap + somewhere(room - LEAST / 2))
             }
             _ => None,
         }
@@ -513,10 +517,24 @@ impl Platform for Linux {
     }
 }
 
-/// A number that is another one in every process: the kernel's random bytes for it, mixed.
-fn random(attempt: u32) -> u64 {
-    let seed = neap_os::environment::random_seed() ^ (u64::from(attempt) << 32);
-    // The finaliser of MurmurHash3 (public domain): every bit of the seed reaches every bit of the answer.
-    let mixed = (seed ^ (seed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    mixed ^ (mixed >> 33)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What differs between a thousand arenas' bases, in multiples of a chunk of 4 MiB.
+    fn differing_bits(attempt: u32, span: usize) -> u32 {
+        let machine = Linux::probe();
+        let bases = (0..1000)
+            .map_while(|_| machine.address_hint(attempt, span))
+            .map(|hint| hint.next_multiple_of(4 << 20) >> 22);
+        let (all, any) = bases.fold((usize::MAX, 0), |(all, any), base| (all & base, any | base));
+        (any & !all).count_ones()
+    }
+
+    #[test]
+    fn arenas_begin_anywhere() {
+        assert!(differing_bits(0, 16 << 40) >= 20, "{} bits", differing_bits(0, 16 << 40));
+        // What a machine with 39 bits has room for: a gap that the kernel names.
+        assert!(differing_bits(8, 128 << 30) >= 12, "{} bits", differing_bits(8, 128 << 30));
+    }
 }

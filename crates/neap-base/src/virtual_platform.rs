@@ -399,8 +399,11 @@ impl Platform for Virtual {
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
         // Every machine of the process starts looking somewhere else.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let span = span.next_multiple_of(1 << 30);
-        (attempt < 16).then(|| 0x1800_0000_0000 + NEXT.fetch_add(1, Ordering::Relaxed) % 512 * span % (1 << 44))
+        let (chunk, span) = (self.page_size << 10, span.next_multiple_of(1 << 30));
+        (attempt < 16).then(|| {
+            let machine = NEXT.fetch_add(1, Ordering::Relaxed) % 512;
+            0x1800_0000_0000 + machine * (span + (chunk << 8)) % (1 << 44) + machine % 251 * chunk
+        })
     }
 
     fn address_space_is_scarce(&self) -> bool {

@@ -4,6 +4,7 @@
 //! the environment is looked at once, at start-up, before the program can change it from another thread.
 
 use crate::Errno;
+use crate::syscall::{GETRANDOM, syscall5};
 use core::ffi::{CStr, c_char};
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -45,16 +46,25 @@ pub fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Eight of the sixteen random bytes that the kernel gave this process at its start; another value in every process.
-pub fn random_seed() -> u64 {
-    // SAFETY: getauxval has no preconditions.
-    let bytes = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
-    if bytes == 0 {
-        return crate::clock::precise();
+/// A random number, another one at every call.
+///
+/// It is not made of the random bytes that the kernel gave the process at its start: the C library takes its stack guard and the guard of its pointers from
+/// those, which nothing that shows in an address may give away.
+pub fn random() -> u64 {
+    /// `GRND_INSECURE` since Linux 5.6, which never waits, and `GRND_NONBLOCK`.
+    const FLAGS: [usize; 2] = [4, 1];
+    let mut bytes = [0_u8; 8];
+    for flags in FLAGS {
+        // SAFETY: the kernel writes at most as many bytes as there are.
+        let got = unsafe { syscall5(GETRANDOM, bytes.as_mut_ptr().expose_provenance(), bytes.len(), flags, 0, 0) };
+        if got == Ok(bytes.len()) {
+            return u64::from_ne_bytes(bytes);
+        }
     }
-    // SAFETY: the kernel puts sixteen bytes there, aligned to nothing in particular. The C library takes its stack guard
-    // from the first eight, so these are the others.
-    unsafe { core::ptr::with_exposed_provenance::<u64>(bytes + 8).read_unaligned() }
+    // A sandbox has no such call: the time, and where the kernel has put the stack, mixed by the finaliser of MurmurHash3 (public domain).
+    let seed = crate::clock::precise() ^ (bytes.as_ptr().addr() as u64).rotate_left(24);
+    let mixed = (seed ^ (seed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mixed ^ (mixed >> 33)
 }
 
 /// Reads the start of a file into `buffer`, and answers what was read: `buffer.len()` bytes at most.

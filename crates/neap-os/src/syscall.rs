@@ -7,6 +7,7 @@ use crate::Errno;
 use core::arch::asm;
 
 pub(crate) const MEMBARRIER: usize = linux_raw_sys::general::__NR_membarrier as usize;
+pub(crate) const GETRANDOM: usize = linux_raw_sys::general::__NR_getrandom as usize;
 pub(crate) const PROCESS_MADVISE: usize = linux_raw_sys::general::__NR_process_madvise as usize;
 pub(crate) const PROCESS_VM_WRITEV: usize = linux_raw_sys::general::__NR_process_vm_writev as usize;
 

@@ -28,8 +28,8 @@ pub(crate) const CHUNK: u32 = 1024;
 const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
 /// What is taken at once where it does.
 const SMALL_SEGMENT: usize = 4 << 20;
-/// The base is a multiple of this, so no page is known to be on a multiple of more.
-pub const BASE_ALIGNMENT: usize = 1 << 30;
+/// The largest alignment that a run may ask for.
+pub const MOST_ALIGNMENT: usize = 1 << 30;
 /// Attempts of the platform after which its hints are for half the span of the one before.
 const FULL_ATTEMPTS: u32 = 8;
 /// Hints tried at all.
@@ -127,7 +127,7 @@ impl Arena {
             let Some(hint) = platform.address_hint(attempt, layout(0, span, page_shift, &shape.tables).1) else {
                 break;
             };
-            let base = hint.next_multiple_of(BASE_ALIGNMENT);
+            let base = hint.next_multiple_of(chunk);
             let less = (span >> attempt.saturating_sub(FULL_ATTEMPTS)).max(span.min(SEGMENTS.1)) / chunk * chunk;
             let (tables, _) = layout(base, less, page_shift, &shape.tables);
             let arena = Arena {

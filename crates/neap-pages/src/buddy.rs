@@ -126,6 +126,8 @@ pub(crate) struct Buddy {
     pub(crate) backed_free: u32,
     /// The least `backed_free` since somebody last reset it.
     pub(crate) backed_low: u32,
+    /// Chunks below the first one, down to address 0: page numbers count from the arena's base, and alignments do not.
+    pub(crate) base_chunks: usize,
     /// Whether free chunks stay whole as long as a smaller block will do, with memory or without: what is kept is to serve again what it served.
     pub(crate) keeps_chunks: bool,
 }
@@ -149,6 +151,7 @@ impl Buddy {
             free: 0,
             backed_free: 0,
             backed_low: 0,
+            base_chunks: 0,
             keeps_chunks: false,
         }
     }

@@ -58,7 +58,7 @@ mod tables;
 mod verify;
 mod zone;
 
-pub use arena::BASE_ALIGNMENT;
+pub use arena::MOST_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
 pub use give_back::{Drain, Report};
 pub use holes::MOST_PAGES;

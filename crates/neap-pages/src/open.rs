@@ -3,7 +3,7 @@
 //! Sits between the platform and [`Pages`]. The first node makes the arena and keeps it in memory of its own; the others come
 //! beside it. Only who opens and closes is here, so there are no locks.
 
-use crate::arena::{Arena, Grown, Shared};
+use crate::arena::{Arena, CHUNK, Grown, Shared};
 use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
 use crate::pages::{Pages, Shape};
@@ -106,7 +106,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // SAFETY: mapped for exactly these two.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
-        let buddy = Buddy::new(table(FRAMES), table(BACKED), free_chunks, backed_chunks);
+        let mut buddy = Buddy::new(table(FRAMES), table(BACKED), free_chunks, backed_chunks);
+        buddy.base_chunks = (arena.base() >> page_shift) / CHUNK as usize;
         // The first node has the whole budget until others need some of it.
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);

@@ -159,13 +159,13 @@ impl Buddy {
         if self.backed_free < pages { None } else { self.chunks_in_a_row(&self.backed_chunks, count, align) }
     }
 
-    /// The lowest place of `count` chunks of a map in a row that starts at a multiple of `align` chunks.
+    /// The lowest place of `count` chunks of a map in a row whose address is a multiple of `align` chunks.
     fn chunks_in_a_row(&self, map: &Map, count: usize, align: usize) -> Option<usize> {
         let map = map.get();
         let end = map.len() * 64;
         let mut from = self.chunk_hint as usize;
         while let Some(free) = bitmap::next_set(map, from, end) {
-            let first = free.next_multiple_of(align);
+            let first = (free + self.base_chunks).next_multiple_of(align) - self.base_chunks;
             from = bitmap::next_clear(map, free, end).unwrap_or(end);
             if first + count <= from {
                 return Some(first);

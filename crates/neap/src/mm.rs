@@ -29,9 +29,9 @@ use neap_os::entered::entered;
 use neap_os::futex::{self, Scope};
 use neap_reclaim::lru::Lists;
 
-/// Whether a request is refused outright: as in the C library, differences of pointers fit; and pages count from a base on no larger multiple.
+/// Whether a request is refused outright: as in the C library, differences of pointers fit.
 pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
-    size > isize::MAX as usize || align > neap_pages::BASE_ALIGNMENT
+    size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
 
 const CLOSED: u32 = 0;
