@@ -20,6 +20,8 @@ pub struct SheafList {
     length: u32,
     /// How many of them are bound ones.
     bound: u32,
+    /// Objects in all of them: a sheaf does not change while it is on the list.
+    objects: u64,
     /// The shortest the list has been since the last [`SheafList::working_set`].
     shortest: u32,
     looked: Look,
@@ -40,7 +42,7 @@ impl SheafList {
     /// An empty list.
     pub const fn new() -> SheafList {
         let looked = Look { chain: CHAINS, at: null_mut(), seen: 0 };
-        SheafList { chains: [null_mut(); CHAINS], length: 0, bound: 0, shortest: 0, looked }
+        SheafList { chains: [null_mut(); CHAINS], length: 0, bound: 0, objects: 0, shortest: 0, looked }
     }
 
     /// Sheaves on the list.
@@ -60,6 +62,7 @@ impl SheafList {
         *chain = sheaf.0.as_ptr();
         self.length += 1;
         self.bound += u32::from(sheaf.is_bound());
+        self.objects += sheaf.length() as u64;
     }
 
     /// Takes a sheaf, of one home now and of another next.
@@ -94,6 +97,7 @@ impl SheafList {
         }
         let sheaf = Sheaf(head);
         self.bound -= u32::from(sheaf.is_bound());
+        self.objects -= sheaf.length() as u64;
         sheaf
     }
 
@@ -145,7 +149,7 @@ impl SheafList {
 
     /// Objects in all sheaves of the list.
     pub fn objects(&self) -> u64 {
-        self.sheaves().map(|sheaf| sheaf.length() as u64).sum()
+        self.objects
     }
 
     /// The sheaves, from the first; they stay the list's.
@@ -200,6 +204,25 @@ mod tests {
         assert_eq!(look(&mut list, false), Some([1, 2].to_vec()), "what is new is not seen");
         while list.pop().is_some() {}
         assert_eq!((look(&mut list, false), look(&mut list, true)), (None, None));
+    }
+
+    #[test]
+    fn objects_are_counted_without_a_look_at_their_sheaves() {
+        let objects = objects(12);
+        let (made, _memory): (Vec<_>, Vec<_>) = (0..4).map(|_| sheaf(3)).unzip();
+        let mut list = SheafList::new();
+        for (n, mut sheaf) in made.into_iter().enumerate() {
+            sheaf.extend(n, |n| objects[n]);
+            list.push(sheaf);
+        }
+        // What follows the first sheaf is nowhere for a moment.
+        // SAFETY: the list owns its sheaves, and nothing follows the link meanwhile.
+        let next = unsafe { core::mem::replace(&mut (*list.chains[0]).next, NonNull::dangling().as_ptr()) };
+        assert_eq!((list.objects(), list.length()), (6, 4));
+        // SAFETY: the list owns its sheaves.
+        unsafe { (*list.chains[0]).next = next };
+        let counts = core::iter::from_fn(|| list.pop().map(|sheaf| (sheaf.length(), list.objects())));
+        assert_eq!(counts.collect::<Vec<_>>(), [(3, 3), (2, 1), (1, 0), (0, 0)]);
     }
 
     #[test]
