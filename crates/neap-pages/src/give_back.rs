@@ -97,6 +97,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
+        self.tick_within(platform, u32::MAX, stop)
+    }
+
+    /// Ticks, and releases `most` pages at most: what is left then is for the next tick.
+    pub(crate) fn tick_within(&self, platform: &P, most: u32, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
         let (unneeded, room) = {
@@ -108,7 +113,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             self.tell_pressure();
         }
         let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
-        self.give_back(platform, turn, unneeded, false, stop, &mut report);
+        self.give_back(platform, turn, unneeded.min(most), false, stop, &mut report);
         report.left |= listed;
         if !report.left {
             // Nobody may tick again for long, so what rested lists have learned is forgotten now.

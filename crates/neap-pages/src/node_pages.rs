@@ -306,7 +306,16 @@ impl<P: Platform> NodePages<P> {
 
     /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
-        self.all().fold(Report::default(), |sum, pages| sum.and(pages.tick_until(platform, stop)))
+        self.tick_within(platform, u32::MAX, stop)
+    }
+
+    /// Ticks, and releases `most` pages at most: what is left then is for the next tick.
+    pub fn tick_within(&self, platform: &P, mut most: u32, stop: &dyn Fn() -> bool) -> Report {
+        self.all().fold(Report::default(), |sum, pages| {
+            let report = pages.tick_within(platform, most, stop);
+            most = most.saturating_sub(report.released);
+            sum.and(report)
+        })
     }
 
     /// Gives everything back that is free, lists included: see [`Pages::release_all`].

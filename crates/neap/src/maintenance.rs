@@ -8,6 +8,7 @@
 //! ([`requests`](crate::requests)).
 
 use crate::mm::{Core, Mm, Task};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
@@ -41,6 +42,8 @@ const WORTH_A_LOOK: u64 = 1 << 20;
 const LOOK_EVERY: u32 = 61;
 /// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
 const PATIENCE: u32 = 8;
+/// Bytes that a call of the program's gives back at most, where there is no thread: in its turn from caches to slabs, and from there to the system.
+const IN_CALL: u64 = 16 << 20;
 /// Bytes that make a free large.
 pub(crate) const LARGE_FREE: usize = 1 << 20;
 
@@ -73,6 +76,8 @@ pub(crate) struct Maintenance {
     counted: [AtomicU64; 2],
     /// Somebody wants the thread to come soon.
     soon: AtomicBool,
+    /// Whether a tick within a call has left something because it did as much as a call may.
+    unfinished: AtomicBool,
     /// Bytes of free pages that ticks leave to the process.
     kept: AtomicU64,
     /// Where the [`Peek`]s are, for whoever does not have the mutex, which is held as long as a tick takes.
@@ -89,6 +94,14 @@ struct Seen {
     skips: u32,
     /// Ticks in a row in which nothing was released for the sake of an isolated CPU.
     holds: u32,
+}
+
+/// What giving back is to do.
+struct Work {
+    /// When that is, where an interval is over; the rest of what an earlier call left otherwise.
+    now: Option<u64>,
+    /// Bytes at most.
+    most: u64,
 }
 
 /// What a tick did.
@@ -124,6 +137,7 @@ impl Maintenance {
             pause: AtomicU64::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
             soon: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
             kept: AtomicU64::new(0),
             memory,
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
@@ -287,7 +301,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Ticks where the thread would have done it.
+    /// Ticks where the thread would have done it, as far as a call may; a later call goes on with the rest at once.
     fn tick_if_due(&self, mm: &Mm<P>, makes_threads: bool) {
         let platform = &self.objects.platform;
         if platform.is_isolated(platform.cpu()) {
@@ -296,7 +310,11 @@ impl<P: Platform> Core<P> {
         let now = platform.now();
         let interval = u64::from(self.options.interval) * 1_000_000;
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
-            self.tick(mm, now, makes_threads);
+            self.tick_groups(mm);
+            self.tick_reclaim(mm, makes_threads);
+            self.give_back(mm, Work { now: Some(now), most: IN_CALL });
+        } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
+            self.give_back(mm, Work { now: None, most: IN_CALL });
         }
     }
 
@@ -408,21 +426,26 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
-        let mut tick = self.give_back(mm, now);
+        let mut tick = self.give_back(mm, Work { now: Some(now), most: u64::MAX });
         tick.left |= groups.is_some();
         Tick { groups, ..tick }
     }
 
-    fn give_back(&self, mm: &Mm<P>, now: u64) -> Tick {
+    fn give_back(&self, mm: &Mm<P>, Work { now, most }: Work) -> Tick {
         let mut tick = Tick::default();
+        let room = Cell::new(most);
         // The gate first: a mutex that is held while fork finds nobody inside would stay held in the child.
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let Some(mut seen) = self.maintenance.seen.try_lock() else {
             return Tick { left: true, ..tick };
         };
-        self.maintenance.last.store(now, Ordering::Relaxed);
-        self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
-        for cpu in 0..self.objects.slots.cpus() {
+        if let Some(now) = now {
+            self.maintenance.last.store(now, Ordering::Relaxed);
+            self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
+        }
+        // A rest is taken up too soon to tell which stacks are idle.
+        let cpus = if now.is_some() { self.objects.slots.cpus() } else { 0 };
+        for cpu in 0..cpus {
             let mut idle = [false; CLASSES];
             let (mut any, mut active) = (false, false);
             for class in Class::all() {
@@ -443,6 +466,9 @@ impl<P: Platform> Core<P> {
         // Fork waits for this: stop between two sheaves, or two system calls, when it does.
         let stop = || mm.gate.is_closed();
         for class in Class::all() {
+            let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
+            // Asked before each sheaf.
+            let stop = || stop() || room.replace(room.get().saturating_sub(sheaf)) == 0;
             tick.left |= self.objects.trim_barn(class, false, &stop).1;
         }
         let platform = &self.objects.platform;
@@ -450,15 +476,25 @@ impl<P: Platform> Core<P> {
         tick.held = platform.is_isolated_cpu_in_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
-        let held = || tick.held || keeps || stop();
+        let held = || tick.held || keeps || room.get() == 0 || stop();
         let holes = self.objects.punch(false, &held);
-        tick.pages = holes.and(self.objects.pages.tick_until(platform, &held));
+        let page_size = self.objects.pages.page_size() as u64;
+        let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
+        spend(holes.released);
+        let pages = u32::try_from(room.get() / page_size).unwrap_or(u32::MAX);
+        tick.pages = self.objects.pages.tick_within(platform, pages, &held);
+        spend(tick.pages.released);
+        tick.pages = holes.and(tick.pages);
+        // What is left of a room that was enough is too little for a block.
+        self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
         // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
         tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
         tick.per_cpu = self.per_cpu.tick(platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
-        mm.hooks.ticked.inspect(|ticked| ticked(mm));
+        if now.is_some() {
+            mm.hooks.ticked.inspect(|ticked| ticked(mm));
+        }
         tick
     }
 }
@@ -582,6 +618,39 @@ mod tests {
             burst();
             mm.release_all();
             assert!(platform.released_bytes() > gone + BYTES as u64 / 2, "{keep:?}: by its own call");
+            // SAFETY: nobody uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    /// The rest goes in later calls, and soon.
+    #[test]
+    fn a_call_gives_little_back_and_later_ones_the_rest() {
+        const BURST: usize = 256 << 20;
+        for small in [false, true] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let platform = &mm.core().unwrap().objects.platform;
+            let size = if small { 1000 } else { 8 << 20 };
+            let blocks: Vec<*mut u8> = (0..BURST / size).map(|_| mm.allocate(size)).collect();
+            // SAFETY: the memory is this test's.
+            blocks.iter().for_each(|&block| unsafe { block.write_bytes(1, size) });
+            // SAFETY: as before; no byte is used again.
+            blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+            let (mut most, mut intervals) = (0, 0);
+            while platform.released_bytes() < BURST as u64 / 10 * 9 {
+                intervals += 1;
+                assert!(intervals < 10, "{} bytes after ten intervals", platform.released_bytes());
+                platform.advance(400_000_000);
+                for _ in 0..400 {
+                    let before = platform.released_bytes();
+                    // SAFETY: a run that nobody uses: the slow way.
+                    unsafe { mm.free(mm.allocate(50_000)) };
+                    most = most.max(platform.released_bytes() - before);
+                }
+            }
+            assert!(most <= IN_CALL + IN_CALL / 4, "{most} bytes within two calls, small {small}");
             // SAFETY: nobody uses the manager any more.
             unsafe { mm.close() };
         }
