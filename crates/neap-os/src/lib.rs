@@ -26,6 +26,7 @@ pub mod streams;
 mod syscall;
 pub mod thread;
 pub mod topology;
+pub mod used_cpus;
 pub mod write;
 
 pub use rustix::io::Errno;

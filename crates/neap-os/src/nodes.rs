@@ -67,6 +67,9 @@ impl Nodes {
 
     /// The nodes that are `usable`, where `line` calls its second argument with the distances of the node with an id from
     /// all that are `online`, in order.
+    ///
+    /// Out of line: `line` has a buffer on the stack of a process's first `malloc`, where there are nodes to describe.
+    #[inline(never)]
     pub fn describe(
         usable: impl Fn(usize) -> bool,
         online: impl Fn(usize) -> bool,

@@ -45,6 +45,29 @@ impl CpuSet {
         self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
+    /// Leaves only what is in `other`, too.
+    pub fn intersect(&mut self, other: &CpuSet) {
+        self.words.iter_mut().zip(other.words).for_each(|(word, other)| *word &= other);
+    }
+
+    /// The CPUs of the set, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + use<> {
+        let words = self.words;
+        let mut rest = (0, words[0]);
+        core::iter::from_fn(move || {
+            while rest.1 == 0 {
+                rest = (rest.0 + 1, *words.get(rest.0 + 1)?);
+            }
+            let bit = rest.1.trailing_zeros() as usize;
+            rest.1 &= rest.1 - 1;
+            Some(rest.0 * 64 + bit)
+        })
+    }
+
+    pub(crate) fn words_mut(&mut self) -> &mut [u64; MAX_CPUS / 64] {
+        &mut self.words
+    }
+
     /// How many CPUs are in the set.
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
@@ -67,6 +90,8 @@ impl CpuSet {
         parsed.ok().map(|()| set)
     }
 
+    /// Out of line: its buffer is on the stack of a process's first `malloc`, once and not for each file.
+    #[inline(never)]
     fn read(path: &CStr) -> Option<CpuSet> {
         let mut text = [0; 4096];
         CpuSet::parse(read_file(path, &mut text).ok()?)
