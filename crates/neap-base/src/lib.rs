@@ -11,6 +11,7 @@ extern crate std;
 pub mod bitmap;
 pub mod cpu_lock;
 pub mod gate;
+pub mod in_place;
 pub mod mutex;
 pub mod platform;
 pub mod rcu;

@@ -34,9 +34,11 @@ impl Others {
         }
         let start = core::ptr::with_exposed_provenance_mut::<Others>(platform.map(Others::bytes(platform, count))?);
         for node in 0..count {
-            let caches = [const { SharedCache::new(ClassCache::new()) }; CLASSES];
-            // SAFETY: inside what was mapped, which is aligned to a page.
-            unsafe { start.add(node).write(Others { caches }) };
+            // One by one: the array would lie on the stack of a process's first `malloc`.
+            for class in 0..CLASSES {
+                // SAFETY: inside the mapping, which is aligned to a page.
+                unsafe { (&raw mut (*start.add(node)).caches[class]).write(SharedCache::new(ClassCache::new())) };
+            }
         }
         Ok(start)
     }

@@ -16,6 +16,7 @@ use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};
 use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
@@ -109,14 +110,28 @@ unsafe impl<P: Platform> Sync for Objects<P> {}
 unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
-    /// Maps the arena and the slots, for whose sequences `hot` has the table; its fast paths work once [`Objects::open_hot`] was called.
+    /// Memory for an instance, in which [`Objects::open`] makes one: the class caches are there already, the rest is not.
+    /// A constant, so that a static needs no copy of them.
+    pub const fn unopened() -> MaybeUninit<Objects<P>> {
+        let mut objects = MaybeUninit::<Objects<P>>::uninit();
+        // SAFETY: the memory is this function's own.
+        unsafe {
+            let caches = &raw mut (*objects.as_mut_ptr()).caches;
+            caches.write([const { SharedCache::new(ClassCache::new()) }; CLASSES]);
+        }
+        objects
+    }
+
+    /// Maps the arena and the slots, for whose sequences `hot` has the table, and makes the instance at `place`; its
+    /// fast paths work once [`Objects::open_hot`] was called.
     ///
     /// # Errors
-    /// What the platform answered where it refused; nothing stays mapped.
+    /// The platform's error where it refused. Nothing stays mapped, and `place` is as it was.
     ///
     /// # Safety
-    /// `hot` is used by nobody yet and no other instance's, stays where it is, and lives as long as this instance is used.
-    pub unsafe fn open(platform: P, config: &Config, hot: &Hot) -> Result<Objects<P>, Errno> {
+    /// * `place` holds [`Objects::unopened`], and belongs to the caller.
+    /// * `hot` is not in use yet, is no other instance's, stays where it is, and lives as long as this instance is used.
+    pub unsafe fn open(place: *mut Objects<P>, platform: P, config: &Config, hot: &Hot) -> Result<(), Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
         for table in 0..state::TABLES {
             let shift = state::SHIFTS[table];
@@ -143,26 +158,28 @@ impl<P: Platform> Objects<P> {
         })?;
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
-        Ok(Objects {
-            states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
-            kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
-            hot,
-            // SAFETY: the side table made for it.
-            slabs: unsafe { SlabTable::new(descriptors, config.span, platform.page_size()) },
-            caches: [const { SharedCache::new(ClassCache::new()) }; CLASSES],
-            reuse: Reuse::new(),
-            cell_bytes: AtomicU64::new(0),
-            others,
-            vector_bytes: AtomicU64::new(0),
-            owned: AtomicBool::new(false),
-            payback: Payback::closed(),
-            looking: Mutex::new(()),
-            busy: AtomicU64::new(0),
-            patience: AtomicU32::new(0),
-            platform,
-            pages,
-            slots,
-        })
+        // SAFETY: the place is the caller's, and holds class caches; the descriptors are the side table made for them.
+        unsafe {
+            neap_base::fill_in_place!(place => Objects<P> {
+                states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
+                kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
+                hot: hot,
+                slabs: SlabTable::new(descriptors, config.span, platform.page_size()),
+                reuse: Reuse::new(),
+                cell_bytes: AtomicU64::new(0),
+                others: others,
+                vector_bytes: AtomicU64::new(0),
+                owned: AtomicBool::new(false),
+                payback: Payback::closed(),
+                looking: Mutex::new(()),
+                busy: AtomicU64::new(0),
+                patience: AtomicU32::new(0),
+                platform: platform,
+                pages: pages,
+                slots: slots,
+            } keeping caches);
+        }
+        Ok(())
     }
 
     pub(crate) fn hot(&self) -> &Hot {

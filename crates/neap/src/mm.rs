@@ -110,7 +110,7 @@ impl<P: Platform> Mm<P> {
             state: AtomicU32::new(CLOSED),
             has_fork_handlers: AtomicBool::new(false),
             hooks,
-            core: UnsafeCell::new(MaybeUninit::uninit()),
+            core: UnsafeCell::new(Core::unopened()),
         }
     }
 
@@ -126,11 +126,12 @@ impl<P: Platform> Mm<P> {
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Ok(false);
         }
-        // SAFETY: `hot` is this manager's, which does not move.
-        let opened = unsafe { Core::open(platform, options, &self.hot) };
-        let answer = opened.map(|core| {
-            // SAFETY: the state OPENING is this thread's alone.
-            let core = unsafe { (*self.core.get()).write(core) };
+        // SAFETY: the state OPENING is this thread's alone, and the core is unopened; `hot` is this manager's, which does
+        // not move.
+        let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.hot) };
+        let answer = opened.map(|()| {
+            // SAFETY: opened above, and nothing changes it but by shared references from now on.
+            let core = unsafe { (*self.core.get()).assume_init_ref() };
             self.make_tag();
             // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
             unsafe { core.objects.open_hot() };
@@ -474,30 +475,48 @@ impl<P: Platform> Core<P> {
         entered() == 0 && self.options.groups == ThreadGroups::Off
     }
 
+    /// Memory for a core, in which [`Core::open`] makes one: the large parts are there already. A constant, so that the
+    /// process's static needs no copy of them.
+    const fn unopened() -> MaybeUninit<Core<P>> {
+        let mut core = MaybeUninit::<Core<P>>::uninit();
+        let place = core.as_mut_ptr();
+        // SAFETY: the memory is this function's own.
+        unsafe {
+            (&raw mut (*place).objects).cast::<MaybeUninit<Objects<P>>>().write(Objects::unopened());
+            (&raw mut (*place).per_cpu).write(Place::new());
+            (&raw mut (*place).groups).write(Lazy::new());
+            (&raw mut (*place).reclaim).write(Lazy::new());
+        }
+        core
+    }
+
+    /// Makes the core where it stays.
+    ///
     /// # Safety
-    /// As for [`Objects::open`].
-    unsafe fn open(platform: P, options: &Options, hot: &Hot) -> Result<Core<P>, Errno> {
+    /// * `place` holds [`Core::unopened`], and belongs to the caller.
+    /// * `hot` is as [`Objects::open`] wants it.
+    unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
         let budget =
             (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
         let maintenance = Maintenance::open(&platform, options.background)?;
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
-        // SAFETY: as the caller promises.
-        let objects = unsafe { Objects::open(platform, &config, hot)? };
-        Ok(Core {
-            objects,
-            maintenance,
-            options: *options,
-            run_bytes: AtomicU64::new(0),
-            splits: Mutex::new(Splits::new()),
-            page: StatPage::new(),
-            per_cpu: Place::new(),
-            groups: Lazy::new(),
-            flushing: Mutex::new(0),
-            lists: Lists::new(),
-            reclaim: Lazy::new(),
-        })
+        // SAFETY: as the caller promises; an unopened core has unopened objects.
+        unsafe { Objects::open(&raw mut (*place).objects, platform, &config, hot)? };
+        // SAFETY: the place is the caller's; the objects were opened above, and an unopened core has the other three.
+        unsafe {
+            neap_base::fill_in_place!(place => Core<P> {
+                maintenance: maintenance,
+                options: *options,
+                run_bytes: AtomicU64::new(0),
+                splits: Mutex::new(Splits::new()),
+                page: StatPage::new(),
+                flushing: Mutex::new(0),
+                lists: Lists::new(),
+            } keeping objects, per_cpu, groups, reclaim);
+        }
+        Ok(())
     }
 
     /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as

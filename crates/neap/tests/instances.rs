@@ -11,6 +11,7 @@ mod program;
 
 use core::ops::Range;
 use machine::Shared;
+use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
@@ -145,4 +146,23 @@ fn a_manager_that_could_not_be_opened_opens_later() {
     let mut program = Program::new(&mm);
     assert!(program.allocate(Request { size: 100, align: 1, zeroed: false }));
     program.end();
+}
+
+/// The first allocation of a process runs on whatever stack asks for it, and every page of it is a fault.
+#[test]
+fn a_manager_opens_on_a_small_stack() {
+    let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+    let open = || {
+        // SAFETY: the manager stays in its box until it is closed; the memory is this test's.
+        unsafe {
+            mm.open(Virtual::new(4096, 2), &OPTIONS).unwrap();
+            mm.free(mm.allocate(100));
+        }
+    };
+    std::thread::scope(|scope| {
+        std::thread::Builder::new().stack_size(32 << 10).spawn_scoped(scope, open).unwrap().join().unwrap();
+    });
+    mm.verify(0).unwrap();
+    // SAFETY: nothing of it is used any more.
+    unsafe { mm.close() };
 }

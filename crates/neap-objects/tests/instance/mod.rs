@@ -95,8 +95,12 @@ pub(crate) fn resident(address: usize, length: usize) -> usize {
 impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
         let hot = Box::new(Hot::closed());
-        // SAFETY: it is for this instance alone, and both live in one value.
-        let objects = Box::new(unsafe { Objects::open(platform, config, &hot) }?);
+        let mut objects = Box::new(Objects::unopened());
+        // SAFETY: both are for this instance alone, and live in one value.
+        let objects = unsafe {
+            Objects::open(objects.as_mut_ptr(), platform, config, &hot)?;
+            objects.assume_init()
+        };
         let ledger = Box::<Ledger>::default();
         // SAFETY: nobody has used it, and all three live in one value.
         unsafe {
