@@ -341,6 +341,7 @@ fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
 #[test]
 fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
+    o.slots.begin(&o.platform, 0);
     let owner = o.slots.lock(0).try_lock().unwrap();
     let object = o.take(CLASS).unwrap();
     let shape = CLASS.slab_shape(4096);
@@ -359,6 +360,7 @@ fn a_new_slab_is_never_seen_wholly_free() {
     let (class, stop) = (Class(72), AtomicBool::new(false));
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     // With its stack taken every call goes to the slabs.
+    o.slots.begin(&o.platform, 0);
     let owner = o.slots.lock(0).try_lock().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {

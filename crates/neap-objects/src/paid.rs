@@ -157,7 +157,7 @@ impl<P: Platform> Objects<P> {
                 while self.tally(class, node, each, |cache, see| {
                     cache.full.look(core::mem::take(&mut starts), FLUSH_BATCH, see)
                 }) {}
-                for cpu in 0..slots.cpus() {
+                for cpu in slots.used().iter() {
                     for id in [StackId::home(class), StackId::guests(class)] {
                         let mut from = 0;
                         while from < slots.count(platform, cpu, id) {

@@ -118,6 +118,23 @@ pub(crate) fn clear(region: usize, id: StackId) {
     stack.end.store(cells, Ordering::Relaxed);
 }
 
+/// Bytes of DUMMY: a region's stacks, and one cell for all of them with the one below that holds null.
+pub(crate) const DUMMY: usize = (STACKS_END + 2 * size_of::<usize>()).next_multiple_of(128);
+
+/// Makes DUMMY of [`DUMMY`] zeroes that the caller has alone: no stack has objects or room, and the mark says that
+/// nothing may be written.
+pub(crate) fn make_dummy(address: usize) {
+    for id in StackId::all() {
+        let (stack, cell) = (stack(address, id), at(dummy_cell(address)));
+        [&stack.head, &stack.bottom, &stack.end].into_iter().for_each(|pointer| pointer.store(cell, Ordering::Relaxed));
+    }
+}
+
+/// The cell of all stacks of DUMMY.
+pub(crate) const fn dummy_cell(address: usize) -> usize {
+    address + STACKS_END + size_of::<usize>()
+}
+
 /// Copies the stacks that are not wanted to a region whose stacks are empty; both are the caller's alone.
 pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
     for id in StackId::all().filter(|id| !wanted(id.class())) {

@@ -3,7 +3,9 @@
 //! Sits between `malloc` and `free` and the class caches. One stack of the two is for objects of pages that are at
 //! [home](crate::hot::KindEntry) on this CPU; the other is for guests, which are never popped one by one. All stacks of a
 //! CPU lie in one *region*; a table holds one pointer per CPU to its region, also for every CPU that the kernel could name
-//! and for the ids -1 and -2 of threads that are not registered. Two kinds, one per CPU:
+//! and for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack of it first gets room
+//! ([`Slots::widen`]); until then its entry is DUMMY, its lock holds 0, nothing of its own was ever written, and no walk
+//! over CPUs looks at it. Two kinds, one per CPU:
 //!
 //! * **Rseq**: worked on by the restartable sequences of `neap_os::rseq`, with no lock and no locked instruction.
 //! * **Atomic**: the same stacks under the CPU's lock, for machines without rseq or fences and for isolated CPUs.
@@ -22,13 +24,15 @@
 //! preemption, migration, signals and store buffers, and finds what breaks when a step is left out.
 
 use crate::progression::Progression;
-use crate::region::{REGION, StackId, at, clear, keep, objects, stack};
+use crate::region::{DUMMY, REGION, StackId, at, clear, keep, make_dummy, objects, stack};
 use crate::size_class::Class;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
 use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED, has_instructions};
+use neap_os::topology::{CpuSet, MAX_CPUS};
+use neap_os::used_cpus::UsedCpus;
 
 /// Aborts in a row after which an operation goes the shared way: a debugger that steps would abort for ever.
 const ATTEMPTS: u32 = 3;
@@ -64,14 +68,18 @@ pub struct Slots {
     pub(crate) named: usize,
     /// The address of the table that the sequences start from.
     table: usize,
-    /// One mapping: locks with the regions that CPUs own, the regions themselves, the first spare, DUMMY.
+    /// One mapping: DUMMY, locks with the regions that CPUs own, the regions themselves, the first spare.
     memory: usize,
     length: usize,
     offset: Option<isize>,
-    /// The region that the next taker leaves behind, empty.
+    /// CPUs that have a region.
+    used: UsedCpus,
+    /// The region that the next taker leaves behind, empty; 0 before the first one.
     pub(crate) spare: Mutex<usize>,
     /// Whether the locks of Atomic CPUs are held by [`Slots::close_table`].
     closed: AtomicBool,
+    /// Whether the table is closed for fork: no CPU gets a region.
+    shut: AtomicBool,
     skipped: AtomicU32,
     fences: AtomicU32,
 }
@@ -86,8 +94,8 @@ impl Slots {
     /// # Safety
     /// The table is no other slots', stays where it is, and lives as long as these are used.
     pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &Table) -> Result<Slots, Errno> {
-        let (cpus, named) = (platform.cpus(), platform.nameable_cpus().max(platform.cpus()));
-        let length = Slots::regions_at(cpus) + (cpus + 2) * REGION;
+        let (cpus, named) = (platform.cpus().min(MAX_CPUS), platform.nameable_cpus().max(platform.cpus()));
+        let length = Slots::regions_at(cpus) + (cpus + 1) * REGION;
         let length = length.next_multiple_of(platform.page_size());
         let memory = platform.map(length)?;
         let slots = Slots {
@@ -97,28 +105,16 @@ impl Slots {
             memory,
             length,
             offset: platform.rseq_offset().filter(|_| use_rseq && named <= MOST_CPUS && has_instructions()),
-            spare: Mutex::new(memory + Slots::regions_at(cpus) + cpus * REGION),
+            used: UsedCpus::new(),
+            spare: Mutex::new(0),
             closed: AtomicBool::new(false),
+            shut: AtomicBool::new(false),
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
-        for cpu in 0..cpus + 2 {
-            let region = slots.first_region() + cpu * REGION;
-            StackId::all().for_each(|stack| clear(region, stack));
-            // SAFETY: the mapping is fresh, and nobody else's. The last of these is DUMMY, which may not be written to, and the last but
-            // one the spare, which has no lock.
-            unsafe {
-                if cpu <= cpus {
-                    at::<u64>(region).write(1);
-                }
-                if cpu < cpus {
-                    slots.locks().add(cpu).write(CpuLock::new(region));
-                }
-            }
-        }
+        make_dummy(slots.dummy());
         (0..slots.named + UNREGISTERED)
             .for_each(|entry| slots.entry(entry).store(at(slots.dummy()), Ordering::Relaxed));
-        slots.open_table(platform);
         table.offset.store(slots.offset.unwrap_or(0), Ordering::Relaxed);
         Ok(slots)
     }
@@ -138,7 +134,7 @@ impl Slots {
     }
 
     const fn regions_at(cpus: usize) -> usize {
-        (cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
+        (DUMMY + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
     }
 
     pub(crate) fn first_region(&self) -> usize {
@@ -147,7 +143,48 @@ impl Slots {
 
     /// The region that nobody writes to: its mark says so, and no stack in it has objects or room.
     pub(crate) fn dummy(&self) -> usize {
-        self.first_region() + (self.cpus + 1) * REGION
+        self.memory
+    }
+
+    /// Makes the region of that number, empty. It is the caller's alone.
+    fn make_region(&self, number: usize) -> usize {
+        let region = self.first_region() + number * REGION;
+        StackId::all().for_each(|stack| clear(region, stack));
+        // SAFETY: a region begins with its mark, and this one is nobody else's.
+        unsafe { at::<u64>(region).write(1) };
+        region
+    }
+
+    /// Gives a CPU its region if it has none. The caller is inside the fork gate. Nothing happens while another thread
+    /// holds the CPU's lock, or the table is closed: the CPU's operations are refused for the moment.
+    ///
+    /// Threads that do this at once on one CPU, and takers, exclude each other by the CPU's lock:
+    /// 1. A finds no region, and makes it. 2. B waits for nothing and is refused, or comes later and finds it.
+    /// 3. A taker that does not see the CPU among the used ones takes nothing, as if it had come before A.
+    pub(crate) fn begin<P: Platform>(&self, platform: &P, cpu: usize) {
+        let cpu = cpu.min(self.cpus - 1);
+        // Relaxed: the table is closed and opened by a thread that has the gate alone.
+        if self.used.contains(cpu) || self.shut.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(mut region) = self.lock(cpu).try_lock() else { return };
+        if *region != 0 {
+            return;
+        }
+        *region = self.make_region(cpu);
+        self.used.insert(cpu);
+        if self.kind(platform, cpu) == Kind::Rseq {
+            self.pointer(cpu).store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
+        }
+    }
+
+    /// CPUs that have a region, at this moment: no other has anything to walk over.
+    pub fn used(&self) -> CpuSet {
+        self.used.now()
+    }
+
+    fn is_used(&self, cpu: usize) -> bool {
+        self.used.contains(cpu.min(self.cpus - 1))
     }
 
     fn table(&self) -> &Table {
@@ -165,11 +202,11 @@ impl Slots {
     }
 
     fn locks(&self) -> *mut CpuLock<usize> {
-        at(self.memory)
+        at(self.memory + DUMMY)
     }
 
     pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
-        // SAFETY: there is a lock per CPU.
+        // SAFETY: there is a lock per CPU, and the zeroes of a fresh mapping are a free one around 0.
         unsafe { &*self.locks().add(cpu.min(self.cpus - 1)) }
     }
 
@@ -184,11 +221,13 @@ impl Slots {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
     }
 
+    /// Used CPUs of a kind.
     fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
-        (0..self.cpus).filter(move |&cpu| self.kind(platform, cpu) == kind)
+        self.used.now().iter().filter(move |&cpu| self.kind(platform, cpu) == kind)
     }
 
-    /// Lets the CPUs with Rseq slots have their regions and the others their locks, at the start and again after fork.
+    /// Lets the used CPUs with Rseq slots have their regions and the others their locks, again after fork. Used are those
+    /// that [`Slots::close_table`] found: none is added while the table is closed.
     pub fn open_table<P: Platform>(&self, platform: &P) {
         // Relaxed: who closes is who opens, or a copy of it, because closers of the gate queue.
         if self.closed.swap(false, Ordering::Relaxed) {
@@ -196,10 +235,11 @@ impl Slots {
             self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
         for cpu in self.of_kind(platform, Kind::Rseq) {
-            // SAFETY: at the start and after fork nobody else is here.
+            // SAFETY: after fork nobody else is here.
             let region = unsafe { self.lock(cpu).peek() };
             self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
         }
+        self.shut.store(false, Ordering::Relaxed);
     }
 
     /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts, and no stack of an
@@ -209,6 +249,7 @@ impl Slots {
     /// # Errors
     /// The fence failed, or a lock stayed held: operations may still be in progress.
     pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
+        self.shut.store(true, Ordering::Relaxed);
         let mut held = false;
         for (taken, cpu) in self.of_kind(platform, Kind::Atomic).enumerate() {
             let guard = loop {
@@ -249,6 +290,9 @@ impl Slots {
     ) -> Attempt<T> {
         let cpu = platform.cpu();
         if self.kind(platform, cpu) == Kind::Atomic {
+            if !self.is_used(cpu) {
+                return Attempt::Refused;
+            }
             let Some(region) = self.lock(cpu).try_lock() else { return Attempt::Busy };
             return locked(&mut LockedStack(self::stack(*region, stack))).map_or(Attempt::Refused, Attempt::Done);
         }
@@ -272,7 +316,8 @@ impl Slots {
         work: impl FnOnce(LockedStack) -> Option<T>,
     ) -> Option<T> {
         let cpu = platform.cpu();
-        if self.kind(platform, cpu) == Kind::Rseq {
+        // Not even the lock of a CPU without a region is taken: fork takes those of used CPUs only, and this is outside the gate.
+        if self.kind(platform, cpu) == Kind::Rseq || !self.is_used(cpu) {
             return None;
         }
         let region = self.lock(cpu).try_lock()?;
@@ -336,8 +381,9 @@ impl Slots {
     }
 
     /// Gives a stack of this CPU room for `objects` if it has less. It has none before it is first used, and after it was
-    /// taken.
+    /// taken. What is the first use of the CPU makes its region.
     pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
+        self.begin(platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
         // SAFETY: as above; every region has that many cells there.
         let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
@@ -357,7 +403,13 @@ impl Slots {
         wanted: impl Fn(Class) -> bool,
         mut each: impl FnMut(Class, &[*mut u8]),
     ) -> bool {
+        if !self.is_used(cpu) {
+            return true;
+        }
         let mut spare = self.spare.lock();
+        if *spare == 0 {
+            *spare = self.make_region(self.cpus);
+        }
         // For an Atomic CPU this is the lock that its owner takes; for an Rseq one it says which region is whose.
         let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
         if self.kind(platform, cpu) == Kind::Rseq {
@@ -396,12 +448,11 @@ impl Slots {
     /// What a CPU's stacks of a class look like right now: only good for comparing with themselves later, and for statistics,
     /// because the owner goes on working.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
-        let region = self.region(platform, cpu);
-        if region == self.dummy() && self.kind(platform, cpu) == Kind::Atomic {
-            // Somebody is at it right now.
+        let Some(region) = self.region(platform, cpu) else {
             return Peek { active: true, ..Peek::default() };
-        }
-        let [home, guests] = [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(region, id));
+        };
+        let [home, guests] =
+            [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(stack(region, id), id));
         Peek {
             count: home.count + guests.count,
             active: home.active || guests.active,
@@ -409,24 +460,30 @@ impl Slots {
         }
     }
 
-    /// The region of a CPU, to look at.
-    fn region<P: Platform>(&self, platform: &P, cpu: usize) -> usize {
-        if self.kind(platform, cpu) == Kind::Atomic {
-            self.lock(cpu).try_lock().map_or(self.dummy(), |region| *region)
-        } else {
-            self.pointer(cpu).load(Ordering::Acquire).addr() // Pairs with the Release in `take`.
+    /// The region of a CPU, to look at; DUMMY where it has none. `None`: another thread works on an Atomic CPU's right now.
+    fn region<P: Platform>(&self, platform: &P, cpu: usize) -> Option<usize> {
+        if !self.is_used(cpu) {
+            return Some(self.dummy());
         }
+        if self.kind(platform, cpu) == Kind::Atomic {
+            return self.lock(cpu).try_lock().map(|region| *region);
+        }
+        Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
+    }
+
+    /// A stack of a CPU, to look at; one without objects and room where the CPU's are not to be had.
+    fn stack<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> &Stack {
+        stack(self.region(platform, cpu).unwrap_or_else(|| self.dummy()), id)
     }
 
     /// Objects that a stack of `cpu` has room for, those in it included; a hint, because the owner goes on working.
     pub fn room<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> u32 {
-        let stack = stack(self.region(platform, cpu), id);
+        let stack = self.stack(platform, cpu, id);
         let [bottom, end] = [&stack.bottom, &stack.end].map(|pointer| pointer.load(Ordering::Relaxed).addr());
         (end.saturating_sub(bottom) / size_of::<usize>()) as u32
     }
 
-    fn glance(region: usize, id: StackId) -> Peek {
-        let stack = stack(region, id);
+    fn glance(stack: &Stack, id: StackId) -> Peek {
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
@@ -439,7 +496,7 @@ impl Slots {
 
     /// Objects in a stack of `cpu`, as far as can be seen from here while the owner goes on working.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
-        Slots::glance(self.region(platform, cpu), id).count as usize
+        Slots::glance(self.stack(platform, cpu, id), id).count as usize
     }
 
     /// Calls `each` with what is in cells of a stack of `cpu`, likewise: an object may be met that has left, or missed.
@@ -451,7 +508,7 @@ impl Slots {
         cells: Range<usize>,
         each: &mut dyn FnMut(*mut u8),
     ) {
-        let stack = stack(self.region(platform, cpu), id);
+        let stack = self.stack(platform, cpu, id);
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         for cell in cells.start..cells.end.min(count).min(id.capacity() as usize) {

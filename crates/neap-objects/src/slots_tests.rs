@@ -6,7 +6,7 @@
 
 use crate::instance::{CONFIG, Opened, machine};
 use crate::machine::Shared;
-use crate::region::{StackId, at};
+use crate::region::{StackId, at, dummy_cell};
 use crate::size_class::Class;
 use crate::slots::{Peek, Slots};
 use core::sync::atomic::Ordering::Relaxed;
@@ -26,6 +26,12 @@ impl<P: Platform> Own<P> {
         // SAFETY: the table is for these alone, and both live in one value.
         let slots = unsafe { Slots::open(&platform, true, &table) }.unwrap();
         Own(platform, slots, table)
+    }
+
+    /// Gives every CPU its region, as its first use would.
+    fn begin_all(self) -> Own<P> {
+        (0..self.1.cpus()).for_each(|cpu| self.1.begin(&self.0, cpu));
+        self
     }
 
     /// Closes the table, and looks at a lock that is held so many times.
@@ -59,7 +65,7 @@ impl<P: Platform> Drop for Own<P> {
 
 #[test]
 fn a_held_atomic_stack_is_left_to_its_holder_and_no_other_stays_locked() {
-    let o = Own::open(machine(4));
+    let o = Own::open(machine(4)).begin_all();
     for _ in 0..2 {
         let holder = o.1.lock(2).try_lock().unwrap();
         assert_eq!(o.close(3), Err(Errno::BUSY));
@@ -77,7 +83,7 @@ fn a_held_atomic_stack_is_left_to_its_holder_and_no_other_stays_locked() {
 #[test]
 fn sequences_are_closed_though_an_atomic_stack_stays_held() {
     let isolated = CpuSet::parse(b"1-1023").unwrap();
-    let o = Own::open(Shared::new(Linux::probe().with_isolated(&isolated)));
+    let o = Own::open(Shared::new(Linux::probe().with_isolated(&isolated))).begin_all();
     if !o.1.has_rseq() || o.1.cpus() < 2 || o.0.is_isolated(0) {
         return;
     }
@@ -103,11 +109,15 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
 #[test]
 fn what_is_not_null_below_a_stack_is_found() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
+    o.slots.begin(&o.platform, 1);
+    assert!(o.slots.take(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
     // SAFETY: nobody else is here.
-    let regions = [o.slots.dummy(), *o.slots.spare.lock(), unsafe { o.slots.lock(1).peek() }];
-    for (region, id) in regions.into_iter().flat_map(|region| StackId::all().map(move |id| (region, id))) {
+    let regions = [*o.slots.spare.lock(), unsafe { o.slots.lock(1).peek() }];
+    let cells = regions.into_iter().flat_map(|region| StackId::all().map(move |id| (id, id.cells(region))));
+    let dummys = StackId::all().map(|id| (id, dummy_cell(o.slots.dummy())));
+    for (id, cell) in cells.chain(dummys) {
         o.prove();
-        let below = at::<usize>(id.cells(region) - size_of::<usize>());
+        let below = at::<usize>(cell - size_of::<usize>());
         // SAFETY: each stack's cells have another one below, which is no other stack's.
         unsafe { below.write(16) };
         assert_eq!(o.verify(0).expect_err("null below a stack").what, "null below a stack", "{id:?}");
@@ -121,10 +131,71 @@ fn what_is_not_null_below_a_stack_is_found() {
 fn a_held_atomic_stack_counts_as_in_use() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     let looks = || Class::all().map(|class| o.slots.peek(&o.platform, 1, class)).collect::<Vec<_>>();
-    assert_eq!(looks(), looks().iter().map(|_| Peek::default()).collect::<Vec<_>>(), "never used");
+    let nothing = looks().iter().map(|_| Peek::default()).collect::<Vec<_>>();
+    assert_eq!(looks(), nothing, "never used");
+    o.slots.begin(&o.platform, 1);
+    assert_eq!(looks(), nothing, "without room");
     let holder = o.slots.lock(1).try_lock().unwrap();
     assert!(looks().iter().all(|peek| peek.active && peek.count == 0));
     assert!(!o.slots.peek(&o.platform, 0, Class(1)).active, "of another CPU");
     drop(holder);
     assert!(looks().iter().all(|peek| !peek.active));
+}
+
+/// Bytes of the slots' mapping that memory is behind.
+fn resident(slots: &Slots) -> usize {
+    let (start, length) = slots.mapping();
+    crate::instance::resident(start, length)
+}
+
+/// What opens, drains, forks and proves with CPUs that never ran a thread costs what it does without them.
+#[test]
+fn unused_cpus_have_no_memory_and_no_part_in_fork() {
+    let resident_after = |cpus| {
+        let o = Opened::new(machine(cpus), &CONFIG).unwrap();
+        let opened = resident(&o.slots);
+        let class = Class::of_size(64);
+        let object = o.take(class).unwrap();
+        assert_eq!(o.slots.used().iter().count(), 1);
+        o.slots.close_table(&o.platform, || unreachable!("no lock is held")).unwrap();
+        o.slots.open_table(&o.platform);
+        o.give(class, object);
+        (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
+        Class::all().for_each(|class| (0..cpus).for_each(|cpu| _ = o.slots.peek(&o.platform, cpu, class)));
+        o.prove();
+        (opened, resident(&o.slots))
+    };
+    let few = resident_after(2);
+    assert_eq!(few.0, 4096, "DUMMY");
+    // Proving looks at the lock of each CPU: as many pages more, and nothing else.
+    let locks = |cpus: usize| (cpus * size_of::<neap_base::CpuLock<usize>>()).div_ceil(4096) * 4096;
+    let many = resident_after(1024);
+    assert_eq!(many.0, 4096, "DUMMY");
+    assert!(many.1 <= few.1 + locks(1024), "{few:?} {many:?}");
+}
+
+/// What begins while the table is closed would be open to sequences, or unlocked though it was never locked.
+#[test]
+fn no_cpu_begins_while_the_table_is_closed() {
+    let o = Own::open(machine(4));
+    o.1.begin(&o.0, 0);
+    assert_eq!(o.close(1), Ok(()));
+    o.1.begin(&o.0, 1);
+    assert_eq!((o.1.used().iter().collect::<Vec<_>>(), o.free()), (std::vec![0], std::vec![false, true, true, true]));
+    o.1.open_table(&o.0);
+    o.1.begin(&o.0, 1);
+    assert_eq!((o.1.used().iter().collect::<Vec<_>>(), o.free()), (std::vec![0, 1], std::vec![true; 4]));
+}
+
+/// A lock that is held by a thread outside the gate while a process forks stays held in the child.
+#[test]
+fn the_lock_of_an_unused_cpu_is_not_touched_outside_the_gate() {
+    let o = Opened::new(machine(2), &CONFIG).unwrap();
+    let class = Class::of_size(64);
+    let holder = o.slots.lock(0).try_lock().unwrap();
+    o.slots.begin(&o.platform, 0);
+    assert_eq!(o.slots.pop_at_once(&o.platform, class), None);
+    assert!(matches!(o.slots.pop(&o.platform, class), crate::slots::Attempt::Refused));
+    drop(holder);
+    assert_eq!(o.slots.used().iter().count(), 0, "the lock was held");
 }

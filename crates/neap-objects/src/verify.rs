@@ -9,7 +9,7 @@ use crate::barns::sheaf_memory;
 use crate::class_cache::ClassCache;
 use crate::objects::Objects;
 use crate::owners::Vector;
-use crate::region::{REGION, StackId, objects, stack};
+use crate::region::{REGION, StackId, dummy_cell, objects, stack};
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots};
@@ -182,7 +182,7 @@ impl<P: Platform> Objects<P> {
         // Everything is visited, whatever is found.
         let mut answer = Ok(());
         for class in Class::all() {
-            for cpu in 0..self.slots.cpus() {
+            for cpu in self.slots.used().iter() {
                 // SAFETY: nobody else is here.
                 let region = unsafe { self.slots.lock(cpu).peek() };
                 for id in [StackId::home(class), StackId::guests(class)] {
@@ -440,19 +440,30 @@ impl<P: Platform> Objects<P> {
     /// Regions, stacks and the table.
     fn verify_slots(&self) -> Result<(), Finding> {
         let slots = &self.slots;
-        slots.verify_empty(*slots.spare.lock(), 1)?;
-        slots.verify_empty(slots.dummy(), 0)?;
+        let spare = *slots.spare.lock();
+        if spare != 0 {
+            slots.verify_empty(spare, 1, |id| id.cells(spare))?;
+        }
+        slots.verify_empty(slots.dummy(), 0, |_| dummy_cell(slots.dummy()))?;
+        let used = slots.used();
         for cpu in 0..slots.cpus() {
             let equal =
                 |what, expected: u64, found: u64| Finding::unless_equal(what, Class::NONE, cpu, expected, found);
             // SAFETY: nobody else is here.
             let region = unsafe { slots.lock(cpu).peek() };
-            equal("region of a CPU", 0, ((region - slots.first_region()) % REGION) as u64)?;
-            equal("region of a CPU", 1, u64::from(region < slots.dummy() && region != *slots.spare.lock()))?;
-            // SAFETY: nobody else is here.
-            let twice = (0..cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
-            equal("region of two CPUs", 0, twice.into())?;
             let entry = slots.entry(cpu + UNREGISTERED).load(Relaxed).addr();
+            if !used.contains(cpu) {
+                equal("region of a CPU that was never used", 0, region as u64)?;
+                equal("table entry of a CPU that was never used", slots.dummy() as u64, entry as u64)?;
+                continue;
+            }
+            let regions = slots.first_region()..slots.first_region() + (slots.cpus() + 1) * REGION;
+            equal("region of a CPU", 1, u64::from(regions.contains(&region) && region != spare))?;
+            equal("region of a CPU", 0, ((region - regions.start) % REGION) as u64)?;
+            // SAFETY: nobody else is here.
+            let twice =
+                used.iter().take_while(|&other| other < cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
+            equal("region of two CPUs", 0, twice.into())?;
             let owned = entry == region && slots.kind(&self.platform, cpu) == Kind::Rseq;
             equal("table entry of a CPU", 1, u64::from(owned || entry == slots.dummy()))?;
             StackId::all().try_for_each(|id| slots.verify_stack(cpu, region, id))?;
@@ -466,25 +477,25 @@ impl<P: Platform> Objects<P> {
 }
 
 impl Slots {
-    /// A region in which no stack has objects or room, and whether it may be written to.
-    fn verify_empty(&self, region: usize, writable: u64) -> Result<(), Finding> {
+    /// A region in which no stack has objects or room, whether it may be written to, and where its stacks' cells are.
+    fn verify_empty(&self, region: usize, writable: u64, cells: impl Fn(StackId) -> usize) -> Result<(), Finding> {
         let mark = core::ptr::with_exposed_provenance::<u64>(region);
         // SAFETY: a region begins with a mark.
         Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
         StackId::all().try_for_each(|id| {
-            let (stack, cells) = (stack(region, id), id.cells(region));
+            let (stack, cells) = (stack(region, id), cells(id));
             [&stack.head, &stack.bottom, &stack.end].into_iter().try_for_each(|pointer| {
                 let found = pointer.load(Relaxed).addr();
                 Finding::unless_equal("stack that is to be empty", id.class(), region, cells as u64, found as u64)
             })?;
-            Slots::verify_below(region, id)
+            Slots::verify_below(region, id, cells)
         })
     }
 
     /// What lies below the lowest cell of a stack.
-    fn verify_below(region: usize, id: StackId) -> Result<(), Finding> {
+    fn verify_below(region: usize, id: StackId, cells: usize) -> Result<(), Finding> {
         // SAFETY: each stack's cells have another one below.
-        let below = unsafe { core::ptr::with_exposed_provenance::<usize>(id.cells(region)).sub(1).read() };
+        let below = unsafe { core::ptr::with_exposed_provenance::<usize>(cells).sub(1).read() };
         Finding::unless_equal("null below a stack", id.class(), region, 0, below as u64)
     }
 
@@ -494,7 +505,7 @@ impl Slots {
         let most = cells + id.capacity() as usize * size_of::<usize>();
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, id.class(), cpu, expected, found);
         equal("bottom of a stack", cells as u64, bottom as u64)?;
-        Slots::verify_below(region, id)?;
+        Slots::verify_below(region, id, cells)?;
         equal("end of a stack", 1, u64::from((bottom..=most).contains(&end)))?;
         equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))
     }

@@ -194,7 +194,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Takes from every CPU's list what it has too much; answers whether something is left in one.
     pub(crate) fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
         let mut listed = false;
-        for cpu in 0..self.lists.cpus() {
+        for cpu in self.lists.used().iter() {
             match self.drain(cpu, why) {
                 Some((drained, left)) => {
                     report.drained += drained;

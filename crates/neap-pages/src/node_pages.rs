@@ -18,6 +18,7 @@ use neap_base::platform::Errno;
 use neap_base::platform::Handover;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Order, Pfn, Platform};
+use neap_os::topology::CpuSet;
 
 /// All pages of an instance.
 #[derive(Debug)]
@@ -335,6 +336,13 @@ impl<P: Platform> NodePages<P> {
             Drain::Drained(pages) => (sum + pages, held),
             Drain::Skipped => (sum, held + 1),
         })
+    }
+
+    /// CPUs that have lists on any node, at this moment: no other has listed pages.
+    pub fn listed_cpus(&self) -> CpuSet {
+        let mut all = CpuSet::EMPTY;
+        self.all().for_each(|pages| all.insert_all(&pages.lists.used()));
+        all
     }
 
     /// Drains every CPU's lists; answers the same.

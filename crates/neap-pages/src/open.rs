@@ -24,18 +24,20 @@ use neap_base::platform::Errno;
 pub(crate) struct Own {
     start: usize,
     length: usize,
+    /// At the start: what is touched of it and the lists of the first CPUs share a page.
+    rest: usize,
     lists: usize,
     release: usize,
-    rest: usize,
 }
 
 impl Own {
     fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
-        // A list is a multiple of 128 bytes, and what release keeps one of 8.
+        // A list is a multiple of 128 bytes, on such a multiple; what release keeps is one of 8.
+        let rest = rest.next_multiple_of(128);
         let lists = PageLists::<T>::bytes(platform.cpus());
-        let length = (lists + Release::BYTES + rest).next_multiple_of(platform.page_size());
+        let length = (rest + lists + Release::BYTES).next_multiple_of(platform.page_size());
         let start = platform.map(length)?;
-        Ok(Own { start, length, lists: start, release: start + lists, rest: start + lists + Release::BYTES })
+        Ok(Own { start, length, rest: start, lists: start + rest, release: start + rest + lists })
     }
 }
 
@@ -136,5 +138,33 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             }
             platform.unmap(self.own.start, self.own.length);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::machine::{Opened, give, resident, shape, take_block};
+    use neap_base::virtual_platform::Virtual;
+
+    #[test]
+    fn lists_of_unused_cpus_have_no_memory() {
+        let resident_with = |cpus| {
+            let machine = Virtual::new(4096, cpus);
+            let o = Opened::new(&machine, &shape(None)).unwrap();
+            let opened = resident(o.pages.own.start, o.pages.own.length);
+            Virtual::run_on(0);
+            let held = take_block(&o, 0, 1).unwrap();
+            give(&o, held);
+            let numbers = o.pages.statistics();
+            assert!(numbers.listed > 0 && numbers.list_highs as usize == cpus * numbers.list_high as usize);
+            o.pages.verify().unwrap();
+            assert_eq!(o.pages.listed_on(cpus - 1), Some(0));
+            assert_eq!(o.pages.list_high_on(cpus - 1), Some(numbers.list_high));
+            assert_eq!(o.pages.drain_all(&machine), (numbers.listed, 0));
+            (0..cpus).for_each(|cpu| _ = o.pages.drain_cpu(&machine, cpu));
+            o.pages.tick(&machine);
+            (opened, resident(o.pages.own.start, o.pages.own.length))
+        };
+        assert_eq!(resident_with(1024), resident_with(2));
     }
 }

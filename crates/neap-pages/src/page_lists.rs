@@ -2,7 +2,8 @@
 //!
 //! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
 //! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
-//! links and unlinks, and gives chains to the zone after unlocking. How many pages a CPU's lists keep is what their
+//! links and unlinks, and gives chains to the zone after unlocking. Lists are made under the lock when they are first
+//! used on a CPU; before that they are zeroes that were never written, and walks over CPUs do not look at them. How many pages a CPU's lists keep is what their
 //! [`Policy`] says at the moment (and up to seven more, where blocks of mixed order do not come out even); its numbers lie
 //! beside the lists and change under their lock, by the events that are told to it here. What has not changed for a whole
 //! interval goes back to the zone.
@@ -17,6 +18,8 @@ use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::cpu_lock::CpuGuard;
 use neap_base::{CpuLock, Order, Pfn};
+use neap_os::topology::{CpuSet, MAX_CPUS};
+use neap_os::used_cpus::UsedCpus;
 
 /// Orders that are listed: 0 to 3.
 pub(crate) const LISTED_ORDERS: usize = 4;
@@ -175,6 +178,8 @@ pub(crate) struct Busy;
 pub(crate) struct PageLists<T> {
     slots: *const CpuLock<PageList<T>>,
     cpus: usize,
+    /// CPUs whose lists were made.
+    used: UsedCpus,
     pub(crate) limits: Limits,
     /// What the zone had the last time that somebody looked.
     free: AtomicU32,
@@ -205,17 +210,13 @@ impl<T: Policy> PageLists<T> {
         cpus * size_of::<CpuLock<PageList<T>>>()
     }
 
-    /// Empty lists at an address.
+    /// Empty lists at an address; nothing is written there.
     ///
     /// # Safety
-    /// [`PageLists::bytes`] bytes there, aligned to a page, belong to this value alone for as long as it lives.
+    /// [`PageLists::bytes`] zeroes there, aligned to a page, belong to this value alone for as long as it lives.
     pub(crate) unsafe fn at(address: usize, limits: Limits) -> PageLists<T> {
         let slots = core::ptr::with_exposed_provenance_mut::<CpuLock<PageList<T>>>(address);
-        let cpus = limits.cpus as usize;
-        for cpu in 0..cpus {
-            // SAFETY: inside the bytes that the caller gave.
-            unsafe { slots.add(cpu).write(CpuLock::new(PageList::empty(&limits))) };
-        }
+        let cpus = (limits.cpus as usize).min(MAX_CPUS);
         let zero = || AtomicU64::new(0);
         let (free, reclaiming, level) = (AtomicU32::new(u32::MAX), AtomicBool::new(false), AtomicU8::new(0));
         let untold = AtomicBool::new(false);
@@ -223,6 +224,7 @@ impl<T: Policy> PageLists<T> {
         PageLists {
             slots,
             cpus,
+            used: UsedCpus::new(),
             limits,
             free,
             reclaiming,
@@ -250,18 +252,47 @@ impl<T: Policy> PageLists<T> {
 
     #[inline]
     fn slot(&self, cpu: usize) -> &CpuLock<PageList<T>> {
-        // SAFETY: below `cpus`, so one of the slots that `at` wrote.
+        // SAFETY: below `cpus`, so one of the slots that `at` was given. Zeroes are a free lock, and a list that is not made.
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
+    }
+
+    /// CPUs whose lists were made, at this moment: no other has any pages.
+    pub(crate) fn used(&self) -> CpuSet {
+        self.used.now()
+    }
+
+    /// A CPU's lists, from any CPU; `None`: they are held. The CPU is a used one.
+    fn remote(&self, cpu: usize) -> Option<CpuGuard<'_, PageList<T>>> {
+        self.slot(cpu).lock_bounded(TRIES)
+    }
+
+    fn is_used(&self, cpu: usize) -> bool {
+        self.used.contains(cpu.min(self.cpus - 1))
+    }
+
+    /// Makes a CPU's lists, when they are first used.
+    #[cold]
+    #[inline(never)]
+    fn make(&self, cpu: usize, list: &mut PageList<T>) {
+        *list = PageList::empty(&self.limits);
+        // The lock is held: a walk that does not see the CPU yet comes before whatever is done with the lists.
+        self.used.insert(cpu.min(self.cpus - 1));
     }
 
     /// The CPU's lists, if nobody has them.
     #[inline]
     pub(crate) fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList<T>>, Busy> {
-        if !T::LOCKED {
+        let mut list = if T::LOCKED {
+            self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())?
+        } else {
             // SAFETY: who opened lists of such a policy promised that nobody else uses this CPU's.
-            return Ok(unsafe { self.slot(cpu).assume() });
+            unsafe { self.slot(cpu).assume() }
+        };
+        // Under the lock, so that one thread finds that there are none.
+        if !self.is_used(cpu) {
+            self.make(cpu, &mut list);
         }
-        self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())
+        Ok(list)
     }
 
     #[cold]
@@ -391,7 +422,10 @@ impl<T: Policy> PageLists<T> {
     /// Detaches what a CPU's lists have too much, from any CPU. The pages are counted as travelling before the list is
     /// unlocked. `None`: somebody held it.
     pub(crate) fn detach(&self, frames: &Frames, zone: &Zone, cpu: usize, why: Why) -> Option<Detached> {
-        let mut list = self.slot(cpu).lock_bounded(TRIES)?;
+        if !self.is_used(cpu) {
+            return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], pages: 0, left: 0 });
+        }
+        let mut list = self.remote(cpu)?;
         let (now, supply) = (list.now(), self.supply());
         let pages = match why {
             Why::Wanted => {
@@ -409,28 +443,37 @@ impl<T: Policy> PageLists<T> {
 
     /// The most pages that a CPU's lists keep at the moment, and how many move at once.
     pub(crate) fn sizes(&self, cpu: usize) -> Option<(u32, u32)> {
-        let list = self.slot(cpu).lock_bounded(TRIES)?;
+        if !self.is_used(cpu) {
+            return Some(self.first_sizes());
+        }
+        let list = self.remote(cpu)?;
         Some((list.policy.high(), list.policy.batch(&self.limits)))
+    }
+
+    /// What [`PageLists::sizes`] answers for lists that are new.
+    pub(crate) fn first_sizes(&self) -> (u32, u32) {
+        let policy = T::new(&self.limits);
+        (policy.high(), policy.batch(&self.limits))
     }
 
     /// Whether time would change nothing more about a CPU's lists.
     #[cfg(feature = "lab")]
     pub(crate) fn is_settled(&self, cpu: usize) -> bool {
-        let list = self.slot(cpu).lock_bounded(TRIES);
-        list.is_some_and(|list| list.count == 0 && list.policy.is_settled(&self.limits))
+        let settled = |list: CpuGuard<'_, PageList<T>>| list.count == 0 && list.policy.is_settled(&self.limits);
+        !self.is_used(cpu) || self.remote(cpu).is_some_and(settled)
     }
 
     /// Pages in a CPU's lists.
     pub(crate) fn count(&self, cpu: usize) -> Option<u32> {
-        Some(self.slot(cpu).lock_bounded(TRIES)?.count)
+        if self.is_used(cpu) { Some(self.remote(cpu)?.count) } else { Some(0) }
     }
 
     /// Follows every link; answers the pages of all CPUs.
     pub(crate) fn verify(&self, frames: &Frames) -> Result<u32, Finding> {
         let mut sum = 0;
-        for cpu in 0..self.cpus {
+        for cpu in self.used().iter() {
             let taken = Finding { what: "CPU list held while nobody runs", page: Pfn::NONE, expected: 0, found: 1 };
-            let guard = self.slot(cpu).lock_bounded(TRIES).ok_or(taken)?;
+            let guard = self.remote(cpu).ok_or(taken)?;
             let mut pages = 0;
             for (order, list) in guard.lists.iter().enumerate() {
                 let (mut at, mut before) = (list.ends.head, Pfn::NONE);

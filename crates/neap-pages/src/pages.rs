@@ -384,7 +384,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Pages in all lists, but for those that somebody holds.
     pub fn listed(&self) -> u32 {
-        (0..self.lists.cpus()).filter_map(|cpu| self.lists.count(cpu)).sum()
+        self.lists.used().iter().filter_map(|cpu| self.lists.count(cpu)).sum()
     }
 
     /// Pages that are handed out, but for holes, or in lists.
@@ -405,9 +405,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// The numbers; each is right for some moment, together they are when nobody runs.
     pub fn statistics(&self) -> Statistics {
         let listed = self.listed();
-        let sizes = (0..self.lists.cpus()).filter_map(|cpu| self.lists.sizes(cpu));
+        let used = self.lists.used();
+        let (first, unused) = (self.lists.first_sizes(), (self.lists.cpus() - used.count()) as u32);
+        // Lists that were never used may keep what new ones may.
+        let start = if unused > 0 { (unused * first.0, first.0, first.1) } else { (0, 0, 0) };
+        let sizes = used.iter().filter_map(|cpu| self.lists.sizes(cpu));
         let (list_highs, list_high, list_batch) =
-            sizes.fold((0, 0, 0), |(sum, high, batch), list| (sum + list.0, list.0.max(high), list.1.max(batch)));
+            sizes.fold(start, |(sum, high, batch), list| (sum + list.0, list.0.max(high), list.1.max(batch)));
         let (mapped_bytes, table_bytes) = self.arena.mapped();
         let inner = self.zone.lock();
         Statistics {

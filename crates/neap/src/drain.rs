@@ -117,9 +117,15 @@ impl<P: Platform> Core<P> {
         Ok(Left { lists: cpus, stacks: cpus, barns })
     }
 
+    /// Takes CPUs out of what is left whose lists or stacks were never used: there is nothing to drain.
+    fn leave_unused(&self, left: &mut Left) {
+        left.lists.intersect(&self.objects.pages.listed_cpus());
+        left.stacks.intersect(&self.objects.slots.used());
+    }
+
     /// One try at everything that is left, until it is to `stop`. Inside the gate.
     fn drain_once(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
-        let (platform, cpus) = (&self.objects.platform, 0..self.objects.slots.cpus());
+        let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);
         // Slabs that become free went to the lists of the CPUs that this thread was on, whichever was asked for.
         let emptied = |left: &mut Left, drained: &mut Drained, before: usize, objects: u64| {
@@ -127,10 +133,9 @@ impl<P: Platform> Core<P> {
             [before, platform.cpu()].into_iter().for_each(|cpu| left.lists.insert(cpu));
             self.drain_lists(left, drained, stop);
         };
-        for cpu in cpus {
+        for cpu in left.stacks.iter() {
             let here = platform.cpu();
-            if left.stacks.contains(cpu)
-                && !stop()
+            if !stop()
                 && let Some(objects) = self.objects.drain_cpu(cpu, |_| true)
             {
                 left.stacks.remove(cpu);
@@ -151,8 +156,8 @@ impl<P: Platform> Core<P> {
     }
 
     fn drain_lists(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
-        for cpu in 0..self.objects.slots.cpus() {
-            if left.lists.contains(cpu) && !stop() {
+        for cpu in left.lists.iter() {
+            if !stop() {
                 let (pages, held) = self.objects.pages.drain_cpu(&self.objects.platform, cpu);
                 drained.pages += u64::from(pages);
                 if held == 0 {
@@ -165,6 +170,7 @@ impl<P: Platform> Core<P> {
     /// Empties every cache into the zone, as far as one try gets or until it is to `stop`; answers how many pages that were. Inside the gate.
     pub(crate) fn drain_everything(&self, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
+        self.leave_unused(&mut left);
         let mut drained = Drained::default();
         self.drain_once(&mut left, &mut drained, stop);
         // This thread may have been on any CPU when slabs became free.
@@ -189,7 +195,7 @@ impl<P: Platform> Mm<P> {
     /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets. Inside the gate.
     pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
         let closing = || self.gate.is_closed();
-        for cpu in (0..core.objects.slots.cpus()).take_while(|_| !closing()) {
+        for cpu in core.objects.slots.used().iter().take_while(|_| !closing()) {
             _ = core.objects.drain_cpu(cpu, &wanted);
         }
         Class::all().filter(|&class| wanted(class)).for_each(|class| _ = core.objects.trim_barn(class, true, &closing));
@@ -214,6 +220,7 @@ impl<P: Platform> Mm<P> {
         let (platform, pages) = (&core.objects.platform, &core.objects.pages);
         let mut left = core.scope(scope)?;
         drained.cpus = left.lists.count() as u32;
+        core.leave_unused(&mut left);
         let free =
             || scope.node.map_or_else(|| pages.free_pages(), |node| pages.node(node as usize).free_pages().into());
         let enough = || scope.until.is_some_and(|wanted| free() >= wanted);

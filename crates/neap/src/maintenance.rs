@@ -444,8 +444,7 @@ impl<P: Platform> Core<P> {
             self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
         }
         // A rest is taken up too soon to tell which stacks are idle.
-        let cpus = if now.is_some() { self.objects.slots.cpus() } else { 0 };
-        for cpu in 0..cpus {
+        for cpu in self.objects.slots.used().iter().filter(|_| now.is_some()) {
             let mut idle = [false; CLASSES];
             let (mut any, mut active) = (false, false);
             for class in Class::all() {

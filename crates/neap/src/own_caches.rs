@@ -102,10 +102,11 @@ impl Cache {
 }
 
 impl<P: Platform> Core<P> {
-    /// All CPUs, this one last: it may need what it has again at once.
+    /// All CPUs that may cache something, this one last: it may need what it has again at once.
     fn cpus(&self) -> impl Iterator<Item = usize> {
         let (cpus, here) = (self.objects.slots.cpus(), self.objects.platform.cpu());
-        (1..=cpus).map(move |step| (here + step) % cpus)
+        let used = self.used_cpus();
+        (1..=cpus).map(move |step| (here + step) % cpus).filter(move |&cpu| used.contains(cpu))
     }
 
     /// Of these, those whose nearest node that is.

@@ -315,7 +315,8 @@ impl<P: Platform> Core<P> {
         self.describe_nodes(text)?;
         map_report::describe(mm, text)?;
         write!(text, "\"classes\":")?;
-        let classes = Class::all().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
+        let classes =
+            self.classes_with_slabs().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
         text.list(classes, |text, class| {
             write!(text, "{{\"size\":{},\"slabs\":{},\"objects\":{},", class.size, class.slabs, class.objects)?;
             write!(text, "\"in_slabs\":{},\"holes\":{},", class.in_slabs, class.holes)?;
@@ -323,7 +324,7 @@ impl<P: Platform> Core<P> {
         })?;
         write!(text, ",\"cpus\":")?;
         let page_lists = |cpu| self.objects.pages.listed_on(cpu).unwrap_or(0);
-        let cpus = (0..self.objects.slots.cpus()).map(|cpu| (cpu, self.cached_on(cpu), page_lists(cpu)));
+        let cpus = self.used_cpus().iter().map(|cpu| (cpu, self.cached_on(cpu), page_lists(cpu)));
         let cpus = cpus.filter(|&(_, (_, stacks), pages)| stacks > 0 || pages > 0);
         text.list(cpus, |text, (cpu, (bytes, stacks), pages)| {
             let kind = kind_name(self.objects.slots.kind(&self.objects.platform, cpu));

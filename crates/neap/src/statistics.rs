@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Kind;
+use neap_os::topology::CpuSet;
 
 /// Where the bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn class_numbers(&self, class: Class) -> ClassNumbers {
         let objects = &self.objects;
         let mut in_slots = 0;
-        for cpu in 0..objects.slots.cpus() {
+        for cpu in objects.slots.used().iter() {
             in_slots += u64::from(objects.slots.peek(&objects.platform, cpu, class).count);
         }
         let (mut slabs, mut holes, mut in_slabs, mut in_barn) = (0, 0, 0, 0);
@@ -88,12 +89,26 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    /// Classes that may have slabs: none where no page is handed out. Before the first allocation the numbers are written
+    /// without a look at any class.
+    pub(crate) fn classes_with_slabs(&self) -> impl Iterator<Item = Class> {
+        let any = (0..self.objects.pages.nodes()).any(|node| self.objects.pages.node(node).used() > 0);
+        Class::all().filter(move |_| any)
+    }
+
+    /// CPUs that have stacks or page lists: no other caches anything.
+    pub(crate) fn used_cpus(&self) -> CpuSet {
+        let mut used = self.objects.slots.used();
+        used.insert_all(&self.objects.pages.listed_cpus());
+        used
+    }
+
     /// Where the bytes are.
     pub(crate) fn usage(&self) -> Usage {
         let page = self.objects.pages.page_size() as u64;
         let pages = self.objects.pages.statistics();
         let (mut cached, mut in_slabs, mut slab_pages) = (0, 0, 0);
-        for class in Class::all() {
+        for class in self.classes_with_slabs() {
             let numbers = self.class_numbers(class);
             let free = numbers.in_slabs + numbers.in_barn + numbers.in_slots;
             let holes = numbers.holes * page;

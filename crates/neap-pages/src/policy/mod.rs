@@ -150,6 +150,8 @@ pub struct Supply<'a> {
 }
 
 /// The numbers of one list, and what they say to each event. An event never waits and never fails.
+///
+/// All zeroes are a valid value, if no sensible one: what the memory of lists holds before these are made.
 pub trait Policy: Copy + core::fmt::Debug {
     /// Whether owners lock their lists. Nothing that runs a program says no.
     const LOCKED: bool = true;
