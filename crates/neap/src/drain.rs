@@ -44,7 +44,7 @@ pub struct Drained {
     pub pages: u64,
     /// Objects that went from stacks and barns to their slabs. Slabs that are free then are among the pages.
     pub objects: u64,
-    /// CPUs that were looked at.
+    /// CPUs of the scope, those included that never cached anything.
     pub cpus: u32,
     /// Lists and stacks that somebody held each time, or whose CPU could not be fenced, and nodes whose barns a fork kept
     /// from being emptied: they are as they were.

@@ -185,8 +185,10 @@ fn a_cpu_that_cannot_be_fenced_is_tried_again_and_then_reported() {
     let stacks = in_stacks(&mm);
     machine.failing_fences.store(usize::MAX, Relaxed);
     let refused = mm.drain(&Scope::ALL).unwrap();
-    assert_eq!((refused.skipped, in_stacks(&mm)), (refused.cpus, stacks), "{refused:?}");
-    assert!(refused.retried >= refused.cpus && refused.pages > 0, "what can be had is taken: {refused:?}");
+    // CPUs that were never used need no fence. How many were is the scheduler's choice.
+    assert!((1..=refused.cpus).contains(&refused.skipped), "{refused:?}");
+    assert_eq!(in_stacks(&mm), stacks, "{refused:?}");
+    assert!(refused.retried >= refused.skipped && refused.pages > 0, "what can be had is taken: {refused:?}");
     // The first fails, and the second try succeeds.
     machine.failing_fences.store(1, Relaxed);
     let second = mm.drain(&Scope::ALL).unwrap();
