@@ -198,7 +198,8 @@ fn a_drain_costs_a_cpu_one_fence() {
     let (machine, cpus) = (&o.platform, o.slots.cpus());
     let before = (machine.fences.load(Relaxed), o.slots.counters().0);
     (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
-    let fenced = (0..cpus).filter(|cpu| o.slots.kind(machine, *cpu) == Kind::Rseq).count();
+    let fenced = o.slots.used().iter().filter(|&cpu| o.slots.kind(machine, cpu) == Kind::Rseq).count();
+    assert!(fenced > 0 || machine.is_isolated(machine.cpu()));
     assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
     assert_eq!(o.slots.counters().0 - before.1, fenced as u32);
     assert!((0..cpus).all(|cpu| Class::all().all(|class| o.stacked(cpu, class) == 0)));

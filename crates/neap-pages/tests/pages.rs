@@ -65,7 +65,7 @@ fn the_window_and_its_tables_are_where_the_arithmetic_says() {
         shape.tables[3].lead = lead;
         let o = Opened::new(&machine, &shape).unwrap();
         let pages = &o.pages;
-        assert_eq!(pages.base() % (1 << 30), 0);
+        assert_eq!(pages.base() % (1024 * machine.page_size()), 0, "a chunk");
         let last = pages.base() + pages.limit() - 1;
         assert_eq!(pages.address(pages.pfn(last)), last + 1 - machine.page_size());
         for (index, table) in machine::tables().iter().enumerate().filter(|(_, table)| table.shift > 0) {
