@@ -21,7 +21,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
-use neap_pages::{NodePages, Shape, SideTable};
+use neap_pages::{Block, NodePages, Shape, SideTable};
 
 /// Where the tables stand in [`Shape::tables`].
 const KINDS: usize = 0;
@@ -355,6 +355,12 @@ impl<P: Platform> Objects<P> {
         if block.zero && filled >= FILLED {
             let _ = self.platform.populate(self.pages.address(block.pfn), bytes);
         }
+        self.make_slab(class, block)
+    }
+
+    /// A new slab over a block of the class's order, on no list, and its node.
+    pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<(SlabId, usize)> {
+        let shape = class.slab_shape(self.pages.page_size());
         let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
             self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
             return None;

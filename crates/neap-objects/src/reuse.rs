@@ -108,29 +108,40 @@ impl Reuse {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Makes free objects into free pages, where `pages` pages in a row are about to be asked for and
-    /// growth has passed the quantum. Returns whether objects went back into slabs. The caller is
-    /// inside the gate and holds no lock.
+    /// Makes free objects into free pages until `take` gets `pages` pages in a row without growth.
+    /// Does nothing before growth has passed the quantum. The caller is inside the gate and holds no
+    /// lock.
     #[inline]
-    pub fn reuse_before_growth(&self, pages: u32) -> bool {
-        self.pages.grown() + u64::from(pages) >= self.reuse.next.load(Relaxed) && self.reuse(pages)
+    pub fn reuse_before_growth<T>(&self, pages: u32, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+        let is_due = self.pages.grown() + u64::from(pages) >= self.reuse.next.load(Relaxed);
+        if is_due { self.reuse(pages, &mut take) } else { None }
     }
 
     #[cold]
-    fn reuse(&self, pages: u32) -> bool {
+    fn reuse<T>(&self, pages: u32, take: &mut dyn FnMut() -> Option<T>) -> Option<T> {
         if self.reuse.stage.load(Relaxed) == IDLE && !self.begin_sweep() {
-            return false;
+            return None;
         }
         let (mut objects, most) = (0, OBJECTS_PER_CALL + OBJECTS_PER_PAGE * u64::from(pages));
-        while objects < most && (self.owes() || !self.pages.has_resident(&self.platform, pages)) {
+        let mut taken = None;
+        while objects < most {
+            if !self.owes() {
+                taken = take();
+                if taken.is_some() {
+                    break;
+                }
+            }
             let Some(more) = self.sweep() else {
-                self.release_scattered(pages);
+                taken = take();
+                if taken.is_none() {
+                    self.release_scattered(pages);
+                }
                 break;
             };
             objects += more;
         }
         self.reuse.counters[1].fetch_add(objects, Relaxed);
-        objects > 0
+        taken.or_else(take)
     }
 
     /// Begins a sweep if enough is not in use; otherwise puts the next look off by a quantum.
@@ -154,19 +165,18 @@ impl<P: Platform> Objects<P> {
 
     fn end_sweep(&self) {
         let reuse = &self.reuse;
-        let (resident, free) = (self.pages.resident(), self.pages.backed_free_pages());
         let little = reuse.done.load(Relaxed) < self.resident_bytes() / 32;
+        let backoff = if little { (reuse.backoff.load(Relaxed) + 1).min(MOST_BACKOFF) } else { 0 };
         // While much is free but scattered, each sweep gives some of it to the system.
-        let backs_off = little && free < resident / 16;
-        let backoff = reuse.backoff.load(Relaxed);
-        reuse.backoff.store(if backs_off { (backoff + 1).min(MOST_BACKOFF) } else { 0 }, Relaxed);
+        reuse.backoff.store(if self.is_scattered() { 0 } else { backoff }, Relaxed);
         let grown = self.pages.grown().saturating_sub(reuse.began.load(Relaxed));
         reuse.counters[2].fetch_add(grown, Relaxed);
         self.put_off();
     }
 
     fn put_off(&self) {
-        let quantum = (self.resident_bytes() / 32).max(LEAST_QUANTUM) << self.reuse.backoff.load(Relaxed);
+        let most = (self.resident_bytes() / 32).max(LEAST_QUANTUM) << self.reuse.backoff.load(Relaxed);
+        let quantum = if self.is_scattered() { LEAST_QUANTUM } else { most };
         self.reuse.next.store(self.pages.grown() + (quantum >> self.pages.page_shift()), Relaxed);
     }
 
@@ -176,15 +186,17 @@ impl<P: Platform> Objects<P> {
         self.reuse.done.load(Relaxed) < (grown << self.pages.page_shift()) * PER_GROWN_BYTE
     }
 
-    /// Gives free pages to the system that no sweep makes whole enough for `pages` pages in a row:
-    /// what is about to be taken from the system takes their place. Not while an isolated CPU would
-    /// be interrupted.
+    /// Whether more than a sixteenth of what is resident is free, which a sweep is not to leave.
+    fn is_scattered(&self) -> bool {
+        self.pages.backed_free_pages() > self.pages.resident() / 16
+    }
+
+    /// Gives free pages to the system that the sweep has not made whole enough for `pages` pages in a
+    /// row: what is about to be taken from the system takes their place. Not while an isolated CPU
+    /// would be interrupted.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
-        if free > resident / 16
-            && !self.pages.has_resident(&self.platform, pages)
-            && !self.platform.is_isolated_cpu_in_use()
-        {
+        if self.is_scattered() && !self.platform.is_isolated_cpu_in_use() {
             let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
             let wanted = (free - resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));

@@ -11,7 +11,7 @@ use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::{On, SlabId};
 use core::ptr::NonNull;
-use neap_base::Platform;
+use neap_base::{Order, Platform};
 
 impl<P: Platform> Objects<P> {
     /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
@@ -22,9 +22,10 @@ impl<P: Platform> Objects<P> {
         if taken > 0 {
             return taken;
         }
-        if self.reuse_before_growth(1 << class.slab_shape(self.pages.page_size()).order) {
-            // Objects of this class may have come back as well.
-            let taken = self.take_from_partial(near, class, most, &mut each);
+        let order = Order(class.slab_shape(self.pages.page_size()).order);
+        let resident = || self.pages.allocate_resident_block(&self.platform, order);
+        if let Some(block) = self.reuse_before_growth(order.pages(), resident) {
+            let taken = self.take_from_slab(self.make_slab(class, block), class, most, &mut each);
             if taken > 0 {
                 return taken;
             }
@@ -142,7 +143,12 @@ impl<P: Platform> Objects<P> {
 
     /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
     pub(crate) fn take_from_new(&self, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
-        let Some((slab, node)) = self.new_slab(class) else { return 0 };
+        self.take_from_slab(self.new_slab(class), class, most, each)
+    }
+
+    /// Adds a slab that was just made, if there is one, and takes from it.
+    fn take_from_slab(&self, slab: Option<(SlabId, usize)>, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
+        let Some((slab, node)) = slab else { return 0 };
         let mut cache = self.cache(node, class).lock();
         // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
         unsafe {

@@ -187,6 +187,11 @@ impl Buddy {
         Some(Block { pfn, zero: class == UNBACKED })
     }
 
+    /// Hands a block out that has memory behind some of its pages, if there is one.
+    pub(crate) fn allocate_backed_block(&mut self, order: Order) -> Option<Block> {
+        if matches!(self.find(order), Some((.., BACKED))) { self.allocate_block(order) } else { None }
+    }
+
     /// Removes a block of exactly this order from what is free, and says of which class it is.
     pub(crate) fn take(&mut self, order: Order) -> Option<(Pfn, usize)> {
         let (found, size, class) = self.find(order)?;

@@ -223,6 +223,22 @@ impl<P: Platform> NodePages<P> {
         Ok(block)
     }
 
+    /// A block of the nearest node for which no memory need come from the system: see
+    /// [`Pages::allocate_resident_block`].
+    pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
+        let block = self.node(self.nearest(platform)).allocate_resident_block(platform, order)?;
+        platform.note(Handover { pfn: block.pfn, pages: order.pages(), freed: false });
+        Some(block)
+    }
+
+    /// A run of the nearest node for which no memory need come from the system: see
+    /// [`Pages::allocate_resident_run`].
+    pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
+        let run = self.node(self.nearest(platform)).allocate_resident_run(pages, align_pages)?;
+        platform.note(Handover { pfn: run.pfn, pages, freed: false });
+        Some(run)
+    }
+
     /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
@@ -381,12 +397,6 @@ impl<P: Platform> NodePages<P> {
     /// Pages in the lists of all CPUs, but for those that are held at the moment.
     pub fn listed(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.listed())).sum()
-    }
-
-    /// Whether the nearest node probably has `pages` pages in a row without taking memory from the
-    /// system.
-    pub fn has_resident(&self, platform: &P, pages: u32) -> bool {
-        self.node(self.nearest(platform)).has_resident(platform, pages)
     }
 
     /// Pages that are free in all zones: neither handed out nor in a list nor on their way.

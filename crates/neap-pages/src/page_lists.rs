@@ -340,11 +340,6 @@ impl<T: Policy> PageLists<T> {
         quarters.min(u32::MAX.into()) as u32
     }
 
-    /// Whether a CPU's list has a block; not while another thread holds it.
-    pub(crate) fn has(&self, cpu: usize, order: Order) -> bool {
-        self.is_on() && self.own(cpu).is_ok_and(|list| list.lists[order.index()].length > 0)
-    }
-
     /// A block from this CPU's list, if it has one.
     #[inline]
     pub(crate) fn pop(&self, frames: &Frames, cpu: usize, order: Order) -> Result<Block, Missing> {

@@ -6,7 +6,7 @@
 //! none held but the arena's growth mutex. How all this comes and goes is in `open.rs`, the way back in `give_back.rs`.
 
 use crate::arena::{self, Shared};
-use crate::buddy::{BACKED, CHUNK_ORDER, take_out};
+use crate::buddy::{CHUNK_ORDER, take_out};
 use crate::chains::Chain;
 use crate::frames::{Frames, State};
 use crate::open::Own;
@@ -176,6 +176,24 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
         assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
         self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_block(order))
+    }
+
+    /// A block of 2^order pages, some of which have memory already; `None` where that would have to
+    /// come from the system.
+    pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
+        if order.index() < LISTED_ORDERS
+            && self.lists.is_on()
+            && let Ok(block) = self.lists.pop(self.frames(), platform.cpu(), order)
+        {
+            return Some(block);
+        }
+        self.zone.take_resident(&self.arena, order.pages(), |buddy| buddy.allocate_backed_block(order))
+    }
+
+    /// A run as of [`Pages::allocate_run`], some pages of which have memory already; `None` where that
+    /// would have to come from the system.
+    pub fn allocate_resident_run(&self, pages: u32, align_pages: u32) -> Option<Block> {
+        self.zone.take_resident(&self.arena, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
     }
 
     #[cold]
@@ -357,19 +375,6 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Pages that have memory behind them: used ones and free ones.
     pub fn resident(&self) -> u32 {
         self.zone.lock().resident()
-    }
-
-    /// Whether `pages` pages in a row are probably to be had without taking memory from the system.
-    pub fn has_resident(&self, platform: &P, pages: u32) -> bool {
-        let order = Order::holding(pages);
-        if order.index() < LISTED_ORDERS && self.lists.has(platform.cpu(), order) {
-            return true;
-        }
-        let inner = self.zone.lock();
-        match order <= CHUNK_ORDER {
-            true => matches!(inner.buddy.find(order), Some((_, _, BACKED))),
-            false => inner.buddy.backed_row(pages, 1).is_some(),
-        }
     }
 
     /// Pages that are free in the zone: neither handed out nor in a list nor on their way.

@@ -21,11 +21,28 @@ impl Buddy {
         } else {
             self.take_chunks(pages, align)?
         };
+        Some(self.make_run(pfn, pages))
+    }
+
+    /// Hands out a run as [`Buddy::allocate_run`] does if memory is behind some of its pages.
+    pub(crate) fn allocate_backed_run(&mut self, pages: u32, align: u32) -> Option<Block> {
+        let is_backed = match pages.max(align) <= CHUNK {
+            true => matches!(self.find(Order::holding(pages.max(align))), Some((.., BACKED))),
+            false => self.backed_row(pages, align).is_some(),
+        };
+        if is_backed {
+            return self.allocate_run(pages, align);
+        }
+        self.take_joined(pages, align).map(|pfn| self.make_run(pfn, pages))
+    }
+
+    /// Makes a run of pages that were removed from what is free.
+    fn make_run(&mut self, pfn: Pfn, pages: u32) -> Block {
         let frame = self.frames.frame(pfn);
         frame.set_owner(pages);
         frame.set_head(State::Run, Order(0));
         self.frames.set_run_owner(pfn, 0);
-        Some(Block { pfn, zero: !self.backed.any(pfn, pages) })
+        Block { pfn, zero: !self.backed.any(pfn, pages) }
     }
 
     /// Removes `pages` pages in a row, at most a chunk, from what is free.
@@ -62,7 +79,12 @@ impl Buddy {
         /// Blocks that are looked at.
         const LOOKS: usize = 8;
         let order = Order::holding(pages);
-        if align > 1 || order.0 < 2 || self.backed_free < pages || matches!(self.find(order), Some((.., BACKED))) {
+        if align > 1
+            || pages > CHUNK
+            || order.0 < 2
+            || self.backed_free < pages
+            || matches!(self.find(order), Some((.., BACKED)))
+        {
             return None;
         }
         let half = Order(order.0 - 1);

@@ -10,7 +10,7 @@ use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::page_lists::LISTED_ORDERS;
-use crate::pages::Exhausted;
+use crate::pages::{Block, Exhausted};
 use crate::populate::Population;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::mutex::Guard;
@@ -235,6 +235,24 @@ impl Zone {
             wait(platform, looks);
             looks += 1;
         }
+    }
+
+    /// Lets `take` take `pages` pages out of the buddy if the budget has room for them. Never waits,
+    /// grows or populates.
+    pub(crate) fn take_resident(
+        &self,
+        arena: &Arena,
+        pages: u32,
+        take: impl FnOnce(&mut Buddy) -> Option<Block>,
+    ) -> Option<Block> {
+        let mut inner = self.lock();
+        if !inner.fits(pages, &arena.reserve) {
+            return None;
+        }
+        let before = inner.resident();
+        let block = take(&mut inner.buddy)?;
+        self.count_growth(inner.resident().wrapping_sub(before).into());
+        Some(block)
     }
 
     pub(crate) fn add(&self, (start, pages): Grown) {

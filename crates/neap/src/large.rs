@@ -70,8 +70,10 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
-        self.objects.reuse_before_growth(count);
-        let block = pages.allocate_run(&self.objects.platform, count, align).ok()?;
+        let platform = &self.objects.platform;
+        let resident = || pages.allocate_resident_run(platform, count, align);
+        let reused = self.objects.reuse_before_growth(count, resident);
+        let block = reused.or_else(|| pages.allocate_run(platform, count, align).ok())?;
         Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
     }
 
