@@ -58,7 +58,7 @@ const MOST_BACKOFF: u32 = 2;
 
 /// No sweep is under way.
 const IDLE: u32 = 0;
-/// Barns are being emptied. The stages that follow are CPUs, whose stacks are emptied.
+/// Barns are being emptied. In the stages that follow stacks are emptied, from CPU 0 on.
 const BARNS: u32 = 1;
 
 /// Where reuse stands. All fields are heuristics: no other data depends on them.
@@ -198,7 +198,7 @@ impl<P: Platform> Objects<P> {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
         if self.is_scattered() && !self.platform.is_isolated_cpu_in_use() {
             let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
-            let wanted = (free - resident / 32).min(most) as u32;
+            let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));
             let released = near.release(&self.platform, wanted, &|| false).released;
             self.reuse.counters[3].fetch_add(released.into(), Relaxed);
@@ -216,12 +216,12 @@ impl<P: Platform> Objects<P> {
                 advance(BARNS + 1);
                 0
             })),
-            _ if (stage - BARNS) as usize <= self.slots.cpus() => {
-                let drained =
-                    if advance(stage + 1) { self.drain_cpu((stage - BARNS - 1) as usize, |_| true) } else { None };
-                Some(drained.unwrap_or(0))
-            }
             _ => {
+                let next = (stage - BARNS - 1) as usize;
+                if let Some(cpu) = self.slots.used().iter().find(|&cpu| cpu >= next) {
+                    let is_mine = advance(BARNS + 2 + cpu as u32);
+                    return Some(if is_mine { self.drain_cpu(cpu, |_| true).unwrap_or(0) } else { 0 });
+                }
                 self.pages.drain_all(&self.platform);
                 // The program may have freed more since the barns were empty.
                 let more = self.fullest_barn().is_some_and(|(bytes, ..)| bytes > self.resident_bytes() / 32);
