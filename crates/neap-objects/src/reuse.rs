@@ -193,10 +193,10 @@ impl<P: Platform> Objects<P> {
 
     /// Gives free pages to the system that the sweep has not made whole enough for `pages` pages in a
     /// row: what is about to be taken from the system takes their place. Not while an isolated CPU
-    /// would be interrupted.
+    /// would be interrupted, nor where the program wants to keep free pages.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
-        if self.is_scattered() && !self.platform.is_isolated_cpu_in_use() {
+        if self.is_scattered() && !self.pages.keeps_chunks() && !self.platform.is_isolated_cpu_in_use() {
             let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
             let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));

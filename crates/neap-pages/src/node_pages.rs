@@ -261,6 +261,11 @@ impl<P: Platform> NodePages<P> {
         self.all().for_each(|pages| pages.zone.lock().buddy.keeps_chunks = keeps);
     }
 
+    /// Whether free chunks are kept for the program, as it said by [`NodePages::keep_chunks`].
+    pub fn keeps_chunks(&self) -> bool {
+        self.first.zone.lock().buddy.keeps_chunks
+    }
+
     /// The first pages in a row, of some of a run that nobody has written to since it was handed out, that may hold something; `None` where every byte is
     /// zero.
     pub fn backed_part(&self, pages: Range<u32>) -> Option<Range<u32>> {
