@@ -196,7 +196,11 @@ impl<P: Platform> Objects<P> {
     /// would be interrupted, nor where the program wants to keep free pages.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
-        if self.is_scattered() && !self.pages.keeps_chunks() && !self.platform.is_isolated_cpu_in_use() {
+        // A run that is longer than all that is free may lie on it.
+        if free < u64::from(pages) || !self.is_scattered() || self.pages.keeps_chunks() {
+            return;
+        }
+        if !self.platform.is_isolated_cpu_in_use() {
             let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
             let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));
