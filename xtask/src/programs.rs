@@ -60,7 +60,6 @@ const PROGRAMS: &[SelfCheck] = &[
     both("producer_consumer.c", &["4", "200000"]),
     both("sandbox.c", &[]),
     neap("burst_idle.c", &["16", "32", "64"]),
-    neap("kept_memory.c", &[]),
     neap("large_tls.c", &[]),
     both("address_limit.c", &[]),
 ];

@@ -148,7 +148,8 @@ impl<P: Platform> Objects<P> {
     fn begin_sweep(&self) -> bool {
         let pages = self.pages.listed() + self.pages.backed_free_pages();
         let unused = self.free_object_bytes() + (pages << self.pages.page_shift());
-        if unused < (self.resident_bytes() / 16).max(LEAST_UNUSED) {
+        // A program that keeps free pages wants them where they are.
+        if unused < (self.resident_bytes() / 16).max(LEAST_UNUSED) || self.pages.keeps_chunks() {
             self.put_off();
             return false;
         }
@@ -193,11 +194,11 @@ impl<P: Platform> Objects<P> {
 
     /// Gives free pages to the system that the sweep has not made whole enough for `pages` pages in a
     /// row: what is about to be taken from the system takes their place. Not while an isolated CPU
-    /// would be interrupted, nor where the program wants to keep free pages.
+    /// would be interrupted.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
         // A run that is longer than all that is free may lie on it.
-        if free < u64::from(pages) || !self.is_scattered() || self.pages.keeps_chunks() {
+        if free < u64::from(pages) || !self.is_scattered() {
             return;
         }
         if !self.platform.is_isolated_cpu_in_use() {
