@@ -150,7 +150,7 @@ impl Slots {
     fn make_region(&self, number: usize) -> usize {
         let region = self.first_region() + number * REGION;
         StackId::all().for_each(|stack| clear(region, stack));
-        // SAFETY: a region begins with its mark, and this one is nobody else's.
+        // SAFETY: a region begins with its mark; only the caller has this one.
         unsafe { at::<u64>(region).write(1) };
         region
     }
@@ -235,7 +235,7 @@ impl Slots {
             self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
         for cpu in self.of_kind(platform, Kind::Rseq) {
-            // SAFETY: after fork nobody else is here.
+            // SAFETY: the child of fork has one thread, and the parent holds the gate.
             let region = unsafe { self.lock(cpu).peek() };
             self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
         }
