@@ -8,7 +8,7 @@
 //! a mapped page is not its concern.
 
 use crate::frames;
-use crate::huge_runs::{HugeRuns, IN_RUN};
+use crate::huge_runs::HugeRuns;
 use crate::pages::{MARKED, Shape};
 use crate::populate::HUGE;
 use crate::survey::Part;
@@ -22,6 +22,15 @@ use neap_base::{Mutex, Pfn, Platform};
 
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
 pub(crate) const CHUNK: u32 = 1024;
+
+/// The byte about a chunk that says where it may have memory: see [`Arena::marks`].
+const MARKS: usize = 0;
+/// The byte about a chunk that names its node, from 1; 0 in a foreign mapping.
+const NODE: usize = 1;
+/// The byte about a chunk with a bit per huge page: whether it is allowed there for a run.
+pub(crate) const IN_RUNS: usize = 2;
+/// Bytes about a chunk.
+const ABOUT_CHUNK: usize = 4;
 
 /// What is taken at once where address space costs nothing: as much again as there is, from the first to the largest of
 /// these. Not the largest at once, because a program that locks its memory (`mlockall`) has all of it populated.
@@ -256,7 +265,7 @@ impl Arena {
             let whose = |page| (self.node(Pfn(page)), self.is_in_run(Pfn(page)));
             let (owner, mut end) = (whose(start), start);
             while end < pages.end && whose(end) == owner {
-                end = end / CHUNK * CHUNK + CHUNK;
+                end = (end / HUGE.pages() + 1) * HUGE.pages();
             }
             if owner == (Some(node), false) {
                 let bytes = ((end - start) as usize) << self.page_shift;
@@ -304,7 +313,7 @@ impl Arena {
     /// The byte of the chunk of a page: a bit for each of the first [`MARKED`] named tables that may have memory there, and above those one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
-        self.about_chunk(pfn, 0)
+        self.about_chunk(pfn, MARKS)
     }
 
     /// The bit, in a chunk's byte of [`Arena::marks`], of a huge page of it: above those of the named tables.
@@ -328,15 +337,15 @@ impl Arena {
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
         // Relaxed: written before the page is known to anybody.
-        usize::from(self.about_chunk(pfn, 1).load(Relaxed) & !IN_RUN).checked_sub(1)
+        usize::from(self.about_chunk(pfn, NODE).load(Relaxed)).checked_sub(1)
     }
 
-    /// One of the two bytes about the chunk of a page.
+    /// One of the bytes about the chunk of a page: [`MARKS`], [`NODE`] or [`IN_RUNS`].
     #[inline]
     pub(crate) fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
         // The frame is asked for its check alone: the chunk table is mapped as far as the frame table.
         let _ = self.frames.frame(pfn);
-        let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * 2 + byte;
+        let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * ABOUT_CHUNK + byte;
         // SAFETY: mapped, and accessed as atomic bytes alone.
         unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(address)) }
     }
@@ -466,7 +475,7 @@ impl Arena {
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
         let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
         for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {
-            self.about_chunk(Pfn(chunk), 1).store(node as u8 + 1, Relaxed);
+            self.about_chunk(Pfn(chunk), NODE).store(node as u8 + 1, Relaxed);
         }
         growth.ends[node] = first.0 + pages;
         self.limit.store(growth.end, Relaxed);

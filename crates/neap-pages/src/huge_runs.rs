@@ -1,47 +1,61 @@
-//! Huge pages behind long runs, where the system gives them to everybody.
+//! Huge pages behind long runs.
 //!
-//! Sits between runs and `madvise`. The arena refuses huge pages, or the kernel would put memory back behind what was released
-//! ([`populate`](crate::populate)). A system that gives them to everybody (`always`) gives them to large allocations of any
-//! other malloc: so they are allowed behind the chunks that lie wholly in a run, for as long as they do. A system that gives
-//! them to who asks (`madvise`) is not asked: a run may never be touched as a whole.
+//! # Design
+//! The arena refuses huge pages, because the kernel would put memory back behind released pages
+//! ([`populate`](crate::populate)). A run allows them behind the aligned parts of 2 MiB that lie
+//! wholly in it, until it is freed:
 //!
-//! The most is [`MOST`] runs at a time: each may leave two mappings more. And none on a machine with isolated CPUs: what the kernel puts
-//! together later flushes address translations on every CPU of the process.
+//! - Where the system gives huge pages to every mapping (`always`), each run with such a part does.
+//! - Where it gives them on request (`madvise`), a run does that is at most as long as everything
+//!   else that is resident. A sparse run then costs at most as much memory as the rest, and the
+//!   arrays of a growing program come without small faults.
 //!
-//! No locks: whoever calls has the run, so nobody else has a say about its chunks. A bit of each says so to the tick, which
-//! forbids again what populations have allowed between the first and the last of them:
+//! At most [`MOST`] runs do at a time: each may leave two more mappings. None does on a machine
+//! with isolated CPUs: khugepaged flushes address translations on every CPU of the process.
 //!
-//! 1. the tick finds no bit; 2. somebody takes the run, allows and sets it; 3. the tick forbids. Then this run has small
-//!    pages, which is no harm. The other way around there is none: a run that is given back is forbidden by its owner, before.
+//! # Concurrency
+//! No locks: the caller owns the run, so no other thread changes the advice on its parts. A bit of
+//! each part tells the tick, which forbids what populations have allowed between the first and the
+//! last of them:
+//!
+//! | tick | owner of a run |
+//! |---|---|
+//! | 1. finds no bit | |
+//! | | 2. takes the run, allows huge pages, sets the bit |
+//! | 3. forbids huge pages | |
+//!
+//! The run then has small pages, which is correct. The opposite error cannot occur: the owner
+//! forbids huge pages before it frees the run.
 
-use crate::arena::{Arena, CHUNK};
+use crate::arena::{Arena, CHUNK, IN_RUNS};
 use crate::populate::HUGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Pfn, Platform};
 
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
 const MOST: u32 = 8192;
 
-/// The bit of a chunk's second byte that says that huge pages are allowed there for a run; the others are its node, from 1.
-pub(crate) const IN_RUN: u8 = 1 << 7;
-const _: () = assert!(MAX_NODES < IN_RUN as usize);
+/// Pages of a huge page.
+const UNIT: u32 = HUGE.pages();
 
-/// Whether runs have huge pages, and how many do.
+/// Which runs have huge pages, and how many do.
 #[derive(Debug)]
 pub(crate) struct HugeRuns {
-    given: bool,
+    /// Some do.
+    wanted: bool,
+    /// The system gives huge pages to every mapping.
+    for_all: bool,
     count: AtomicU32,
 }
 
 impl HugeRuns {
-    /// If they are `wanted` and the system gives them to everybody.
+    /// Runs have huge pages if they are `wanted` and every CPU may be interrupted.
     pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
         // The kernel's huge pages are 2 MiB where pages are 4 KiB.
-        let any = wanted && platform.page_size() == 4096 && platform.gives_huge_pages();
-        let given = any && !(0..platform.cpus()).any(|cpu| platform.is_isolated(cpu));
-        HugeRuns { given, count: AtomicU32::new(0) }
+        let wanted = wanted && platform.page_size() == 4096;
+        let wanted = wanted && !(0..platform.cpus()).any(|cpu| platform.is_isolated(cpu));
+        HugeRuns { wanted, for_all: wanted && platform.gives_huge_pages(), count: AtomicU32::new(0) }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -49,69 +63,84 @@ impl HugeRuns {
     }
 }
 
-/// The pages of the chunks that lie wholly in a run; where there are none, where the first could be.
-fn whole_chunks(pfn: Pfn, pages: u32) -> Range<u32> {
-    let start = pfn.0.next_multiple_of(CHUNK);
-    start..((pfn.0 + pages) / CHUNK * CHUNK).max(start)
+/// The pages of the huge pages that lie wholly in a run; an empty range where the first could begin
+/// if there are none.
+fn whole_units(pfn: Pfn, pages: u32) -> Range<u32> {
+    let start = pfn.0.next_multiple_of(UNIT);
+    start..((pfn.0 + pages) / UNIT * UNIT).max(start)
 }
 
 impl Arena {
-    /// Whether a run of so many pages may have huge ones.
-    pub(crate) fn may_be_huge(&self, pages: u32) -> bool {
-        pages >= CHUNK && self.huge_runs.given
+    /// Whether a run of so many pages is to have huge ones. `resident` counts all resident pages,
+    /// and the run as if it were.
+    pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
+        let HugeRuns { wanted, for_all, .. } = self.huge_runs;
+        wanted && pages >= UNIT && (for_all || pages <= resident / 2)
     }
 
-    /// Lets huge pages stand behind a run of `new` pages that had `old` so far, and no longer behind what it loses. To be
-    /// called while all of these are the caller's. Answers where the system would not forbid them: somebody has to try again.
-    pub(crate) fn resize_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
-        if !self.may_be_huge(old.max(new)) {
+    /// Allows huge pages behind what a run gains that had `old` pages and has `new` ones. If it has
+    /// none behind its first whole part, none are allowed behind later ones. The caller owns the
+    /// run.
+    pub(crate) fn allow_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
+        let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
+        let is_counted = || self.is_in_run(Pfn(before.start));
+        if after.end > before.end && if before.is_empty() { self.count_huge_run() } else { is_counted() } {
+            self.advise_run(platform, &(before.end..after.end), true);
+        }
+    }
+
+    /// Forbids huge pages behind what a run loses that had `old` pages and will have `new` ones. The
+    /// caller owns all of the old ones. Returns the pages that the system refused to forbid them
+    /// for; the caller leaves them to the next tick.
+    pub(crate) fn forbid_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
+        if !self.huge_runs.wanted || old < UNIT {
             return None;
         }
-        let (before, after) = (whole_chunks(pfn, old), whole_chunks(pfn, new));
-        // A run has them from its first chunk on.
-        let counted = !before.is_empty() && self.is_in_run(Pfn(before.start));
-        if after.end > before.end {
-            let more = before.end..after.end;
-            if counted || before.is_empty() && self.count_huge_run() {
-                self.advise_run(platform, &more, true);
-            }
-        } else if counted {
-            if after.is_empty() {
-                self.huge_runs.count.fetch_sub(1, Relaxed);
-            }
-            let less = after.end..before.end;
-            return (!self.advise_run(platform, &less, false)).then_some(less);
+        let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
+        if before.is_empty() || !self.is_in_run(Pfn(before.start)) {
+            return None;
         }
-        None
+        if after.is_empty() {
+            self.huge_runs.count.fetch_sub(1, Relaxed);
+        }
+        let lost = after.end..before.end;
+        (!self.advise_run(platform, &lost, false)).then_some(lost)
     }
 
-    /// Counts one more run with huge pages, unless there are as many as there may be.
+    /// Counts one more run with huge pages; `false` at the limit.
     fn count_huge_run(&self) -> bool {
         let count = &self.huge_runs.count;
         count.fetch_update(Relaxed, Relaxed, |count| (count < MOST).then_some(count + 1)).is_ok()
     }
 
-    /// Whether huge pages are allowed behind the chunk of a page because it lies in a run.
+    /// Whether a page is in a part of a run behind which huge pages are allowed.
     pub(crate) fn is_in_run(&self, pfn: Pfn) -> bool {
-        self.about_chunk(pfn, 1).load(Relaxed) & IN_RUN != 0
+        self.about_chunk(pfn, IN_RUNS).load(Relaxed) & run_bit(pfn) != 0
     }
 
-    /// Tells the system, and notes of each chunk, whether huge pages may stand behind it for a run; those that come are huge ones for whoever
-    /// releases the chunk. Answers whether the system did so.
-    fn advise_run<P: Platform>(&self, platform: &P, chunks: &Range<u32>, allowed: bool) -> bool {
-        let bytes = chunks.len() << self.page_shift();
-        let done = bytes == 0 || platform.huge_pages(self.address(Pfn(chunks.start)), bytes, allowed).is_ok();
-        for chunk in chunks.clone().step_by(CHUNK as usize).map(Pfn) {
-            let byte = self.about_chunk(chunk, 1);
+    /// Tells the system, and notes of each part, whether huge pages may stand behind it for a run.
+    /// Releasing the part splits them. Returns whether the system agreed.
+    fn advise_run<P: Platform>(&self, platform: &P, parts: &Range<u32>, allowed: bool) -> bool {
+        let bytes = parts.len() << self.page_shift();
+        let done = bytes == 0 || platform.huge_pages(self.address(Pfn(parts.start)), bytes, allowed).is_ok();
+        for part in parts.clone().step_by(UNIT as usize).map(Pfn) {
+            // Relaxed: the owner's tick reads a hint; see the table above.
+            let byte = self.about_chunk(part, IN_RUNS);
             if allowed {
-                byte.fetch_or(IN_RUN, Relaxed);
-                (0..CHUNK).step_by(HUGE.pages() as usize).for_each(|page| self.note_huge(chunk.plus(page)));
+                byte.fetch_or(run_bit(part), Relaxed);
+                self.note_huge(part);
             } else {
-                byte.fetch_and(!IN_RUN, Relaxed);
+                byte.fetch_and(!run_bit(part), Relaxed);
             }
         }
         done
     }
+}
+
+/// The bit of the huge page of `pfn` in its chunk's byte [`IN_RUNS`].
+fn run_bit(pfn: Pfn) -> u8 {
+    const { assert!(CHUNK / UNIT <= u8::BITS) };
+    1 << (pfn.0 / UNIT % (CHUNK / UNIT))
 }
 
 #[cfg(test)]
@@ -119,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_in_a_run_with_all_its_pages() {
-        let chunks = |pfn, pages| whole_chunks(Pfn(pfn), pages);
-        assert_eq!((chunks(2048, 1024), chunks(2048, 1023), chunks(2048, 3000)), (2048..3072, 2048..2048, 2048..4096));
-        assert_eq!((chunks(2049, 2046), chunks(2049, 2047), chunks(2049, 0)), (3072..3072, 3072..4096, 3072..3072));
+    fn a_part_is_in_a_run_with_all_its_pages() {
+        let parts = |pfn, pages| whole_units(Pfn(pfn), pages);
+        assert_eq!((parts(1024, 512), parts(1024, 511), parts(1024, 1500)), (1024..1536, 1024..1024, 1024..2048));
+        assert_eq!((parts(1025, 1022), parts(1025, 1023), parts(1025, 0)), (1536..1536, 1536..2048, 1536..1536));
     }
 }

@@ -284,11 +284,16 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Lets huge pages stand behind a run, where the system gives them to everybody, or not: before its pages are moved
-    /// ([`Platform::move_pages`]), which takes one mapping, it must not.
-    pub fn huge_run(&self, platform: &P, pfn: Pfn, pages: u32, allowed: bool) {
-        let (old, new) = if allowed { (0, pages) } else { (pages, 0) };
-        self.node(self.node_of(pfn)).resize_huge(platform, pfn, old, new);
+    /// Allows huge pages behind a run, if it is worth them, after its pages have come from elsewhere
+    /// ([`Platform::move_pages`]).
+    pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
+    }
+
+    /// Forbids huge pages behind a run before its pages are moved ([`Platform::move_pages`]), which
+    /// takes a single mapping.
+    pub fn forbid_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.node(self.node_of(pfn)).forbid_huge(platform, pfn, pages, 0);
     }
 
     /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17

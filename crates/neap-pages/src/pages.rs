@@ -256,15 +256,16 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // `populate` looks at the order: a long run may never be touched as a whole.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
-        let mut fresh = false;
+        let mut is_huge = false;
         let run = self.zone.acquire(&self.arena, platform, wanted, |buddy, _| {
             let run = buddy.allocate_run(pages, align_pages)?;
-            fresh = self.arena.may_be_huge(pages) && buddy.count_backed(run.pfn, pages) < pages;
+            let resident = buddy.managed - buddy.free + buddy.backed_free;
+            // Memory that is there already will not come in huge pages.
+            is_huge = self.arena.is_worth_huge(pages, resident) && buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
-        // What is there already will not come in huge pages, so nothing is said of it.
-        if fresh {
-            self.resize_huge(platform, run.pfn, 0, pages);
+        if is_huge {
+            self.arena.allow_huge(platform, run.pfn, 0, pages);
         }
         Ok(run)
     }
@@ -288,13 +289,21 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        self.resize_huge(platform, pfn, pages, 0);
+        self.forbid_huge(platform, pfn, pages, 0);
         self.zone.lock().buddy.free_run(pfn, pages, false);
     }
 
-    /// See [`Arena::resize_huge`](arena::Arena::resize_huge); what the system would not forbid is left to the next tick.
-    pub(crate) fn resize_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
-        if let Some(left) = self.arena.resize_huge(platform, pfn, old, new) {
+    /// Allows huge pages behind a run whose pages have been moved there, if it is worth them.
+    pub(crate) fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
+        let resident = self.zone.lock().resident();
+        if self.arena.is_worth_huge(pages, resident) {
+            self.arena.allow_huge(platform, pfn, 0, pages);
+        }
+    }
+
+    /// Forbids huge pages behind what a run of `old` pages loses when it becomes one of `new` pages.
+    pub(crate) fn forbid_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
+        if let Some(left) = self.arena.forbid_huge(platform, pfn, old, new) {
             self.zone.forbid_later(&left);
         }
     }
@@ -314,7 +323,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
         if new < old {
-            self.resize_huge(platform, pfn, old, new);
+            self.forbid_huge(platform, pfn, old, new);
         }
         loop {
             let mut inner = self.zone.lock();
@@ -323,12 +332,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             }
             let before = inner.resident();
             if inner.buddy.resize_run(pfn, old, new) {
+                let resident = inner.resident();
                 if new > old {
-                    self.zone.count_growth(inner.resident().wrapping_sub(before).into());
+                    self.zone.count_growth(resident.wrapping_sub(before).into());
                 }
                 drop(inner);
-                if new > old {
-                    self.resize_huge(platform, pfn, old, new);
+                if new > old && self.arena.is_worth_huge(new, resident) {
+                    self.arena.allow_huge(platform, pfn, old, new);
                 }
                 return true;
             }

@@ -26,12 +26,12 @@ pub(crate) const HUGE: Order = Order(9);
 /// The same in bytes.
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// The largest blocks it is done for.
-pub(crate) const LARGEST: Order = Order(6);
-/// Pages in use or backed from which on it is done, besides what lists keep: a huge page is a sixth of 12 MiB, more of what a
-/// small program touches.
-const FLOOR: u32 = 3072;
-/// Pages in use or backed from which on it is done where what is taken is one block more of many alike: 4 MiB.
-const BULK_FLOOR: u32 = 1024;
+pub(crate) const LARGEST: Order = Order(8);
+/// Pages in use or backed from which on it is done, besides the pages that lists keep: 4 MiB.
+const FLOOR: u32 = 1024;
+/// Pages in use or backed from which on it is done where what is taken is one block more of many
+/// alike: 2 MiB.
+const BULK_FLOOR: u32 = 512;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
 /// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
@@ -67,7 +67,7 @@ pub(crate) struct Population {
 }
 
 impl Population {
-    /// Where lists keep up to `listed` pages, which count as used although nobody may ever have touched them.
+    /// Lists keep up to `listed` pages, which count as used although they may never have been touched.
     pub(crate) fn new(enabled: bool, listed: u32) -> Population {
         Population { enabled, floor: FLOOR.saturating_add(listed), ..Population::default() }
     }

@@ -126,8 +126,8 @@ pub(crate) fn layout(
     named: &[SideTable; TABLES],
 ) -> ([Table; ALL_TABLES], usize) {
     let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, two bytes a chunk, and twice a bit a chunk.
-    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 9), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
+    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and twice a bit a chunk.
+    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
         tables[table].shift = page_shift.wrapping_add_signed(shift);
     }
     tables[FRAMES].brief = true;

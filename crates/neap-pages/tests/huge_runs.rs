@@ -1,8 +1,9 @@
-//! Huge pages behind long runs, where the system gives them to everybody.
+//! Huge pages behind long runs.
 //!
-//! Goal: they are allowed behind exactly those chunks that lie wholly in a run, after any history of runs that come, go and change
+//! Goal: they are allowed behind exactly those huge pages that lie wholly in a run, after any history of runs that come, go and change
 //! their length, of small blocks that are populated in between, and of ticks; no memory that is nobody's allows them when
-//! it is released; and nothing is said where the system gives none, they are switched off, or a CPU may not be interrupted.
+//! it is released; where the system gives them on request, runs that are no longer than the rest that is resident have them;
+//! and nothing is said where they are switched off or a CPU may not be interrupted.
 //! Method: a virtual machine that writes down what it is told, against a model.
 
 mod machine;
@@ -17,6 +18,8 @@ use neap_pages::Shape;
 use std::collections::BTreeMap;
 
 const CHUNK: u32 = 1024;
+/// Pages of a huge page.
+const PART: u32 = 512;
 
 fn huge() -> Shape {
     Shape { huge: true, ..shape(None) }
@@ -26,11 +29,11 @@ fn for_all() -> Virtual {
     Virtual::new(4096, 1).with_huge_pages_for_all()
 }
 
-/// A run: its pages, and whether it has huge pages. One that was there already when it came has none, until it gets its first whole chunk.
+/// A run: its pages, and whether it has huge pages. One that was there already when it came has none, until it gets its first whole huge page.
 type Runs = BTreeMap<u32, (u32, bool)>;
 
-fn has_whole_chunk(pfn: u32, pages: u32) -> bool {
-    (pfn + pages) / CHUNK > pfn.div_ceil(CHUNK)
+fn has_whole_part(pfn: u32, pages: u32) -> bool {
+    (pfn + pages) / PART > pfn.div_ceil(PART)
 }
 
 /// Notes that a run has so many pages now.
@@ -38,19 +41,19 @@ fn note(o: &Opened<'_, Probe>, runs: &mut Runs, pfn: u32, pages: u32) {
     let had = runs.get(&pfn).is_some_and(|run| run.1);
     let others = runs.iter().filter(|(from, run)| **from != pfn && run.1).count();
     let has = o.pages.huge_runs() as usize > others;
-    assert!(if has_whole_chunk(pfn, pages) { has || !had } else { !has });
+    assert!(if has_whole_part(pfn, pages) { has || !had } else { !has });
     runs.insert(pfn, (pages, has));
 }
 
-/// Whether every chunk, up to the last page that there is, allows huge pages if it lies wholly in a run that has them, and only then.
+/// Whether every huge page, up to the last page that there is, allows huge pages if it lies wholly in a run that has them, and only then.
 fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
     assert!(machine.huge.lock().unwrap().iter().all(|(_, length, _)| *length > 0));
     assert_eq!(o.pages.huge_runs() as usize, runs.values().filter(|run| run.1).count());
-    for start in (0..o.pages.frames().pages()).step_by(CHUNK as usize) {
-        let inside = |(from, run): (&u32, &(u32, bool))| run.1 && from + run.0 >= start + CHUNK;
+    for start in (0..o.pages.frames().pages()).step_by(PART as usize) {
+        let inside = |(from, run): (&u32, &(u32, bool))| run.1 && from + run.0 >= start + PART;
         let inside = runs.range(..=start).next_back().is_some_and(inside);
         let allows = |page: u32| machine.machine.allows_huge_pages(o.pages.address(Pfn(start + page)));
-        assert_eq!([allows(0), allows(CHUNK - 1)], [inside; 2], "the chunk from page {start}");
+        assert_eq!([allows(0), allows(PART - 1)], [inside; 2], "the huge page from page {start}");
     }
 }
 
@@ -61,10 +64,10 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
     for _ in 0..4 {
         let machine = Probe::new(for_all());
         let o = Opened::new(&machine, &huge()).unwrap();
-        let (mut runs, mut blocks) = (Runs::new(), Vec::new());
+        let (mut runs, mut blocks, mut populated) = (Runs::new(), Vec::new(), 0);
         for _ in 0..400 {
             let length = |random: &mut Random| {
-                let around = CHUNK * random.below(6) as u32;
+                let around = PART * random.below(12) as u32;
                 (around + random.below(3) as u32).saturating_sub(1).max(1 + random.below(300) as u32)
             };
             let at = random.below(runs.len().max(1));
@@ -74,7 +77,7 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                     let run = o.pages.allocate_run(&machine, pages, 1 << random.below(11)).unwrap();
                     note(&o, &mut runs, run.pfn.0, pages);
                     let has = runs[&run.pfn.0].1;
-                    assert!(has || !run.zero || !has_whole_chunk(run.pfn.0, pages), "fresh memory has them");
+                    assert!(has || !run.zero || !has_whole_part(run.pfn.0, pages), "fresh memory has them");
                 }
                 3..5 => {
                     if let Some((&pfn, &(pages, _))) = runs.iter().nth(at) {
@@ -90,13 +93,12 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                         }
                     }
                 }
-                _ => {
-                    blocks.extend(
-                        (0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2), true).unwrap().pfn),
-                    );
-                    // What populations allow is forbidden by the next tick.
-                    o.pages.tick(&machine);
-                }
+                _ => blocks
+                    .extend((0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2), true).unwrap().pfn)),
+            }
+            // The next tick forbids what populations have allowed.
+            if core::mem::replace(&mut populated, o.pages.statistics().populated) != populated {
+                o.pages.tick(&machine);
             }
             agree(&machine, &o, &runs);
             most = most.max(o.pages.huge_runs());
@@ -136,8 +138,7 @@ fn nothing_is_said_where_there_are_none() {
     let isolated = || for_all().with_isolated(CpuSet::parse(b"0").unwrap());
     let small = Shape { huge: false, ..huge() };
     let large = Virtual::new(16384, 1).with_huge_pages_for_all();
-    for (machine, shape) in [(Virtual::new(4096, 1), huge()), (for_all(), small), (large, huge()), (isolated(), huge())]
-    {
+    for (machine, shape) in [(for_all(), small), (large, huge()), (isolated(), huge())] {
         let machine = Probe::new(machine);
         let o = Opened::new(&machine, &shape).unwrap();
         let run = o.pages.allocate_run(&machine, 3 * CHUNK, 1).unwrap().pfn;
@@ -146,6 +147,27 @@ fn nothing_is_said_where_there_are_none() {
         let said = machine.huge.lock().unwrap();
         assert!(!said.iter().any(|(.., allowed)| *allowed), "{said:?}");
     }
+}
+
+/// A run that is longer than everything else that is resident may never be touched as a whole.
+#[test]
+fn runs_of_a_system_that_is_asked_have_them_up_to_the_size_of_the_rest() {
+    let machine = Probe::new(Virtual::new(4096, 1));
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let take = |pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn;
+    let first = take(2 * CHUNK);
+    assert_eq!(o.pages.huge_runs(), 0, "all that there is");
+    let second = take(3 * CHUNK);
+    assert_eq!(o.pages.huge_runs(), 0, "longer than the rest");
+    let third = take(4 * CHUNK);
+    assert_eq!(o.pages.huge_runs(), 1, "shorter than the rest");
+    assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(third), 16 << 20, true)));
+    for (run, pages) in [(first, 2 * CHUNK), (second, 3 * CHUNK), (third, 4 * CHUNK)] {
+        o.pages.free_run(&machine, run, pages);
+    }
+    assert_eq!(o.pages.huge_runs(), 0);
+    assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(third), 16 << 20, false)));
+    o.pages.verify().unwrap();
 }
 
 /// What is given back of memory that may be huge is made small first, and allows no huge pages when it goes.

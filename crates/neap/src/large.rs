@@ -149,16 +149,14 @@ impl<P: Platform> Core<P> {
             self.free_run(memory);
             return None;
         }
-        let huge = |memory: *const u8, allowed| {
-            let count = self.run_at(memory).unwrap_or(0);
-            pages.huge_run(platform, pages.pfn(memory.addr()), count, allowed);
-        };
+        let (from, to) = (pages.pfn(pointer.addr()), pages.pfn(memory.addr()));
+        let new = self.run_at(memory)?;
         // Moving takes one mapping, and takes its advice along.
-        huge(pointer, false);
-        huge(memory, false);
-        let moved = self.move_pieces(pages.pfn(pointer.addr()), pages.pfn(memory.addr()), old);
+        pages.forbid_huge(platform, from, old);
+        pages.forbid_huge(platform, to, new);
+        let moved = self.move_pieces(from, to, old);
         if let Err(refused) = moved {
-            huge(pointer, true);
+            pages.allow_huge(platform, from, old);
             match refused {
                 Unmoved::Mapped => _ = self.free_run(memory),
                 // Nothing is mapped there any more, so the run stays taken for ever.
@@ -166,10 +164,9 @@ impl<P: Platform> Core<P> {
             }
             return None;
         }
-        huge(memory, true);
-        let owner = pages.frames().run_owner(pages.pfn(pointer.addr()));
-        pages.frames().set_run_owner(pages.pfn(memory.addr()), owner);
-        pages.free_moved_run(platform, pages.pfn(pointer.addr()), old);
+        pages.allow_huge(platform, to, new);
+        pages.frames().set_run_owner(to, pages.frames().run_owner(from));
+        pages.free_moved_run(platform, from, old);
         Some(memory)
     }
 

@@ -113,7 +113,7 @@ pub const DESCRIPTIONS: [Description; 13] = [
         key: "huge",
         values: "on, off",
         default: "on",
-        text: "whole huge pages for memory that is used in bulk, and for allocations from 4 MiB on where the system gives them to every program (`always`)",
+        text: "whole huge pages for memory that is used in bulk, and for allocations from 2 MiB on (unless the system gives them on request and the allocation is larger than the rest of the heap)",
     },
     Description {
         key: "limit",

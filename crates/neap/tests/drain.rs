@@ -113,7 +113,9 @@ fn until_enough_is_free_stops_there_and_takes_page_lists_first() {
 /// What is free on other nodes is no use to who wants memory of this one.
 #[test]
 fn until_enough_is_free_on_a_node_looks_at_that_node() {
-    let mm = Opened::new(Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1])), &OPTIONS).unwrap();
+    // Blocks that wait for a huge page are not free.
+    let options = Options { huge: false, ..OPTIONS };
+    let mm = Opened::new(Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1])), &options).unwrap();
     let mut program = Program::new(&mm);
     (0..4).for_each(|number| use_cpu(&mut program, number));
     for (node, cpus) in [(0, 0..2), (1, 2..4)] {
