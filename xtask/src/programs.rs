@@ -62,6 +62,7 @@ const PROGRAMS: &[SelfCheck] = &[
     neap("burst_idle.c", &["16", "32", "64"]),
     neap("large_tls.c", &[]),
     both("address_limit.c", &[]),
+    neap("limit_resident.c", &[]),
 ];
 
 /// Compiles and runs those whose file name passes `chosen`.

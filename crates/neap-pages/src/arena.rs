@@ -93,6 +93,10 @@ pub(crate) struct Arena {
     /// Segments, and parts of one mapped again, that the system would not bind to their node.
     pub(crate) unbound: AtomicU32,
     pub(crate) huge_runs: HugeRuns,
+    /// Pages are limited.
+    is_limited: bool,
+    /// See [`Arena::table_pages`].
+    table_pages: AtomicU32,
     /// Whether huge pages were asked for behind early tables: then what these say of any chunk may be there.
     pub(crate) huge_tables: AtomicBool,
 }
@@ -157,6 +161,8 @@ impl Arena {
                 reserve: AtomicU32::new(0),
                 unbound: AtomicU32::new(0),
                 huge_runs: HugeRuns::new(platform, shape.huge),
+                is_limited: shape.budget.is_some(),
+                table_pages: AtomicU32::new(0),
                 huge_tables: AtomicBool::new(false),
             };
             // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
@@ -234,18 +240,19 @@ impl Arena {
             if table.populate(platform, offset..offset + bytes, 1 << self.page_shift, fresh).is_ok()
                 && let Some(named) = named
             {
-                self.marks(pfn).fetch_or(1 << named, Relaxed);
+                self.mark_table(pfn, named);
             }
         }
     }
 
     /// Whether what a named table says of a block may come as a huge page: nobody has written to any of that yet. Not where nodes share it,
-    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole. A hint: others may write now,
+    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole; nor under a limit, which
+    /// would have to pay for the whole of it. A hint: others may write now,
     /// or put small pages there before whoever was told so has allowed huge ones, and then small ones come. Mostly one caller is told so: each
     /// that allows and forbids huge pages stops all that fault.
     fn claim_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
-        if self.nodes > 1 || platform.address_space_is_scarce() {
+        if self.nodes > 1 || self.is_limited || platform.address_space_is_scarce() {
             return false;
         }
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
@@ -253,8 +260,36 @@ impl Arena {
         let first = pages(window.start);
         let unwritten = |page: u32| mark(page).load(Relaxed) >> named & 1 == 0;
         // Marked is what the huge page speaks of in any case. A chunk's marks are one word, so of two who find it unmarked one is told.
-        (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten)
-            && mark(first).fetch_or(1 << named, Relaxed) >> named & 1 == 0
+        (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
+    }
+
+    /// Notes that named table `named` has memory for the chunk of `pfn`. Returns whether it had none so far.
+    pub(crate) fn mark_table(&self, pfn: Pfn, named: usize) -> bool {
+        let is_new = self.marks(pfn).fetch_or(1 << named, Relaxed) >> named & 1 == 0;
+        if is_new {
+            self.table_pages.fetch_add(self.table_share(named), Relaxed);
+        }
+        is_new
+    }
+
+    /// Notes that no table has memory for the chunk of `pfn`. Returns a bit for each named table that had some.
+    pub(crate) fn unmark_tables(&self, pfn: Pfn) -> u8 {
+        let marked = self.marks(pfn).swap(0, Relaxed);
+        let share = |named: usize| u32::from(marked >> named & 1) * self.table_share(named);
+        self.table_pages.fetch_sub((0..MARKED).map(share).sum(), Relaxed);
+        marked
+    }
+
+    /// Pages of a named table about one chunk.
+    fn table_share(&self, named: usize) -> u32 {
+        let table = self.table(OWN_TABLES + named);
+        if table.droppable { CHUNK >> table.shift } else { 0 }
+    }
+
+    /// Pages that named tables have at most: all of their pages about the chunks for which they were written to.
+    pub(crate) fn table_pages(&self) -> u32 {
+        // Relaxed: a bound that follows late by what other threads write at the moment.
+        self.table_pages.load(Relaxed)
     }
 
     /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.

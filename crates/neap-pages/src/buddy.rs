@@ -215,28 +215,30 @@ impl Buddy {
     }
 
     /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`; what is cut off stays free.
-    pub(crate) fn carve(&mut self, found: Pfn, mut size: Order, mut class: usize, order: Order) -> (Pfn, usize) {
+    pub(crate) fn carve(&mut self, found: Pfn, mut size: Order, class: usize, order: Order) -> (Pfn, usize) {
         let mut pfn = found;
         self.remove(pfn, size, class);
+        let mut backed = if class == UNBACKED { 0 } else { self.count_backed(pfn, size.pages()) };
         while size > order {
             size.0 -= 1;
-            let right = pfn.plus(size.pages());
-            if class == UNBACKED {
-                self.insert(right, size, UNBACKED);
-                continue;
-            }
+            let (half, right) = (size.pages(), pfn.plus(size.pages()));
+            let lower = match backed {
+                0 => 0,
+                _ if backed == 2 * half => half,
+                _ => self.count_backed(pfn, half),
+            };
+            let upper = backed - lower;
             // Follow the memory: keep the half that has more, the lower one if both have as much.
-            let (lower, upper) = (self.count_backed(pfn, size.pages()), self.count_backed(right, size.pages()));
             let (kept, left, rest) = if lower >= upper { (pfn, right, upper) } else { (right, pfn, lower) };
             self.insert(left, size, usize::from(rest > 0));
-            (pfn, class) = (kept, BACKED);
+            (pfn, backed) = (kept, backed - rest);
         }
         self.free -= order.pages();
-        if class == BACKED {
-            self.backed_free -= self.count_backed(pfn, order.pages());
+        if backed > 0 {
+            self.backed_free -= backed;
             self.backed_low = self.backed_low.min(self.backed_free);
         }
-        (pfn, class)
+        (pfn, usize::from(backed > 0))
     }
 
     /// Puts a block among the free ones and merges it with its buddies. No frame of it may say that it is anything: the

@@ -29,6 +29,8 @@ pub enum State {
     Slab = 6,
     /// First page of a block that is detached while its memory goes back to the system, or comes from it.
     Releasing = 7,
+    /// First page of a run in a CPU's cache; `owner` holds its number of pages.
+    Cached = 8,
 }
 
 impl State {
@@ -42,7 +44,8 @@ impl State {
             4 => State::Allocated,
             5 => State::Run,
             6 => State::Slab,
-            _ => State::Releasing,
+            7 => State::Releasing,
+            _ => State::Cached,
         }
     }
 }
@@ -76,6 +79,14 @@ impl Frame {
     #[inline]
     pub fn set_state(&self, state: State) {
         self.state.store(state as u8, Relaxed);
+    }
+
+    /// Makes the first page of a run that was handed out one of a cached run. `false`, and nothing
+    /// changed, if it is none: of two threads that free a run one gets `true`.
+    #[inline]
+    pub(crate) fn cache_run(&self) -> bool {
+        // Relaxed: the state alone decides; the lock of the cache orders everything else.
+        self.state.compare_exchange(State::Run as u8, State::Cached as u8, Relaxed, Relaxed).is_ok()
     }
 
     /// The order of the block whose first page this is.

@@ -216,6 +216,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             let order = Order(order as u8);
             self.zone.give_chain(*chain, order, self.lists.limits.fixed.blocks(order.0));
         }
+        self.free_cached(&detached.runs);
         self.zone.arrive(detached.pages);
         Some((detached.pages, detached.left))
     }

@@ -51,7 +51,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub fn charge_holes(&self, pages: u32) -> u32 {
         let mut inner = self.zone.lock();
         let pages = pages.min(inner.holes.max(0) as u32);
-        if !inner.fits(pages, &self.arena.reserve) {
+        if !inner.fits(pages, &self.arena) {
             return 0;
         }
         inner.holes -= pages as i32;

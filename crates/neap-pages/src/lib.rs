@@ -50,6 +50,7 @@ pub mod policy;
 mod policy;
 mod populate;
 mod release;
+mod run_cache;
 mod runs;
 mod shortage;
 mod statistics;

@@ -266,10 +266,10 @@ impl<P: Platform> NodePages<P> {
         self.first.zone.lock().buddy.keeps_chunks
     }
 
-    /// The first pages in a row, of some of a run that nobody has written to since it was handed out, that may hold something; `None` where every byte is
-    /// zero.
-    pub fn backed_part(&self, pages: Range<u32>) -> Option<Range<u32>> {
-        self.node(self.node_of(Pfn(pages.start))).backed_part(pages)
+    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has been written to the run
+    /// since it was handed out; `None` if every byte is zero.
+    pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
+        self.node(self.node_of(head)).backed_part(head, part)
     }
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.

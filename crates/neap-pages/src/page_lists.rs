@@ -1,4 +1,4 @@
-//! Lists of pages per CPU: blocks of order 0 to 3, taken and given without the zone's lock.
+//! Lists of pages per CPU: blocks of order 0 to 3, and cached runs, taken and given without the zone's lock.
 //!
 //! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
 //! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
@@ -13,6 +13,7 @@ use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::pages::Block;
 use crate::policy::{self, Limits, Policy, Supply};
+use crate::run_cache::{Run, RunCache, Runs};
 use crate::statistics::Finding;
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -45,12 +46,13 @@ pub(crate) struct PageList<T> {
     /// Base pages popped and pushed since ever, wrapping.
     moved: u32,
     policy: T,
+    runs: RunCache,
 }
 
 impl<T: Policy> PageList<T> {
     fn empty(limits: &Limits) -> PageList<T> {
         let list = List { ends: Ends { head: Pfn::NONE, tail: Pfn::NONE }, length: 0 };
-        PageList { lists: [list; LISTED_ORDERS], count: 0, moved: 0, policy: T::new(limits) }
+        PageList { lists: [list; LISTED_ORDERS], count: 0, moved: 0, policy: T::new(limits), runs: RunCache::EMPTY }
     }
 
     /// What the policy is told.
@@ -128,7 +130,7 @@ impl<T: Policy> PageList<T> {
             let wanted = pages.saturating_sub(before - self.count) >> order;
             chains[order] = self.cut(frames, Order(order as u8), wanted);
         }
-        Detached { chains, pages: before - self.count, left: self.count }
+        Detached { chains, runs: Runs::NONE, pages: before - self.count, left: self.count }
     }
 
     /// The order that most of the pages are in.
@@ -143,9 +145,10 @@ impl<T: Policy> PageList<T> {
 pub(crate) struct Detached {
     /// By order.
     pub(crate) chains: [Chain; LISTED_ORDERS],
-    /// In these chains.
+    pub(crate) runs: Runs,
+    /// In these chains and runs.
     pub(crate) pages: u32,
-    /// Still in the lists.
+    /// Still in the lists and cached.
     pub(crate) left: u32,
 }
 
@@ -407,6 +410,27 @@ impl<T: Policy> PageLists<T> {
         Ok(())
     }
 
+    /// A cached run of this CPU of `pages` pages that begins at a multiple of `align` pages.
+    pub(crate) fn take_run(&self, frames: &Frames, cpu: usize, pages: u32, align: u32) -> Option<Block> {
+        let pfn = self.own(cpu).ok()?.runs.take(pages, align)?;
+        let frame = frames.frame(pfn);
+        frame.set_spare(TOUCHED);
+        frame.set_state(State::Run);
+        frames.set_run_owner(pfn, 0);
+        Some(Block { pfn, zero: false })
+    }
+
+    /// Caches a run of this CPU's that is [`State::Cached`] already. Returns the runs that it pushes out, which count as
+    /// travelling.
+    pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: Run) -> Result<Runs, Busy> {
+        let mut list = self.own(cpu)?;
+        let out = list.runs.put(run);
+        if out.pages() > 0 {
+            zone.depart(out.pages());
+        }
+        Ok(out)
+    }
+
     /// Tells a list that the zone's lock was busy when it gave.
     pub(crate) fn contended(&self, cpu: usize) {
         if let Ok(mut list) = self.own(cpu) {
@@ -418,7 +442,7 @@ impl<T: Policy> PageLists<T> {
     /// unlocked. `None`: somebody held it.
     pub(crate) fn detach(&self, frames: &Frames, zone: &Zone, cpu: usize, why: Why) -> Option<Detached> {
         if !self.is_used(cpu) {
-            return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], pages: 0, left: 0 });
+            return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], runs: Runs::NONE, pages: 0, left: 0 });
         }
         let mut list = self.remote(cpu)?;
         let (now, supply) = (list.now(), self.supply());
@@ -430,7 +454,10 @@ impl<T: Policy> PageLists<T> {
             Why::Time(quarters) => list.policy.decay(now, &supply, quarters),
             Why::Pressure => list.policy.pressure(now, &supply),
         };
-        let detached = list.cut_pages(frames, pages);
+        let mut detached = list.cut_pages(frames, pages);
+        detached.runs = if let Why::Time(_) = why { list.runs.age() } else { list.runs.drain() };
+        detached.pages += detached.runs.pages();
+        detached.left += list.runs.pages();
         zone.depart(detached.pages);
         self.drains.fetch_add(u64::from(detached.pages > 0), Relaxed);
         Some(detached)
@@ -458,9 +485,25 @@ impl<T: Policy> PageLists<T> {
         !self.is_used(cpu) || self.remote(cpu).is_some_and(settled)
     }
 
-    /// Pages in a CPU's lists.
+    /// Pages in a CPU's lists and cached runs.
     pub(crate) fn count(&self, cpu: usize) -> Option<u32> {
-        if self.is_used(cpu) { Some(self.remote(cpu)?.count) } else { Some(0) }
+        if !self.is_used(cpu) {
+            return Some(0);
+        }
+        let list = self.remote(cpu)?;
+        Some(list.count + list.runs.pages())
+    }
+
+    /// Checks the frames of a CPU's cached runs; returns their pages.
+    fn verify_runs(&self, frames: &Frames, cache: &RunCache) -> Result<u32, Finding> {
+        for Run { pfn, pages } in cache.iter() {
+            let frame = frames.frame(pfn);
+            Finding::unless_equal("state of a cached run", pfn, State::Cached as u64, frame.state() as u64)?;
+            Finding::unless_equal("pages of a cached run", pfn, pages.into(), frame.owner().into())?;
+        }
+        let pages = cache.iter().map(|run| run.pages).sum::<u32>();
+        Finding::unless_equal("pages of a CPU's cached runs", Pfn::NONE, pages.into(), cache.pages().into())?;
+        Ok(pages)
     }
 
     /// Follows every link; answers the pages of all CPUs.
@@ -492,7 +535,7 @@ impl<T: Policy> PageLists<T> {
                 pages += list.length << order;
             }
             Finding::unless_equal("count of a CPU list", Pfn::NONE, pages.into(), guard.count.into())?;
-            sum += pages;
+            sum += pages + self.verify_runs(frames, &guard.runs)?;
         }
         Ok(sum)
     }

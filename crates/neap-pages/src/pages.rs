@@ -6,13 +6,14 @@
 //! none held but the arena's growth mutex. How all this comes and goes is in `open.rs`, the way back in `give_back.rs`.
 
 use crate::arena::{self, Shared};
-use crate::buddy::{CHUNK_ORDER, take_out};
-use crate::chains::Chain;
+use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
+use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::open::Own;
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
+use crate::run_cache::{LONGEST, Run, Runs};
 use crate::statistics::{Finding, Needs, Statistics};
 use crate::tables::OWN_TABLES;
 use crate::zone::{Touched, Wanted, Zone};
@@ -42,6 +43,10 @@ pub struct SideTable {
     /// Whether its memory comes with that of a block that is populated for small blocks, or for one that it will be written to for.
     pub early: bool,
 }
+
+/// Pages that go back to the system at least when there is memory beyond the limit: those of a huge page, which releases as a
+/// whole.
+const LEAST_SHED: u32 = 512;
 
 /// What an arena is to be like.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +148,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         let (marks, bit) = (self.arena.marks(pfn), 1 << table);
         if table < MARKED && marks.load(Relaxed) & bit == 0 {
-            marks.fetch_or(bit, Relaxed);
+            self.arena.mark_table(pfn, table);
         }
     }
 
@@ -175,7 +180,31 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             }
         }
         assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
-        self.zone.acquire(&self.arena, platform, wanted, |buddy, _| buddy.allocate_block(order))
+        self.acquire(platform, wanted, |buddy, _| buddy.allocate_block(order))
+    }
+
+    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Where pages are limited, as many free pages go
+    /// back to the system as there is memory beyond the limit now.
+    fn acquire<R>(
+        &self,
+        platform: &P,
+        wanted: Wanted,
+        take: impl FnMut(&mut Buddy, u32) -> Option<R>,
+    ) -> Result<R, Exhausted> {
+        let taken = self.zone.acquire(&self.arena, platform, wanted, take)?;
+        if self.zone.budget.is_some() {
+            self.shed(platform);
+        }
+        Ok(taken)
+    }
+
+    /// Gives as many free pages back to the system as there is memory beyond the limit.
+    #[cold]
+    fn shed(&self, platform: &P) {
+        let beyond = self.zone.lock().beyond_budget();
+        if beyond > 0 {
+            self.release(platform, beyond.max(LEAST_SHED), &|| false);
+        }
     }
 
     /// A block of 2^order pages, some of which have memory already; `None` where that would have to
@@ -199,7 +228,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     #[cold]
     pub(crate) fn refill(&self, platform: &P, wanted: Wanted, order: Order, blocks: u32) -> Result<Block, Exhausted> {
         let (waits, mut room) = (self.zone.waits(), u32::MAX);
-        let mut chain = self.zone.acquire(&self.arena, platform, wanted, |buddy, most| {
+        let mut chain = self.acquire(platform, wanted, |buddy, most| {
             let chain = buddy.take_chain(order, blocks.min(most >> order.0));
             room = most - (chain.blocks << order.0);
             Some(chain).filter(|chain| chain.blocks > 0)
@@ -251,13 +280,19 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// [`Exhausted`].
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
+        if pages <= LONGEST
+            && self.lists.is_on()
+            && let Some(run) = self.lists.take_run(self.frames(), platform.cpu(), pages, align_pages)
+        {
+            return Ok(run);
+        }
         // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
         let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
         // `populate` looks at the order: a long run may never be touched as a whole.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
         let mut is_huge = false;
-        let run = self.zone.acquire(&self.arena, platform, wanted, |buddy, _| {
+        let run = self.acquire(platform, wanted, |buddy, _| {
             let run = buddy.allocate_run(pages, align_pages)?;
             let resident = buddy.managed - buddy.free + buddy.backed_free;
             // Memory that is there already will not come in huge pages.
@@ -270,17 +305,21 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(run)
     }
 
-    /// The first pages in a row, of a run that nobody has written to since it was handed out, that may hold something. The map of backed pages speaks
-    /// of free pages; of those of a run it says what they were when it was handed out.
-    pub(crate) fn backed_part(&self, run: Range<u32>) -> Option<Range<u32>> {
+    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has been written to the run
+    /// since it was handed out. The map of backed pages is about free pages. Of the pages of a run it says what they were
+    /// when the zone handed the run out, so a run from a CPU's cache counts as written to.
+    pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
+        if self.frames().frame(head).spare() == TOUCHED {
+            return Some(part).filter(|part| !part.is_empty());
+        }
         /// Pages that are looked at under one hold of the zone's lock.
         const LOOK: u32 = 1 << 18;
-        let mut start = run.start;
-        while start < run.end {
-            let pages = (run.end - start).min(LOOK);
-            let part = self.zone.lock().buddy.backed.next_part(Pfn(start), pages);
-            if part.is_some() {
-                return part;
+        let mut start = part.start;
+        while start < part.end {
+            let pages = (part.end - start).min(LOOK);
+            let found = self.zone.lock().buddy.backed.next_part(Pfn(start), pages);
+            if found.is_some() {
+                return found;
             }
             start += pages;
         }
@@ -289,8 +328,40 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
+        if pages <= LONGEST && self.lists.is_on() && self.cache_run(platform, pfn, pages) {
+            return;
+        }
         self.forbid_huge(platform, pfn, pages, 0);
         self.zone.lock().buddy.free_run(pfn, pages, false);
+    }
+
+    /// Puts a run that is freed into the CPU's cache; `false`: another thread holds that, or there is no such run.
+    fn cache_run(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
+        let frame = self.frames().frame(pfn);
+        if frame.owner() != pages || !frame.cache_run() {
+            return false;
+        }
+        match self.lists.put_run(&self.zone, platform.cpu(), Run { pfn, pages }) {
+            Ok(out) if out.pages() > 0 => {
+                self.free_cached(&out);
+                self.zone.arrive(out.pages());
+            }
+            Ok(_) => {}
+            Err(_) => {
+                frame.set_state(State::Run);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Gives runs to the zone that were in a CPU's cache.
+    #[cold]
+    pub(crate) fn free_cached(&self, runs: &Runs) {
+        for Run { pfn, pages } in runs.iter() {
+            self.frames().frame(pfn).set_state(State::Run);
+            self.zone.lock().buddy.free_run(pfn, pages, false);
+        }
     }
 
     /// Allows huge pages behind a run whose pages have been moved there, if it is worth them.
@@ -327,7 +398,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
         loop {
             let mut inner = self.zone.lock();
-            if !inner.fits(new.saturating_sub(old), &self.arena.reserve) || !self.is_own(pfn, old, new) {
+            if !inner.fits(new.saturating_sub(old), &self.arena) || !self.is_own(pfn, old, new) {
                 return false;
             }
             let before = inner.resident();
@@ -337,6 +408,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                     self.zone.count_growth(resident.wrapping_sub(before).into());
                 }
                 drop(inner);
+                if new > old && self.zone.budget.is_some() {
+                    self.shed(platform);
+                }
                 if new > old && self.arena.is_worth_huge(new, resident) {
                     self.arena.allow_huge(platform, pfn, old, new);
                 }
@@ -462,6 +536,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             unbound_segments: self.arena.unbound.load(Relaxed),
             mapped_bytes,
             table_bytes,
+            table_pages: self.arena.table_pages(),
         }
     }
 

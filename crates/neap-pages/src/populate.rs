@@ -98,7 +98,8 @@ impl Inner {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
         let floor = if one_more { BULK_FLOOR } else { self.population.floor };
-        if !self.population.enabled || order > LARGEST || resident < floor {
+        let fits = self.resident_room() >= HUGE.pages();
+        if !self.population.enabled || order > LARGEST || resident < floor || !fits {
             return None;
         }
         let found = self.buddy.find(order);

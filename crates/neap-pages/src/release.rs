@@ -241,8 +241,8 @@ impl<P: Platform> Run<'_, P> {
 
     /// Empties the parts of tables that belong to free chunks.
     fn tables(&self, pfn: Pfn, chunks: u32, report: &mut Report) {
-        let marks = |chunk: u32| self.arena.marks(pfn.plus(chunk * CHUNK));
-        let marked = (0..chunks).fold(0, |all, chunk| all | marks(chunk).swap(0, Ordering::Relaxed));
+        let each = || (0..chunks).map(|chunk| pfn.plus(chunk * CHUNK));
+        let marked = each().fold(0, |all, chunk| all | self.arena.unmark_tables(chunk));
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
         let page_size = 1 << self.arena.page_shift();
@@ -258,7 +258,7 @@ impl<P: Platform> Run<'_, P> {
             huge.for_each(|page| self.platform.split(page));
             let (start, length) = table.pages(offset, bytes, page_size);
             if table.droppable && length > 0 && !self.call(start, length, report) {
-                (0..chunks).for_each(|chunk| _ = marks(chunk).fetch_or(1 << index, Ordering::Relaxed));
+                each().for_each(|chunk| _ = self.arena.mark_table(chunk, index));
             }
         }
         let frames = self.arena.table(FRAMES);

@@ -40,6 +40,7 @@ impl Buddy {
     fn make_run(&mut self, pfn: Pfn, pages: u32) -> Block {
         let frame = self.frames.frame(pfn);
         frame.set_owner(pages);
+        frame.set_spare(0);
         frame.set_head(State::Run, Order(0));
         self.frames.set_run_owner(pfn, 0);
         Block { pfn, zero: !self.backed.any(pfn, pages) }

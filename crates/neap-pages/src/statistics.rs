@@ -90,6 +90,8 @@ pub struct Statistics {
     pub mapped_bytes: usize,
     /// Bytes of side tables mapped.
     pub table_bytes: usize,
+    /// Pages of side tables that the budget pays for: all of those about chunks for which they were written to.
+    pub table_pages: u32,
 }
 
 impl Statistics {
@@ -129,6 +131,7 @@ impl Statistics {
             unbound_segments: self.unbound_segments,
             mapped_bytes: self.mapped_bytes,
             table_bytes: self.table_bytes,
+            table_pages: self.table_pages,
         }
     }
 }

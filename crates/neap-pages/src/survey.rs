@@ -85,6 +85,7 @@ impl Buddy {
                 State::Run => (frame.owner(), Use::Run),
                 State::Free => (frame.order().pages(), Use::Free),
                 State::Listed => (frame.order().pages(), Use::Listed),
+                State::Cached => (frame.owner(), Use::Listed),
                 State::Allocated => (frame.order().pages(), Use::Block),
                 State::Slab => (1, Use::Slab),
                 State::Releasing => (frame.order().pages(), Use::Releasing),

@@ -53,6 +53,10 @@ impl Buddy {
                         pages = frame.owner();
                         sums.used += pages;
                     }
+                    State::Cached => {
+                        pages = frame.owner();
+                        sums.listed += pages;
+                    }
                     other => {
                         return Err(Finding { what: "page in no block", page: at, expected: 2, found: other as u64 });
                     }

@@ -41,6 +41,10 @@ pub(crate) struct Inner {
     pub(crate) locks: u64,
     pub(crate) population: Population,
     pub(crate) budget: u32,
+    /// The budget pays for the tables: one node's does.
+    pays_tables: bool,
+    /// Pages of tables that the budget pays for, as of the last [`Inner::fits`].
+    tables: u32,
 }
 
 impl Inner {
@@ -54,13 +58,26 @@ impl Inner {
         self.used().wrapping_add(self.buddy.backed_free)
     }
 
+    /// Resident pages, those of tables among them, beyond the budget.
+    pub(crate) fn beyond_budget(&self) -> u32 {
+        self.resident().saturating_add(self.tables).saturating_sub(self.budget)
+    }
+
+    /// Pages that may still come from the system.
+    pub(crate) fn resident_room(&self) -> u32 {
+        self.budget.saturating_sub(self.resident()).saturating_sub(self.tables)
+    }
+
     /// Pages that may still be handed out.
     pub(crate) fn room(&self) -> u32 {
-        self.budget.saturating_sub(self.used())
+        self.budget.saturating_sub(self.used()).saturating_sub(self.tables)
     }
 
     /// Whether `pages` more may be handed out, if need be with a part of what other nodes gave up.
-    pub(crate) fn fits(&mut self, pages: u32, reserve: &AtomicU32) -> bool {
+    pub(crate) fn fits(&mut self, pages: u32, arena: &Arena) -> bool {
+        if self.pays_tables {
+            self.tables = arena.table_pages();
+        }
         let missing = pages.saturating_sub(self.room());
         if missing == 0 {
             return true;
@@ -68,7 +85,7 @@ impl Inner {
         // Some more than that, so that the reserve is not asked for every page; little, so that much is left for who is to
         // have much. Relaxed: a number that nothing hangs on.
         let drawn = |left: u32| missing + (left.saturating_sub(missing) / 4).min(MOST_AHEAD);
-        let before = reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
+        let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
         self.budget += before.map_or(0, drawn);
         before.is_ok()
     }
@@ -152,7 +169,16 @@ impl Zone {
         let population = Population::new(huge && page_shift == 12, listed);
         let most = budget.unwrap_or(u32::MAX);
         Zone {
-            inner: Mutex::new(Inner { buddy, releasing: 0, holes: 0, locks: 0, population, budget: most }),
+            inner: Mutex::new(Inner {
+                buddy,
+                releasing: 0,
+                holes: 0,
+                locks: 0,
+                population,
+                budget: most,
+                pays_tables: budget.is_some() && node == 0,
+                tables: 0,
+            }),
             steps: AtomicU32::new(0),
             node,
             budget,
@@ -206,7 +232,7 @@ impl Zone {
         let mut looks = 0;
         loop {
             let mut inner = self.lock();
-            let fits = inner.fits(pages, &arena.reserve);
+            let fits = inner.fits(pages, arena);
             if fits && let Some(step) = populate.and_then(|block| inner.step_to_populate(block, &self.steps)) {
                 drop(inner);
                 self.populate(arena, platform, step);
@@ -246,7 +272,7 @@ impl Zone {
         take: impl FnOnce(&mut Buddy) -> Option<Block>,
     ) -> Option<Block> {
         let mut inner = self.lock();
-        if !inner.fits(pages, &arena.reserve) {
+        if !inner.fits(pages, arena) {
             return None;
         }
         let before = inner.resident();

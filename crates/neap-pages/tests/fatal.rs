@@ -38,6 +38,11 @@ fn case(name: &str) {
             pages.free_run(&machine, pfn, 3000);
             pages.free_run(&machine, pfn, 3000);
         }
+        "cached run twice" => {
+            let pfn = run(30);
+            pages.free_run(&machine, pfn, 30);
+            pages.free_run(&machine, pfn, 30);
+        }
         "run of another length" => pages.free_run(&machine, run(30), 31),
         "resized run of old length" => {
             let pfn = run(30);
@@ -79,6 +84,7 @@ fn b11_a_block_that_is_freed_as_something_else() {
 #[test]
 fn a_run_that_is_freed_twice_or_as_something_else() {
     dies_with("run twice", "run of 3000 pages that is not handed out: page 0 is Inside");
+    dies_with("cached run twice", "run of 30 pages that is not handed out: page 0 is Cached");
     dies_with("block as run", "run of 4 pages that is not handed out: page 0 is Allocated");
     dies_with("run of another length", "run of 31 pages that is not handed out: page 0 is Run, order 0, owner 30");
     dies_with("resized run of old length", "owner 20");

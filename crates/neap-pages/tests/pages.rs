@@ -2,7 +2,7 @@
 
 mod machine;
 
-use machine::{Held, Opened, PAGE_SIZES, Random, give, seed, shape, take_block, take_run};
+use machine::{Held, Opened, PAGE_SIZES, Random, give, resident, seed, shape, take_block, take_run};
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
@@ -360,6 +360,91 @@ fn a_run_grows_over_free_pages_only() {
     o.pages.verify().unwrap();
     o.pages.free_run(&machine, first.pfn, 1);
     give(&o, second);
+    o.pages.verify().unwrap();
+}
+
+#[test]
+fn short_run_that_is_freed_is_taken_again_without_the_zone() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    Virtual::run_on(0);
+    let runs: Vec<Pfn> = [10, 16, 256].map(|pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn).into();
+    let locks = o.pages.statistics().zone_locks;
+    for (&run, pages) in runs.iter().zip([10, 16, 256]) {
+        o.pages.free_run(&machine, run, pages);
+        let again = o.pages.allocate_run(&machine, pages, 1).unwrap();
+        assert_eq!((again.pfn, again.zero), (run, false));
+        assert_eq!(o.pages.backed_part(run, run.0..run.0 + pages), Some(run.0..run.0 + pages), "it may hold data");
+    }
+    // Each look at the statistics is one.
+    assert_eq!(o.pages.statistics().zone_locks, locks + 1, "the zone's lock was not taken");
+    for (&run, pages) in runs.iter().zip([10, 16, 256]) {
+        o.pages.free_run(&machine, run, pages);
+    }
+    assert_eq!((o.pages.statistics().listed, o.pages.listed_on(0)), (282, Some(282)));
+    o.pages.verify().unwrap();
+    // Another CPU, another length, a stricter alignment.
+    Virtual::run_on(1);
+    let other = o.pages.allocate_run(&machine, 16, 1).unwrap().pfn;
+    Virtual::run_on(0);
+    let longer = o.pages.allocate_run(&machine, 11, 1).unwrap().pfn;
+    assert!(!runs.contains(&other) && !runs.contains(&longer));
+    // Two ticks later they are free pages.
+    (0..2).for_each(|_| _ = o.pages.tick(&machine));
+    assert_eq!(o.pages.statistics().listed, 0);
+    for (run, pages) in [(other, 16), (longer, 11)] {
+        o.pages.free_run(&machine, run, pages);
+    }
+    o.pages.verify().unwrap();
+    assert_eq!(o.pages.drain_all(&machine), (27, 0));
+    assert_eq!(o.pages.statistics().used, 0);
+    o.pages.verify().unwrap();
+}
+
+/// Free pages go back to the system as others come from there, whatever sizes are wanted in turn.
+#[test]
+fn resident_pages_never_pass_the_budget() {
+    let (mut random, budget) = (Random(seed()), 8192);
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &Shape { huge: true, ..shape(Some(budget)) }).unwrap();
+    let mut held = Vec::<Held>::new();
+    for round in 0..12 {
+        let (order, pages) = ([0, 3, 5, 9][random.below(4)], [74, 9, 300, 1500][random.below(4)]);
+        loop {
+            Virtual::run_on(random.below(2));
+            let next = if round % 2 == 0 { take_block(&o, order, round) } else { take_run(&o, pages, 1, round) };
+            let Ok(next) = next else { break };
+            held.push(next);
+            let numbers = o.pages.statistics();
+            assert!(numbers.used + numbers.backed_free <= budget, "round {round}: {numbers:?}");
+        }
+        let used = held.iter().map(|held| held.pages).sum::<u32>();
+        assert!(used > budget / 2, "round {round}: {used} pages of {budget}");
+        while !held.is_empty() && (held.len() > 20 || round % 4 != 0) {
+            give(&o, held.swap_remove(random.below(held.len())));
+        }
+        let resident = resident(o.pages.base(), o.pages.limit()) / machine.page_size();
+        assert!(resident <= budget as usize, "round {round}: {resident} pages");
+        o.pages.verify().unwrap();
+    }
+    held.into_iter().for_each(|held| give(&o, held));
+}
+
+#[test]
+fn cached_runs_count_as_used_until_they_are_drained() {
+    let machine = Virtual::new(4096, 3);
+    let o = Opened::new(&machine, &shape(Some(600))).unwrap();
+    for cpu in 0..2 {
+        Virtual::run_on(cpu);
+        let run = o.pages.allocate_run(&machine, 200, 1).unwrap().pfn;
+        o.pages.free_run(&machine, run, 200);
+    }
+    Virtual::run_on(2);
+    assert_eq!(o.pages.statistics().listed, 400);
+    assert_eq!(o.pages.allocate_run(&machine, 590, 1), Err(Exhausted));
+    assert_eq!(o.pages.drain_all(&machine), (400, 0));
+    let run = o.pages.allocate_run(&machine, 590, 1).unwrap().pfn;
+    o.pages.free_run(&machine, run, 590);
     o.pages.verify().unwrap();
 }
 

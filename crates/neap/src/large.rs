@@ -43,7 +43,7 @@ impl<P: Platform> Mm<P> {
             let part = {
                 // The map is under a mutex, which fork has to find free.
                 let _inside = self.gate.enter(platform.cpu());
-                pages.backed_part(rest.clone())
+                pages.backed_part(Pfn(first), rest.clone())
             };
             let Some(part) = part else { return true };
             let bytes = part.len() * pages.page_size();
@@ -370,8 +370,9 @@ mod tests {
             let all = mm.allocate(64 * MIB);
             // SAFETY: the run is this test's.
             unsafe { mm.free(all) };
-            let small = mm.allocate(MIB);
-            let small = core.move_run(small, MIB, 16).unwrap();
+            // Too long to be cached.
+            let small = mm.allocate(2 * MIB);
+            let small = core.move_run(small, 2 * MIB, 16).unwrap();
             // SAFETY: the run is this test's.
             unsafe { mm.free(small) };
             let run = mm.allocate(16 * MIB);
@@ -469,6 +470,26 @@ mod tests {
         // SAFETY: the vector has a byte for every page.
         assert_eq!(unsafe { libc::mincore(start.cast(), bytes, pages.as_mut_ptr()) }, 0);
         pages.iter().filter(|page| **page & 1 == 1).count() * 4096
+    }
+
+    #[test]
+    fn cached_runs_are_freed_before_an_allocation_is_refused() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, limit: 8 << 20, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let runs: Vec<*mut u8> = [MIB / 2, MIB].map(|bytes| mm.allocate(bytes)).into();
+        // SAFETY: the runs are this test's.
+        runs.into_iter().for_each(|run| unsafe { mm.free(run) });
+        let pages = &mm.core().unwrap().objects.pages;
+        assert_eq!(pages.node(0).listed_on(0), Some((MIB / 4096) as u32 * 3 / 2), "both are cached");
+        let run = mm.allocate(7 * MIB);
+        assert!(!run.is_null());
+        // SAFETY: the run is this test's, and nobody uses the manager after that.
+        unsafe {
+            mm.free(run);
+            mm.close();
+        }
     }
 
     /// In place, with its pages moved, and where the system refuses to move them.

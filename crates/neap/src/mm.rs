@@ -469,6 +469,13 @@ impl<P: Platform> Mm<P> {
     }
 }
 
+/// Pages that may be resident within a limit of so many bytes. Each has 16 bytes of a frame and 4 of the kind map, and those
+/// of slabs have up to 32 bytes of descriptors.
+fn page_budget(limit: u64, page_size: usize) -> u32 {
+    const BESIDE: u64 = 16 + 4 + 32;
+    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
+}
+
 impl<P: Platform> Core<P> {
     /// Whether nobody pays for what this thread allocates.
     fn is_ordinary(&self) -> bool {
@@ -496,8 +503,7 @@ impl<P: Platform> Core<P> {
     /// * `place` holds [`Core::unopened`], and belongs to the caller.
     /// * `hot` is as [`Objects::open`] wants it.
     unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
-        let budget =
-            (options.limit > 0).then(|| (options.limit / platform.page_size() as u64).min(u32::MAX as u64) as u32);
+        let budget = (options.limit > 0).then(|| page_budget(options.limit, platform.page_size()));
         let maintenance = Maintenance::open(&platform, options.background)?;
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };

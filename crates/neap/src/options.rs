@@ -119,7 +119,7 @@ pub const DESCRIPTIONS: [Description; 13] = [
         key: "limit",
         values: "bytes, with k, m, g",
         default: "none",
-        text: "the most memory in use; allocations beyond it fail once everything cached has been given back, and shrinkers have given what they can",
+        text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked",
     },
     Description {
         key: "interval",
