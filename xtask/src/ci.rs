@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{build, c_api, fast_path, layout, models, smoke, symbols, tidy};
+use crate::{build, c_api, dependent, fast_path, layout, models, smoke, symbols, tidy};
 
 fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
@@ -53,6 +53,7 @@ pub(crate) fn test() -> Result<()> {
     fast_path::into(&mut report)?;
     smoke::into(&mut report, &layout::library(), &[])?;
     c_api::into(&mut report)?;
+    dependent::into(&mut report)?;
     report.close("test")
 }
 

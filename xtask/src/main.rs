@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod build;
 mod c_api;
 mod ci;
+mod dependent;
 mod fast_path;
 mod install;
 mod installed;
@@ -43,6 +44,7 @@ usage: cargo xtask COMMAND [arguments]
   tidy                        rules about the sources that no compiler checks
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
+  dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
   ci                          everything that .ci/run runs
 ";
@@ -81,6 +83,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
+        "dependent" => alone(dependent::command_alone),
         "ci" => alone(ci::ci),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

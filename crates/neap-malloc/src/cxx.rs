@@ -16,8 +16,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use neap::process::PROCESS;
 
-// Weak: they are the C library's from 2.34 on. Without them nobody throws.
-global_asm!(".weak dlopen", ".weak dlsym", ".hidden __ehdr_start", ".hidden _etext");
+global_asm!(".hidden __ehdr_start", ".hidden _etext");
 
 /// `operator new(size)`.
 #[unsafe(no_mangle)]
@@ -164,7 +163,8 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         return known;
     }
     const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
-    let (open, find) = (chosen!("dlopen"), chosen!("dlsym"));
+    // They are the C library's from 2.34 on.
+    let (open, find) = (chosen!(weak "dlopen"), chosen!(weak "dlsym"));
     if open != 0 && find != 0 {
         // SAFETY: the C library's functions of these names; a handle that is not null is one.
         let (open, find) = unsafe {

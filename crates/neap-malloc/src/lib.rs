@@ -6,12 +6,17 @@
 #![no_std]
 
 /// The address of the function that the dynamic linker chose for a name, of this library or another; 0 if there is none.
+///
+/// Of a name that is `weak` there may be none; each object file that uses it has to say so.
 macro_rules! chosen {
-    ($name:literal) => {{
+    (weak $name:literal) => {
+        chosen!($name, concat!(".weak ", $name))
+    };
+    ($name:literal $(, $first:expr)?) => {{
         let address: usize;
         // SAFETY: loads a word of this library's own.
         unsafe {
-            core::arch::asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
+            core::arch::asm!($($first,)? concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
                 options(nostack, nomem, preserves_flags));
         }
         address

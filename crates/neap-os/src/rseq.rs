@@ -32,7 +32,7 @@
 //!
 //! Source: Linux `kernel/rseq.c`, `include/uapi/linux/rseq.h`.
 
-use core::arch::{asm, global_asm};
+use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
@@ -87,16 +87,15 @@ pub enum Outcome {
     Aborted,
 }
 
-// Weak: a C library before 2.35, or another one, has none of these, and that is an answer too.
-global_asm!(".weak __rseq_offset", ".weak __rseq_size");
-
 /// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the GOT, or with nothing to read answers where it is; 0 if there is none.
+///
+/// Weak: a C library before 2.35, or another one, has none of these, and that is an answer too. Each use says so, because each object file that uses the name has to.
 macro_rules! weak_variable {
     ($name:literal, $read:literal) => {{
         let value: usize;
         // SAFETY: loads the address from the GOT, and from it only where it is not null.
         unsafe {
-            core::arch::asm!(concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
+            core::arch::asm!(concat!(".weak ", $name), concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
                 out(reg) value, options(nostack, readonly));
         }
         value

@@ -6,9 +6,6 @@
 //! lock counts how often its thread has taken it. C libraries that have no such lock under these names are left alone.
 
 use crate::rseq::weak_variable;
-use core::arch::global_asm;
-
-global_asm!(".weak _IO_list_lock", ".weak _IO_list_unlock", ".weak _IO_list_resetlock");
 
 macro_rules! call {
     ($name:literal) => {

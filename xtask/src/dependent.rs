@@ -1,0 +1,151 @@
+//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the crate, built as its author's settings would, and run.
+//!
+//! The workspace's own profile joins all code into one object file, where one word makes a symbol weak for all of it; a program with ordinary settings
+//! has many. A strong reference to a symbol that only some C libraries have stops it: at its start where the GNU C library is older than 2.35, and in the linker
+//! for musl.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::layout;
+use crate::process::{capture, cargo, command, need, which};
+use crate::report::Report;
+
+const MUSL: &str = "x86_64-unknown-linux-musl";
+
+/// Symbols that a C library may lack.
+const OPTIONAL: &[&str] = &["__rseq_offset", "__rseq_size", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
+
+const MANIFEST: &str = r#"
+[package]
+name = "dependent"
+version = "0.0.0"
+edition = "2024"
+
+[dependencies]
+neap = { path = "NEAP" }
+
+[profile.apart]
+inherits = "release"
+lto = "off"
+codegen-units = 16
+
+[workspace]
+"#;
+
+/// Threads that free what others have allocated, of sizes for each path, and a statistic that only neap has.
+const PROGRAM: &str = r#"
+#[global_allocator]
+static ALLOCATOR: neap::Neap = neap::Neap;
+
+fn main() {
+    let (to, from) = std::sync::mpsc::channel::<Vec<usize>>();
+    let workers: Vec<_> = (0..4)
+        .map(|n| {
+            let to = to.clone();
+            std::thread::spawn(move || (0..20_000).for_each(|i| to.send(vec![n; (i * 37) % 3000 + 1]).unwrap()))
+        })
+        .collect();
+    drop(to);
+    let sum: usize = from.iter().map(|words| words.len()).sum();
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    assert_eq!(sum, 4 * (0..20_000).map(|i| (i * 37) % 3000 + 1).sum::<usize>());
+    let large = vec![1_u8; 64 << 20];
+    assert!(neap::process::PROCESS.usage().used_bytes >= large.len() as u64);
+    println!("ok");
+}
+"#;
+
+/// The command.
+pub(crate) fn command_alone() -> Result<()> {
+    let mut report = Report::default();
+    into(&mut report)?;
+    report.close("dependent")
+}
+
+/// Builds and runs it in every way, counted in a report that has others in it.
+pub(crate) fn into(report: &mut Report) -> Result<()> {
+    need("cc", &["gcc", "libc6-dev"])?;
+    need("nm", &["binutils"])?;
+    let folder = layout::target().join("dependent");
+    println!("a program that depends on the crate, in {}", folder.display());
+    fs::create_dir_all(folder.join("src"))?;
+    // Cargo runs in it, and is told where to build.
+    let folder = fs::canonicalize(folder)?;
+    let crate_folder = fs::canonicalize(layout::root().join("crates/neap"))?;
+    fs::write(folder.join("Cargo.toml"), MANIFEST.replace("NEAP", &crate_folder.to_string_lossy()))?;
+    fs::write(folder.join("src/main.rs"), PROGRAM)?;
+    // The versions that the workspace has, which are here already.
+    fs::copy(layout::root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    for profile in ["dev", "release", "apart"] {
+        report.check(&format!("profile {profile}"), run(&folder, profile, None));
+    }
+    match musl() {
+        Ok(()) => report.check("profile release, for musl", run(&folder, "release", Some(MUSL))),
+        Err(error) => report.skip("profile release, for musl", &format!("{error:#}")),
+    }
+    Ok(())
+}
+
+/// Builds it with one profile, looks at its symbols, and runs it.
+fn run(folder: &Path, profile: &str, target: Option<&str>) -> Result<()> {
+    let built = folder.join("target");
+    let mut build = cargo(["build", "--quiet", "--profile", profile, "--target-dir"]);
+    build.arg(&built).current_dir(folder);
+    let output = match target {
+        Some(name) => {
+            build.args(["--target", name]);
+            built.join(name)
+        }
+        None => built,
+    };
+    capture(build)?;
+    let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");
+    let path = program.to_string_lossy();
+    if target.is_none() {
+        let imports = capture(command("nm", ["-D", "--undefined-only", &path]))?;
+        let strong = strong(&imports);
+        ensure!(strong.is_empty(), "it does not start with a C library without {}", strong.join(", "));
+    }
+    let said = capture(command(&path, [""; 0]))?;
+    ensure!(said == "ok\n", "it said `{}`", said.trim());
+    Ok(())
+}
+
+/// Optional symbols that are not weak, in the text of `nm`.
+fn strong(imports: &str) -> Vec<&'static str> {
+    let is_strong = |name: &&str| {
+        let named = |line: &&str| {
+            line.trim_start().strip_prefix("U ").is_some_and(|rest| rest.split('@').next() == Some(*name))
+        };
+        imports.lines().any(|line| named(&line))
+    };
+    OPTIONAL.iter().copied().filter(|name| is_strong(&name)).collect()
+}
+
+/// Makes sure that the standard library for musl is there.
+fn musl() -> Result<()> {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
+    let sysroot = capture(command(&rustc, ["--print", "sysroot"]))?;
+    let is_there = || Path::new(sysroot.trim()).join("lib/rustlib").join(MUSL).join("lib").exists();
+    if !is_there() && which("rustup").is_some() {
+        capture(command("rustup", ["target", "add", MUSL])).context("the target cannot be installed")?;
+    }
+    ensure!(is_there(), "install it with `rustup target add {MUSL}`");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strong_reference_is_told_from_a_weak_one() {
+        let imports = "                 U __rseq_offset@GLIBC_2.35\n                 w __rseq_size@GLIBC_2.35\n\
+                                        v _IO_list_lock\n                 U __rseq_offsets\n";
+        assert_eq!(strong(imports), ["__rseq_offset"]);
+        assert!(strong("                 w __rseq_offset@GLIBC_2.35\n").is_empty());
+    }
+}
