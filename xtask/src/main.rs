@@ -17,14 +17,17 @@ mod installed;
 mod kernel_percpu;
 mod layout;
 mod librseq;
+mod listing;
 mod models;
 mod peers;
 mod process;
 mod programs;
 mod report;
+mod rules;
 mod smoke;
 mod symbols;
 mod tidy;
+mod unwind;
 mod vm;
 
 const USAGE: &str = "\

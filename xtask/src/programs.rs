@@ -56,6 +56,8 @@ const PROGRAMS: &[SelfCheck] = &[
     both("linked_new.cpp", &[]),
     both("dlopen_new.c", &[]),
     both("children.c", &[]),
+    both("unwind_signals.c", &[]),
+    neap("unwind_steps.c", &[]),
     both("signals_and_migration.c", &["2"]),
     both("producer_consumer.c", &["4", "200000"]),
     both("sandbox.c", &[]),

@@ -11,9 +11,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use crate::build::SONAME;
-use crate::layout;
+use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
+use crate::{layout, unwind};
 
 /// Imports that the library may have. None of them allocates.
 const IMPORTS: &[&str] = &[
@@ -212,7 +213,7 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     // After a dlclose its thread and its fork handlers would run where nothing is any more.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
-    Ok(())
+    unwind::into(report, library, &Listing::of(library)?)
 }
 
 #[cfg(test)]

@@ -18,7 +18,10 @@ global_asm!(
     ".weak rust_eh_personality",
     ".hidden rust_eh_personality",
     ".type rust_eh_personality,@function",
-    "rust_eh_personality: ud2",
+    "rust_eh_personality:",
+    ".cfi_startproc",
+    "ud2",
+    ".cfi_endproc",
     ".size rust_eh_personality, . - rust_eh_personality",
     ".popsection",
 );

@@ -52,7 +52,12 @@ macro_rules! ends_in {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
-            naked_asm!($($first,)? concat!("jmp qword ptr [rip + ", $other, "@GOTPCREL]"))
+            naked_asm!(
+                ".cfi_startproc",
+                $($first,)?
+                concat!("jmp qword ptr [rip + ", $other, "@GOTPCREL]"),
+                ".cfi_endproc"
+            )
         }
     )* };
 }
@@ -87,14 +92,16 @@ macro_rules! or_standard {
             }
             naked_asm!(
                 ".cfi_startproc",
-                "push rdi", "push rsi", "push rdx",
-                ".cfi_adjust_cfa_offset 24",
+                "push rdi", ".cfi_adjust_cfa_offset 8",
+                "push rsi", ".cfi_adjust_cfa_offset 8",
+                "push rdx", ".cfi_adjust_cfa_offset 8",
                 "call {take}",
                 "test rax, rax",
                 "jne 2f",
                 "call {standard}",
-                "pop rdx", "pop rsi", "pop rdi",
-                ".cfi_adjust_cfa_offset -24",
+                "pop rdx", ".cfi_adjust_cfa_offset -8",
+                "pop rsi", ".cfi_adjust_cfa_offset -8",
+                "pop rdi", ".cfi_adjust_cfa_offset -8",
                 "jmp rax",
                 "2:",
                 ".cfi_adjust_cfa_offset 24",

@@ -55,14 +55,12 @@ fn open(mm: &Mm<Linux>) {
 
 /// Handlers that are registered later run before ours, while the gate is still open: they may wait for threads that wait for it. So ours are as early as can
 /// be: at the first use, which may be long before the library's turn to be initialised, or when it is loaded.
-///
-/// Lies behind all other code, where linkers put the C library's `pthread_atfork`: for a program that allocates nothing, one page fault for both.
 #[unsafe(link_section = "__at_load")]
 extern "C" fn register_fork_handlers() {
     // Relaxed: only who is first.
     if !PROCESS.has_fork_handlers.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
-        let error = unsafe { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        let error = unsafe { at_fork(before_fork, after_fork_in_parent, after_fork_in_child) };
         if error != 0 {
             say(format_args!("no handlers for fork (error {error}): children may hang"));
         }
@@ -95,6 +93,31 @@ unsafe extern "C" {
 }
 
 fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {
+/// `pthread_atfork` as the GNU C library's header has it, without the piece of code by which that calls the library: it would be linked into neap's, and
+/// call through a linkage table, which has no unwind information.
+///
+/// # Safety
+/// The handlers stay where they are.
+#[cfg(target_env = "gnu")]
+unsafe fn at_fork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32 {
+    unsafe extern "C" {
+        fn __register_atfork(
+            prepare: extern "C" fn(),
+            parent: extern "C" fn(),
+            child: extern "C" fn(),
+            library: *const c_void,
+        ) -> i32;
+        /// What a library that is unloaded tells the C library, which then forgets its handlers.
+        static __dso_handle: *const c_void;
+    }
+    // SAFETY: as the caller promises; the linker or the compiler's start files define the word, and nothing writes it.
+    unsafe { __register_atfork(prepare, parent, child, __dso_handle) }
+}
+
+#[cfg(not(target_env = "gnu"))]
+use pthread_atfork as at_fork;
+
+#[cfg(not(target_env = "gnu"))]
     extern "C" fn maintain(_: *mut c_void) -> *mut c_void {
         PROCESS.leave_isolated();
         PROCESS.background();
