@@ -73,6 +73,9 @@ const FAMILY: &[&str] = &[
     "__libc_memalign",
     "__libc_valloc",
     "__libc_pvalloc",
+    // Their children may allocate.
+    "vfork",
+    "__vfork",
     // C++'s operators new and delete, of one and of arrays.
     "_Znwm",
     "_Znam",

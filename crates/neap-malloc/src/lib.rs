@@ -28,6 +28,7 @@ mod family;
 mod jemalloc;
 mod libc_names;
 mod report;
+mod vfork;
 
 // The functions of `neap.h`, which work on the same instance here, and the panic handler.
 use neap_c as _;

@@ -28,7 +28,7 @@
 //!   everywhere. No compare is needed for either.
 //!
 //! Takes no lock, never retries: one attempt, one answer. Signal-safe. A child of `vfork` shares its parent's thread
-//! area and must not call these.
+//! area: the parent [leaves](leave) before, and no child of `clone(CLONE_VM)` must call these.
 //!
 //! Source: Linux `kernel/rseq.c`, `include/uapi/linux/rseq.h`.
 
@@ -260,8 +260,10 @@ macro_rules! push_sequence {
     };
 }
 
+mod leaving;
 mod words;
 
+pub use leaving::{Left, enter, leave};
 pub use words::{Counted, add, alter, count, count_one};
 
 /// Takes the topmost pointer of this CPU's stack at `place` (in bytes from the start of a region); null if that
