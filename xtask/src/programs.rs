@@ -56,6 +56,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("linked_new.cpp", &[]),
     both("dlopen_new.c", &[]),
     both("children.c", &[]),
+    neap("clone_children.c", &[]),
     both("vfork_children.c", &[]),
     both("unwind_signals.c", &[]),
     neap("unwind_steps.c", &[]),

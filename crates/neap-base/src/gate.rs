@@ -11,9 +11,14 @@
 //!
 //! Never nested: only entry points pass it, and a signal handler that interrupts one and allocates, which none may, or forks: then the closer is inside
 //! itself. A word of each thread's own says where it is counted, and how often, so the closer knows whom it would wait for in vain, and a child which count is its own.
+//!
+//! A child that the bare system call `clone` made has run no fork handler: it finds the counts of its parent's threads, and a gate that one of these has closed. Before
+//! anything waits, it compares the number of its process with that of the last one that did, and forgets threads that it does not have.
 
 use crate::constructor;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, inside, me, model_fence, set_inside, wait, wake};
+use crate::sync::{
+    AtomicU32, AtomicUsize, Ordering, inside, is_alone, me, model_fence, process, set_inside, wait, wake,
+};
 use core::marker::PhantomData;
 use crossbeam_utils::CachePadded;
 
@@ -38,6 +43,8 @@ pub struct Gate {
     again: AtomicU32,
     /// Threads that are inside and are about to close it.
     stuck: AtomicU32,
+    /// The process whose threads are counted; 0: none has been told. No part of what is explored: a model is one process.
+    process: core::sync::atomic::AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
 
@@ -45,7 +52,7 @@ impl Gate {
     constructor! {
         /// An open gate with nobody inside.
         pub fn new() -> Gate {
-            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), stuck: AtomicU32::new(0), inside: lanes() }
+            Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), stuck: AtomicU32::new(0), process: core::sync::atomic::AtomicU32::new(0), inside: lanes() }
         }
     }
 
@@ -55,8 +62,30 @@ impl Gate {
         loop {
             match self.attempt(cpu) {
                 Ok(inside) => return inside,
-                Err(closed) => wait(&self.closed, closed),
+                Err(closed) => {
+                    self.adopt();
+                    wait(&self.closed, closed);
+                }
             }
+        }
+    }
+
+    /// Says that the counts are of this process's threads. In a child that was not made by `fork` they are not: it forgets them, and opens a gate that a thread of its
+    /// parent's has closed. Where it has several threads by then, nothing says which counts are theirs, and waiting is in vain from then on.
+    pub fn adopt(&self) {
+        let own = process();
+        // Relaxed: a child finds what its parent had, and of several threads of its own one forgets.
+        let before = self.process.swap(own, Ordering::Relaxed);
+        if before == own || before == 0 {
+            return;
+        }
+        if !is_alone() {
+            self.stuck.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.forget_others();
+        if self.is_closed_to_me() {
+            self.open();
         }
     }
 
@@ -144,6 +173,7 @@ impl Gate {
 
     /// Closes the gate, whoever is inside.
     pub fn close_in_vain(&self) {
+        self.adopt();
         // SeqCst pairs with the load in `attempt`; as an Acquire with the Release in `open` of the last closer.
         while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED_IN_VAIN, Ordering::SeqCst, Ordering::Relaxed)
         {
@@ -224,6 +254,7 @@ impl Gate {
     pub fn forget_others(&self) {
         self.lanes_and_own().for_each(|(lane, own)| _ = lane.fetch_min(own, Ordering::Relaxed));
         self.stuck.store(0, Ordering::Relaxed);
+        self.process.store(process(), Ordering::Relaxed);
     }
 
     /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
@@ -320,6 +351,23 @@ mod tests {
         drop(inner);
         drop(outer);
         assert!(!gate.is_inside() && gate.close(not_again));
+    }
+
+    /// The test's process has other threads, so none of the counts can be told to be another process's.
+    #[test]
+    fn counts_of_another_process_are_not_waited_out() {
+        let gate = Gate::new();
+        gate.adopt();
+        let _ = count_another(&gate, 3);
+        assert!(!gate.is_wait_vain());
+        gate.process.fetch_add(1, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| gate.adopt());
+        });
+        assert!(gate.is_wait_vain() && !gate.close(|| false));
+        gate.forget_others();
+        gate.open();
+        assert!(!gate.is_wait_vain() && gate.close(not_again));
     }
 
     #[test]

@@ -24,6 +24,16 @@ mod imp {
         0
     }
 
+    /// A model is one process.
+    pub fn process() -> u32 {
+        1
+    }
+
+    /// No model has a child.
+    pub fn is_alone() -> bool {
+        true
+    }
+
     /// No thread of a model forks while it is inside.
     pub fn inside() -> usize {
         0
@@ -87,6 +97,16 @@ mod imp {
     pub use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
     use neap_os::futex::{self, Scope};
     pub use neap_os::thread::pointer as me;
+
+    /// The number of this process.
+    pub fn process() -> u32 {
+        if cfg!(miri) { 1 } else { neap_os::thread::process_id() }
+    }
+
+    /// Whether this thread is the only one of its process, as far as `/proc` says.
+    pub fn is_alone() -> bool {
+        neap_os::thread::count() == Some(1)
+    }
 
     /// What this thread is inside; nothing under Miri, which knows no assembly.
     #[inline(always)]

@@ -126,6 +126,7 @@ impl<P: Platform> Mm<P> {
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Ok(false);
         }
+        self.gate.adopt();
         // SAFETY: the state OPENING is this thread's alone, and the core is unopened; `hot` is this manager's, which does
         // not move.
         let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.hot) };
