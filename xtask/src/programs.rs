@@ -67,6 +67,7 @@ const PROGRAMS: &[SelfCheck] = &[
     neap("large_tls.c", &[]),
     both("address_limit.c", &[]),
     neap("limit_resident.c", &[]),
+    both("table_hole.c", &[]),
 ];
 
 /// Compiles and runs those whose file name passes `chosen`.

@@ -209,7 +209,7 @@ mod tests {
             // SAFETY: the memory is aligned by hand to 64 bytes, zero, and lives in the same value.
             let table = unsafe { SlabTable::new(base, 32 << 10 << crate::slab::TABLE_SHIFT, page_size) };
             let shape = class.slab_shape(page_size);
-            let slab = table.create(Pfn(0), class, shape).unwrap();
+            let slab = table.create(Pfn(0), class, shape, |_| true).unwrap();
             let (pages, free) = (1 << shape.order, (0..shape.objects).collect());
             Model { table, slab, size: class.size(), page_size, pages, free, holes: 0, _memory: memory }
         }

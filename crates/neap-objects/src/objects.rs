@@ -361,7 +361,7 @@ impl<P: Platform> Objects<P> {
     /// A new slab over a block of the class's order, on no list, and its node.
     pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
-        let Some(slab) = self.slabs.create(block.pfn, class, shape) else {
+        let Some(slab) = self.slabs.create(block.pfn, class, shape, |offset| self.pages.has(offset)) else {
             self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
             return None;
         };

@@ -126,6 +126,12 @@ impl SlabTable {
         }
     }
 
+    /// Whether the table is mapped for a descriptor and its bitmap.
+    fn is_mapped(&self, number: u32, mapped: impl Fn(usize) -> bool) -> bool {
+        let start = number as usize * self.stride;
+        [start, start + self.stride - 1].into_iter().all(|byte| mapped(byte << TABLE_SHIFT))
+    }
+
     fn pointer(&self, id: SlabId) -> NonNull<Slab> {
         // SAFETY: the number was given out by this table, so its descriptor lies inside it.
         unsafe { self.base.add(id.0 as usize * self.stride).cast() }
@@ -168,8 +174,9 @@ impl SlabTable {
     }
 
     /// A new slab over the block at `pfn`, all its objects free, on no list. `None` if there are no numbers left, which
-    /// the table's size rules out as long as slabs do not overlap.
-    pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape) -> Option<SlabId> {
+    /// the table's size rules out as long as slabs do not overlap. `mapped` says whether the table is mapped for an offset
+    /// into the arena: in a hole of the arena it need not be, and the numbers of those descriptors are left out.
+    pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape, mapped: impl Fn(usize) -> bool) -> Option<SlabId> {
         let id = {
             let mut numbers = self.numbers.lock();
             let id = match numbers.free.some() {
@@ -178,11 +185,11 @@ impl SlabTable {
                     numbers.free = unsafe { self.get(id) }.next;
                     id
                 }
-                None if numbers.fresh < self.limit => {
-                    numbers.fresh += 1;
-                    SlabId(numbers.fresh - 1)
+                None => {
+                    let fresh = (numbers.fresh..self.limit).find(|&number| self.is_mapped(number, &mapped))?;
+                    numbers.fresh = fresh + 1;
+                    SlabId(fresh)
                 }
-                None => return None,
             };
             numbers.used += 1;
             id
@@ -386,7 +393,7 @@ mod tests {
         let (table, _memory) = table();
         for class in [Class(1), Class(20), Class(40), Class(72)] {
             let shape = class.slab_shape(4096);
-            let id = table.create(Pfn(7), class, shape).unwrap();
+            let id = table.create(Pfn(7), class, shape, |_| true).unwrap();
             let mut given = BTreeSet::new();
             // SAFETY: the only thread.
             unsafe {
@@ -411,18 +418,30 @@ mod tests {
     fn numbers_are_used_again_and_run_out() {
         let (table, _memory) = table();
         let shape = Class(5).slab_shape(4096);
-        let ids: Vec<SlabId> = core::iter::from_fn(|| table.create(Pfn(0), Class(5), shape)).collect();
+        let ids: Vec<SlabId> = core::iter::from_fn(|| table.create(Pfn(0), Class(5), shape, |_| true)).collect();
         assert_eq!(ids.len() as u32, table.limit);
         table.destroy(ids[3]);
-        assert_eq!(table.create(Pfn(0), Class(5), shape), Some(ids[3]));
-        assert_eq!(table.create(Pfn(0), Class(5), shape), None);
+        assert_eq!(table.create(Pfn(0), Class(5), shape, |_| true), Some(ids[3]));
+        assert_eq!(table.create(Pfn(0), Class(5), shape, |_| true), None);
+    }
+
+    #[test]
+    fn numbers_leave_out_descriptors_that_are_not_mapped() {
+        let (table, _memory) = table();
+        let shape = Class(5).slab_shape(4096);
+        // Of the offsets into the arena, those of two and a half descriptors.
+        let hole = 3 * table.stride << TABLE_SHIFT..(11 * table.stride / 2) << TABLE_SHIFT;
+        let create = || table.create(Pfn(0), Class(5), shape, |offset| !hole.contains(&offset));
+        let numbers: Vec<u32> = (0..5).map(|_| create().unwrap().0).collect();
+        assert_eq!(numbers, [0, 1, 2, 6, 7]);
+        assert_eq!(table.used(), 5);
     }
 
     #[test]
     fn a_list_keeps_its_links() {
         let (table, _memory) = table();
         let ids: Vec<SlabId> =
-            (0..4).map(|_| table.create(Pfn(0), Class(5), Class(5).slab_shape(4096)).unwrap()).collect();
+            (0..4).map(|_| table.create(Pfn(0), Class(5), Class(5).slab_shape(4096), |_| true).unwrap()).collect();
         let mut list = SlabList::new();
         // SAFETY: the only thread.
         unsafe {

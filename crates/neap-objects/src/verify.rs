@@ -212,6 +212,10 @@ impl<P: Platform> Objects<P> {
         };
         let mut page = Pfn(0);
         while page.0 < frames.pages() {
+            if !self.pages.has(page.index() << self.pages.page_shift()) {
+                page = page.plus(1); // In a hole of the arena there may be no tables.
+                continue;
+            }
             let frame = frames.frame(page);
             let pages = match frame.state() {
                 State::Slab => self.walk_slab(page, &mut walk)?,

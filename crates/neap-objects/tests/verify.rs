@@ -216,7 +216,7 @@ fn counts_and_lists_of_slabs() {
     });
     finds("numbers of slabs", |o, _| {
         let shape = CLASS.slab_shape(4096);
-        o.slabs.create(Pfn(900), CLASS, shape).unwrap();
+        o.slabs.create(Pfn(900), CLASS, shape, |_| true).unwrap();
     });
 }
 

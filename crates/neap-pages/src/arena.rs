@@ -2,8 +2,9 @@
 //!
 //! Sits between the platform's mappings and the zone. The window is aimed for, not reserved: segments are mapped one
 //! after the other as they are needed, and every table lies at an arithmetic address above the window, so that the byte
-//! of a table for an address is a shift and an add away. A table is always mapped at least as far as the arena. Growth
-//! runs under its own mutex, never under the zone's. The nodes of a machine share an arena: a segment belongs to the node
+//! of a table for an address is a shift and an add away. Every table is mapped for every segment. Where a foreign mapping lies
+//! in the way of a segment, or of a part of a table that speaks of one, the arena has a hole: of most tables nothing is mapped
+//! there. Growth runs under its own mutex, never under the zone's. The nodes of a machine share an arena: a segment belongs to the node
 //! that it was mapped for, and a byte per chunk says to which. Gives nothing back before [`Arena::close`]; what is inside
 //! a mapped page is not its concern.
 
@@ -12,7 +13,7 @@ use crate::huge_runs::HugeRuns;
 use crate::pages::{MARKED, Shape};
 use crate::populate::HUGE;
 use crate::survey::Part;
-use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout};
+use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout, place_whole, whole_bytes};
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -41,11 +42,13 @@ const SMALL_SEGMENT: usize = 4 << 20;
 pub const MOST_ALIGNMENT: usize = 1 << 30;
 /// Attempts of the platform after which its hints are for half the span of the one before.
 const FULL_ATTEMPTS: u32 = 8;
+/// How often the span is halved after an attempt that the system refused: its whole tables may have been too much.
+const REFUSED_HALVINGS: u32 = 3;
 /// Hints tried at all.
 const ATTEMPTS: u32 = 32;
 /// Foreign mappings that the arena grows around, in its whole life.
 const HOLES: usize = 16;
-/// Steps, each twice as long as the one before, over one foreign mapping.
+/// Steps, each twice as long as the one before, over one foreign mapping in the arena or behind a table.
 const HOLE_STEPS: u32 = 24;
 
 /// Offsets from the base: what growth has done so far.
@@ -55,8 +58,9 @@ struct Growth {
     end: usize,
     /// By node: the pages up to the end of its last segment.
     ends: [u32; MAX_NODES],
+    /// How far each table is mapped.
     tables: [usize; ALL_TABLES],
-    /// Start and end of what belongs to somebody else.
+    /// Start and end of the parts between segments.
     holes: [(usize, usize); HOLES],
     hole_count: usize,
 }
@@ -72,6 +76,32 @@ impl Growth {
             start = to;
         }
     }
+
+    fn holes(&self) -> &[(usize, usize)] {
+        &self.holes[..self.hole_count]
+    }
+}
+
+/// Start and length of every mapped part of a table that is mapped as far as `mapped`, between the holes of the arena.
+fn pieces_of(
+    table: &Table,
+    holes: &[(usize, usize)],
+    mapped: usize,
+    page_shift: u32,
+    scarce: bool,
+    mut each: impl FnMut(usize, usize),
+) {
+    let mut start = 0;
+    for &(from, to) in if table.whole || table.shift == 0 { &[] } else { holes } {
+        let (end, next) = (table.mapped(from, page_shift, scarce), table.page_of(to, page_shift));
+        if end < next {
+            each(table.start + start, end - start);
+            start = next;
+        }
+    }
+    if mapped > start {
+        each(table.start + start, mapped - start);
+    }
 }
 
 /// Pages that came new: the first, and how many.
@@ -86,6 +116,9 @@ pub(crate) struct Arena {
     limit: AtomicUsize,
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
+    /// Address space for the whole tables, and its bytes.
+    whole: (usize, usize),
+    scarce: bool,
     span: usize,
     growth: Mutex<Growth>,
     /// Pages of the budget that no node has: see [`Zone::acquire`](crate::zone::Zone::acquire).
@@ -135,14 +168,25 @@ impl Arena {
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
         let span = shape.span.clamp(chunk, most) / chunk * chunk;
-        let mut last = Errno::NOMEM;
+        let scarce = platform.address_space_is_scarce();
+        let (mut last, mut refused) = (Errno::NOMEM, 0);
         for attempt in 0..ATTEMPTS {
             let Some(hint) = platform.address_hint(attempt, layout(0, span, page_shift, &shape.tables).1) else {
                 break;
             };
             let base = hint.next_multiple_of(chunk);
-            let less = (span >> attempt.saturating_sub(FULL_ATTEMPTS)).max(span.min(SEGMENTS.1)) / chunk * chunk;
-            let (tables, _) = layout(base, less, page_shift, &shape.tables);
+            let halvings = attempt.saturating_sub(FULL_ATTEMPTS).max(refused);
+            let less = (span >> halvings).max(span.min(SEGMENTS.1)) / chunk * chunk;
+            let (mut tables, _) = layout(base, less, page_shift, &shape.tables);
+            let bytes = whole_bytes(&tables, less, page_shift);
+            let whole = match platform.reserve(bytes) {
+                Ok(address) => (address, bytes),
+                Err(error) => {
+                    (last, refused) = (error, refused + REFUSED_HALVINGS);
+                    continue;
+                }
+            };
+            place_whole(&mut tables, whole.0, less, page_shift);
             let arena = Arena {
                 base,
                 page_shift,
@@ -150,6 +194,8 @@ impl Arena {
                 limit: AtomicUsize::new(0),
                 frames: frames::Frames::at(tables[FRAMES].start),
                 tables,
+                whole,
+                scarce,
                 span: less,
                 growth: Mutex::new(Growth {
                     end: 0,
@@ -171,6 +217,9 @@ impl Arena {
                 Ok(grown) => return Ok((arena, grown)),
                 Err(error) => last = error,
             }
+            if last != Errno::EXIST {
+                refused += REFUSED_HALVINGS;
+            }
             // SAFETY: nobody has seen this arena.
             unsafe { arena.close(platform) };
         }
@@ -187,13 +236,15 @@ impl Arena {
             // SAFETY: mapped by `map_segment`, not a hole, and unused as the caller promises.
             unsafe { platform.unmap(self.base + start, length) };
         });
-        for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
-            if *mapped > 0 {
-                // SAFETY: mapped by `map_segment`, and unused as the caller promises.
-                unsafe { platform.unmap(table.start, *mapped) };
-                *mapped = 0;
-            }
+        for (table, mapped) in self.tables.iter().zip(growth.tables).filter(|(table, _)| !table.whole) {
+            pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, |start, length| {
+                // SAFETY: mapped by `map_tables`, and unused as the caller promises.
+                unsafe { platform.unmap(start, length) };
+            });
         }
+        // SAFETY: reserved by `open`, and unused as the caller promises.
+        unsafe { platform.unmap(self.whole.0, self.whole.1) };
+        growth.tables = [0; ALL_TABLES];
         growth.end = 0;
         growth.hole_count = 0;
         // SAFETY: an empty table needs nothing mapped.
@@ -233,7 +284,7 @@ impl Arena {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
             let named = index.checked_sub(OWN_TABLES).filter(|named| *named < MARKED);
-            let fresh = named.is_some_and(|named| self.claim_fresh(platform, named, offset));
+            let fresh = named.is_some_and(|named| self.claim_fresh(named, offset));
             if fresh {
                 self.huge_tables.store(true, Relaxed);
             }
@@ -250,15 +301,16 @@ impl Arena {
     /// would have to pay for the whole of it. A hint: others may write now,
     /// or put small pages there before whoever was told so has allowed huge ones, and then small ones come. Mostly one caller is told so: each
     /// that allows and forbids huge pages stops all that fault.
-    fn claim_fresh<P: Platform>(&self, platform: &P, named: usize, offset: usize) -> bool {
+    fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
-        if self.nodes > 1 || self.is_limited || platform.address_space_is_scarce() {
+        if self.nodes > 1 || self.is_limited || self.scarce {
             return false;
         }
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
         let mark = |page: u32| self.marks(Pfn(page));
         let first = pages(window.start);
-        let unwritten = |page: u32| mark(page).load(Relaxed) >> named & 1 == 0;
+        // In a hole of the arena the table may be a foreign mapping.
+        let unwritten = |page: u32| self.node(Pfn(page)).is_some() && mark(page).load(Relaxed) >> named & 1 == 0;
         // Marked is what the huge page speaks of in any case. A chunk's marks are one word, so of two who find it unmarked one is told.
         (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
     }
@@ -315,29 +367,38 @@ impl Arena {
     pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         // Not under the mutex: whoever is told may take its time.
         let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES + 1], 0);
+        let (holes, hole_count);
         {
             let growth = self.growth.lock();
             tables.copy_from_slice(&growth.tables);
+            (holes, hole_count) = (growth.holes, growth.hole_count);
             let mut start = 0;
-            for &(from, to) in growth.holes[..growth.hole_count].iter().chain([&(growth.end, growth.end)]) {
+            for &(from, to) in growth.holes().iter().chain([&(growth.end, growth.end)]) {
                 pieces[count] = (start, from - start);
                 count += 1;
                 start = to;
             }
         }
         pieces[..count].iter().for_each(|&(start, length)| each(Part::Arena, self.base + start, length));
-        for (index, (table, length)) in
-            self.tables.iter().zip(tables).enumerate().filter(|(_, (_, length))| *length > 0)
-        {
-            each(index.checked_sub(OWN_TABLES).map_or(Part::OwnTables, Part::Table), table.start, length);
+        each(Part::OwnTables, self.whole.0, self.whole.1);
+        let others = self.tables.iter().zip(tables).enumerate().filter(|(_, (table, _))| !table.whole);
+        for (index, (table, mapped)) in others {
+            let part = index.checked_sub(OWN_TABLES).map_or(Part::OwnTables, Part::Table);
+            let holes = &holes[..hole_count];
+            pieces_of(table, holes, mapped, self.page_shift, self.scarce, |start, length| each(part, start, length));
         }
     }
 
     /// Bytes of the arena, and of its tables, that are mapped.
     pub(crate) fn mapped(&self) -> (usize, usize) {
         let growth = self.growth.lock();
-        let holes: usize = growth.holes[..growth.hole_count].iter().map(|(from, to)| to - from).sum();
-        (growth.end - holes, growth.tables.iter().sum())
+        let holes: usize = growth.holes().iter().map(|(from, to)| to - from).sum();
+        let mut tables = 0;
+        for (table, mapped) in self.tables.iter().zip(growth.tables) {
+            let add = |_, length: usize| tables += length;
+            pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, add);
+        }
+        (growth.end - holes, tables)
     }
 
     #[inline]
@@ -378,7 +439,7 @@ impl Arena {
     /// One of the bytes about the chunk of a page: [`MARKS`], [`NODE`] or [`IN_RUNS`].
     #[inline]
     pub(crate) fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
-        // The frame is asked for its check alone: the chunk table is mapped as far as the frame table.
+        // The frame is asked for its check alone: the chunk table is open as far as the arena reaches, in holes as well.
         let _ = self.frames.frame(pfn);
         let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * ABOUT_CHUNK + byte;
         // SAFETY: mapped, and accessed as atomic bytes alone.
@@ -422,11 +483,11 @@ impl Arena {
         let need = ((pages as usize) << self.page_shift).next_multiple_of(chunk);
         let small = SMALL_SEGMENT.max(need).next_multiple_of(chunk);
         let doubled = growth.end.clamp(SEGMENTS.0, SEGMENTS.1).max(need).next_multiple_of(chunk);
-        let usual = if platform.address_space_is_scarce() { small } else { doubled };
+        let usual = if self.scarce { small } else { doubled };
         // Where the next segment would begin, past foreign mappings found in this call.
         let mut start = growth.end;
         for step in 0..=hole_steps {
-            let mut failed = (Errno::NOMEM, false);
+            let mut failed = Errno::NOMEM;
             for size in [usual, small] {
                 let size = size.min(self.span.saturating_sub(start));
                 if size < need {
@@ -443,39 +504,70 @@ impl Arena {
                     break;
                 }
             }
-            if failed != (Errno::EXIST, true) || growth.hole_count == HOLES {
-                return Err(failed.0);
+            if failed != Errno::EXIST || growth.hole_count == HOLES {
+                return Err(failed);
             }
             start += chunk << step;
         }
         Err(Errno::EXIST)
     }
 
-    /// Maps a segment, then its tables. The error says whether it was the segment that failed.
+    /// Maps a segment, then its tables. Where that fails nothing of either is mapped.
     fn map_segment<P: Platform>(
         &self,
         platform: &P,
         growth: &mut Growth,
         start: usize,
         size: usize,
-    ) -> Result<(), (Errno, bool)> {
+    ) -> Result<(), Errno> {
         // What the system could never fill is refused now, not by a kill later.
         if size > SEGMENTS.1 && !platform.is_grantable(size) {
-            return Err((Errno::NOMEM, false));
+            return Err(Errno::NOMEM);
         }
-        platform.map_at(self.base + start, size).map_err(|error| (error, true))?;
-        let scarce = platform.address_space_is_scarce();
-        for (table, mapped) in self.tables.iter().zip(&mut growth.tables) {
-            let needed = table.mapped(start + size, self.page_shift, scarce);
+        platform.map_at(self.base + start, size)?;
+        let before = growth.tables;
+        let mapped = self.map_tables(platform, &mut growth.tables, start, size);
+        if mapped.is_err() {
+            // SAFETY: mapped above, and nobody has seen it.
+            unsafe { platform.unmap(self.base + start, size) };
+            for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| !table.whole) {
+                let (from, to) = (self.first_unmapped(table, before[index], start), growth.tables[index]);
+                if to > from {
+                    // SAFETY: mapped by `map_tables` a moment ago, and nobody has seen it.
+                    unsafe { platform.unmap(table.start + from, to - from) };
+                    growth.tables[index] = before[index];
+                }
+            }
+        }
+        mapped
+    }
+
+    /// Where the next mapping of a table begins that is mapped as far as `mapped`, for a segment from `start` on.
+    fn first_unmapped(&self, table: &Table, mapped: usize, start: usize) -> usize {
+        mapped.max(table.page_of(start, self.page_shift))
+    }
+
+    /// Maps what the tables say of a segment, as far as it is not mapped yet.
+    fn map_tables<P: Platform>(
+        &self,
+        platform: &P,
+        tables: &mut [usize; ALL_TABLES],
+        start: usize,
+        size: usize,
+    ) -> Result<(), Errno> {
+        for (table, mapped) in self.tables.iter().zip(tables) {
+            let needed = table.mapped(start + size, self.page_shift, self.scarce);
             if table.shift == 0 || needed <= *mapped {
                 continue;
             }
-            if let Err(error) = platform.map_at(table.start + *mapped, needed - *mapped) {
-                // SAFETY: mapped above, and nobody has seen it.
-                unsafe { platform.unmap(self.base + start, size) };
-                return Err((error, false));
+            if table.whole {
+                // SAFETY: all of the table lies in what `open` has reserved.
+                unsafe { platform.open(table.start + *mapped, needed - *mapped)? };
+            } else {
+                let from = self.first_unmapped(table, *mapped, start);
+                platform.map_at(table.start + from, needed - from)?;
+                table.advise(platform, from..needed);
             }
-            table.advise(platform, *mapped..needed);
             *mapped = needed;
         }
         Ok(())
@@ -506,7 +598,7 @@ impl Arena {
             growth.hole_count += 1;
         }
         growth.end = start + size;
-        // SAFETY: `map_segment` has mapped the frame table that far, and only `close` unmaps it.
+        // SAFETY: `map_segment` has mapped the frame table for every segment that far, and only `close` unmaps it. Frames in holes are nobody's.
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
         let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
         for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {

@@ -442,6 +442,11 @@ impl<P: Platform> NodePages<P> {
         self.frames().pages() / CHUNK
     }
 
+    /// Whether the page at an offset from the base belongs to the arena, and not to a hole. All tables are mapped for such a page.
+    pub fn has(&self, offset: usize) -> bool {
+        offset < self.limit() && self.first.arena.node(Pfn((offset >> self.page_shift()) as u32)).is_some()
+    }
+
     /// What the pages of a piece of the arena are at the moment: [`PIECE`] of them, each a nibble of `uses`, the first the lowest of the
     /// first word. Under the lock of the piece's node, for some microseconds. A page that is just on its way between a CPU's list
     /// and somebody may be seen as a part of a run.

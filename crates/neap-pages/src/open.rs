@@ -119,7 +119,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Calls `each` with what was mapped for this node; the arena is the first one's.
-    pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         if self.node == 0 {
             self.arena.each_mapping(each);
         }

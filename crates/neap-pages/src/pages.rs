@@ -101,7 +101,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Bytes from the base up to the end of the arena so far. Not all of it need be the arena's, but no page of the arena
-    /// lies above, and all tables reach that far.
+    /// lies above, and for every page of it all tables are mapped.
     #[inline]
     pub fn limit(&self) -> usize {
         self.arena.limit()
@@ -431,12 +431,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Whether all chunks that there are behind a run, up to its new end, are this node's: what another node has free there
-    /// is not for this one. Under the zone's lock; chunks never change hands.
+    /// is not for this one, and in a hole of the arena there may be no frames to look at. Under the zone's lock; chunks never change hands.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
         let own = |page| self.arena.node(Pfn(page)) == Some(self.node);
-        self.arena.nodes == 1 || behind.step_by(arena::CHUNK as usize).all(own)
+        behind.step_by(arena::CHUNK as usize).all(own)
     }
 
     /// Gives up what it may still hand out, for other nodes of the same budget.

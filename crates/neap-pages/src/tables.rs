@@ -5,6 +5,10 @@
 //! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond, where
 //! nothing of one was there: of state bytes a block of two mebibytes, which is one fault itself, has eight small pages. Takes no lock: the arena's
 //! growth maps, and what is populated speaks of a block that the caller has.
+//!
+//! A page behind a table may be a foreign mapping. The arena then grows around the part that this page would speak of. To reserve address space for
+//! the tables instead would take a tenth of the span: a program that limits its own address space could map nothing any more. The three tables by the
+//! chunk are small, so these are reserved.
 
 use crate::arena::CHUNK;
 use crate::pages::{MARKED, SideTable, TABLES};
@@ -23,6 +27,9 @@ pub(crate) const FREE_CHUNKS: usize = 3;
 pub(crate) const BACKED_CHUNKS: usize = 4;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
+/// Tables by the chunk. They are read across foreign mappings that the arena grows around, and a page of one speaks of gibibytes.
+const WHOLE: [usize; 3] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS];
+
 /// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
 /// was never used, and stays when all else has gone: less than a thirty-second of what was.
 const SMALL: usize = 64 << 20;
@@ -38,9 +45,16 @@ pub(crate) struct Table {
     pub(crate) droppable: bool,
     pub(crate) brief: bool,
     pub(crate) early: bool,
+    /// Whether address space is reserved for all of it, so that no foreign mapping is in its way.
+    pub(crate) whole: bool,
 }
 
 impl Table {
+    /// Bytes of the table in front of the first page that speaks of `offset` or of more.
+    pub(crate) fn page_of(&self, offset: usize, page_shift: u32) -> usize {
+        (self.place(offset, 0).0 - self.start) >> page_shift << page_shift
+    }
+
     /// Bytes of what it says of so many bytes of the arena: whole pages, and a byte for every part begun.
     pub(crate) fn bytes(&self, arena: usize, page_shift: u32) -> usize {
         (self.lead + arena.div_ceil(1 << self.shift)).next_multiple_of(1 << page_shift)
@@ -118,7 +132,7 @@ impl Table {
     }
 }
 
-/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
+/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span. [Whole](Table::whole) tables lie elsewhere: [`place_whole`] says where.
 pub(crate) fn layout(
     base: usize,
     span: usize,
@@ -129,6 +143,7 @@ pub(crate) fn layout(
     // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and twice a bit a chunk.
     for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
         tables[table].shift = page_shift.wrapping_add_signed(shift);
+        tables[table].whole = WHOLE.contains(&table);
     }
     tables[FRAMES].brief = true;
     // The frames of a free chunk say nothing, where they fill whole pages.
@@ -144,7 +159,7 @@ pub(crate) fn layout(
         table.early = named.early;
     }
     let mut end = base + span;
-    for table in tables.iter_mut().filter(|table| table.shift != 0) {
+    for table in tables.iter_mut().filter(|table| table.shift != 0 && !table.whole) {
         if table.early {
             // Huge pages begin where small ones end.
             let small = SMALL >> table.shift;
@@ -155,6 +170,21 @@ pub(crate) fn layout(
         end += table.mapped(span, page_shift, false);
     }
     (tables, end - base)
+}
+
+/// Bytes of address space for the whole tables of an arena of `span` bytes.
+pub(crate) fn whole_bytes(tables: &[Table; ALL_TABLES], span: usize, page_shift: u32) -> usize {
+    WHOLE.map(|table| tables[table].bytes(span, page_shift)).iter().sum::<usize>() + (1 << page_shift)
+}
+
+/// Puts the whole tables of an arena into address space of [`whole_bytes`] at `address`.
+pub(crate) fn place_whole(tables: &mut [Table; ALL_TABLES], address: usize, span: usize, page_shift: u32) {
+    // A made-up machine's pages may be larger than those that its reservations begin with.
+    let mut end = address.next_multiple_of(1 << page_shift);
+    for table in WHOLE {
+        tables[table].start = end;
+        end += tables[table].bytes(span, page_shift);
+    }
 }
 
 #[cfg(test)]
@@ -183,7 +213,7 @@ mod tests {
         for span in [4 << 20, 33 << 20, (128 << 20) + 4096, 8 << 30] {
             let (tables, all) = layout(1 << 30, span, 12, &named);
             let mut end = (1 << 30) + span;
-            for table in tables.iter().filter(|table| table.shift != 0) {
+            for table in tables.iter().filter(|table| table.shift != 0 && !table.whole) {
                 assert!(table.start >= end && table.start.is_multiple_of(4096), "{tables:x?}");
                 end = table.start + table.mapped(span, 12, false);
                 if table.early {

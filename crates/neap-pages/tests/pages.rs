@@ -6,7 +6,7 @@ use machine::{Held, Opened, PAGE_SIZES, Random, give, resident, seed, shape, tak
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
-use neap_pages::{Drain, Exhausted, Shape};
+use neap_pages::{Drain, Exhausted, Part, Shape};
 
 fn machines() -> Vec<Virtual> {
     let usual = PAGE_SIZES.map(|size| Virtual::new(size, 3));
@@ -116,8 +116,8 @@ fn scarce_address_space_is_taken_in_small_steps() {
 #[test]
 fn a_system_that_refuses_much_at_once_is_asked_for_little() {
     let machine = Virtual::new(4096, 2);
-    // The segment comes after the tables: ten of them.
-    machine.fail(Call::MapAt, 10, 1);
+    // The last of the tables that are mapped by themselves, after the segment.
+    machine.fail(Call::MapAt, 7, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     assert_eq!(o.pages.statistics().mapped_bytes, 4 << 20);
     o.pages.verify().unwrap();
@@ -149,6 +149,57 @@ fn the_arena_grows_around_what_is_in_its_way() {
             memory::unmap(foreign, 2 * size).unwrap();
         }
     }
+}
+
+/// One page behind each table in turn.
+#[test]
+fn the_arena_grows_around_what_is_behind_a_table() {
+    for (size, scarce) in PAGE_SIZES.into_iter().flat_map(|size| [(size, false), (size, true)]) {
+        for table in 0.. {
+            let machine = Virtual::new(size, 2);
+            let machine = if scarce { machine.with_scarce_address_space() } else { machine };
+            let o = Opened::new(&machine, &shape(None)).unwrap();
+            let ends = mappings(&o).into_iter().filter(|(part, ..)| matches!(part, Part::Table(_) | Part::OwnTables));
+            let Some((_, start, length)) = ends.into_iter().nth(table) else { break };
+            // What is reserved for the tables by the chunk does not grow: there need be no room behind it.
+            let Ok(()) = memory::map_at(start + length, size) else { continue };
+            let foreign_byte = core::ptr::with_exposed_provenance_mut::<u8>(start + length);
+            // SAFETY: mapped above.
+            unsafe { foreign_byte.write(77) };
+            // Two gibibytes, so that every table is to grow.
+            let mut held: Vec<Held> = (0..2).map(|stamp| take_block(&o, 3, stamp).unwrap()).collect();
+            let mut runs = Vec::new();
+            for _ in 0..8 {
+                let pages = ((256 << 20) / size) as u32;
+                runs.push((o.pages.allocate_run(&machine, pages, 1).unwrap().pfn, pages));
+                held.push(take_block(&o, 3, runs.len() as u64 + 7).unwrap());
+            }
+            for mapping in mappings(&o) {
+                let (from, to) = (mapping.1, mapping.1 + mapping.2);
+                assert!(to <= start + length || from >= start + length + size, "table {table}: {mapping:x?}");
+            }
+            o.pages.verify().unwrap();
+            runs.into_iter().for_each(|(pfn, pages)| o.pages.free_run(&machine, pfn, pages));
+            held.into_iter().for_each(|held| give(&o, held));
+            assert!(!o.pages.release_all(&machine).left);
+            o.pages.verify().unwrap();
+            // SAFETY: still mapped: nothing but the arena's own was written or taken away.
+            unsafe { assert_eq!(foreign_byte.read(), 77, "table {table}") };
+            drop(o);
+            // SAFETY: as before the arena went.
+            unsafe {
+                assert_eq!(foreign_byte.read(), 77, "table {table}");
+                memory::unmap(start + length, size).unwrap();
+            }
+            assert_eq!(machine.mapped_bytes(), 0, "table {table}");
+        }
+    }
+}
+
+fn mappings(o: &Opened<'_, Virtual>) -> Vec<(Part, usize, usize)> {
+    let mut all = Vec::new();
+    o.pages.each_mapping(&mut |part, start, length| all.push((part, start, length)));
+    all
 }
 
 #[test]
