@@ -19,6 +19,7 @@ pub mod hot;
 #[cfg(test)]
 #[path = "../tests/instance/mod.rs"]
 mod instance;
+mod isolated_use;
 #[cfg(test)]
 mod known_bug_tests;
 #[cfg(test)]

@@ -9,6 +9,7 @@
 use crate::barns::{Others, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::hot::{Hot, KindEntry};
+use crate::isolated_use::IsolatedUse;
 use crate::paid::Payback;
 use crate::region::StackId;
 use crate::reuse::Reuse;
@@ -102,6 +103,7 @@ pub struct Objects<P: Platform> {
     busy: AtomicU64,
     /// Sheaves that are not to be bound, since there was no memory to do it with.
     pub(crate) patience: AtomicU32,
+    isolated_use: IsolatedUse,
 }
 
 // SAFETY: the pointers lead to what threads may share, which lives as long as this is used.
@@ -174,12 +176,23 @@ impl<P: Platform> Objects<P> {
                 looking: Mutex::new(()),
                 busy: AtomicU64::new(0),
                 patience: AtomicU32::new(0),
+                isolated_use: IsolatedUse::unknown(),
                 platform: platform,
                 pages: pages,
                 slots: slots,
             } keeping caches);
         }
         Ok(())
+    }
+
+    /// Whether a thread of the process runs on an isolated CPU, as of the last tick, or of at most an interval ago.
+    pub fn is_isolated_cpu_in_use(&self) -> bool {
+        self.isolated_use.is_known(&self.platform)
+    }
+
+    /// Asks the system whether a thread of the process runs on an isolated CPU: a file for each thread. For ticks.
+    pub fn look_for_isolated_use(&self) -> bool {
+        self.isolated_use.look(&self.platform)
     }
 
     pub(crate) fn hot(&self) -> &Hot {

@@ -201,7 +201,7 @@ impl<P: Platform> Objects<P> {
         if free < u64::from(pages) || !self.is_scattered() {
             return;
         }
-        if !self.platform.is_isolated_cpu_in_use() {
+        if !self.is_isolated_cpu_in_use() {
             let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
             let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));

@@ -48,7 +48,7 @@ impl<P: Platform> Mm<P> {
             let Some(part) = part else { return true };
             let bytes = part.len() * pages.page_size();
             let start = memory.wrapping_add((part.start - first) as usize * pages.page_size());
-            let drops = bytes >= WORTH_DROPPING && !platform.is_isolated_cpu_in_use();
+            let drops = bytes >= WORTH_DROPPING && !core.objects.is_isolated_cpu_in_use();
             // SAFETY: a part of the caller's run, whose contents nobody needs.
             unsafe {
                 if !drops || platform.release_unless_locked(start.addr(), bytes).is_err() {
@@ -140,7 +140,7 @@ impl<P: Platform> Core<P> {
             return None;
         }
         // Moving page tables interrupts every CPU that runs the process.
-        if platform.is_isolated_cpu_in_use() {
+        if self.objects.is_isolated_cpu_in_use() {
             return None;
         }
         let (memory, _) = self.allocate_run(size, align)?;

@@ -472,7 +472,7 @@ impl<P: Platform> Core<P> {
         }
         let platform = &self.objects.platform;
         // Releasing interrupts every CPU that runs the process: it waits until no isolated one does, or for an explicit call.
-        tick.held = platform.is_isolated_cpu_in_use();
+        tick.held = self.objects.look_for_isolated_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
         let held = || tick.held || keeps || room.get() == 0 || stop();

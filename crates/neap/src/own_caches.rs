@@ -66,7 +66,7 @@ impl Cache {
     /// Gives up about so many; answers how many were looked at, and gone. Inside the gate.
     fn scan<P: Platform>(self, core: &Core<P>, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> (u64, u64) {
         let (platform, pages) = (&core.objects.platform, core.objects.pages.node(node));
-        let held = || stop() || platform.is_isolated_cpu_in_use();
+        let held = || stop() || core.objects.is_isolated_cpu_in_use();
         match self {
             Cache::Sheaves => {
                 let objects = core.put_back(node, wanted, stop);

@@ -1,0 +1,65 @@
+//! Whether a thread of the process runs on an isolated CPU, as calls that allocate or free need to know it.
+//!
+//! # Design
+//! The system answers that by a file for each thread. A tick asks it, and calls read a word with the tick's answer. A call asks
+//! the system itself only where the answer is older than an interval: no tick came, or none is due since nothing is cached.
+//!
+//! # Concurrency
+//! One word, with the time of the look and the answer. Two callers that find it too old look twice.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use neap_base::Platform;
+
+/// Nanoseconds for which an answer is good: the usual interval between ticks.
+const GOOD: u64 = 250_000_000;
+
+/// The bit of the answer; the other bits are those of the time.
+const IN_USE: u64 = 1;
+
+/// The last answer. 0: nobody has asked.
+#[derive(Debug)]
+pub(crate) struct IsolatedUse(AtomicU64);
+
+impl IsolatedUse {
+    pub(crate) const fn unknown() -> IsolatedUse {
+        IsolatedUse(AtomicU64::new(0))
+    }
+
+    /// Asks the system, and keeps the answer for the calls that follow.
+    pub(crate) fn look<P: Platform>(&self, platform: &P) -> bool {
+        let in_use = platform.is_isolated_cpu_in_use();
+        // Relaxed: heuristic; it publishes no other data.
+        self.0.store(platform.now() & !IN_USE | u64::from(in_use), Relaxed);
+        in_use
+    }
+
+    /// The last answer, or a new one where that is too old.
+    pub(crate) fn is_known<P: Platform>(&self, platform: &P) -> bool {
+        let word = self.0.load(Relaxed);
+        if word != 0 && platform.now().saturating_sub(word & !IN_USE) < GOOD {
+            return word & IN_USE != 0;
+        }
+        self.look(platform)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap_base::virtual_platform::Virtual;
+
+    #[test]
+    fn an_answer_lasts_until_the_next_look_or_an_interval() {
+        let machine = Virtual::new(4096, 2);
+        let word = IsolatedUse::unknown();
+        assert!(!word.is_known(&machine), "nobody has asked: it looks");
+        machine.use_isolated_cpu(true);
+        assert!(!word.is_known(&machine), "the answer is kept");
+        assert!(word.look(&machine) && word.is_known(&machine), "a tick looks");
+        machine.use_isolated_cpu(false);
+        machine.advance(GOOD - 2);
+        assert!(word.is_known(&machine), "for an interval");
+        machine.advance(2);
+        assert!(!word.is_known(&machine), "and no longer");
+    }
+}
