@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::layout;
-use crate::process::{capture, command, observe};
+use crate::process::{capture, command, observe, which};
 use crate::report::Report;
 use crate::smoke::{MODES, complaints, plain, preload};
 
@@ -55,6 +55,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("replaced_arrays.cpp", &[]),
     both("linked_new.cpp", &[]),
     both("dlopen_new.c", &[]),
+    both("deep_bind.c", &[]),
     both("children.c", &[]),
     neap("clone_children.c", &[]),
     both("vfork_children.c", &[]),
@@ -70,9 +71,39 @@ const PROGRAMS: &[SelfCheck] = &[
     both("table_hole.c", &[]),
 ];
 
+/// A program for another C library, and that library's compiler.
+const MUSL: (&str, &str) = ("musl.c", "musl-gcc");
+
+/// Compiles and runs the program for musl in the modes that preload nothing beside the library; skips it where there is no compiler.
+fn musl(report: &mut Report, library: &Path, scratch: &Path) {
+    let (file, compiler) = MUSL;
+    if which(compiler).is_none() {
+        return report.skip(file, &format!("{compiler} is not installed (apt-get install musl-tools)"));
+    }
+    let (source, program) = (layout::root().join("tests/programs").join(file), scratch.join("musl"));
+    let mut line = command(compiler, ["-O1", "-g", "-Wall", "-fno-builtin", "-pthread", "-o"]);
+    line.arg(&program).arg(&source);
+    if let Err(error) = capture(line) {
+        return report.check(file, Err(error));
+    }
+    let start = |environment: &dyn Fn(&mut Command)| passes(Command::new(&program), environment);
+    report.check(&format!("{file} (musl's malloc)"), start(&plain));
+    for mode in MODES.iter().filter(|mode| mode.beside.is_none()) {
+        report.check(&format!("{file} ({})", mode.name), start(&|line| preload(line, library, mode)));
+    }
+}
+
+/// Runs a program in an environment: it prints `ok`, ends well, and nobody complains.
+fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
+    environment(&mut line);
+    let found = observe(line, Duration::from_secs(180))?;
+    complaints(&found)?;
+    ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
+    Ok(())
+}
+
 /// Compiles and runs those whose file name passes `chosen`.
 pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
-    let limit = Duration::from_secs(180);
     for check in PROGRAMS.iter().filter(|check| chosen(check.file)) {
         let source = layout::root().join("tests/programs").join(check.file);
         let program = match compile_with_library(&source, scratch) {
@@ -85,11 +116,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
         let start = |environment: &dyn Fn(&mut Command)| -> Result<()> {
             let mut line = Command::new(&program);
             line.args(check.arguments).current_dir(scratch);
-            environment(&mut line);
-            let found = observe(line, limit)?;
-            complaints(&found)?;
-            ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
-            Ok(())
+            passes(line, environment)
         };
         if !check.only_neap {
             report.check(&format!("{} (system's malloc)", check.file), start(&plain));
@@ -98,6 +125,9 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
             let under = |line: &mut Command| preload(line, library, mode);
             report.check(&format!("{} ({})", check.file, mode.name), start(&under));
         }
+    }
+    if chosen(MUSL.0) {
+        musl(report, library, scratch);
     }
     Ok(())
 }

@@ -24,7 +24,6 @@ const IMPORTS: &[&str] = &[
     "memcmp",
     "bcmp",
     "strlen",
-    "__register_atfork",
     "__errno_location",
     "environ",
     "__environ",
@@ -34,7 +33,11 @@ const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
 /// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never called by anything but the program; `operator new` that
 /// has no memory finds the C++ library's own; fork takes the streams' lock before the gate is closed.
-const WEAK_IMPORTS: &[&str] = &["fwrite", "dlopen", "dlsym", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
+const WEAK_IMPORTS: &[&str] =
+    &["__register_atfork", "fwrite", "dlopen", "dlsym", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
+
+/// What libneap may have besides, which is linked with one C library and not preloaded under others.
+const LINKED_IMPORTS: &[&str] = &["__register_atfork"];
 
 /// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
 const FAMILY: &[&str] = &[
@@ -76,6 +79,8 @@ const FAMILY: &[&str] = &[
     // Their children may allocate.
     "vfork",
     "__vfork",
+    // Without RTLD_DEEPBIND.
+    "dlopen",
     // C++'s operators new and delete, of one and of arrays.
     "_Znwm",
     "_Znam",
@@ -193,7 +198,9 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     let dynamic = capture(command("readelf", ["-dW", &path]))?;
 
     let imports = listed(&undefined);
-    let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
+    let imports = imports.iter().filter(|(kind, name)| {
+        !import_allowed(name, matches!(kind, 'w' | 'v')) && (malloc || !LINKED_IMPORTS.contains(name))
+    });
     report.check("imports", none(imports.map(|(_, name)| *name), "imported and not allowed"));
     let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) =
         listed(&defined).into_iter().map(|(_, name)| name).partition(|name| name.starts_with("neap_"));
@@ -234,7 +241,15 @@ mod tests {
     fn an_import_that_may_allocate_is_refused() {
         assert!(import_allowed("pthread_create", false));
         assert!(import_allowed("fwrite", true) && import_allowed("dlsym", true));
-        for name in ["fwrite", "__cxa_finalize", "__tls_get_addr", "dlsym", "fopen", "__pthread_key_create"] {
+        for name in [
+            "fwrite",
+            "__register_atfork",
+            "__cxa_finalize",
+            "__tls_get_addr",
+            "dlsym",
+            "fopen",
+            "__pthread_key_create",
+        ] {
             assert!(!import_allowed(name, false), "{name}");
         }
     }

@@ -24,7 +24,9 @@ macro_rules! chosen {
 }
 
 mod cxx;
+mod dl_open;
 mod family;
+mod fork_handlers;
 mod jemalloc;
 mod libc_names;
 mod report;
