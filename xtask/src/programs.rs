@@ -55,6 +55,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("replaced_arrays.cpp", &[]),
     both("linked_new.cpp", &[]),
     both("dlopen_new.c", &[]),
+    both("outer_interposer.cpp", &[]),
     both("deep_bind.c", &[]),
     both("children.c", &[]),
     neap("clone_children.c", &[]),

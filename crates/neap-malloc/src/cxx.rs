@@ -1,14 +1,15 @@
 //! C++'s operators new and delete.
 //!
 //! Sits between C++ programs and [`family`](crate::family). A program may replace forms of them, and the standard says which other forms end in those:
-//! these go there, by way of the dynamic linker's choice. The others are malloc and free. Where there is no memory the C++ library's own operator takes over: it runs
+//! these go there, by way of the dynamic linker's choice. The others are `malloc` and `free`, as the dynamic linker chose these: a profiler that is loaded in
+//! front of this library sees what they do, as it does with the C++ library's own. Where there is no memory the C++ library's own operator takes over: it runs
 //! the program's new_handler, and throws; this library can do neither.
 //!
 //! They are here although the C++ library's call malloc and free, because an allocator that a program is linked with has some, too, which go around malloc.
 //! What they hand out would come to our `free`.
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
-use crate::family::{aligned_alloc, free, malloc_otherwise};
+use crate::family::malloc_otherwise;
 use core::arch::{asm, global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -21,34 +22,17 @@ global_asm!(".hidden __ehdr_start", ".hidden _etext");
 /// `operator new(size)`.
 #[unsafe(no_mangle)]
 extern "C" fn _Znwm(size: usize) -> *mut c_void {
+    if !is_ours(chosen!("malloc")) {
+        return plain_otherwise(size);
+    }
     // As malloc, whose call at the very end leaves no frame that an exception would have to pass.
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// `operator delete(memory)`.
-///
-/// # Safety
-/// As for `operator delete` in C++.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn _ZdlPv(memory: *mut c_void) {
-    // SAFETY: as the caller promises.
-    unsafe { free(memory) }
-}
-
-/// `operator delete(memory, align)`.
-///
-/// # Safety
-/// As for `operator delete` in C++.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn _ZdlPvSt11align_val_t(memory: *mut c_void, _align: usize) {
-    // SAFETY: as the caller promises.
-    unsafe { free(memory) }
-}
-
-/// Forms that are another with what the standard says, to whom that ever belongs; `first` puts the arguments in their places.
+/// Forms that are another function with what the standard says, to whom that ever belongs; `first` puts the arguments in their places.
 macro_rules! ends_in {
     ($($name:ident => $other:literal $(, $first:literal)?;)*) => { $(
-        /// A form of an operator that is another one.
+        /// A form of an operator that is another function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
@@ -63,6 +47,8 @@ macro_rules! ends_in {
 }
 
 ends_in! {
+    _ZdlPv => "free";
+    _ZdlPvSt11align_val_t => "free";
     _Znam => "_Znwm";
     _ZnamSt11align_val_t => "_ZnwmSt11align_val_t";
     _ZdaPv => "_ZdlPv";
@@ -116,7 +102,7 @@ macro_rules! or_standard {
 }
 
 or_standard! {
-    plain_otherwise(_size): malloc_otherwise, c"_Znwm", "_Znwm";
+    plain_otherwise(_size): take, c"_Znwm", "_Znwm";
     #[unsafe(no_mangle)]
     _ZnwmSt11align_val_t(_size, _align): take_aligned, c"_ZnwmSt11align_val_t", "_ZnwmSt11align_val_t";
     #[unsafe(no_mangle)]
@@ -129,8 +115,19 @@ or_standard! {
     _ZnamSt11align_val_tRKSt9nothrow_t(_size, _align, _tag): take_aligned_array, c"_ZnamSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_t";
 }
 
+extern "C" fn take(size: usize) -> *mut c_void {
+    let malloc = chosen!("malloc");
+    if is_ours(malloc) {
+        return malloc_otherwise(size);
+    }
+    // SAFETY: every definition of `malloc` has this type.
+    unsafe { transmute::<usize, extern "C" fn(usize) -> *mut c_void>(malloc)(size) }
+}
+
 extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
-    aligned_alloc(align, size)
+    let aligned_alloc = chosen!("aligned_alloc");
+    // SAFETY: every definition of `aligned_alloc` has this type, and this library has one, so the address is not 0.
+    unsafe { transmute::<usize, extern "C" fn(usize, usize) -> *mut c_void>(aligned_alloc)(align, size) }
 }
 
 /// What forms that do not throw take, if those are ours that they would have to ask, and to catch what these throw: the C++ library's do that.
@@ -143,13 +140,14 @@ macro_rules! unless_replaced {
 }
 
 unless_replaced! {
-    take_plain(size) = malloc_otherwise, "_Znwm";
-    take_plain_array(size) = malloc_otherwise, "_Znwm" "_Znam";
+    take_plain(size) = take, "_Znwm";
+    take_plain_array(size) = take, "_Znwm" "_Znam";
     take_aligned_plain(size, align) = take_aligned, "_ZnwmSt11align_val_t";
     take_aligned_array(size, align) = take_aligned, "_ZnwmSt11align_val_t" "_ZnamSt11align_val_t";
 }
 
 /// Whether an address is one of this library's code.
+#[inline(always)]
 fn is_ours(address: usize) -> bool {
     let (start, end): (usize, usize);
     // SAFETY: no access to memory; the linker defines both.

@@ -54,7 +54,7 @@ extern "C" fn malloc_slow(size: usize) -> *mut c_void {
 /// # Safety
 /// As for `free` in C.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn free(memory: *mut c_void) {
+unsafe extern "C" fn free(memory: *mut c_void) {
     // SAFETY: as the caller promises.
     unsafe { PROCESS.free(memory.cast()) }
 }
@@ -175,7 +175,7 @@ unsafe extern "C" fn posix_memalign(memory: *mut *mut c_void, align: usize, size
 
 /// aligned_alloc(3): any size, as C17 has it since its defect report 460.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if align.is_power_of_two() { answer(PROCESS.allocate_aligned(size, align)) } else { refuse(EINVAL) }
 }
 
