@@ -69,8 +69,9 @@ pub enum Part {
     Stacks,
 }
 
-/// All objects of an instance, and the pages below them.
+/// All objects of an instance, and the pages below them. The class caches, of which few are used at first, lie behind the rest.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Objects<P: Platform> {
     /// The machine.
     pub platform: P,
@@ -78,9 +79,7 @@ pub struct Objects<P: Platform> {
     pub pages: NodePages<P>,
     /// The slots of the CPUs.
     pub slots: Slots,
-    /// The shared part of every class on node 0, by class.
-    pub caches: [SharedCache; CLASSES],
-    /// The same for the other nodes.
+    /// The shared parts of the classes on the other nodes.
     pub(crate) others: *const Others,
     /// Descriptors of slabs.
     pub slabs: SlabTable,
@@ -104,6 +103,8 @@ pub struct Objects<P: Platform> {
     /// Sheaves that are not to be bound, since there was no memory to do it with.
     pub(crate) patience: AtomicU32,
     isolated_use: IsolatedUse,
+    /// The shared part of every class on node 0, by class.
+    pub caches: [SharedCache; CLASSES],
 }
 
 // SAFETY: the pointers lead to what threads may share, which lives as long as this is used.

@@ -430,7 +430,7 @@ mod tests {
         let (table, _memory) = table();
         let shape = Class(5).slab_shape(4096);
         // Of the offsets into the arena, those of two and a half descriptors.
-        let hole = 3 * table.stride << TABLE_SHIFT..(11 * table.stride / 2) << TABLE_SHIFT;
+        let hole = (3 * table.stride) << TABLE_SHIFT..(11 * table.stride / 2) << TABLE_SHIFT;
         let create = || table.create(Pfn(0), Class(5), shape, |offset| !hole.contains(&offset));
         let numbers: Vec<u32> = (0..5).map(|_| create().unwrap().0).collect();
         assert_eq!(numbers, [0, 1, 2, 6, 7]);

@@ -304,7 +304,9 @@ impl Buddy {
         if order == CHUNK_ORDER {
             let chunk = pfn.index() / CHUNK as usize;
             bitmap::clear(self.free_chunks.get_mut(), chunk);
-            bitmap::clear(self.backed_chunks.get_mut(), chunk);
+            if class == BACKED {
+                bitmap::clear(self.backed_chunks.get_mut(), chunk);
+            }
             if chunk == self.chunk_hint as usize {
                 let map = self.free_chunks.get();
                 self.chunk_hint = bitmap::next_set(map, chunk, map.len() * 64).unwrap_or(map.len() * 64) as u32;
@@ -330,10 +332,18 @@ impl Buddy {
 
     /// The lowest free chunk of a class.
     fn first_chunk(&self, class: usize) -> Option<u32> {
+        // Nor is the map looked at then: at first it has no memory itself.
+        if class == BACKED && self.backed_free == 0 {
+            return None;
+        }
         let (free, backed) = (self.free_chunks.get(), self.backed_chunks.get());
         let from = self.chunk_hint as usize / 64;
         free.iter().zip(backed).enumerate().skip(from).find_map(|(word, (free, backed))| {
-            let bits = if class == BACKED { *backed } else { free & !backed };
+            let bits = match class {
+                BACKED => *backed,
+                _ if self.backed_free == 0 => *free,
+                _ => free & !backed,
+            };
             (bits != 0).then(|| (word * 64) as u32 + bits.trailing_zeros())
         })
     }

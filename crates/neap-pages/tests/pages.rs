@@ -203,6 +203,16 @@ fn mappings(o: &Opened<'_, Virtual>) -> Vec<(Part, usize, usize)> {
 }
 
 #[test]
+fn tables_by_the_chunk_have_memory_where_something_is_said() {
+    let machine = Virtual::new(4096, 2);
+    let o = Opened::new(&machine, &shape(None)).unwrap();
+    let (.., start, length) = mappings(&o).into_iter().find(|mapping| mapping.0 == Part::OwnTables).unwrap();
+    let block = o.pages.allocate_block(&machine, Order(0)).unwrap();
+    assert_eq!(resident(start, length), 2 * 4096, "whose chunks are, and which are free; none of those has memory");
+    o.pages.free_block(&machine, block.pfn, Order(0));
+}
+
+#[test]
 fn a_window_that_is_full_is_exhausted_and_usable() {
     let machine = Virtual::new(4096, 2).with_scarce_address_space();
     let o = Opened::new(&machine, &Shape { span: 12 << 20, ..shape(None) }).unwrap();
