@@ -98,6 +98,18 @@ pub trait Platform: Send + Sync {
         unsafe { self.release(address, length) }
     }
 
+    /// Lets the system take a range when it is short of memory: until then it counts as resident, and each page of it holds what it held
+    /// or zeroes.
+    ///
+    /// # Errors
+    /// The range is as it was: memory is locked, or the system knows no such thing.
+    ///
+    /// # Safety
+    /// Nobody needs the contents.
+    unsafe fn release_lazily(&self, _address: usize, _length: usize) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
     /// Gives up to [`memory::SCATTERED_RANGES`] ranges back at once and answers how many bytes from the start of the
     /// list are done.
     ///
@@ -388,6 +400,11 @@ impl Platform for Linux {
     unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: the caller promises what this asks for.
         unsafe { memory::release_unless_locked(address, length) }
+    }
+
+    unsafe fn release_lazily(&self, address: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: the caller promises what this asks for.
+        unsafe { memory::release_lazily(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {

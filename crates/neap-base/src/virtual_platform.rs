@@ -108,9 +108,11 @@ pub enum Call {
     Bind,
     /// [`Platform::huge_pages`].
     HugePages,
+    /// [`Platform::release_lazily`].
+    ReleaseLazily,
 }
 
-const CALLS: usize = 11;
+const CALLS: usize = 12;
 
 /// Every [`Call`], for tests that go through all.
 pub const ALL_CALLS: [Call; CALLS] = [
@@ -125,6 +127,7 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::Fence,
     Call::Bind,
     Call::HugePages,
+    Call::ReleaseLazily,
 ];
 
 /// In the `impl` of [`Platform`](crate::Platform) for a wrapper around another platform, its field `$inner`: the calls that no
@@ -248,6 +251,8 @@ pub struct Virtual {
     countdown: [AtomicUsize; CALLS],
     failures: [AtomicUsize; CALLS],
     released: AtomicU64,
+    /// Released lazily.
+    offered: AtomicU64,
     /// Mapped and not unmapped.
     mapped: AtomicUsize,
 }
@@ -275,6 +280,7 @@ impl Virtual {
             countdown: zeros(),
             failures: zeros(),
             released: AtomicU64::new(0),
+            offered: AtomicU64::new(0),
             mapped: AtomicUsize::new(0),
         }
     }
@@ -374,6 +380,11 @@ impl Virtual {
         self.released.load(Ordering::Relaxed)
     }
 
+    /// Bytes released lazily so far.
+    pub fn offered_bytes(&self) -> u64 {
+        self.offered.load(Ordering::Relaxed)
+    }
+
     /// Bytes that are mapped at the moment.
     pub fn mapped_bytes(&self) -> usize {
         self.mapped.load(Ordering::Relaxed)
@@ -464,6 +475,24 @@ impl Platform for Virtual {
         }
         // SAFETY: the caller promises what this asks for.
         unsafe { self.release(address, length) }
+    }
+
+    /// This system takes every second page at once, and never the others.
+    unsafe fn release_lazily(&self, address: usize, length: usize) -> Result<(), Errno> {
+        assert!(
+            address.is_multiple_of(self.page_size) && length.is_multiple_of(self.page_size),
+            "release of a part of a page"
+        );
+        self.attempt(Call::ReleaseLazily)?;
+        if self.locked.load(Ordering::Relaxed) {
+            return Err(Errno::INVAL);
+        }
+        for page in (address..address + length).step_by(2 * self.page_size) {
+            // SAFETY: as the caller promises.
+            unsafe { memory::release(page, self.page_size)? };
+        }
+        self.offered.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {

@@ -153,6 +153,19 @@ pub unsafe fn release_unless_locked(address: usize, length: usize) -> Result<(),
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) }
 }
 
+/// Lets the system take the memory behind a range when it is short of any. Until then every page holds what it held, and zeroes
+/// afterwards; what is written from now on stays. The range counts as resident as long as the system has not taken it.
+///
+/// # Errors
+/// `INVAL` where some of the range is locked.
+///
+/// # Safety
+/// Nobody needs the contents of the range.
+pub unsafe fn release_lazily(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxFree) }
+}
+
 /// `madvise` with an advice that rustix has no name for.
 ///
 /// # Safety

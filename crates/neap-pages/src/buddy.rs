@@ -116,6 +116,10 @@ pub(crate) struct Buddy {
     pub(crate) free_chunks: Map,
     /// A bit per chunk: all of it is free and some of it is backed.
     pub(crate) backed_chunks: Map,
+    /// A bit per chunk: it is a backed one whose memory the system may take when it is short of any.
+    pub(crate) lazy_chunks: Map,
+    /// Backed pages of these.
+    pub(crate) lazy: u32,
     /// No chunk below this one is free.
     pub(crate) chunk_hint: u32,
     pub(crate) lists: [[Ends; LIST_ORDERS]; 2],
@@ -137,13 +141,15 @@ unsafe impl Send for Buddy {}
 
 impl Buddy {
     /// No pages yet; the addresses of the frame table and of the maps, all zero, over which it will grow.
-    pub(crate) fn new(frames: usize, backed: usize, free_chunks: usize, backed_chunks: usize) -> Buddy {
+    pub(crate) fn new(frames: usize, backed: usize, [free, some, lazy]: [usize; 3]) -> Buddy {
         let map = |start| Map { start: core::ptr::with_exposed_provenance_mut(start), words: 0 };
         Buddy {
             frames: Frames::at(frames),
             backed: PageMap { start: core::ptr::with_exposed_provenance_mut(backed), words: 0 },
-            free_chunks: map(free_chunks),
-            backed_chunks: map(backed_chunks),
+            free_chunks: map(free),
+            backed_chunks: map(some),
+            lazy_chunks: map(lazy),
+            lazy: 0,
             chunk_hint: 0,
             lists: [[Ends { head: Pfn::NONE, tail: Pfn::NONE }; LIST_ORDERS]; 2],
             filled: [0; 2],
@@ -169,6 +175,7 @@ impl Buddy {
         let chunks = end.div_ceil(CHUNK);
         self.free_chunks.words = chunks.div_ceil(64) as usize;
         self.backed_chunks.words = self.free_chunks.words;
+        self.lazy_chunks.words = self.free_chunks.words;
         self.managed += pages;
         if !(start.0 | pages).is_multiple_of(CHUNK) {
             return self.give_range(start, pages, false);
@@ -209,7 +216,10 @@ impl Buddy {
         let chunk = |class| Some((Pfn(self.first_chunk(class)? * CHUNK), CHUNK_ORDER, class));
         let backed = listed(BACKED);
         if backed.is_none() && self.keeps_chunks {
-            return listed(UNBACKED).or_else(|| chunk(BACKED)).or_else(|| chunk(UNBACKED));
+            // What is kept serves smaller blocks once these have taken half as much beside it.
+            let fresh = self.managed - self.free < self.backed_free / 2;
+            let [first, second] = if fresh { [UNBACKED, BACKED] } else { [BACKED, UNBACKED] };
+            return listed(UNBACKED).or_else(|| chunk(first)).or_else(|| chunk(second));
         }
         backed.or_else(|| chunk(BACKED)).or_else(|| listed(UNBACKED)).or_else(|| chunk(UNBACKED))
     }
@@ -306,6 +316,10 @@ impl Buddy {
             bitmap::clear(self.free_chunks.get_mut(), chunk);
             if class == BACKED {
                 bitmap::clear(self.backed_chunks.get_mut(), chunk);
+                if bitmap::get(self.lazy_chunks.get(), chunk) {
+                    bitmap::clear(self.lazy_chunks.get_mut(), chunk);
+                    self.lazy -= self.count_backed(pfn, CHUNK);
+                }
             }
             if chunk == self.chunk_hint as usize {
                 let map = self.free_chunks.get();

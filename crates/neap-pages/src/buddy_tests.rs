@@ -24,12 +24,13 @@ impl Tiny {
         let frames = pages as usize * 16;
         let words = |bits: u32| bits.div_ceil(64) as usize * 8;
         let (backed, chunks) = (words(pages), words(pages.div_ceil(CHUNK)));
-        let buddy = Buddy::new(start, start + frames, start + frames + backed, start + frames + backed + chunks);
+        let maps = [0, 1, 2].map(|n| start + frames + backed + n * chunks);
+        let buddy = Buddy::new(start, start + frames, maps);
         Tiny { memory, pages, buddy }
     }
 
     fn new(pages: u32) -> Tiny {
-        let words = pages as usize * 2 + pages.div_ceil(64) as usize + 2 * pages.div_ceil(CHUNK).div_ceil(64) as usize;
+        let words = pages as usize * 2 + pages.div_ceil(64) as usize + 3 * pages.div_ceil(CHUNK).div_ceil(64) as usize;
         let mut tiny = Tiny::over(std::vec![0; words].into(), pages);
         // SAFETY: `over` has laid the tables out in `memory`, which lives as long.
         unsafe { tiny.buddy.add(Pfn(0), pages) };
@@ -48,7 +49,7 @@ impl Tiny {
         to.chunk_hint = from.chunk_hint;
         (to.lists, to.filled) = (from.lists, from.filled);
         (to.managed, to.free) = (from.managed, from.free);
-        (to.backed_free, to.backed_low) = (from.backed_free, from.backed_low);
+        (to.backed_free, to.backed_low, to.lazy) = (from.backed_free, from.backed_low, from.lazy);
         other
     }
 }
@@ -384,6 +385,37 @@ fn chunks_that_are_kept_are_cut_up_last() {
         let mut page = || tiny.buddy.allocate_block(Order(0)).unwrap().pfn;
         assert_eq!((page() == rest, page().0 / CHUNK), (keeps, chunk.0 / CHUNK), "then one with memory");
     }
+}
+
+#[test]
+fn small_blocks_take_fresh_chunks_up_to_half_of_those_kept() {
+    let mut tiny = Tiny::new(9 * CHUNK);
+    let kept = tiny.buddy.allocate_run(4 * CHUNK, 1).unwrap().pfn;
+    tiny.buddy.free_run(kept, 4 * CHUNK, false);
+    tiny.buddy.keeps_chunks = true;
+    let mut taken = || tiny.buddy.allocate_block(Order(10)).unwrap().pfn.0 / CHUNK;
+    let chunks = [(); 3].map(|()| taken());
+    assert_eq!(chunks.map(|chunk| chunk < 4), [false, false, true]);
+    tiny.buddy.verify(|_| true).unwrap();
+}
+
+#[test]
+fn lazy_chunk_is_eager_again_once_it_was_used() {
+    let mut tiny = Tiny::new(4 * CHUNK);
+    let run = tiny.buddy.allocate_run(3 * CHUNK, 1).unwrap().pfn;
+    tiny.buddy.free_run(run, 3 * CHUNK, false);
+    let offer = |tiny: &mut Tiny| {
+        let pfn = tiny.buddy.detach_eager_chunk()?;
+        tiny.buddy.attach_lazy_chunk(pfn, true);
+        tiny.buddy.verify(|_| true).unwrap();
+        Some(pfn.0 / CHUNK)
+    };
+    assert_eq!([(); 4].map(|()| offer(&mut tiny)), [Some(2), Some(1), Some(0), None]);
+    assert_eq!((tiny.buddy.lazy, tiny.buddy.backed_free), (3 * CHUNK, 3 * CHUNK), "it counts as resident");
+    let page = tiny.buddy.allocate_block(Order(0)).unwrap();
+    assert!(!page.zero && tiny.buddy.lazy == 2 * CHUNK, "it may hold anything");
+    tiny.buddy.give(page.pfn, Order(0), true);
+    assert_eq!((offer(&mut tiny), offer(&mut tiny), tiny.buddy.lazy), (Some(0), None, 3 * CHUNK));
 }
 
 proptest! {

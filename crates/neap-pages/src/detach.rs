@@ -96,6 +96,27 @@ impl Buddy {
         self.give_range(pfn, pages, false);
     }
 
+    /// Detaches the highest backed chunk that is not lazily free yet.
+    pub(crate) fn detach_eager_chunk(&mut self) -> Option<Pfn> {
+        let (backed, lazy) = (self.backed_chunks.get(), self.lazy_chunks.get());
+        let chunk = backed.iter().zip(lazy).enumerate().rev().find_map(|(word, (backed, lazy))| {
+            let bits = backed & !lazy;
+            (bits != 0).then(|| word as u32 * 64 + 63 - bits.leading_zeros())
+        })?;
+        let pfn = Pfn(chunk * CHUNK);
+        self.detach(pfn, CHUNK_ORDER, BACKED);
+        Some(pfn)
+    }
+
+    /// Puts such a chunk back; `lazy` if the system may take its memory from now on.
+    pub(crate) fn attach_lazy_chunk(&mut self, pfn: Pfn, lazy: bool) {
+        self.attach(pfn, CHUNK, 0);
+        if lazy {
+            bitmap::set(self.lazy_chunks.get_mut(), pfn.index() / CHUNK as usize);
+            self.lazy += self.count_backed(pfn, CHUNK);
+        }
+    }
+
     fn backed_chunk_below(&self, below: u32) -> Option<u32> {
         let map = self.backed_chunks.get();
         let below = (below as usize).min(map.len() * 64);

@@ -5,6 +5,7 @@
 //! releases, and has the turn for it. Lists are held to detach what is in them, and the zone's lock for a batch at a time,
 //! one after the other; no lock is held over a system call.
 
+use crate::arena::CHUNK;
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
@@ -155,6 +156,41 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
         }
         report
+    }
+
+    /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of those that nobody needed since the last
+    /// tick. `keep` free pages stay as they are. Returns how many pages were offered, which count as free and backed all the same.
+    pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
+        let Some(_turn) = self.release.turn() else { return 0 };
+        let mut offered = 0;
+        while offered < most {
+            let (pfn, backed) = {
+                let mut inner = self.zone.lock();
+                let buddy = &mut inner.buddy;
+                if buddy.backed_low.min(buddy.backed_free.saturating_sub(keep)) <= buddy.lazy {
+                    break;
+                }
+                let Some(pfn) = buddy.detach_eager_chunk() else { break };
+                inner.releasing += CHUNK;
+                (pfn, inner.buddy.count_backed(pfn, CHUNK))
+            };
+            let bytes = (CHUNK as usize) << self.page_shift();
+            // SAFETY: the chunk is detached, so nobody needs it.
+            let done = unsafe { platform.release_lazily(self.address(pfn), bytes) }.is_ok();
+            let mut inner = self.zone.lock();
+            inner.buddy.attach_lazy_chunk(pfn, done);
+            inner.releasing -= CHUNK;
+            if !done {
+                break;
+            }
+            offered += backed;
+        }
+        offered
+    }
+
+    /// Free pages that the system may take when it is short of memory.
+    pub fn lazily_free(&self) -> u32 {
+        self.zone.lock().buddy.lazy
     }
 
     /// Releases up to `pages` backed pages, and begins a new interval.

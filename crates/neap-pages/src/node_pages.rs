@@ -251,7 +251,15 @@ impl<P: Platform> NodePages<P> {
     /// # Errors
     /// [`Exhausted`]: no node has one.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
-        let run = self.take(platform, |node| node.allocate_run(platform, pages, align_pages))?;
+        let kept = || {
+            // What a program keeps is to serve again what it served, wherever the thread is by now.
+            let nodes = &self.orders[self.nearest(platform)][..self.count];
+            nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(pages, align_pages))
+        };
+        let run = match if self.count > 1 && self.keeps_chunks() { kept() } else { None } {
+            Some(run) => run,
+            None => self.take(platform, |node| node.allocate_run(platform, pages, align_pages))?,
+        };
         platform.note(Handover { pfn: run.pfn, pages, freed: false });
         Ok(run)
     }
@@ -343,6 +351,16 @@ impl<P: Platform> NodePages<P> {
             most = most.saturating_sub(report.released);
             sum.and(report)
         })
+    }
+
+    /// Lets the system take up to `most` free pages when it is short of memory, less those that are to be kept: see [`Pages::offer`].
+    pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
+        self.all().fold(0, |offered, pages| offered + pages.offer(platform, keep, most - offered.min(most)))
+    }
+
+    /// Pages of all nodes that the system may take.
+    pub fn lazily_free(&self) -> u64 {
+        self.all().map(|pages| u64::from(pages.lazily_free())).sum()
     }
 
     /// Gives everything back that is free, lists included: see [`Pages::release_all`].

@@ -11,7 +11,7 @@ use crate::policy::{Limits, NOMINAL, Policy, watermarks};
 use crate::release::Release;
 use crate::statistics::Needs;
 use crate::survey::Part;
-use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS};
+use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -63,7 +63,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// What the platform answered where it refused.
     pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
         let (arena, grown) = Arena::open(platform, shape, nodes)?;
-        let maps = [FREE_CHUNKS, BACKED_CHUNKS].map(|table| arena.table(table).start);
+        let maps = [FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS].map(|table| arena.table(table).start);
         let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
             // SAFETY: nobody has seen the arena.
             unsafe { arena.close(platform) }
@@ -86,8 +86,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// This is closed before the first node's pages are.
     pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P, T>, Errno> {
         let map = self.arena.chunk_map();
-        let own = Own::map::<P, T>(platform, 2 * map)?;
-        Ok(Pages::make(platform, shape, self.arena, node, [own.rest, own.rest + map], own, None))
+        let own = Own::map::<P, T>(platform, 3 * map)?;
+        Ok(Pages::make(platform, shape, self.arena, node, [0, 1, 2].map(|n| own.rest + n * map), own, None))
     }
 
     fn make(
@@ -95,7 +95,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         shape: &Shape,
         arena: Shared,
         node: usize,
-        [free_chunks, backed_chunks]: [usize; 2],
+        chunk_maps: [usize; 3],
         own: Own,
         grown: Option<Grown>,
     ) -> Pages<P, T> {
@@ -108,7 +108,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // SAFETY: mapped for exactly these two.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
-        let mut buddy = Buddy::new(table(FRAMES), table(BACKED), free_chunks, backed_chunks);
+        let mut buddy = Buddy::new(table(FRAMES), table(BACKED), chunk_maps);
         buddy.base_chunks = (arena.base() >> page_shift) / CHUNK as usize;
         // The first node has the whole budget until others need some of it.
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };

@@ -19,16 +19,17 @@ use neap_base::Platform;
 use neap_base::platform::Errno;
 
 /// The arena's own tables, in front of the caller's.
-pub(crate) const OWN_TABLES: usize = 5;
+pub(crate) const OWN_TABLES: usize = 6;
 pub(crate) const FRAMES: usize = 0;
 pub(crate) const BACKED: usize = 1;
 pub(crate) const CHUNKS: usize = 2;
 pub(crate) const FREE_CHUNKS: usize = 3;
 pub(crate) const BACKED_CHUNKS: usize = 4;
+pub(crate) const LAZY_CHUNKS: usize = 5;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
 /// Tables by the chunk. They are read across foreign mappings that the arena grows around, and a page of one speaks of gibibytes.
-const WHOLE: [usize; 3] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS];
+const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 
 /// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
 /// was never used, and stays when all else has gone: less than a thirty-second of what was.
@@ -140,8 +141,10 @@ pub(crate) fn layout(
     named: &[SideTable; TABLES],
 ) -> ([Table; ALL_TABLES], usize) {
     let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and twice a bit a chunk.
-    for (table, shift) in [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13)] {
+    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and three times a bit a chunk.
+    for (table, shift) in
+        [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13), (LAZY_CHUNKS, 13)]
+    {
         tables[table].shift = page_shift.wrapping_add_signed(shift);
         tables[table].whole = WHOLE.contains(&table);
     }

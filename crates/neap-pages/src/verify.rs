@@ -111,15 +111,18 @@ impl Buddy {
     }
 
     fn verify_chunks(&self) -> Result<(), Finding> {
-        let map = self.free_chunks.get();
+        let (map, mut lazy_pages) = (self.free_chunks.get(), 0);
         for chunk in 0..map.len() * 64 {
             let (free, backed) = (bitmap::get(map, chunk), bitmap::get(self.backed_chunks.get(), chunk));
             let pfn = Pfn(chunk as u32 * CHUNK);
             let truth = free && self.class(pfn, CHUNK_ORDER) == BACKED;
             Finding::unless_equal("map of backed chunks", pfn, truth.into(), backed.into())?;
+            let lazy = bitmap::get(self.lazy_chunks.get(), chunk);
+            Finding::unless_equal("lazily free chunk that is not backed", pfn, 0, u64::from(lazy && !backed))?;
+            lazy_pages += if lazy { self.count_backed(pfn, CHUNK) } else { 0 };
             let hint = free && chunk < self.chunk_hint as usize;
             Finding::unless_equal("free chunk below the lowest", pfn, 0, hint.into())?;
         }
-        Ok(())
+        Finding::unless_equal("lazily free pages", Pfn::NONE, lazy_pages.into(), self.lazy.into())
     }
 }
