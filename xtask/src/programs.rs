@@ -66,6 +66,8 @@ const PROGRAMS: &[SelfCheck] = &[
     both("producer_consumer.c", &["4", "200000"]),
     both("sandbox.c", &[]),
     neap("burst_idle.c", &["16", "32", "64"]),
+    neap("one_thread.c", &[]),
+    neap("kept_memory.c", &[]),
     neap("large_tls.c", &[]),
     both("address_limit.c", &[]),
     neap("limit_resident.c", &[]),

@@ -224,6 +224,35 @@ impl<P: Platform> Objects<P> {
     }
 }
 
+impl<P: Platform> Objects<P> {
+    /// Puts objects of the fullest barn of all back into slabs until about `bytes` bytes or `most` objects are there, or it is to `stop`.
+    /// Returns how many objects that were; `None` where all barns are empty. A few sheaves stay, since frees that follow need some.
+    pub fn shrink_fullest_barn(&self, bytes: u64, most: u64, stop: &dyn Fn() -> bool) -> Option<u64> {
+        /// Sheaves without objects that a barn keeps.
+        const FEW: u32 = 16;
+        let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
+        let in_barn = |(node, class): (usize, Class)| {
+            let objects = u64::from(self.cache(node, class).lock().full.length()) * u64::from(class.sheaf_capacity());
+            (objects * class.size() as u64, node, class)
+        };
+        let (.., node, class) = barns.map(in_barn).max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)?;
+        let (mut objects, wanted) = (0, (bytes / class.size() as u64).clamp(1, most.max(1)));
+        while objects < wanted && !stop() {
+            let Some(mut sheaf) = self.cache(node, class).lock().full.pop() else { break };
+            objects += sheaf.length() as u64;
+            self.empty(class, &mut sheaf);
+            let mut cache = self.cache(node, class).lock();
+            if cache.empty.length() + cache.empty_bound.length() < FEW {
+                cache.stow(sheaf);
+            } else {
+                drop(cache);
+                self.drop_sheaf(class, sheaf);
+            }
+        }
+        Some(objects)
+    }
+}
+
 /// The class that sheaves of `class` have their memory from.
 pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
     Class::of_size(Sheaf::bytes(if bound { 0 } else { class.sheaf_capacity() }))

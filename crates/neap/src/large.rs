@@ -432,6 +432,7 @@ mod tests {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        assert!(mm.keep_free(u64::MAX), "frees give nothing back");
         let platform = &mm.core().unwrap().objects.platform;
         let check = |run: *mut u8, bytes: usize| {
             let resident = resident(run, bytes);

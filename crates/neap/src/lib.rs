@@ -16,6 +16,7 @@ mod fork;
 mod global;
 pub mod group_report;
 pub mod groups;
+mod in_call;
 mod in_group;
 mod large;
 mod lazy;

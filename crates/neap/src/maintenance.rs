@@ -192,6 +192,11 @@ impl Maintenance {
         !matches!(self.thread.load(Ordering::Relaxed), ABSENT | NEVER)
     }
 
+    /// Bytes of free pages that the program wants to keep.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
     /// What the background thread is doing, in a word.
     pub(crate) fn thread_state(&self) -> &'static str {
         match self.thread.load(Ordering::Relaxed) {
@@ -312,7 +317,9 @@ impl<P: Platform> Core<P> {
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.tick_groups(mm);
             self.tick_reclaim(mm, makes_threads);
-            self.give_back(mm, Work { now: Some(now), most: IN_CALL });
+            let tick = self.give_back(mm, Work { now: Some(now), most: IN_CALL });
+            let _inside = mm.gate.enter(platform.cpu());
+            self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
             self.give_back(mm, Work { now: None, most: IN_CALL });
         }
@@ -480,7 +487,12 @@ impl<P: Platform> Core<P> {
         let page_size = self.objects.pages.page_size() as u64;
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
         spend(holes.released);
-        let pages = u32::try_from(room.get() / page_size).unwrap_or(u32::MAX);
+        // What calls have learned to keep is not for ticks within calls.
+        let spare = if most == u64::MAX { most } else { self.used_and_free().1.saturating_sub(self.in_call.kept()) };
+        let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
+        if room.get().min(spare) < IN_CALL / 4 && !held() {
+            self.offer_kept();
+        }
         tick.pages = self.objects.pages.tick_within(platform, pages, &held);
         spend(tick.pages.released);
         tick.pages = holes.and(tick.pages);

@@ -6,6 +6,7 @@
 //! was given opens it.
 
 use crate::drain::NAP;
+use crate::in_call::{InCall, Returned};
 use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
 use crate::maintenance::{Call, Maintenance};
@@ -88,6 +89,7 @@ unsafe impl<P: Platform> Sync for Mm<P> {}
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
     pub(crate) maintenance: Maintenance,
+    pub(crate) in_call: InCall,
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
@@ -366,7 +368,7 @@ impl<P: Platform> Mm<P> {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             core.objects.free(class, pointer);
         }
-        core.after(self, Call::Free);
+        core.after_free(self, Returned::Objects(class));
     }
 
     #[cold]
@@ -396,7 +398,7 @@ impl<P: Platform> Mm<P> {
         if let Some(payer) = payer {
             self.uncharge_run(payer, bytes as u64);
         }
-        core.after(self, Call::Free);
+        core.after_free(self, Returned::Run(bytes));
     }
 
     /// How many bytes the memory at `pointer` really has; 0 for null.
@@ -453,7 +455,7 @@ impl<P: Platform> Mm<P> {
             };
             if let Some(memory) = resized {
                 if size < usable {
-                    core.after(self, Call::Free);
+                    core.after_free(self, Returned::Run(usable - size));
                 } else {
                     self.after_allocation(core);
                 }
@@ -518,6 +520,7 @@ impl<P: Platform> Core<P> {
         unsafe {
             neap_base::fill_in_place!(place => Core<P> {
                 maintenance: maintenance,
+                in_call: InCall::new(),
                 options: *options,
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
@@ -531,7 +534,8 @@ impl<P: Platform> Core<P> {
 
     /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as
     /// long as they give something; where they do not, others may have freed something meanwhile. Then, or where there are none, every cache is emptied into
-    /// the pages, again after those have come out who were inside; and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room.
+    /// the pages, again after those have come out who were inside; and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room. Last goes what the system may
+    /// take when it is short of memory.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // More than fits into the budget when nobody has anything, or than all that there is: caches would give everything up in vain.
@@ -556,6 +560,9 @@ impl<P: Platform> Core<P> {
             let mut made_room = false;
             if self.options.limit > 0 {
                 mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
+            }
+            if self.objects.pages.lazily_free() > 0 {
+                mm.inside_to_the_end(self, |stop| made_room |= self.release_lazily_free(stop) > 0);
             }
             if made_room { attempt() } else { None }
         })

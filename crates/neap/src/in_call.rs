@@ -1,0 +1,490 @@
+//! Returns memory from the program's own frees, where neap has no thread.
+//!
+//! # Design
+//! A program with one thread may never call again after its last free, so nothing can wait for a
+//! tick. Frees that take the slow path count the bytes they return. Once these may have lifted the
+//! *surplus* (resident bytes that are free as pages, in slabs or in barns) above a bound, the free
+//! *looks*: it adds the surplus up, and works it down to [`LOW`]:
+//!
+//! 1. free pages go to the system;
+//! 2. sheaves of the fullest barn are dissolved, which makes slabs whole and so pages free;
+//! 3. the stacks of all CPUs are emptied, whose few objects keep many slabs from being whole;
+//! 4. pages without objects in slabs that are in use go.
+//!
+//! A call returns at most [`MOST_BYTES`] beyond the run that it frees, and puts at most about
+//! [`MOST_OBJECTS`] objects back into slabs. If more is left, the next slow free goes on.
+//!
+//! How much more than [`LOW`] stays is learned from regret, as page lists learn their size: bytes
+//! that calls gave back and that the program takes from the system again soon should have been
+//! kept. The bound grows by these bytes, and shrinks by an eighth a second. Of what is kept, whole
+//! free chunks that nothing needed from one tick within calls to the next are offered to the system
+//! (lazily free): it takes them when it is short of memory. Not sooner, since a page that was
+//! offered costs as much as a fault when it is written to again.
+//!
+//! # Locking
+//! The learned numbers are under a mutex that is only tried, inside the fork gate: one call at a
+//! time gives back. What each step takes is held for a batch.
+
+use crate::mm::{Core, Mm};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use neap_base::{Mutex, Platform};
+use neap_objects::size_class::Class;
+
+/// Bytes of surplus above which frees give back, if nothing was learned.
+const HIGH: u64 = 10 << 20;
+/// Bytes of surplus at which they stop.
+const LOW: u64 = 8 << 20;
+/// Bytes that one call gives back at most, beyond the run that it frees.
+pub(crate) const MOST_BYTES: u64 = 16 << 20;
+/// Objects that one call puts back into slabs at most; its last step may go beyond that.
+const MOST_OBJECTS: u64 = 1 << 16;
+/// Slabs in use of which one call looks for empty pages, at most.
+const MOST_SLABS: usize = 1024;
+/// Bytes that slow frees return between two looks, at least.
+const STEP: u64 = 512 << 10;
+/// The same after the system refused everything, as it does for locked memory.
+const REFUSED: u64 = 64 << 20;
+/// Bytes that make a look worth repeating at once while a burst comes to its end.
+const FRUITFUL: u64 = 64 << 10;
+/// Looks in a row that find less, after which they become rarer.
+const PATIENCE: u32 = 32;
+/// Pages in lists that are not worth draining the lists.
+const FEW_LISTED: u64 = 64;
+/// Nanoseconds after which the bound shrinks by an eighth.
+const SECOND: u64 = 1_000_000_000;
+/// Steps after which it is what it was at first.
+const FORGOTTEN: u64 = 128;
+
+/// What a free that took the slow path returned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Returned {
+    /// Objects of a class: as many as a stack holds, perhaps.
+    Objects(Class),
+    /// A run, or a part of one, of so many bytes.
+    Run(usize),
+}
+
+/// The state of giving back within calls.
+#[derive(Debug)]
+pub(crate) struct InCall {
+    /// Bytes that slow frees may return before the next look.
+    left: AtomicI64,
+    /// What is learned, as of the last look.
+    kept: AtomicU64,
+    learned: Mutex<Learned>,
+}
+
+impl InCall {
+    pub(crate) const fn new() -> InCall {
+        InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: Mutex::new(Learned::new()) }
+    }
+
+    /// Bytes that stay beyond what would without regret.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.load(Relaxed)
+    }
+
+    /// Notes that a tick within a call gave so many bytes back. Inside the gate.
+    pub(crate) fn note_given(&self, bytes: u64) {
+        if let Some(mut learned) = self.learned.try_lock() {
+            learned.given += bytes;
+        }
+    }
+}
+
+/// What frees have learned from what they gave back. All numbers but the time are bytes.
+#[derive(Debug)]
+struct Learned {
+    /// Surplus that stays beyond [`LOW`].
+    kept: u64,
+    /// Given back lately, and not taken from the system again so far.
+    given: u64,
+    /// Taken from the system so far.
+    grown: u64,
+    /// Looks in a row that gave hardly anything back although much was free.
+    fruitless: u32,
+    /// Until when `kept` and `given` have been aged, in the platform's nanoseconds.
+    aged: u64,
+}
+
+impl Learned {
+    const fn new() -> Learned {
+        Learned { kept: 0, given: 0, grown: 0, fruitless: 0, aged: 0 }
+    }
+
+    /// Learns from what the program took from the system since the last look.
+    fn learn(&mut self, grown: u64, now: u64) {
+        self.age(now);
+        let again = grown.saturating_sub(self.grown).min(self.given);
+        self.grown = grown;
+        self.given -= again;
+        self.kept += again;
+    }
+
+    /// How many bytes frees may return before the next look, where `rest` bytes of surplus were left between `live` ones, and `gone` went.
+    ///
+    /// No more than what is live will be freed. Towards the end of a burst a few objects are all that keeps many pages, and what is
+    /// freed last is not looked at any more: then looks are as frequent as they are of use.
+    fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
+        let ends = live < rest / 3;
+        if gone >= FRUITFUL {
+            self.fruitless = 0;
+            if ends {
+                return 0;
+            }
+        }
+        self.fruitless = self.fruitless.saturating_add(1);
+        let step = if ends { live / 8 } else { rest.min(live) / 2 };
+        (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
+    }
+
+    /// Takes an eighth of what stays, and half of what may be regretted, for every second that has passed.
+    fn age(&mut self, now: u64) {
+        let seconds = now.saturating_sub(self.aged) / SECOND;
+        self.aged += seconds * SECOND;
+        if seconds >= FORGOTTEN {
+            (self.kept, self.given) = (0, 0);
+        }
+        for _ in 0..seconds.min(FORGOTTEN) {
+            self.kept -= self.kept.div_ceil(8);
+            self.given /= 2;
+        }
+    }
+}
+
+/// What working the surplus down came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Worked {
+    /// Bytes that went to the system.
+    gone: u64,
+    /// Whether the call ended since it had done its part.
+    more: bool,
+    /// Whether the system took nothing.
+    refused: bool,
+}
+
+impl<P: Platform> Core<P> {
+    /// Follows every free that took the slow path. Not inside the gate.
+    #[inline]
+    pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
+        if !self.maintenance.has_thread() {
+            let (bytes, own) = match returned {
+                Returned::Objects(class) => (u64::from(class.most_capacity()) * class.size() as u64, 0),
+                Returned::Run(bytes) => (bytes as u64, bytes as u64),
+            };
+            // Relaxed, and not one operation: heuristic; a look that comes late finds as much.
+            let left = self.in_call.left.load(Relaxed) - bytes as i64;
+            self.in_call.left.store(left, Relaxed);
+            if left <= 0 {
+                self.look(mm, own);
+            }
+        }
+        self.after(mm, crate::maintenance::Call::Free);
+    }
+
+    /// Adds the surplus up and works it down; `own` bytes of it are a run that the caller has freed.
+    #[cold]
+    #[inline(never)]
+    fn look(&self, mm: &Mm<P>, own: u64) {
+        let platform = &self.objects.platform;
+        let keep = self.maintenance.kept();
+        if keep == u64::MAX || platform.is_isolated(platform.cpu()) {
+            return self.in_call.left.store(REFUSED as i64, Relaxed);
+        }
+        // The gate first: a mutex that is held while fork finds no thread inside would stay held in the child.
+        let _inside = mm.gate.enter(platform.cpu());
+        let Some(mut learned) = self.in_call.learned.try_lock() else { return };
+        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), platform.now());
+        self.in_call.kept.store(learned.kept, Relaxed);
+        let kept = learned.kept.max(keep);
+        let surplus = self.surplus();
+        let mut next = (HIGH + kept).saturating_sub(surplus).max(STEP);
+        if surplus > HIGH + kept && !platform.is_isolated_cpu_in_use() {
+            let most = (surplus - LOW - kept).min(MOST_BYTES + own);
+            let worked = self.work_down(most, &|| mm.gate.is_closed());
+            learned.given += worked.gone;
+            let rest = surplus.saturating_sub(worked.gone);
+            next = if worked.refused {
+                REFUSED
+            } else if worked.more {
+                0
+            } else if rest > HIGH + kept {
+                learned.after_stuck(rest, self.resident().saturating_sub(rest), worked.gone)
+            } else {
+                (HIGH + kept - rest).max(STEP)
+            };
+        }
+        self.in_call.left.store(next as i64, Relaxed);
+    }
+
+    /// Resident bytes that are free, as pages and as objects; the stacks of CPUs are left out.
+    fn surplus(&self) -> u64 {
+        let pages = &self.objects.pages;
+        self.objects.free_object_bytes() + ((pages.backed_free_pages() + pages.listed()) << pages.page_shift())
+    }
+
+    fn resident(&self) -> u64 {
+        self.objects.pages.resident() << self.objects.pages.page_shift()
+    }
+
+    /// Gives about `most` bytes of the surplus back, until it is to `stop`. Inside the gate.
+    fn work_down(&self, most: u64, stop: &dyn Fn() -> bool) -> Worked {
+        let (mut worked, mut objects) = (Worked::default(), 0);
+        let release = |worked: &mut Worked| {
+            let (gone, refused) = self.release_pages(most - worked.gone.min(most), stop);
+            worked.gone += gone;
+            worked.refused |= refused;
+            worked.gone < most && !worked.refused && !stop()
+        };
+        if !release(&mut worked) {
+            return Worked { more: !worked.refused, ..worked };
+        }
+        while let Some(more) =
+            self.objects.shrink_fullest_barn(most - worked.gone.min(most), MOST_OBJECTS - objects, stop)
+        {
+            objects += more;
+            if !release(&mut worked) || objects >= MOST_OBJECTS {
+                return Worked { more: !worked.refused, ..worked };
+            }
+        }
+        for cpu in self.objects.slots.used().iter() {
+            objects += self.objects.drain_cpu(cpu, |_| true).unwrap_or(0);
+        }
+        if objects > 0 && !release(&mut worked) {
+            return Worked { more: !worked.refused, ..worked };
+        }
+        self.release_holes(most - worked.gone.min(most), &mut worked, stop);
+        worked
+    }
+
+    /// Lets the system take what a tick within a call found unneeded and calls have learned to keep. Inside the gate.
+    pub(crate) fn offer_kept(&self) {
+        let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
+        self.objects.pages.offer(&self.objects.platform, keep, most);
+    }
+
+    /// Gives back what the system may take: before an allocation fails. Returns how many bytes. Inside the gate.
+    pub(crate) fn release_lazily_free(&self, stop: &dyn Fn() -> bool) -> u64 {
+        self.release_pages(self.objects.pages.lazily_free() << self.objects.pages.page_shift(), stop).0
+    }
+
+    /// Gives up to `bytes` bytes of free pages back. Returns how many bytes, and whether the system refused.
+    fn release_pages(&self, bytes: u64, stop: &dyn Fn() -> bool) -> (u64, bool) {
+        let (pages, platform) = (&self.objects.pages, &self.objects.platform);
+        let wanted = u32::try_from(bytes >> pages.page_shift()).unwrap_or(u32::MAX);
+        if pages.backed_free_pages() < u64::from(wanted) && pages.listed() > FEW_LISTED {
+            pages.drain_all(platform);
+        }
+        let (mut released, mut failed) = (0, 0);
+        for node in 0..pages.nodes() {
+            let report = pages.node(node).release(platform, wanted - released.min(wanted), stop);
+            released += report.released;
+            failed += report.failed;
+        }
+        (u64::from(released) << pages.page_shift(), released == 0 && failed > 0)
+    }
+
+    /// Gives pages without objects back, of slabs that rest; where less is in use than is free, of others as well.
+    fn release_holes(&self, bytes: u64, worked: &mut Worked, stop: &dyn Fn() -> bool) {
+        let pages = &self.objects.pages;
+        let rounds = if self.surplus() * 2 > self.resident() { 2 } else { 1 };
+        let before = worked.gone;
+        for node in (0..pages.nodes()).flat_map(|node| (0..rounds).map(move |_| node)) {
+            if worked.gone - before < bytes {
+                let (slabs, report) = self.objects.punch_on(node, false, MOST_SLABS, stop);
+                worked.gone += u64::from(report.released) << pages.page_shift();
+                worked.more |= slabs == MOST_SLABS && report.released > 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    fn open(machine: Virtual) -> Box<Mm<Virtual>> {
+        open_with(machine, 0)
+    }
+
+    fn open_with(machine: Virtual, limit: u64) -> Box<Mm<Virtual>> {
+        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options { stat: false, limit, ..Options::DEFAULT }) }.unwrap();
+        mm
+    }
+
+    fn close(mut mm: Box<Mm<Virtual>>) {
+        assert_eq!(mm.verify(0).map(|_| ()), Ok(()));
+        // SAFETY: nobody uses the manager any more.
+        unsafe { mm.close() };
+    }
+
+    fn resident(mm: &Mm<Virtual>) -> u64 {
+        mm.core().unwrap().resident()
+    }
+
+    /// Takes `bytes` bytes in blocks of `size` and gives them back in some order, as seen from CPUs in turn. Returns the most bytes that
+    /// one free gave to the system.
+    fn burst(mm: &Mm<Virtual>, bytes: u64, size: usize, order: u64, cpus: usize) -> u64 {
+        let mut blocks: Vec<*mut u8> = (0..bytes as usize / size).map(|_| mm.allocate(size)).collect();
+        match order {
+            0 => {}
+            1 => blocks.reverse(),
+            seed => {
+                let mut random = seed;
+                for last in (1..blocks.len()).rev() {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    blocks.swap(last, (random >> 33) as usize % (last + 1));
+                }
+            }
+        }
+        let (platform, mut most) = (&mm.core().unwrap().objects.platform, 0);
+        for (n, &block) in blocks.iter().enumerate() {
+            Virtual::run_on(n * 4 / blocks.len() % cpus);
+            let before = platform.released_bytes();
+            // SAFETY: the blocks are this test's.
+            unsafe { mm.free(block) };
+            most = most.max(platform.released_bytes() - before);
+        }
+        Virtual::run_on(0);
+        most
+    }
+
+    #[test]
+    fn first_burst_leaves_little_whatever_its_order() {
+        for (size, order) in
+            [64, 512, 5000, 20_000, 100_000, 3 << 20].into_iter().flat_map(|size| [0, 1, 7].map(|order| (size, order)))
+        {
+            let mm = open(Virtual::new(4096, 2));
+            let before = resident(&mm);
+            let most = burst(&mm, 40 * MIB, size, order, 2);
+            let left = resident(&mm) - before;
+            assert!(left <= 16 * MIB, "{left} bytes left of blocks of {size} bytes, order {order}");
+            assert!(most <= MOST_BYTES + size as u64 + MIB, "{most} bytes by one free, {size} bytes, order {order}");
+            close(mm);
+        }
+    }
+
+    #[test]
+    fn burst_that_comes_again_finds_its_memory() {
+        for size in [512, 100_000] {
+            let mm = open(Virtual::new(4096, 1));
+            (0..4).for_each(|_| _ = burst(&mm, 40 * MIB, size, 0, 1));
+            let platform = &mm.core().unwrap().objects.platform;
+            let (released, grown) = (platform.released_bytes(), mm.core().unwrap().objects.pages.grown());
+            (0..10).for_each(|_| _ = burst(&mm, 40 * MIB, size, 0, 1));
+            // A twentieth: runs of 25 pages do not always find the same places.
+            let released = platform.released_bytes() - released;
+            assert!(released < 20 * MIB, "{released} bytes went in ten bursts of blocks of {size} bytes");
+            let grown = (mm.core().unwrap().objects.pages.grown() - grown) << 12;
+            assert!(grown < 20 * MIB, "{grown} bytes in ten bursts of blocks of {size} bytes");
+            assert!(resident(&mm) > 32 * MIB, "what stays serves the next burst");
+            // A minute without one.
+            platform.advance(60 * SECOND);
+            burst(&mm, 12 * MIB, size, 0, 1);
+            assert!(resident(&mm) < 16 * MIB, "{} bytes after a minute", resident(&mm));
+            close(mm);
+        }
+    }
+
+    /// Bursts whose memory stays, then calls from time to time.
+    fn keep_and_rest(mm: &Mm<Virtual>) {
+        (0..3).for_each(|_| _ = burst(mm, 64 * MIB, 100_000, 0, 1));
+        for _ in 0..6 {
+            mm.core().unwrap().objects.platform.advance(300_000_000);
+            // SAFETY: the runs are nobody's.
+            (0..100).for_each(|_| unsafe { mm.free(mm.allocate(50_000)) });
+        }
+    }
+
+    #[test]
+    fn kept_memory_that_rests_is_offered_and_never_taken_for_zeroes() {
+        let mm = open(Virtual::new(4096, 1));
+        let core = mm.core().unwrap();
+        keep_and_rest(&mm);
+        let (offered, lazy) = (core.objects.platform.offered_bytes(), core.objects.pages.lazily_free() << 12);
+        assert!(lazy > 24 * MIB && offered < 2 * lazy, "{lazy} bytes are lazily free, of {offered} offered");
+        assert!(resident(&mm) > 40 * MIB, "they count as resident");
+        let blocks = [(); 9].map(|()| mm.allocate_zeroed(6 << 20));
+        for block in blocks {
+            // SAFETY: the bytes are this test's.
+            assert!((0..6 << 20).step_by(512).all(|at| unsafe { block.add(at).read() } == 0));
+            // SAFETY: as before.
+            unsafe { block.write_bytes(1, 6 << 20) };
+        }
+        assert!(core.objects.pages.lazily_free() << 12 < 8 * MIB, "{}", core.objects.pages.lazily_free());
+        // SAFETY: as before.
+        blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+        close(mm);
+    }
+
+    #[test]
+    fn kept_memory_stays_where_it_cannot_be_offered() {
+        let mm = open(Virtual::new(4096, 1));
+        let core = mm.core().unwrap();
+        core.objects.platform.fail(Call::ReleaseLazily, 0, usize::MAX);
+        keep_and_rest(&mm);
+        assert_eq!((core.objects.pages.lazily_free(), core.objects.platform.offered_bytes()), (0, 0));
+        assert!(resident(&mm) > 40 * MIB);
+        close(mm);
+    }
+
+    #[test]
+    fn lazily_free_memory_goes_before_an_allocation_fails() {
+        let mm = open_with(Virtual::new(4096, 1), 128 * MIB);
+        keep_and_rest(&mm);
+        let core = mm.core().unwrap();
+        assert!(core.objects.pages.lazily_free() << 12 > 24 * MIB);
+        let block = mm.allocate(100 << 20);
+        assert!(mm.allocate(100 << 20).is_null() && core.objects.pages.lazily_free() == 0);
+        // SAFETY: the block is this test's.
+        unsafe { mm.free(block) };
+        close(mm);
+    }
+
+    #[test]
+    fn bound_shrinks_by_an_eighth_a_second() {
+        let mut learned = Learned { given: 80, ..Learned::new() };
+        learned.learn(64, 0);
+        assert_eq!((learned.kept, learned.given), (64, 16));
+        learned.learn(64, SECOND - 1);
+        assert_eq!((learned.kept, learned.given), (64, 16));
+        learned.learn(66, SECOND);
+        assert_eq!((learned.kept, learned.given), (58, 6), "two of the eight bytes that may be regretted");
+        learned.learn(66, FORGOTTEN * 2 * SECOND);
+        assert_eq!((learned.kept, learned.given), (0, 0));
+    }
+
+    #[test]
+    fn looks_are_frequent_at_the_end_of_a_burst_and_rare_where_they_give_nothing() {
+        let mut learned = Learned::new();
+        assert_eq!(learned.after_stuck(40 * MIB, 30 * MIB, MIB), 15 * MIB, "half of what may be freed yet");
+        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, 0), MIB / 2);
+        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), 0);
+        let steps = [(); 40].map(|()| learned.after_stuck(40 * MIB, 4 * MIB, 0));
+        assert_eq!((steps[31], steps[32], steps[39]), (MIB / 2, MIB, 20 * MIB));
+    }
+
+    #[test]
+    fn objects_that_keep_pages_do_not_make_every_free_look() {
+        let mm = open(Virtual::new(4096, 1));
+        let blocks: Vec<*mut u8> = (0..200_000).map(|_| mm.allocate(500)).collect();
+        // One of eight stays, so every page is in use.
+        for &block in blocks.iter().enumerate().filter(|(n, _)| n % 8 > 0).map(|(_, block)| block) {
+            // SAFETY: the blocks are this test's.
+            unsafe { mm.free(block) };
+        }
+        let core = mm.core().unwrap();
+        assert!(core.surplus() > 64 * MIB, "{}", core.surplus());
+        assert!(core.in_call.left.load(Relaxed) > STEP as i64, "{}", core.in_call.left.load(Relaxed));
+        close(mm);
+    }
+}
