@@ -9,6 +9,8 @@
 
 enum { BURST = 96 << 20, MOST = 16 << 20, FEW = BURST / 4096 / 16 };
 
+static int two_nodes;
+
 static long resident(void) {
     char text[128] = "";
     long all, pages = 0;
@@ -52,7 +54,8 @@ static void bursts(size_t size, int order) {
             for (size_t at = 0; at < size; at += 4096) blocks[i][at] = 1;
         }
         long taken = faults() - start;
-        CHECK(round < 2 || taken < FEW, "%ld faults in the third burst of %zu bytes", taken, size);
+        /* What is near one node does not serve the other. */
+        CHECK(round < 2 || two_nodes || taken < FEW, "%ld faults in the third burst of %zu bytes", taken, size);
         for (size_t i = 0; i < count; i++) free(blocks[next[i]]);
         long left = resident() - before;
         CHECK(round > 0 || left <= MOST, "%ld KiB left of %zu bytes, order %d", left >> 10, size, order);
@@ -63,6 +66,7 @@ static void bursts(size_t size, int order) {
 
 int main(int argc, char **argv) {
     without_background(argc, argv);
+    two_nodes = getenv("NEAP") && strstr(getenv("NEAP"), "nodes:");
     static const size_t sizes[] = {64, 512, 4000, 30000, 100000, 5 << 20};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int order = 0; order < 3; order++) {

@@ -34,6 +34,8 @@ use neap_objects::size_class::Class;
 const HIGH: u64 = 10 << 20;
 /// Bytes of surplus at which they stop.
 const LOW: u64 = 8 << 20;
+/// Both, while what is free lies between a few objects that keep their pages: the pages of those that stacks hold come on top.
+const SCATTERED: u64 = 3 << 20;
 /// Bytes that one call gives back at most, beyond the run that it frees.
 pub(crate) const MOST_BYTES: u64 = 16 << 20;
 /// Objects that one call puts back into slabs at most; its last step may go beyond that.
@@ -101,7 +103,7 @@ struct Learned {
     given: u64,
     /// Taken from the system so far.
     grown: u64,
-    /// Looks in a row that gave hardly anything back although much was free.
+    /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough went at the last one.
     fruitless: u32,
     /// Until when `kept` and `given` have been aged, in the platform's nanoseconds.
     aged: u64,
@@ -128,7 +130,7 @@ impl Learned {
     fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
         let ends = live < rest / 3;
         if gone >= FRUITFUL {
-            self.fruitless = 0;
+            self.fruitless = 1;
             if ends {
                 return 0;
             }
@@ -198,9 +200,11 @@ impl<P: Platform> Core<P> {
         self.in_call.kept.store(learned.kept, Relaxed);
         let kept = learned.kept.max(keep);
         let surplus = self.surplus();
-        let mut next = (HIGH + kept).saturating_sub(surplus).max(STEP);
-        if surplus > HIGH + kept && !platform.is_isolated_cpu_in_use() {
-            let most = (surplus - LOW - kept).min(MOST_BYTES + own);
+        let is_scattered = learned.fruitless > 0 && surplus > self.resident() / 2;
+        let (low, high) = if is_scattered { (SCATTERED + kept, SCATTERED + kept) } else { (LOW + kept, HIGH + kept) };
+        let mut next = high.saturating_sub(surplus).max(STEP);
+        if surplus > high && !platform.is_isolated_cpu_in_use() {
+            let most = (surplus - low).min(MOST_BYTES + own);
             let worked = self.work_down(most, &|| mm.gate.is_closed());
             learned.given += worked.gone;
             let rest = surplus.saturating_sub(worked.gone);
@@ -208,10 +212,11 @@ impl<P: Platform> Core<P> {
                 REFUSED
             } else if worked.more {
                 0
-            } else if rest > HIGH + kept {
+            } else if rest > high {
                 learned.after_stuck(rest, self.resident().saturating_sub(rest), worked.gone)
             } else {
-                (HIGH + kept - rest).max(STEP)
+                learned.fruitless = 0;
+                (high - rest).max(STEP)
             };
         }
         self.in_call.left.store(next as i64, Relaxed);
@@ -470,7 +475,7 @@ mod tests {
         assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, 0), MIB / 2);
         assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), 0);
         let steps = [(); 40].map(|()| learned.after_stuck(40 * MIB, 4 * MIB, 0));
-        assert_eq!((steps[31], steps[32], steps[39]), (MIB / 2, MIB, 20 * MIB));
+        assert_eq!((steps[30], steps[31], steps[38]), (MIB / 2, MIB, 20 * MIB));
     }
 
     #[test]
