@@ -1,8 +1,8 @@
-//! Three words for each thread: what it has entered, what it is calling, and which gate it is inside, or 0.
+//! Four words for each thread: what it has entered, what it is calling, which gate it is inside, and the latest of its guards, or 0.
 //!
 //! Sits between whoever enters and leaves, and an allocation that looks whether its thread has; between whoever calls a program's
 //! functions, and what these call in turn; and between a gate and a fork that looks whether its own thread is inside. The only thread-local of the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
-//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 24
+//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 32
 //! bytes of what the C library keeps free for libraries that are opened late. No lock, no registration, signal-safe. A new
 //! thread has 0; a forked child has its parent's words of the thread that forked.
 
@@ -15,9 +15,9 @@ global_asm!(
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 24",
+    ".size __entered_of_neap, 32",
     "__entered_of_neap:",
-    ".zero 24",
+    ".zero 32",
     ".popsection",
 );
 
@@ -25,6 +25,7 @@ global_asm!(
 const ENTERED: usize = 0;
 const CALLING: usize = 8;
 const INSIDE: usize = 16;
+const GUARDS: usize = 24;
 
 /// What this thread has entered; 0: nothing.
 #[inline(always)]
@@ -60,6 +61,18 @@ pub fn inside() -> usize {
 #[inline(always)]
 pub fn set_inside(word: usize) {
     set_word::<INSIDE>(word);
+}
+
+/// The latest guard of what this thread has entered, as whoever made it writes it; 0: none.
+#[inline(always)]
+pub fn guards() -> usize {
+    word::<GUARDS>()
+}
+
+/// Says which guard is the latest from now on; 0: none. What the word leads to is written before.
+#[inline(always)]
+pub fn set_guards(word: usize) {
+    set_word::<GUARDS>(word);
 }
 
 #[inline(always)]

@@ -29,9 +29,11 @@
 use crate::memory_groups::Grouped;
 use crate::per_cpu_data::Source;
 use crate::process::PROCESS;
+use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::pin::Pin;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::task::{Context, Poll};
 use core::time::Duration;
 use neap_base::{Linux, Platform};
@@ -40,6 +42,7 @@ pub use neap_groups::{
     UNLIMITED,
 };
 use neap_groups::{FOREVER, Subscription};
+use neap_os::entered::{guards, set_guards};
 use neap_percpu::Owner;
 
 /// The process's groups.
@@ -291,7 +294,7 @@ impl Group {
 
     /// Lets this thread be in the group until the answer is dropped: all that it allocates meanwhile, through `malloc`, Rust's collections or C++, where
     /// neap is their allocator, is charged to the group, and goes back to it when it is freed, by whichever thread. It goes beyond a limit, counted, unless
-    /// `NEAP=refuse:on` is set. Guards are dropped in the order opposite to that of entering. From the first on, every thread's malloc looks
+    /// `NEAP=refuse:on` is set. Guards may be dropped in any order. From the first on, every thread's malloc looks
     /// whether the thread is in a group, until the process ends: a nanosecond.
     ///
     /// ```
@@ -309,12 +312,12 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
+    /// [`Denied::NoSuchGroup`]; [`Denied::NoMemory`].
     pub fn enter(self) -> Result<Entered, Denied> {
         if !made_or_here(self)?.is_there(self.0) {
             return Err(Denied::NoSuchGroup);
         }
-        Ok(Entered { before: PROCESS.enter(Some(self.0)), stays: PhantomData })
+        Entered::new(self.0)
     }
 
     /// An owner of [per-CPU data](crate::percpu) that is charged to the group: every allocation with all its copies, until it is freed, by whichever thread,
@@ -358,18 +361,62 @@ impl Group {
     }
 }
 
-/// Being in a group, as this thread is until this is dropped.
+/// Being in a group, as this thread is until this is dropped, or until it enters another. A thread is in the group that it entered last of those whose guards
+/// are there, in whichever order guards are dropped.
 #[derive(Debug)]
 #[must_use = "the thread leaves the group when this is dropped"]
 pub struct Entered {
-    before: usize,
+    frame: NonNull<Frame>,
     /// It is about this thread.
     stays: PhantomData<*const ()>,
 }
 
+/// What is known of a guard: frames of a thread are a list, the latest first, to which the thread's own word leads. A guard that is dropped while a later one
+/// is there leaves its frame, which goes with the frames above it.
+#[derive(Debug)]
+struct Frame {
+    /// What the thread had entered before.
+    before: usize,
+    /// The frame below, or 0.
+    below: usize,
+    is_open: Cell<bool>,
+}
+
+impl Entered {
+    /// Enters a group, in this thread.
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    fn new(group: GroupId) -> Result<Entered, Denied> {
+        // No group pays for it.
+        let outside = PROCESS.enter(None);
+        let memory = PROCESS.allocate(size_of::<Frame>());
+        PROCESS.leave(outside);
+        let frame = NonNull::new(memory).ok_or(Denied::NoMemory)?.cast::<Frame>();
+        let (before, below) = (PROCESS.enter(Some(group)), guards());
+        // SAFETY: it has the size, is on a multiple of 16, and nobody else knows it.
+        unsafe { frame.write(Frame { before, below, is_open: Cell::new(true) }) };
+        set_guards(frame.as_ptr().expose_provenance());
+        Ok(Entered { frame, stays: PhantomData })
+    }
+}
+
 impl Drop for Entered {
     fn drop(&mut self) {
-        PROCESS.leave(self.before);
+        // SAFETY: a frame is freed below alone, after its guard is gone. A guard does not leave its thread.
+        unsafe { self.frame.as_ref() }.is_open.set(false);
+        loop {
+            let frame = with_exposed_provenance_mut::<Frame>(guards());
+            // SAFETY: the word leads to a frame of this thread's that was not freed, or to none.
+            let Some(&Frame { before, below, .. }) = unsafe { frame.as_ref() }.filter(|frame| !frame.is_open.get())
+            else {
+                return;
+            };
+            PROCESS.leave(before);
+            set_guards(below);
+            // SAFETY: it was allocated by `new`; its guard is gone, and the word does not lead to it any more.
+            unsafe { PROCESS.free(frame.cast()) };
+        }
     }
 }
 
