@@ -547,8 +547,9 @@ int neap_group_unsubscribe(neap_listener *listener);
  * A cache that can shrink: two functions, of which one says how many objects there are, and the other gives some of them up. They are
  * called when the group that pays for the cache, or one above it, is at its limit; when the process is at its own; and by
  * neap_reclaim. Within malloc and neap_group_charge neap's own threads call them, since the caller may hold the very lock that they
- * take, and the caller waits 200 ms at most each time that it asks; they come into being with the first shrinker. A callback that has not come back after 100 ms,
- * or answers what cannot be true, makes its shrinker one that is not called for a second, and for twice as long each further time.
+ * take, and the caller waits 200 ms at most each time that it asks; they come into being with the first shrinker. A shrinker with a callback that has
+ * not come back after 100 ms is not called before it is back. One that had a CPU for that long, or waited for so long three times in a row, or answers what cannot be true, is not
+ * called for a second, and for twice as long each further time. A charge in a callback may go an eighth beyond a limit, and is not held up above a `high`.
  */
 typedef uint64_t neap_shrinker;
 
@@ -557,7 +558,8 @@ typedef struct neap_asked {
     /* The group and the node whose objects are meant. */
     neap_group group;
     uint32_t node;
-    uint32_t reserved;
+    /* Not 0 where a scan that frees nothing cannot say whether it was busy or looked at objects; 0 unless it says otherwise. */
+    uint32_t unsure;
     /* How many objects to look at; 0 for a count. */
     uint64_t to_scan;
     /* How many were: `to_scan`, unless the callback says otherwise. */

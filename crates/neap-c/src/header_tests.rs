@@ -129,7 +129,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_count", Count: live dying ids);
     fields!("neap_group_info", Info: pressure_low_events pressure_medium_events pressure_critical_events);
     fields!("neap_holder", Holder: group bytes);
-    fields!("neap_asked", Asked: group node reserved to_scan scanned freed_bytes);
+    fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes);
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);
     fields!("neap_walked", Walked: scanned removed stopped);
     fields!("neap_reclaimed", Reclaimed: bytes scanned freed late);

@@ -10,18 +10,23 @@
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
-use crate::group::{Bound, DEEPEST, Event, Group};
+use crate::group::{Bound, DEEPEST, Event, Group, NONE};
 use crate::groups::{Groups, Reclaimer};
-use crate::id::{GroupId, Payer};
+use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
 use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
+use core::sync::atomic::{AtomicU32, Ordering};
 use neap_base::Platform;
 
 /// How often reclaim is asked, for one charge, while it brings something.
 const RETRIES: u32 = 16;
+/// The part of a `max` that [`How::Reserve`] may go beyond it.
+const RESERVE: u64 = 8;
 /// Groups that a refusal names.
-const HOLDERS: usize = 3;
+pub(crate) const HOLDERS: usize = 3;
+/// Groups right below one that a refusal looks at.
+const LOOKS: u64 = 64;
 
 /// What becomes of a charge beyond a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +35,20 @@ pub enum How {
     Refuse,
     /// It is granted and counted, as far as can be counted: by somebody who must not fail.
     Overcharge,
+    /// It is granted and counted up to an eighth of a `max` beyond that, and the host is not asked:
+    /// by a callback of reclaim, which frees more than it needs, but not first.
+    Reserve,
+}
+
+impl How {
+    /// How much a group may be charged for that has a `max`.
+    fn most(self, max: u64) -> u64 {
+        match self {
+            How::Refuse => max,
+            How::Reserve => max.saturating_add(max / RESERVE),
+            How::Overcharge => u64::MAX,
+        }
+    }
 }
 
 /// Why a charge was refused.
@@ -52,7 +71,9 @@ pub struct Limit {
     pub charged: u64,
     /// What was asked for.
     pub need: u64,
-    /// Who holds most of it: groups right below it, or itself, with what is charged to them, largest first.
+    /// Who holds most of it: groups right below it, or itself, with what is charged to them,
+    /// largest first. Of more than 64 groups below it, the largest of those that refusals have
+    /// looked at so far.
     pub holders: [Option<(GroupId, u64)>; HOLDERS],
 }
 
@@ -92,8 +113,8 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        let charged = match self.look_for_room(host, payer, bytes, how) {
-            Err(Against::Full(_)) if how == How::Overcharge => host.inside(|| self.attempt(host, payer, bytes, how)),
+        let charged = match self.look_for_room(host, payer, bytes, how, how != How::Reserve) {
+            Err(Against::Full(_)) if how != How::Refuse => host.inside(|| self.attempt(host, payer, bytes, how)),
             answer => answer,
         };
         match charged {
@@ -104,13 +125,14 @@ impl Groups {
     }
 
     /// Charges the counters, and asks for room where there is none; answers how much was charged. What nobody uses refuses nobody: so caches give up what they keep
-    /// at once, unless the answer is only `how` the charge is counted.
+    /// at once, unless the answer is only `how` the charge is counted. The host is asked for memory where the caller `asks`.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
         host: &H,
         payer: Payer,
         bytes: u64,
         how: How,
+        asks: bool,
     ) -> Result<u64, Against> {
         let (mut tries, mut drained, mut drains) = (0, None, 0);
         loop {
@@ -118,7 +140,8 @@ impl Groups {
                 Err(Against::Full(group)) => group,
                 answer => return answer,
             };
-            let (drains_next, reclaims_next) = (drained != Some(full) && drains < DEEPEST + RETRIES, tries < RETRIES);
+            let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
+            let reclaims_next = asks && tries < RETRIES;
             // When stocks, which count as used, are empty: so it is known what is protected, and a refusal says who holds what.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
             if how == How::Refuse
@@ -132,7 +155,7 @@ impl Groups {
             }
             if drains_next || reclaims_next {
                 let tell = |group: &Group| self.tell(host, group, Event::Max);
-                _ = host.inside(|| self.tree.with(full, tell));
+                _ = host.inside(|| self.with(full, tell));
             }
             // Another limit, further up, is reached with other stocks.
             if drains_next {
@@ -141,7 +164,7 @@ impl Groups {
                 self.drain_with(host, full, how == How::Refuse);
             } else if reclaims_next {
                 // Where it got nothing others may have made room meanwhile.
-                let got = host.reclaim(full, bytes);
+                let got = host.reclaim(full, bytes.saturating_add(self.excess(host, full)));
                 tries = if got > 0 { tries + 1 } else { RETRIES };
                 drained = drained.filter(|_| got == 0);
             } else {
@@ -159,7 +182,7 @@ impl Groups {
 
     /// The group that is full, if what `min` protects right below it leaves no room for so many bytes. Inside the gate.
     fn is_kept(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
-        let kept = self.tree.with(full, |group| {
+        let kept = self.with(full, |group| {
             let room = group.bound(Bound::Max).saturating_sub(bytes);
             self.tree.claimed_below(group, Bound::Min) > room
         });
@@ -184,7 +207,7 @@ impl Groups {
                 match (exact, how) {
                     (Ok(()), _) => {}
                     (Err(full), How::Refuse) => return Err(Against::Full(full.id())),
-                    (Err(full), How::Overcharge) => {
+                    (Err(full), How::Overcharge | How::Reserve) => {
                         self.raise(slot, bytes, how).map_err(|full| Against::Full(full.id()))?;
                         self.tell(host, full, Event::Overcharged);
                     }
@@ -239,8 +262,7 @@ impl Groups {
     /// be counted.
     pub(crate) fn raise(&self, slot: u32, bytes: u64, how: How) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
-            let most = if how == How::Refuse { group.bound(Bound::Max) } else { u64::MAX };
-            if !group.raise(bytes, most) {
+            if !group.raise(bytes, how.most(group.bound(Bound::Max))) {
                 self.tree
                     .upwards(slot)
                     .take_while(|(below, _)| *below != full)
@@ -279,30 +301,68 @@ impl Groups {
         if top.is_some() { host.inside(|| look(true)).0 } else { 0 }
     }
 
+    /// Who holds most of what a group is charged for. Looks at [`LOOKS`] of the groups right below
+    /// it: where there are more, at others the next time, beside those that held most before. So a
+    /// refusal costs the same however many there are, and the largest is known once all were looked
+    /// at. Within a read.
+    fn holders<H: Reclaimer>(&self, host: &H, group: &Group) -> [Option<(GroupId, u64)>; HOLDERS] {
+        let mut holders: [Option<(u32, GroupId, u64)>; HOLDERS] = [None; HOLDERS];
+        let mut hold = |slot: u32, id: GroupId, bytes: u64| {
+            let is_known = holders.iter().flatten().any(|&(_, known, _)| known == id);
+            let is_less = |holder: &Option<(u32, GroupId, u64)>| holder.is_none_or(|(.., least)| least < bytes);
+            if let (Some(place), true) = (holders.iter().position(is_less), bytes > 0 && !is_known) {
+                holders[place..].rotate_right(1);
+                holders[place] = Some((slot, id, bytes));
+            }
+        };
+        let slot = |word: &AtomicU32| word.load(Ordering::Relaxed).checked_sub(1);
+        let is_below = |child: &Group| {
+            let parent = self.tree.group(child.parent.load(Ordering::Relaxed));
+            parent.is_some_and(|parent| parent.id() == group.id()) && self.is_there(child.id())
+        };
+        let found = |slot: u32| self.tree.group(slot).filter(|child| is_below(child));
+        let from = slot(&group.looked_at).filter(|&slot| found(slot).is_some()).unwrap_or(NONE);
+        let (mut looks, mut next, mut sum) = (0, NONE, 0_u64);
+        for (slot, child) in self.tree.children_from(group, from) {
+            if looks == LOOKS {
+                next = slot;
+                break;
+            }
+            looks += 1;
+            sum = sum.saturating_add(child.usage());
+            hold(slot, child.id(), child.usage());
+        }
+        self.tree.note_looks(looks);
+        group.looked_at.store(next.wrapping_add(1), Ordering::Relaxed);
+        for slot in group.counters.holders.iter().filter_map(slot) {
+            found(slot).inspect(|child| hold(slot, child.id(), child.usage()));
+        }
+        for (place, holder) in group.counters.holders.iter().zip(holders) {
+            place.store(holder.map_or(0, |(slot, ..)| slot + 1), Ordering::Relaxed);
+        }
+        // What it holds itself: what is not below it, or, where not all below it were looked at,
+        // what was counted for it.
+        let own = match (from, next) {
+            (NONE, NONE) => group.usage().saturating_sub(sum),
+            _ => Kind::ALL.into_iter().map(|kind| self.of_kind(host, group, kind)).sum(),
+        };
+        let own = Some((group.id(), own)).filter(|&(_, bytes)| bytes > 0);
+        let mut all = [None; HOLDERS + 1];
+        all.iter_mut().zip(holders).for_each(|(place, holder)| *place = holder.map(|(_, id, bytes)| (id, bytes)));
+        all[HOLDERS] = own;
+        all.sort_unstable_by_key(|holder| core::cmp::Reverse(holder.map_or(0, |(_, bytes)| bytes)));
+        core::array::from_fn(|place| all[place])
+    }
+
     /// A refusal, counted.
     #[cold]
     pub(crate) fn refuse<H: Reclaimer>(&self, host: &H, full: GroupId, need: u64) -> Refusal {
-        let mut holders = [None; HOLDERS];
-        let mut hold = |id: GroupId, bytes: u64| {
-            let place = holders
-                .iter()
-                .position(|holder: &Option<(GroupId, u64)>| holder.is_none_or(|(_, least)| least < bytes));
-            if let (Some(place), true) = (place, bytes > 0) {
-                holders[place..].rotate_right(1);
-                holders[place] = Some((id, bytes));
-            }
-        };
-        let limit = self.tree.with(full, |group| {
+        let limit = self.with(full, |group| {
             self.tell(host, group, Event::Refused);
-            let mut own = group.usage();
-            self.tree.each_child(group, |child| {
-                own = own.saturating_sub(child.usage());
-                hold(child.id(), child.usage());
-            });
-            hold(full, own);
-            (group.usage(), group.bound(Bound::Max))
+            let holders = self.holders(host, group);
+            (group.usage(), group.bound(Bound::Max), holders)
         });
-        let Ok((charged, max)) = limit else { return Refusal::Gone };
+        let Ok((charged, max, holders)) = limit else { return Refusal::Gone };
         Refusal::Limit(Limit { group: full, max, charged, need, holders })
     }
 

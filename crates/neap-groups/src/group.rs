@@ -4,6 +4,7 @@
 //! change the counters. What is charged to a group is charged to all above it. A counter is raised by compare-and-exchange, so that it
 //! never exceeds `max`, not for a moment. Takes no lock.
 
+use crate::charge::HOLDERS;
 use crate::id::GroupId;
 use crate::table::Entry;
 use core::fmt;
@@ -119,12 +120,12 @@ pub(crate) struct Group {
     bounds: [AtomicU64; Bound::ALL.len()],
     pub(crate) parent: AtomicU32,
     pub(crate) depth: AtomicU32,
-    // Under the tree's mutex, down to the name.
+    // Written under the tree's mutex, down to the name, and but for the bucket's read without it.
     pub(crate) first_child: AtomicU32,
     /// The next child of the same parent, or the next slot of a list of those that nobody has.
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
-    /// The next slot with the same bucket.
+    /// The next slot with the same bucket, plus one, or the next slot of a list of deleted groups.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
     /// Under the waiters' mutex: the oldest that waits for room here, plus one.
@@ -133,6 +134,8 @@ pub(crate) struct Group {
     pub(crate) first_subscriber: AtomicU32,
     /// The events that they want to hear of.
     pub(crate) heard: AtomicU32,
+    /// The slot, plus one, of the group right below that the next refusal looks at first.
+    pub(crate) looked_at: AtomicU32,
     /// The thread that it was made for, as whoever did that says; 0 for none.
     pub(crate) made_for: AtomicU32,
     /// Bytes charged to it alone that nobody uses, when somebody last added them up.
@@ -146,7 +149,8 @@ pub(crate) struct Group {
     pub(crate) events: [AtomicU64; Event::ALL.len()],
 }
 
-/// What charges write, and behind it, where its cache line would have a neighbour that nobody uses, what passes of reclaim add up.
+/// What charges write, with the group's request for memory, and behind it, where its cache line
+/// would have a neighbour that nobody uses, what passes of reclaim add up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Bytes charged, those of the groups below included.
@@ -154,6 +158,19 @@ pub(crate) struct Counters {
     pub(crate) peak: AtomicU64,
     /// The fewest bytes that somebody waits for here; 0: nobody waits. Changed under the waiters' mutex.
     pub(crate) wanted: AtomicU64,
+    // Under the waiters' mutex, down to `asks_once`, and rarely changed; see `asking.rs`.
+    /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not
+    /// there.
+    pub(crate) next_asking: AtomicU32,
+    /// The server that runs a pass for it; 0: none.
+    pub(crate) server: AtomicU32,
+    /// When it is served next, and for how many microseconds it rests after its last pass.
+    pub(crate) ask_at: AtomicU64,
+    pub(crate) rest: AtomicU32,
+    /// What a charge needs that does not wait for it.
+    pub(crate) asks_once: AtomicU64,
+    /// Slots, plus one, of the groups right below that held most when a refusal named them.
+    pub(crate) holders: [AtomicU32; HOLDERS],
     claims: ClaimsBelow,
 }
 
@@ -162,7 +179,8 @@ pub(crate) struct Counters {
 #[repr(align(64))]
 struct ClaimsBelow([Claims; Bound::CLAIMS.len()]);
 
-/// What the groups right below one claim of it: their `low`, or their `min`. Under the tree's mutex.
+/// What the groups right below one claim of it: their `low`, or their `min`. How many do is written
+/// under the tree's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     /// How many claim anything.
@@ -250,6 +268,16 @@ impl Group {
     /// Whether anybody waits for room here.
     pub(crate) fn has_waiters(&self) -> bool {
         self.counters.wanted.load(Ordering::Relaxed) != 0
+    }
+
+    /// For how many nanoseconds it rests after a pass.
+    pub(crate) fn rest(&self) -> u64 {
+        u64::from(self.counters.rest.load(Ordering::Relaxed)) * 1000
+    }
+
+    pub(crate) fn set_rest(&self, nanoseconds: u64) {
+        let microseconds = u32::try_from(nanoseconds / 1000).unwrap_or(u32::MAX);
+        self.counters.rest.store(microseconds, Ordering::Relaxed);
     }
 
     pub(crate) fn set_name(&self, name: &str) {

@@ -49,6 +49,10 @@ pub trait Reclaimer: Host {
     /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
     fn come_soon(&self) {}
 
+    /// A group asks for memory: a server is to [take the request](Groups::take_request). Called
+    /// outside the gate and without a lock; it waits for nothing.
+    fn ask_soon(&self) {}
+
     /// A group is being deleted: what hangs on it goes to its parent now, before what it is charged for does, so that nothing is its
     /// parent's that cannot be found there. Called inside the gate and under the tree's mutex: it asks `groups` only for what takes no
     /// lock ([`Groups::above`] and its like), and is done soon.
@@ -220,13 +224,15 @@ impl Groups {
     }
 
     /// Changes a bound, and tells; answers what it was. Takes effect at once: where a new `max` is below what the group is charged for, the
-    /// stocks of all below it are emptied, and it is charged for no more until there is room; what comes back meanwhile may be used again.
+    /// stocks of all below it are emptied, and it is charged for no more until there is room; what comes back meanwhile may be used again. From then on the
+    /// group asks for memory until it is below its new `max`, or `high`; this call does not wait for that.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn set_bound<H: Reclaimer>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
         let (before, usage) = host.inside(|| {
-            self.tree.with(id, |group| {
+            let _reading = self.rcu.enter();
+            self.tree.change(id, |group| {
                 let before = group.bound(bound);
                 self.tree.set_bound(group, bound, bytes);
                 self.tell(host, group, Event::LimitChanged);
@@ -239,6 +245,17 @@ impl Groups {
         if bound == Bound::Max {
             // Also where it was lowered: what does not fit any more is refused.
             while host.inside(|| self.admit(host, id)) {}
+        }
+        if bound == Bound::High {
+            // Charges that are held up may go on.
+            host.inside(|| host.come_soon());
+        }
+        if matches!(bound, Bound::Max | Bound::High) && usage > bytes {
+            host.inside(|| {
+                let _reading = self.rcu.enter();
+                self.tree.owners.own(id).inspect(|&slot| self.ask_for_excess(slot));
+            });
+            host.ask_soon();
         }
         Ok(before)
     }
@@ -253,7 +270,14 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn place<H: Host>(&self, host: &H, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
-        host.inside(|| self.tree.with(id, |group| (self.above(group), group.name())))
+        host.inside(|| self.with(id, |group| (self.above(group), group.name())))
+    }
+
+    /// Calls `f` with a group that keeps its slot meanwhile. Takes no lock that others want. Inside
+    /// the gate.
+    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
+        let _reading = self.rcu.enter();
+        self.tree.with(id, f)
     }
 
     fn above(&self, group: &Group) -> Option<GroupId> {
@@ -265,11 +289,12 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, Denied> {
-        host.inside(|| self.tree.with(id, |group| self.info_of(host, group)))
+        host.inside(|| self.with(id, |group| self.info_of(host, group)))
     }
 
     /// The same for whoever goes through all slots, from 0 up to [`Count::slots`]; `None` for one without a group. Inside the gate.
     pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
+        let _reading = self.rcu.enter();
         self.tree.at(slot, |group| self.info_of(host, group))
     }
 
@@ -293,7 +318,7 @@ impl Groups {
     /// [`Denied::NoSuchGroup`].
     pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
         let counted = |group: &Group| if node < self.nodes { self.counted(host, group, kind, node) } else { 0 };
-        host.inside(|| self.tree.with(id, counted))
+        host.inside(|| self.with(id, counted))
     }
 
     /// Bytes that a group and those below it use: charged, neither stocked nor kept by caches. Exact while nobody charges, allocates or
@@ -303,7 +328,7 @@ impl Groups {
     /// [`Denied::NoSuchGroup`].
     pub fn used<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
         host.inside(|| {
-            let charged = self.tree.with(id, Group::usage)?;
+            let charged = self.with(id, Group::usage)?;
             let mut unused = 0;
             self.each_slack(host, &mut |payer, bytes| unused += if self.is_below(payer.id(), id) { bytes } else { 0 });
             Ok(charged.saturating_sub(unused))
@@ -361,12 +386,18 @@ impl Groups {
 
     /// The groups right below one, one after the other: the one behind `after`, or the first. `None` at the end, or when either is gone.
     pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
-        host.inside(|| self.tree.next_child(parent, after))
+        host.inside(|| {
+            let _reading = self.rcu.enter();
+            self.tree.next_child(parent, after)
+        })
     }
 
     /// The slots of a group and of all below it, in order, and how many these are; `None` if there is not room for all, or the group is gone.
     pub fn slots_below<H: Host>(&self, host: &H, top: GroupId, slots: &mut [u32]) -> Option<usize> {
-        host.inside(|| self.tree.slots_below(top, slots))
+        host.inside(|| {
+            let _reading = self.rcu.enter();
+            self.tree.slots_below(top, slots)
+        })
     }
 
     /// How much of what a group has is protected from reclaim: by `min`, and by `low`.
@@ -374,7 +405,10 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), Denied> {
-        host.inside(|| Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?)))
+        host.inside(|| {
+            let _reading = self.rcu.enter();
+            Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?))
+        })
     }
 
     /// A pass of reclaim begins, which asks [`Groups::standing`]: what several groups below one claim together is not taken from before.
@@ -382,7 +416,8 @@ impl Groups {
         self.tree.begin_pass();
     }
 
-    /// Groups that were looked at so far to add up what all of those right below another claim.
+    /// Groups that were looked at so far to add up what all of those right below another claim, or
+    /// to name those that hold most.
     pub fn summed(&self) -> u64 {
         self.tree.summed()
     }
@@ -392,7 +427,7 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
-        host.inside(|| self.tree.with(id, Group::usage))
+        host.inside(|| self.with(id, Group::usage))
     }
 
     /// The same of the group alone.
@@ -400,17 +435,20 @@ impl Groups {
     /// # Errors
     /// [`Denied::NoSuchGroup`].
     pub fn own_usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
-        host.inside(|| self.tree.with(id, |group| self.tree.own_usage(group)))
+        host.inside(|| self.with(id, |group| self.tree.own_usage(group)))
     }
 
     /// What somebody who reclaims from `top` has to know of the group in a slot, if that is `top` or below it.
     pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<Standing> {
-        host.inside(|| self.tree.standing(slot, top))
+        host.inside(|| {
+            let _reading = self.rcu.enter();
+            self.tree.standing(slot, top)
+        })
     }
 
     /// Counts an event of a group and of all above it, and has it told to who subscribed; nothing if the group is gone.
     pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
-        _ = host.inside(|| self.tree.with(id, |group| self.tell(host, group, event)));
+        _ = host.inside(|| self.with(id, |group| self.tell(host, group, event)));
     }
 
     /// How many groups there are.
@@ -440,6 +478,7 @@ impl Groups {
         host.inside(|| {
             self.forget_tellers();
             self.forget_waiters(host);
+            self.give_up_requests(|_| true);
         });
     }
 

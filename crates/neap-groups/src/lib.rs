@@ -10,6 +10,7 @@
 extern crate std;
 
 mod admit;
+mod asking;
 mod charge;
 mod events;
 mod group;
@@ -25,6 +26,7 @@ mod tree;
 mod verify;
 mod wait;
 
+pub use asking::{Due, Request};
 pub use charge::{How, Limit, Refusal};
 pub use events::{Callback, Happened, Listener, NotSubscribed, Subscription};
 pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, SharedName, UNLIMITED, is_name};
@@ -34,4 +36,4 @@ pub use seat::Seat;
 pub use stock::{BATCH, CAP};
 pub use tree::{Count, Denied};
 pub use verify::Finding;
-pub use wait::{ChargeAsync, FOREVER, Waiting};
+pub use wait::{ChargeAsync, FOREVER, Reason, Waiting};

@@ -5,6 +5,7 @@
 //! of it, which is held for links and counters, never while a waker is called or dropped. Bytes are charged to an entry
 //! by whoever lets it in, so what it was granted is its own until it takes or leaves it.
 
+use crate::asking::AFRESH;
 use crate::group::{Group, NONE};
 use crate::groups::INTERVAL;
 use crate::id::Payer;
@@ -30,6 +31,8 @@ pub(crate) mod state {
     pub(crate) const REFUSED: u32 = 3;
     /// Its group is gone.
     pub(crate) const GONE: u32 = 4;
+    /// It was charged, and is held up above a `high` until its deadline.
+    pub(crate) const HELD: u32 = 5;
 }
 
 /// The place of an entry that waits for its waker to be called.
@@ -82,6 +85,10 @@ impl Waiter {
         self.state.load(Ordering::Relaxed) == state::WAITING
     }
 
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == state::HELD
+    }
+
     /// The slot of the group that it is queued at; [`NONE`] before.
     pub(crate) fn place(&self) -> u32 {
         self.place.load(Ordering::Relaxed)
@@ -131,6 +138,8 @@ struct Lists {
     ticket: u64,
     /// Those whose waker is to be called: the first, plus one.
     due: AtomicU32,
+    /// The last slot in the ring of groups that ask for memory, plus one; 0: there is none.
+    asking: AtomicU32,
 }
 
 /// The queues, for who holds the mutex.
@@ -142,7 +151,8 @@ pub(crate) struct Queues<'w> {
 
 impl Waiters {
     pub(crate) fn new() -> Waiters {
-        let lists = Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0) };
+        let lists =
+            Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0), asking: AtomicU32::new(0) };
         Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
@@ -179,7 +189,16 @@ impl Waiters {
 }
 
 impl<'w> Queues<'w> {
-    /// A new waiter, the youngest of all, queued nowhere yet.
+    pub(crate) fn tree(&self) -> &'w Tree {
+        self.tree
+    }
+
+    /// See [`Lists::asking`].
+    pub(crate) fn last_asking(&self) -> &AtomicU32 {
+        &self.lists.asking
+    }
+
+    /// A new waiter, the youngest of all, queued nowhere yet, that waits or is held up.
     ///
     /// # Errors
     /// Where there is no memory.
@@ -189,6 +208,7 @@ impl<'w> Queues<'w> {
         payer: Payer,
         bytes: u64,
         deadline: u64,
+        state: u32,
     ) -> Result<Handle, Errno> {
         let lists = &mut *self.lists;
         let index = lists.free.min(lists.fresh);
@@ -213,7 +233,7 @@ impl<'w> Queues<'w> {
         }
         waiter.place.store(NONE, Ordering::Relaxed);
         waiter.passed.store(0, Ordering::Relaxed);
-        waiter.state.store(state::WAITING, Ordering::Relaxed);
+        waiter.state.store(state, Ordering::Relaxed);
         Ok(Handle { index, generation: waiter.generation.load(Ordering::Relaxed) })
     }
 
@@ -273,6 +293,9 @@ impl<'w> Queues<'w> {
     pub(crate) fn queue(&self, index: u32, slot: u32) {
         let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
         waiter.place.store(slot, Ordering::Relaxed);
+        if slot != DUE {
+            self.ask_for(slot, AFRESH);
+        }
         let Some(oldest) = first.load(Ordering::Relaxed).checked_sub(1) else {
             [&waiter.next, &waiter.previous].into_iter().for_each(|link| link.store(index, Ordering::Relaxed));
             return first.store(index + 1, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! The tree: which groups there are, by name, and how they come and go.
 //!
-//! Sits between paths and slots. One mutex for links, names and lists; charges go up the tree without it. A deleted group is out
-//! of the tree, and of every path, at once; its slot waits for a grace period, since a charge may be on its way up through it,
-//! and for its stocks to be emptied. Under the mutex the owners' may be asked for, and whoever hangs things on groups hands them up
+//! Sits between paths and slots. One mutex for changes of links, names and lists, and for paths. Charges go up the tree without it, and readers go down
+//! without it: within a read of the grace periods' domain (`rcu`) a group that was found stays in its slot, and so do the links that lead from it. A deleted group is out
+//! of the tree, and of every path, at once; its slot waits for a grace period, since a charge may be on its way up through it, or a reader on its way along its
+//! siblings, and for its stocks to be emptied. Therefore lists of what is deleted go through the links of buckets, which only those with the mutex follow. Under the mutex the owners' may be asked for, and whoever hangs things on groups hands them up
 //! under it.
 
 use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
@@ -209,15 +210,17 @@ impl Tree {
         group.set_name(name);
         group.per_cpu.store(owner.to_bits(), Ordering::Relaxed);
         group.counts.store(counts.to_bits().get(), Ordering::Relaxed);
+        group.id.store(id.to_bits(), Ordering::Release); // Pairs with the Acquire in `Group::id`.
         if let Some(above) = above {
-            above.first_child.store(slot, Ordering::Relaxed);
+            // Release pairs with the Acquire in `Tree::first_child`: a reader that finds the group
+            // finds it whole.
+            above.first_child.store(slot, Ordering::Release);
             above.children.fetch_add(1, Ordering::Relaxed);
             self.group(eldest).inspect(|eldest| eldest.previous.store(slot, Ordering::Relaxed));
             let bucket = self.bucket(parent, name);
             group.bucket_next.store(bucket.swap(slot + 1, Ordering::Relaxed), Ordering::Relaxed);
         }
         lists.live += 1;
-        group.id.store(id.to_bits(), Ordering::Release); // Pairs with the Acquire in `Group::id`.
         Ok(id)
     }
 
@@ -245,7 +248,7 @@ impl Tree {
         self.in_bucket(self.bucket(parent, name)).map(|(_, group)| group).find(|group| is_it(group))
     }
 
-    /// The slot of a group that is there. Under the mutex it stays there.
+    /// The slot of a group that is there. Under the mutex, or within a read, it stays there.
     pub(crate) fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
         match self.owners.behind(id) {
             Some(Behind::Group(slot)) => Ok(slot),
@@ -315,7 +318,7 @@ impl Tree {
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
-        before.store(next, Ordering::Relaxed);
+        before.store(next, Ordering::Release); // As in `add`: the one behind it was made by another thread.
         self.group(next).inspect(|next| next.previous.store(previous, Ordering::Relaxed));
         above.children.fetch_sub(1, Ordering::Relaxed);
         let name = group.name();
@@ -323,7 +326,8 @@ impl Tree {
         let link = self.in_bucket(bucket).map(|(_, group)| &group.bucket_next);
         let link = core::iter::once(bucket).chain(link).find(|link| link.load(Ordering::Relaxed) == slot + 1);
         link.inspect(|link| link.store(group.bucket_next.load(Ordering::Relaxed), Ordering::Relaxed));
-        group.next.store(lists.dying[0], Ordering::Relaxed);
+        // Not its `next`: a reader may be here.
+        group.bucket_next.store(lists.dying[0], Ordering::Relaxed);
         lists.dying[0] = slot;
         lists.live -= 1;
         lists.dying_count += 1;
@@ -362,7 +366,7 @@ impl Tree {
             each(group);
             let id = group.id();
             let mut lists = self.lists.lock();
-            let following = group.next.load(Ordering::Relaxed);
+            let following = group.bucket_next.load(Ordering::Relaxed);
             group.id.store(0, Ordering::Relaxed);
             group.next.store(lists.free, Ordering::Relaxed);
             lists.free = slot;
@@ -380,7 +384,7 @@ impl Tree {
         for mut slot in dying {
             while let Some(group) = self.group(slot) {
                 each(group);
-                slot = group.next.load(Ordering::Relaxed);
+                slot = group.bucket_next.load(Ordering::Relaxed);
             }
         }
     }
@@ -393,19 +397,19 @@ impl Tree {
     }
 
     /// The groups right below one, one after the other: the one behind `after`, or the first.
+    /// Within a read.
     pub(crate) fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
-        let _lists = self.lists.lock();
         let above = self.group(self.slot_of(parent).ok()?)?;
         let link = match after {
             None => &above.first_child,
             Some(id) => &self.group(self.slot_of(id).ok()?)?.next,
         };
-        self.group(link.load(Ordering::Relaxed)).map(Group::id)
+        self.group(link.load(Ordering::Acquire)).map(Group::id) // As in `first_child`.
     }
 
-    /// The slots of a group and of all below it, in order, and how many these are; `None` if there is not room for all, or the group is gone.
+    /// The slots of a group and of all below it, in order, and how many these are; `None` if there
+    /// is not room for all, or the group is gone. Within a read.
     pub(crate) fn slots_below(&self, top: GroupId, slots: &mut [u32]) -> Option<usize> {
-        let _lists = self.lists.lock();
         let (mut count, mut done) = (0, 0);
         let mut add = |slots: &mut [u32], slot| {
             slots.get_mut(count).map(|place| *place = slot)?;
@@ -414,10 +418,10 @@ impl Tree {
         };
         let mut all = add(slots, self.slot_of(top).ok()?)?;
         while done < all {
-            let mut child = self.group(slots[done])?.first_child.load(Ordering::Relaxed);
+            let mut child = self.first_child(self.group(slots[done])?);
             while let Some(group) = self.group(child) {
                 all = add(slots, child)?;
-                child = group.next.load(Ordering::Relaxed);
+                child = group.next.load(Ordering::Acquire); // As in `first_child`.
             }
             done += 1;
         }
@@ -425,13 +429,31 @@ impl Tree {
         Some(all)
     }
 
-    /// Calls `each` with the groups right below one. Under the mutex.
+    /// The slot of the group right below one that was made last, or [`NONE`].
+    fn first_child(&self, group: &Group) -> u32 {
+        // Acquire pairs with the Release in `add`, also where another child was taken out in
+        // between.
+        group.first_child.load(Ordering::Acquire)
+    }
+
+    /// The groups right below one, from the one in a slot on, or the first for [`NONE`]. Within a
+    /// read.
+    pub(crate) fn children_from(&self, group: &Group, slot: u32) -> impl Iterator<Item = (u32, &Group)> {
+        let found = |slot: u32| self.group(slot).map(|group| (slot, group));
+        let first = found(slot).map_or_else(|| self.first_child(group), |(slot, _)| slot);
+        core::iter::successors(found(first), move |(_, group)| {
+            found(group.next.load(Ordering::Acquire)) // As in `first_child`.
+        })
+    }
+
+    /// Calls `each` with the groups right below one. Within a read.
     pub(crate) fn each_child(&self, group: &Group, mut each: impl FnMut(&Group)) {
-        let mut child = group.first_child.load(Ordering::Relaxed);
-        while let Some(group) = self.group(child) {
-            each(group);
-            child = group.next.load(Ordering::Relaxed);
-        }
+        self.children_from(group, NONE).for_each(|(_, child)| each(child));
+    }
+
+    /// Counts children that were looked at.
+    pub(crate) fn note_looks(&self, children: u64) {
+        self.summed.fetch_add(children, Ordering::Relaxed);
     }
 
     /// Changes a bound of a group. Under the mutex.
@@ -446,7 +468,7 @@ impl Tree {
         }
     }
 
-    /// What the groups right below one use of what they claim. Under the mutex.
+    /// What the groups right below one use of what they claim. Within a read.
     pub(crate) fn claimed_below(&self, group: &Group, claim: Bound) -> u64 {
         if group.claims(claim).claimants.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -461,18 +483,21 @@ impl Tree {
     }
 
     /// The same for a pass, which comes by every one of them: added up once for as many looks as there are children, and anew in each pass. So a walk of all
-    /// of them looks at each once more, not at all of them for each. Under the mutex.
+    /// of them looks at each once more, not at all of them for each. Passes that look at the same time may count a look of another's; the sum is of a pass that
+    /// is under way. Within a read.
     fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
-        let looks = claims.looks.load(Ordering::Relaxed);
-        if looks > 0 && claims.pass.load(Ordering::Relaxed) == pass {
+        // Acquire, of both, pairs with the Release below: the sum is that of the pass, or a later
+        // one's.
+        let looks = claims.looks.load(Ordering::Acquire);
+        if looks > 0 && claims.pass.load(Ordering::Acquire) == pass {
             claims.looks.store(looks - 1, Ordering::Relaxed);
             return claims.sum.load(Ordering::Relaxed);
         }
         let sum = self.claimed_below(group, claim);
         claims.sum.store(sum, Ordering::Relaxed);
-        claims.pass.store(pass, Ordering::Relaxed);
-        claims.looks.store(group.children.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        claims.pass.store(pass, Ordering::Release);
+        claims.looks.store(group.children.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
         sum
     }
 
@@ -487,13 +512,13 @@ impl Tree {
     }
 
     /// How much of a group's memory its claim protects, after what those above it have to give.
+    /// Within a read.
     pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
-        let _lists = self.lists.lock();
         Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }
 
     /// The same for the group in a slot from somebody who takes memory from `top` and all below it: `top` itself, and what is
-    /// above it, protect nothing then. `claimed_below` is [`Tree::claimed_below`], or as good. Under the mutex.
+    /// above it, protect nothing then. `claimed_below` is [`Tree::claimed_below`], or as good. Within a read.
     fn protection(&self, slot: u32, top: u32, claim: Bound, claimed_below: impl Fn(&Group) -> u64) -> u64 {
         let mut path = [NONE; DEEPEST as usize];
         let mut length = 0;
@@ -529,8 +554,8 @@ impl Tree {
     }
 
     /// What reclaim from `top` has to know of the group in a slot, if that is `top` or below it.
+    /// Within a read.
     pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
-        let _lists = self.lists.lock();
         let top = self.slot_of(top).ok()?;
         let group = self.group(slot).filter(|group| self.owners.is_there(group.id()))?;
         if top != ROOT && !self.upwards(slot).any(|(above, _)| above == top) {
@@ -541,23 +566,28 @@ impl Tree {
         Some(Standing { id: group.id(), usage: group.usage(), min, low })
     }
 
-    /// What a group is charged for without those below it. Under the mutex.
+    /// What a group is charged for without those below it. Within a read.
     pub(crate) fn own_usage(&self, group: &Group) -> u64 {
         let mut own = group.usage();
         self.each_child(group, |child| own = own.saturating_sub(child.usage()));
         own
     }
 
-    /// Calls `f` with the group in a slot, if there is one, which stays there meanwhile.
+    /// Calls `f` with the group in a slot, if there is one. Within a read, in which it stays there.
     pub(crate) fn at<R>(&self, slot: u32, f: impl FnOnce(&Group) -> R) -> Option<R> {
-        let _lists = self.lists.lock();
         self.group(slot).filter(|group| self.owners.is_there(group.id())).map(f)
     }
 
-    /// Calls `f` with a group that stays there meanwhile.
+    /// Calls `f` with a group. Within a read, in which it stays there, though it may be deleted
+    /// meanwhile.
     pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
-        let _lists = self.lists.lock();
         self.group(self.slot_of(id)?).map(f).ok_or(Denied::NoSuchGroup)
+    }
+
+    /// The same under the mutex: it is not deleted meanwhile, and no other is changed.
+    pub(crate) fn change<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
+        let _lists = self.lists.lock();
+        self.with(id, f)
     }
 }
 

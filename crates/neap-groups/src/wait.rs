@@ -1,15 +1,21 @@
 //! Waiting for room: a charge that does not fail at a limit at once, by a thread that sleeps or a future.
 //!
-//! Sits between whoever would rather wait than be refused, and the queues. First everything is tried that a charge tries; then, with the stocks
-//! of all below the limit emptied, it waits, and whoever makes room lets it in (`admit.rs`). What is freed into a cache makes room when that is
+//! Sits between whoever would rather wait than be refused, and the queues. First stocks and caches are emptied, as for any charge; then it waits, the group
+//! that it waits at asks for memory as often as it takes (`asking.rs`), and whoever makes room lets it in (`admit.rs`). The waiting thread itself runs no
+//! callback and waits for nothing but its grant, so a deadline is kept whatever shrinkers do. What is freed into a cache makes room when that is
 //! flushed, every [`INTERVAL`] and once behind the deadline: by ticks, or by a thread that waits. A thread sleeps on the state word of its
 //! entry; a future leaves its waker there, which [`Groups::deliver`] calls. No lock is held while waiting, and nobody is inside the gate. Every
 //! wait ends: by a grant, at its deadline with the error of a charge, when the group is deleted, when the future is dropped, or, for what is more
 //! than a limit, at once.
 //!
+//! A future that was granted its bytes above a `high` is held up as a thread is, but by its entry: it is pending until the delay is over or all groups on its
+//! way are below their `high` again.
+//!
 //! Fork: a child has none of the waiters. A future that is polled there asks again, as the youngest.
 
+use crate::asking::Due;
 use crate::charge::{Against, How, Refusal};
+use crate::group::Bound;
 use crate::groups::{Groups, INTERVAL, Reclaimer};
 use crate::id::{GroupId, Payer};
 use crate::queue::{Handle, Waiter, state};
@@ -31,6 +37,8 @@ pub struct Waiting {
     pub group: GroupId,
     /// The group whose limit, or queue, it waits at: the same, or one above.
     pub at: GroupId,
+    /// What it waits for.
+    pub reason: Reason,
     /// What it asks for.
     pub bytes: u64,
     /// A number that is higher the later it came.
@@ -39,6 +47,17 @@ pub struct Waiting {
     pub passed: u32,
     /// Until when it waits, in nanoseconds of the platform's clock; [`FOREVER`] for no end.
     pub deadline: u64,
+}
+
+/// What a charge waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// Room below a `max`: it is the oldest there.
+    Room,
+    /// Its turn: an older one waits there.
+    Turn,
+    /// It has its bytes, and is held up above a `high`.
+    High,
 }
 
 /// How a wait ended.
@@ -86,6 +105,10 @@ impl Groups {
                 // Perhaps nobody else does it, and the last time it is done behind the deadline.
                 if is_waiting(&waiter) {
                     self.attend(host, now);
+                    // It may have moved to a group that did not ask before.
+                    if now < deadline && matches!(self.look_for_request(host), Due::Now(_)) {
+                        host.ask_soon();
+                    }
                 }
             }
         }
@@ -106,9 +129,16 @@ impl Groups {
                 let queues = self.waiters.lock(&self.tree);
                 queues.get(index).filter(|_| index < queues.len()).map(|waiter| {
                     let group = self.tree.group(waiter.place()).filter(|_| waiter.is_waiting());
-                    group.map(|group| Waiting {
+                    let at = group.map(|group| {
+                        let is_first = queues.first(group) == Some(index);
+                        (group.id(), if is_first { Reason::Room } else { Reason::Turn })
+                    });
+                    let held = || Some((self.highest_above(waiter.payer().id())?, Reason::High));
+                    let at = if waiter.is_held() { held() } else { at };
+                    at.map(|(at, reason)| Waiting {
                         group: waiter.payer().id(),
-                        at: group.id(),
+                        at,
+                        reason,
                         bytes: waiter.bytes(),
                         age: waiter.ticket(),
                         passed: waiter.passed.load(Ordering::Relaxed),
@@ -129,7 +159,29 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.has_waiters())
     }
 
-    /// Tries all that a charge tries, and then queues.
+    /// The uppermost group on the way of an id that is above its `high`. Inside the gate.
+    fn highest_above(&self, id: GroupId) -> Option<GroupId> {
+        let _reading = self.rcu.enter();
+        let behind = self.tree.owners.behind(id)?;
+        let above = self.tree.upwards(behind.slot()).filter(|(_, group)| group.usage() > group.bound(Bound::High));
+        above.last().map(|(_, group)| group.id())
+    }
+
+    /// Holds a charge up that was granted above a `high`, until a time at most; `None` where there
+    /// is no memory for that. The groups that are above their `high` ask for memory.
+    fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<Handle> {
+        let handle = host.inside(|| {
+            let handle = self.waiters.lock(&self.tree).add(host.platform(), payer, bytes, until, state::HELD).ok();
+            let _reading = self.rcu.enter();
+            self.tree.owners.behind(payer.id()).inspect(|behind| self.ask_for_excess(behind.slot()));
+            host.come_soon();
+            handle
+        });
+        host.ask_soon();
+        handle
+    }
+
+    /// Empties what can be emptied without asking for memory, and then queues.
     ///
     /// # Errors
     /// The answer, where there is one already.
@@ -147,7 +199,7 @@ impl Groups {
         // Who comes later does not try before those who wait.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
-            match self.look_for_room(host, payer, bytes, How::Refuse) {
+            match self.look_for_room(host, payer, bytes, How::Refuse, false) {
                 Ok(charged) => return Err(Ok(self.delay(host, payer, charged))),
                 Err(Against::Gone) => return Err(Err(Refusal::Gone)),
                 Err(Against::Full(group)) => full = group,
@@ -155,7 +207,7 @@ impl Groups {
         }
         let added = host.inside(|| {
             self.in_queues(host, |queues, round| {
-                let handle = queues.add(host.platform(), payer, bytes, deadline).ok()?;
+                let handle = queues.add(host.platform(), payer, bytes, deadline, state::WAITING).ok()?;
                 self.let_in(host, queues, handle.index, round);
                 let place = queues.of(handle).map(Waiter::place);
                 place.and_then(|slot| self.tree.group(slot)).inspect(|group| full = group.id());
@@ -168,9 +220,7 @@ impl Groups {
         }
         // From here on nothing is stocked, and what comes back lets somebody in; for what caches keep see `attend`.
         self.drain_stocks(host, full);
-        if others_wait {
-            host.reclaim(full, bytes);
-        }
+        host.ask_soon();
         host.inside(|| host.come_soon());
         Ok(handle)
     }
@@ -186,6 +236,7 @@ impl Groups {
                     state::GRANTED => End::Granted,
                     state::REFUSED => End::Refused(GroupId::from_bits(answer)),
                     state::GONE => End::Gone,
+                    state::HELD if giving_up => End::Granted,
                     _ if giving_up => self.tree.group(place).map_or(End::Gone, |group| End::Refused(group.id())),
                     _ => {
                         if waker.is_some() {
@@ -222,7 +273,10 @@ impl Groups {
                 self.in_queues(host, |queues, round| {
                     end = queues.len();
                     while at < end && !round.is_over() {
-                        if let Some(waiter) = queues.get(at).filter(|waiter| waiter.is_waiting())
+                        let waiter = queues.get(at);
+                        if ending && waiter.is_some_and(|waiter| waiter.is_held() && verdict(waiter).is_some()) {
+                            self.end(queues, at, state::GRANTED, 0, round);
+                        } else if let Some(waiter) = waiter.filter(|waiter| waiter.is_waiting())
                             && let Some(group) = self.tree.group(waiter.place())
                         {
                             if !ending && queues.first(group) == Some(at) {
@@ -239,6 +293,17 @@ impl Groups {
             }
         }
         more
+    }
+
+    /// Lets charges go on that are held up, where no group on their way is above its `high` any
+    /// more. [`Groups::wake`] is to follow. Outside the gate.
+    pub(crate) fn let_go<H: Reclaimer>(&self, host: &H) {
+        let is_below = |waiter: &Waiter| self.highest_above(waiter.payer().id()).is_none();
+        host.inside(|| {
+            if self.waiters.lock(&self.tree).count() > 0 {
+                self.sweep(host, |waiter| (waiter.is_held() && is_below(waiter)).then_some(state::GRANTED));
+            }
+        });
     }
 
     /// A group is gone: so are those who wait to charge it. Inside the gate.
@@ -269,6 +334,9 @@ impl Groups {
             let mut next = self.waiters.flush_in(now).min(INTERVAL);
             let more = self.sweep(host, |waiter| match waiter.deadline().checked_sub(now) {
                 None | Some(0) => Some(state::REFUSED),
+                Some(_) if waiter.is_held() && self.highest_above(waiter.payer().id()).is_none() => {
+                    Some(state::GRANTED)
+                }
                 Some(left) => {
                     next = next.min(left);
                     None
@@ -279,7 +347,7 @@ impl Groups {
     }
 
     /// Calls the wakers of futures that have an answer. Outside the gate, by somebody who holds nothing: a waker may do anything.
-    pub(crate) fn wake<H: Reclaimer>(&self, host: &H) {
+    pub fn wake<H: Reclaimer>(&self, host: &H) {
         while let Some(waker) = host.inside(|| self.waiters.lock(&self.tree).next_due()) {
             waker.wake();
         }
@@ -299,7 +367,7 @@ impl Groups {
                 self.tree.group(place).inspect(|group| _ = self.say_what_is_wanted(&queues, group));
             }
             drop(queues);
-            if state == state::GRANTED {
+            if matches!(state, state::GRANTED | state::HELD) {
                 self.settle(host, payer, bytes);
             }
             index += 1;
@@ -312,10 +380,12 @@ impl Groups {
 enum Stage {
     Unasked,
     Waits(Handle),
+    /// It has its bytes, and is held up.
+    Held(Handle),
     Ended,
 }
 
-/// A charge that waits for room: [`Groups::charge_async`]. Its output is that of [`Groups::charge`]; what it was granted and did not
+/// A charge that waits for room: [`Groups::charge_async`]. Its output is that of [`Groups::charge`], but that the caller is not to be held up: it was. What it was granted and did not
 /// answer goes back when it is dropped. Allocates nothing. Polled after its end it is pending for ever.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ChargeAsync<'g, H: Reclaimer> {
@@ -355,8 +425,23 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                         Some(end) => groups.answer(host, end, future.payer, future.bytes),
                     }
                 }
+                Stage::Held(handle) => match groups.look(host, handle, false, &mut Some(context.waker().clone())) {
+                    None => return Poll::Pending,
+                    Some(End::Forgotten) => {
+                        future.stage = Stage::Unasked;
+                        continue;
+                    }
+                    Some(_) => Ok(0),
+                },
                 Stage::Ended => return Poll::Pending,
             };
+            if let (Ok(delay @ 1..), false) = (answer, matches!(future.stage, Stage::Held(_))) {
+                let until = host.platform().now().saturating_add(delay).min(future.deadline);
+                if let Some(handle) = groups.hold(host, future.payer, future.bytes, until) {
+                    future.stage = Stage::Held(handle);
+                    continue;
+                }
+            }
             future.stage = Stage::Ended;
             return Poll::Ready(answer);
         }
@@ -365,7 +450,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
 
 impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
-        let Stage::Waits(handle) = self.stage else { return };
+        let (Stage::Waits(handle) | Stage::Held(handle)) = self.stage else { return };
         if let Some(End::Granted) = self.groups.look(&self.host, handle, true, &mut None) {
             self.host.inside(|| self.groups.settle(&self.host, self.payer, self.bytes));
         }

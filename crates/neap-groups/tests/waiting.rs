@@ -12,7 +12,7 @@ use core::task::{Context, Poll, Waker};
 use host::{Asked, Host};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, How, Kind, Refusal, UNLIMITED, Waiting};
+use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, How, Kind, Reason, Refusal, UNLIMITED, Waiting};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
@@ -321,7 +321,8 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
                         Poll::Ready(Ok(_)) => {
                             held.push((any, bytes));
                             // As if it had waited: it is younger than all who do.
-                            let waiting = Waiting { group: any, at: any, bytes, age: u64::MAX, passed: 0, deadline };
+                            let (reason, age, passed) = (Reason::Room, u64::MAX, 0);
+                            let waiting = Waiting { group: any, at: any, reason, bytes, age, passed, deadline };
                             past += overtaken(&before, &snapshot(groups, &host), &[waiting], &parents);
                         }
                         Poll::Ready(Err(_)) => {}

@@ -10,7 +10,7 @@ use core::task::{Context, Poll, Waker};
 use host::{Asked, Host};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, Event, FOREVER, GroupId, Groups, How, Kind, Payer, Refusal};
+use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, How, Kind, Payer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
@@ -265,12 +265,15 @@ fn a_thousand_are_let_in_when_a_limit_goes() {
 #[test]
 fn those_behind_ask_for_reclaim_too() {
     with_groups(|m| {
-        let (_, payer) = m.group(GroupId::ROOT, "g", 1000);
+        let (id, payer) = m.group(GroupId::ROOT, "g", 1500);
         m.charge(payer, 1000);
-        let first = m.ask(payer, 500);
-        let before = m.host.asked.reclaim.load(Relaxed);
+        let first = m.ask(payer, 600);
+        let before = m.host.asked.ask.load(Relaxed);
         let second = m.ask(payer, 700);
-        assert_eq!(m.host.asked.reclaim.load(Relaxed) - before, 700);
+        assert_eq!(m.host.asked.ask.load(Relaxed) - before, 1);
+        let Due::Now(request) = m.groups.look_for_request(&m.host) else { panic!("nothing is asked for") };
+        assert_eq!((request.group, request.bytes), (id, 800), "what both need");
+        assert_eq!(m.host.asked.reclaim.load(Relaxed), 0, "a charge that waits does so in its queue alone");
         drop((first, second));
         m.uncharge(payer, 1000);
     });

@@ -4,7 +4,7 @@
 //! it where valgrind has nothing mapped, and nobody here asks often.
 
 use crate::syscall::syscall5;
-use linux_raw_sys::general::{__NR_clock_gettime, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE};
+use linux_raw_sys::general::{__NR_clock_gettime, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_THREAD_CPUTIME_ID};
 
 /// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: exact to one timer interrupt (1 to 10 ms).
 pub fn coarse() -> u64 {
@@ -14,6 +14,11 @@ pub fn coarse() -> u64 {
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn precise() -> u64 {
     nanoseconds(CLOCK_MONOTONIC)
+}
+
+/// Nanoseconds for which this thread has had a CPU.
+pub fn of_thread() -> u64 {
+    nanoseconds(CLOCK_THREAD_CPUTIME_ID)
 }
 
 fn nanoseconds(clock: u32) -> u64 {
@@ -27,6 +32,18 @@ fn nanoseconds(clock: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_thread_that_sleeps_takes_no_time_of_a_cpu() {
+        let before = super::of_thread();
+        std::thread::sleep(core::time::Duration::from_millis(50));
+        let slept = super::of_thread() - before;
+        assert!(slept < 40_000_000, "{slept} ns");
+        let start = super::precise();
+        while super::of_thread() - before < slept + 1_000_000 {
+            assert!(super::precise() - start < 60_000_000_000, "it stands still");
+        }
+    }
+
     #[test]
     fn both_clocks_run_on_the_same_time() {
         let (before, coarse, after) = (super::precise(), super::coarse(), super::precise());

@@ -17,6 +17,7 @@ use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_os::clock;
 use neap_percpu::{Host, Owner, Wait};
+use neap_reclaim::is_calling;
 use neap_reclaim::lru::Site;
 
 /// The groups of a manager: what [`groups`](crate::groups) stands on.
@@ -59,6 +60,10 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
 
     fn come_soon(&self) {
         self.core().come_soon();
+    }
+
+    fn ask_soon(&self) {
+        self.core().call_servers(self.mm(), self.manner != Manner::Quiet);
     }
 }
 
@@ -318,6 +323,12 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Inline), ..*self }
     }
 
+    /// The same for a call that may have come from under a lock of the C library's: it makes no
+    /// thread.
+    pub(crate) fn quietly(&self) -> Grouped<'m, P> {
+        Grouped { source: self.source.with(Manner::Quiet), ..*self }
+    }
+
     /// [`Groups::drain`].
     pub fn drain(&self, id: GroupId) -> u32 {
         self.groups.drain(&self.source, id)
@@ -339,6 +350,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// As there.
     #[inline]
     pub fn charge(&self, payer: Payer, bytes: u64, how: How) -> Result<(), Refusal> {
+        // Memory that reclaim itself needs: a copy that is smaller, made before the original goes.
+        let how = if how == How::Refuse && is_calling() { How::Reserve } else { how };
         match self.groups.charge(&self.source, payer, bytes, how) {
             Ok(0) => Ok(()),
             Ok(delay) => {
@@ -352,6 +365,10 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// Holds up who has charged a group above its `high`, for so long, or until it is below again.
     #[cold]
     fn hold_up(&self, payer: Payer, delay: u64) {
+        // A callback of a shrinker's brings the group below its `high`: it is not to wait for that.
+        if is_calling() {
+            return;
+        }
         let begun = clock::precise();
         if !self.source.core().relieve(self.source.mm(), payer.id(), delay) {
             self.platform().sleep(delay.saturating_sub(clock::precise() - begun));
@@ -375,12 +392,17 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.source.node()
     }
 
-    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers.
+    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers, but not beyond the deadline. In a callback of a shrinker's it does not wait.
     ///
     /// # Errors
     /// As there.
     pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
+        // A callback is waited for itself.
+        if is_calling() {
+            return self.charge(payer, bytes, How::Refuse);
+        }
         let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
+        let delay = delay.min(deadline.saturating_sub(self.platform().now()));
         if delay > 0 {
             self.hold_up(payer, delay);
         }

@@ -41,9 +41,13 @@
 //!
 //! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the thread may hold the very lock that they take. It waits, for
 //! 200 ms at most each time that it asks, for neap's own threads, which come into being with the first shrinker, and call them. [`Group::charge_inline`] calls those
-//! that allow it ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all. A function that has not come back after 100 ms is written off, and its thread
-//! replaced; that, a panic, or an answer that cannot be true, makes its shrinker a [culprit](each_culprit), which is not called for a second, and for twice as long each
-//! further time. Where neap may have no thread (`NEAP=background:off`) only the last two calls call anybody.
+//! that allow it ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all. A charge that waits ([`Group::charge_or_wait`], [`Group::charge_async`]) calls nothing itself: its
+//! group is asked again and again, by neap's threads, for as long as it waits. So is a group whose limit was set below what it uses, until it uses less.
+//!
+//! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget), is written off, and its thread replaced; its shrinker, a [culprit](each_culprit), is not called
+//! before it is back. One that has had a CPU for that long, one that waited for something three times in a row, a panic, or an answer that cannot be true, is not called for a
+//! second, and for twice as long each further time; half a minute takes one doubling back. A function that charges is not held up above a `high`, and may go an eighth beyond a `max`: so a
+//! cache may compress what it gives up. Where neap may have no thread (`NEAP=background:off`) only the last two calls call anybody.
 //!
 //! How hard memory is to get is told as events of the group that is asked ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to whoever has
 //! [subscribed](Group::subscribe) to it or to one above it.
@@ -83,6 +87,7 @@ impl Shrinker {
             seeks: DEFAULT_SEEKS,
             batch: BATCH,
             inline: false,
+            budget: 0,
             #[cfg(feature = "std")]
             object_bytes: 0,
         }
@@ -110,6 +115,8 @@ pub struct Builder<'a> {
     seeks: u32,
     batch: u64,
     inline: bool,
+    /// Nanoseconds; 0: as long as any.
+    budget: u64,
     /// For functions of Rust's; those of C's say themselves.
     #[cfg(feature = "std")]
     object_bytes: u64,
@@ -143,6 +150,14 @@ impl<'a> Builder<'a> {
         Builder { inline, ..self }
     }
 
+    /// How long one call of its functions may take before others go on without it: 100 ms unless
+    /// said otherwise.
+    pub const fn budget(self, time: Duration) -> Self {
+        let nanoseconds = time.as_nanos();
+        let budget = if nanoseconds > u64::MAX as u128 { u64::MAX } else { nanoseconds as u64 };
+        Builder { budget: if budget == 0 { 1 } else { budget }, ..self }
+    }
+
     /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go.
     ///
     /// # Errors
@@ -170,7 +185,7 @@ impl<'a> Builder<'a> {
         gone: Option<GoneFn>,
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
-        let Builder { name, group, seeks, batch, inline, .. } = self;
+        let Builder { name, group, seeks, batch, inline, budget, .. } = self;
         // With groups, if there were none.
         let reclaiming = here()?;
         let is_there =
@@ -181,7 +196,9 @@ impl<'a> Builder<'a> {
         let by_group = group.is_some();
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node: false, by_group, inline };
         // SAFETY: as the caller promises.
-        unsafe { reclaiming.prepare(&spec) }.map(Shrinker)
+        let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
+        reclaiming.set_budget(shrinker.0, budget);
+        Ok(shrinker)
     }
 
     /// Lets it be called.
@@ -246,7 +263,7 @@ pub fn synchronize() -> Result<(), NotDone> {
 /// Asks a group, and all below it, for so many bytes, for so long at most. Shrinkers are called in this thread, which holds nothing that they take. Answers what
 /// came back: nothing, inside a shrinker's function.
 pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
-    let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| !is_calling()) else { return Got::default() };
+    let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
     let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().now());
     let deadline = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))
@@ -351,6 +368,7 @@ mod closures {
         // SAFETY: as above; what is asked is the caller's, for the time of the call.
         let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), &mut *asked) };
         let objects = guarded(&functions.id, || (functions.evict)(asked.to_scan));
+        asked.unsure = 1;
         asked.freed_bytes = if objects == STOP { 0 } else { objects.saturating_mul(functions.object_bytes) };
         objects
     }

@@ -11,7 +11,7 @@ use crate::mm::{Core, Mm, Task};
 use crate::reclaiming::{Reclaiming, Runner};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
-use neap_groups::{Bound, GroupId};
+use neap_groups::{Bound, Due, GroupId, Request};
 use neap_os::{clock, thread};
 use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes, Vain, Waiter, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
@@ -104,7 +104,8 @@ impl<P: Platform> Core<P> {
         bytes: u64,
         manner: Manner,
     ) -> Option<u64> {
-        let wanted = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
+        let before = reclaiming.charged(group);
+        let wanted = before.map_or(bytes, |charged| goal(bytes, charged));
         let mut had = 0;
         if manner == Manner::Inline {
             let deadline = reclaiming.now().saturating_add(PATIENCE);
@@ -115,8 +116,34 @@ impl<P: Platform> Core<P> {
         if had >= bytes && had > 0 {
             return Some(had);
         }
-        let patience = (manner != Manner::Post).then_some(PATIENCE);
-        Some(self.ask_reclaimers(mm, reclaiming, Aim::Bytes(group, wanted), patience)?.max(had))
+        if matches!(manner, Manner::Post | Manner::Quiet) {
+            reclaiming.ask_for(group, bytes);
+            return None;
+        }
+        // What it is above its limit by is missing once, however many wait.
+        let missing = bytes.saturating_sub(reclaiming.excess(group));
+        match self.ask_reclaimers(mm, reclaiming, Aim::Bytes(group, missing), Some(PATIENCE)) {
+            Some(bytes) => Some(bytes.max(had)),
+            // The pass goes on. What it has brought by now is reason enough to ask again.
+            None => {
+                let fallen =
+                    before.zip(reclaiming.charged(group)).map_or(0, |(before, now)| before.saturating_sub(now));
+                Some(fallen.max(had)).filter(|&bytes| bytes > 0)
+            }
+        }
+    }
+
+    /// Lets reclaimers know that a group asks for memory. Outside the gate; waits for nothing.
+    /// Without `makes_threads` the next tick makes one that is missing.
+    pub(crate) fn call_servers(&self, mm: &Mm<P>, makes_threads: bool) {
+        if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
+            if makes_threads {
+                _ = self.recruit(mm, &reclaiming, 0);
+            } else {
+                self.come_soon();
+            }
+        }
     }
 
     /// The same where the budget, or the system, has no more: neap's own caches give what they have in this thread, and then, by reclaimers, the program's
@@ -199,7 +226,10 @@ impl<P: Platform> Core<P> {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return (left > 0).then_some(bytes);
             }
+            let before = reclaiming.moment();
             jobs.wait(&waiter, left.min(LOOK));
+            let now = reclaiming.moment();
+            reclaiming.reclaim.lanes.looked(now, now.saturating_sub(before).saturating_sub(left.min(LOOK)));
             self.watch(reclaiming);
         }
     }
@@ -210,6 +240,7 @@ impl<P: Platform> Core<P> {
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
+                reclaiming.leave_request(overdue.reclaimer);
                 jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
@@ -250,6 +281,9 @@ impl<P: Platform> Core<P> {
         self.watch(&reclaiming);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node, false));
         // Also for what was handed back, or had nobody when it was posted.
+        if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
+        }
         if makes_threads {
             _ = self.recruit(mm, &reclaiming, 0);
         }
@@ -288,6 +322,8 @@ pub(crate) enum Manner {
     Inline,
     /// It only lets reclaimers know.
     Post,
+    /// The same, and it makes none.
+    Quiet,
 }
 
 impl<P: Platform> Mm<P> {
@@ -301,12 +337,16 @@ impl<P: Platform> Mm<P> {
             let aim = match reclaiming.inside(|| jobs.take(number)) {
                 Next::Job(aim) => aim,
                 Next::Nothing(idle) => {
-                    jobs.sleep(idle);
+                    match reclaiming.look_for_request() {
+                        Due::Now(_) => _ = reclaiming.inside(|| jobs.post(Aim::Requests)),
+                        Due::In(nanoseconds) => jobs.sleep(idle, Some(nanoseconds)),
+                        Due::Nothing => jobs.sleep(idle, None),
+                    }
                     continue;
                 }
                 Next::End => return,
             };
-            let (bytes, is_written_off) = core.work(&reclaiming, aim, number);
+            let (bytes, is_written_off) = core.work(self, &reclaiming, aim, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
                 // Who has written it off may be about to, or not have been able to.
@@ -320,7 +360,7 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// Does a job; answers how many bytes came back, and whether this thread has been written off meanwhile.
-    fn work(&self, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
+    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
         let deadline = reclaiming.now().saturating_add(PASS);
         let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
             let runner = Runner { for_budget, ..Runner::of(number) };
@@ -328,6 +368,8 @@ impl<P: Platform> Core<P> {
         };
         match aim {
             Aim::Bytes(group, bytes) => {
+                let bytes = bytes.saturating_add(reclaiming.excess(group));
+                let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
                 let (got, is_written_off) = run(group, bytes, false, None);
                 // Whoever gave something without saying how much is to be asked again.
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
@@ -365,6 +407,18 @@ impl<P: Platform> Core<P> {
                 scanned
                     .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
             }
+            Aim::Requests => {
+                let Due::Now(request) = reclaiming.take_request(number) else { return (0, false) };
+                // Another one is for another server.
+                if matches!(reclaiming.look_for_request(), Due::Now(_)) {
+                    self.call_servers(mm, true);
+                }
+                let (bytes, is_written_off) = self.serve(reclaiming, &request, deadline, number);
+                reclaiming.served(&request, number);
+                // This thread holds nothing. Listeners are told by ticks, since they may take long.
+                reclaiming.wake_waiters();
+                (bytes, is_written_off)
+            }
             Aim::Node(node) => {
                 let pages = &self.objects.pages;
                 let missing = reclaiming.inside(|| pages.shortage(node).pages);
@@ -378,6 +432,25 @@ impl<P: Platform> Core<P> {
                 (got.bytes, is_written_off)
             }
         }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Asks a group for what it needs, for as long as it does; answers how many bytes came back,
+    /// and whether this thread has been written off meanwhile.
+    fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> (u64, bool) {
+        let top = request.group;
+        // Unused stock goes first, and may be all that is needed.
+        reclaiming.drain(top);
+        let needs = reclaiming.needs(request);
+        if needs == 0 || !reclaiming.is_anybody_below(top) {
+            return (0, false);
+        }
+        let bytes = reclaiming.charged(top).map_or(needs, |charged| goal(needs, charged));
+        let ask = Ask { top, bytes, deadline, node: None, ahead: false };
+        let (got, is_written_off) = reclaiming.run(&ask, Runner { request: Some(*request), ..Runner::of(number) });
+        reclaiming.drain(top);
+        (got.bytes, is_written_off)
     }
 }
 
@@ -484,7 +557,7 @@ mod tests {
         let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
         assert_eq!(aim, Aim::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
-        let (bytes, _) = core.work(&reclaiming, aim, 1);
+        let (bytes, _) = core.work(&mm, &reclaiming, aim, 1);
         assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);
         let now = blocks.lengths();
         let freed = (before[0] - now[0]) * BLOCK;
@@ -497,7 +570,7 @@ mod tests {
         assert_eq!(jobs.count(), (0, 1));
         jobs.finish(1, bytes, |_| ());
         assert_eq!(jobs.take(1), Next::Job(aim));
-        core.work(&reclaiming, aim, 1);
+        core.work(&mm, &reclaiming, aim, 1);
         jobs.finish(1, 0, |_| ());
         assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
         // Between the marks nobody is woken, by a tick neither.

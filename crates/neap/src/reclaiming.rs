@@ -12,11 +12,13 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use neap_base::Platform;
 use neap_groups::protection::Standing;
-use neap_groups::{Bound, Event, GroupId, Groups, Info, Seat};
+use neap_groups::{Bound, Due, Event, GroupId, Groups, Info, Request, Seat};
 use neap_objects::size_class::Class;
 use neap_os::clock;
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Ask, BUDGET, Culprit, Domain, Given, Got, Grip, Lane, Level, Levels, Verdict, press};
+use neap_reclaim::reclaim::{
+    Ask, BUDGET, Culprit, Domain, Given, Got, Grip, Lane, Level, Levels, SLACK, Verdict, press,
+};
 use neap_reclaim::{
     Asked, Caller, EMPTY, FIRST_PRIORITY, Host, NotDone, Press, Report, STOP, ShrinkerId, Shrinkers, Spec,
     Unregistered, Visited, WHOLE, Whom,
@@ -26,6 +28,8 @@ use neap_reclaim::{
 const ABSURD: u64 = 1 << 48;
 /// Groups that are looked at one by one, where a pass has no more; else those that have something are, of all groups.
 const FEW: usize = 32;
+/// From one look for a lane to the next, in nanoseconds.
+const NAP: u64 = 1_000_000;
 /// Bytes that memory for tables is on a multiple of.
 const LINE: usize = 64;
 
@@ -53,12 +57,14 @@ pub(crate) struct Runner {
     pub(crate) whom: Whom,
     /// It is for room in the budget, which only pages bring that are not used any more.
     pub(crate) for_budget: bool,
+    /// The request that it serves, which may be over before the pass is.
+    pub(crate) request: Option<Request>,
 }
 
 impl Runner {
     /// A thread that holds nothing.
     pub(crate) const fn of(reclaimer: u32) -> Runner {
-        Runner { reclaimer, whom: Whom::All, for_budget: false }
+        Runner { reclaimer, whom: Whom::All, for_budget: false, request: None }
     }
 }
 
@@ -200,6 +206,46 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
     }
 
+    /// How many bytes a group is above its `max`.
+    pub(crate) fn excess(&self, group: GroupId) -> u64 {
+        self.groups().excess(self.source(), group)
+    }
+
+    /// [`Groups::ask_for`].
+    pub(crate) fn ask_for(&self, group: GroupId, bytes: u64) {
+        self.groups().ask_for(self.source(), group, bytes);
+    }
+
+    /// [`Groups::take_request`].
+    pub(crate) fn take_request(&self, server: u32) -> Due {
+        self.groups().take_request(self.source(), server)
+    }
+
+    /// [`Groups::look_for_request`].
+    pub(crate) fn look_for_request(&self) -> Due {
+        self.groups().look_for_request(self.source())
+    }
+
+    /// [`Groups::needs`].
+    pub(crate) fn needs(&self, request: &Request) -> u64 {
+        self.groups().needs(self.source(), request)
+    }
+
+    /// [`Groups::served`].
+    pub(crate) fn served(&self, request: &Request, server: u32) {
+        self.groups().served(self.source(), request, server);
+    }
+
+    /// [`Groups::wake`].
+    pub(crate) fn wake_waiters(&self) {
+        self.groups().wake(self.source());
+    }
+
+    /// [`Groups::leave_request`]. Inside the gate.
+    pub(crate) fn leave_request(&self, server: u32) {
+        self.groups().leave_request(server);
+    }
+
     /// How many nodes there are.
     pub(crate) fn nodes(&self) -> u32 {
         self.source().platform().nodes() as u32
@@ -226,6 +272,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Shrinkers::belongs_to`].
     pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
         self.reclaim.shrinkers.belongs_to(id, group);
+    }
+
+    /// [`Shrinkers::set_budget`].
+    pub fn set_budget(&self, id: ShrinkerId, nanoseconds: u64) {
+        self.reclaim.shrinkers.set_budget(id, nanoseconds);
     }
 
     /// [`Shrinkers::start`]; and makes the threads that run callbacks, and watch over them, where it can.
@@ -319,8 +370,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
-    /// that they take. Inside a callback it does nothing.
+    /// that they take. Inside a callback it does nothing. Where too many threads run callbacks it waits for one of them to end.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
+        while !self.reclaim.lanes.is_room() && self.now() < deadline {
+            self.source().platform().sleep(NAP);
+        }
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
         let (got, _) = self.run(&ask, Runner::of(0));
         self.drain(group);
@@ -407,7 +461,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     fn domain(&self, top: GroupId, for_budget: bool) -> Ground<'_, 'm, P> {
         let mut slots = [0; FEW];
         let few = self.groups().slots_below(self.source(), top, &mut slots).map(|count| (slots, count));
-        Ground { reclaiming: self, watch: None, few, whom: Whom::All, for_budget, node: None }
+        Ground { reclaiming: self, watch: None, few, whom: Whom::All, for_budget, top, node: None, request: None }
     }
 
     /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
@@ -416,6 +470,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let watch = Watch::new(self, &lane, ask.deadline);
         let mut domain = self.domain(ask.top, runner.for_budget);
         (domain.watch, domain.whom, domain.node) = (Some(&watch), runner.whom, ask.node);
+        domain.request = runner.request;
         if runner.whom == Whom::Own {
             // They know no groups.
             domain.few = Some(([Seat::ROOT.slot; FEW], 1));
@@ -461,6 +516,8 @@ struct Watch<'w, 'm, P: Platform> {
     lane: &'w Lane<'w>,
     deadline: u64,
     is_written_off: Cell<bool>,
+    /// A moment, and how much of a CPU's time this thread had taken by then.
+    base: Cell<(u64, u64)>,
     /// When the last callback ended, and what the last count said.
     ended: Cell<u64>,
     counted: Cell<u64>,
@@ -469,7 +526,35 @@ struct Watch<'w, 'm, P: Platform> {
 impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
     fn new(reclaiming: &'w Reclaiming<'m, P>, lane: &'w Lane<'w>, deadline: u64) -> Self {
         let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
-        Watch { reclaiming, lane, deadline, is_written_off, ended, counted }
+        Watch { reclaiming, lane, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
+    }
+
+    /// How long one callback of a shrinker may take.
+    fn budget_of(&self, id: ShrinkerId) -> u64 {
+        match self.reclaiming.reclaim.shrinkers.budget_of(id) {
+            0 => BUDGET,
+            budget => budget,
+        }
+    }
+}
+
+/// A [`Watch`] of a visit, with what says whether there is enough.
+struct Enough<'e, 'w, 'm, P: Platform, E> {
+    watch: &'e Watch<'w, 'm, P>,
+    enough: E,
+}
+
+impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
+    fn began(&self, id: ShrinkerId, again: bool) -> bool {
+        self.watch.began(id, again)
+    }
+
+    fn has_enough(&self, need: u64, said: u64) -> bool {
+        (self.enough)(need, said)
+    }
+
+    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
+        self.watch.ended(id, asked, answer)
     }
 }
 
@@ -478,17 +563,36 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
         // To ask a clock is a system call.
         let now = if again { self.ended.get() } else { self.reclaiming.moment() };
-        !is_late && !self.is_written_off.get() && self.lane.began(id.to_bits(), now)
+        if is_late || self.is_written_off.get() {
+            return false;
+        }
+        if self.base.get() == (0, 0) {
+            self.base.set((now, clock::of_thread()));
+        }
+        self.lane.began(id.to_bits(), now, self.budget_of(id))
     }
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
         self.ended.set(self.reclaiming.moment());
         let (took, is_written_off) = self.lane.ended(self.ended.get());
-        if is_written_off {
-            self.reclaiming.inside(|| self.lane.is_back(self.reclaiming.moment()));
-            self.is_written_off.set(true);
-        } else if took > BUDGET {
-            self.reclaiming.blame(id, Verdict::Overran);
+        let budget = self.budget_of(id);
+        if is_written_off || took > budget {
+            let Reclaim { lanes, shrinkers, .. } = self.reclaiming.reclaim;
+            let (_, busy) = self.base.get();
+            let busy = clock::of_thread().saturating_sub(busy);
+            let excess = lanes.excess_of(self.lane.last_began(), busy, budget);
+            let now = self.reclaiming.moment();
+            if is_written_off {
+                self.reclaiming.inside(|| self.lane.is_back(now, excess));
+                self.is_written_off.set(true);
+            } else {
+                let name = shrinkers.name_of(id);
+                self.reclaiming.inside(|| lanes.overran(id.to_bits(), name, excess, now));
+            }
+        }
+        // So that little of what is measured next time is that of callbacks before.
+        if self.ended.get().saturating_sub(self.base.get().0) > SLACK / 2 {
+            self.base.set((self.ended.get(), clock::of_thread()));
         }
         let is_count = asked.to_scan == 0;
         let objects = if answer >= EMPTY { 0 } else { answer };
@@ -516,8 +620,12 @@ struct Ground<'g, 'm, P: Platform> {
     whom: Whom,
     /// Whether nothing counts but room in the budget.
     for_budget: bool,
+    /// The group that is to give, with all below it.
+    top: GroupId,
     /// The node whose shortage it is to end.
     node: Option<usize>,
+    /// The request that it serves.
+    request: Option<Request>,
 }
 
 impl<P: Platform> Domain for Ground<'_, '_, P> {
@@ -560,10 +668,18 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
         let Some(watch) = self.watch else { return Given::default() };
         let press = Press { whom: self.whom, ..press };
         let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
-        let Visited { scanned, freed, freed_bytes, .. } =
-            shrinkers.visit(source, watch, group, slot, node as u32, press);
-        // What is freed is cached at first, and makes no room before that is emptied.
-        Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes } }
+        let before = self.charged(self.top);
+        let enough = |need, said: u64| {
+            let now = self.charged(self.top);
+            let fallen = before.iter().zip(now).map(|(before, now)| before.saturating_sub(now)).max();
+            // What is freed is cached at first, and makes no room in the budget before that is
+            // emptied.
+            (if self.for_budget { 0 } else { said }).max(fallen.unwrap_or(0)) >= need || self.has_enough()
+        };
+        let watch = Enough { watch, enough };
+        let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
+            shrinkers.visit(source, &watch, group, slot, node as u32, press);
+        Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes }, unsure, stops }
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
@@ -584,7 +700,8 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
 
     fn has_enough(&self) -> bool {
         let pages = &self.reclaiming.source().core().objects.pages;
-        self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
+        self.request.is_some_and(|request| self.reclaiming.needs(&request) == 0)
+            || self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
     }
 
     fn is_called_off(&self) -> bool {

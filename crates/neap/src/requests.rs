@@ -110,12 +110,13 @@ impl Desk {
 }
 
 /// Changes a bound of a group; why not, if not.
-fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk) -> u32 {
+fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
     let bound = Bound::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
     let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
     let bytes = desk.until.load(Ordering::Relaxed);
     let Some(&bound) = bound else { return UNKNOWN };
-    let changed = mm.groups_if_made().and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
+    let grouped = mm.groups_if_made().map(|grouped| if is_call { grouped.quietly() } else { grouped });
+    let changed = grouped.and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
     if changed.is_some() { 0 } else { NO_SUCH_GROUP }
 }
 
@@ -141,7 +142,7 @@ impl<P: Platform> Core<P> {
             CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
             GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
             MAP => desk.answer(ticket, if self.report_map(mm, desk, is_call) { 0 } else { BUSY }),
-            BOUND => desk.answer(ticket, change_bound(mm, desk)),
+            BOUND => desk.answer(ticket, change_bound(mm, desk, is_call)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
             // Who asks waits for a reclaimer, and may make one.
             SHRINK if is_call && self.options.background => desk.answer(ticket, BUSY),

@@ -14,6 +14,8 @@ pub(crate) type Offline = (Seat, Seat, bool, Option<Seat>);
 pub(crate) struct Asked {
     /// How often to come soon.
     pub(crate) come: AtomicU64,
+    /// How often to serve requests soon.
+    pub(crate) ask: AtomicU64,
     /// How many bytes to reclaim.
     pub(crate) reclaim: AtomicU64,
     /// Groups that went: see [`Offline`].
@@ -61,6 +63,10 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
 
     fn come_soon(&self) {
         self.asked.come.fetch_add(1, Relaxed);
+    }
+
+    fn ask_soon(&self) {
+        self.asked.ask.fetch_add(1, Relaxed);
     }
 
     fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {

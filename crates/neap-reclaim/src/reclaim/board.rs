@@ -14,20 +14,24 @@
 
 use crate::ShrinkerId;
 use neap_base::mutex::{Guard, Mutex};
+use neap_base::platform::nodes::MAX_NODES;
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use neap_groups::GroupId;
 
-/// Jobs at a time.
+/// Jobs at a time that are for those who wait, or for a node.
 const JOBS: usize = 16;
+/// Places for [`Aim::Requests`]: each reclaimer that works has one job, and one more may wait to be
+/// taken.
+const SERVERS: usize = MAX_NODES + 1;
 /// Threads that may be in callbacks that do not come back, before no more are made.
-const MOST_LOST: u32 = 32;
+pub(super) const MOST_LOST: u32 = 32;
 /// How long nobody tries to make a thread after that has failed, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
 
 /// What a reclaimer is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aim {
-    /// So many bytes of a group and those below it.
+    /// So many bytes of a group and those below it, for all waiters together.
     Bytes(GroupId, u64),
     /// Room for so many in the budget.
     Room(u64),
@@ -39,6 +43,9 @@ pub enum Aim {
     Scan(ShrinkerId, GroupId, u32, u64),
     /// Until a node is not short any more.
     Node(usize),
+    /// One request of a group's ([`Groups::take_request`](neap_groups::Groups::take_request)):
+    /// whichever is due.
+    Requests,
 }
 
 impl Aim {
@@ -46,7 +53,7 @@ impl Aim {
     fn and(self, other: Aim) -> Option<Aim> {
         match (self, other) {
             (Aim::Bytes(group, bytes), Aim::Bytes(same, others)) if group == same => {
-                Some(Aim::Bytes(group, bytes.max(others)))
+                Some(Aim::Bytes(group, bytes.saturating_add(others)))
             }
             (Aim::Room(bytes), Aim::Room(others)) => Some(Aim::Room(bytes.max(others))),
             _ => (self == other).then_some(self),
@@ -77,7 +84,8 @@ struct Job {
 
 #[derive(Debug)]
 struct Board {
-    jobs: [Job; JOBS],
+    /// Those for requests lie behind the others.
+    jobs: [Job; JOBS + SERVERS],
     /// Jobs that there ever were.
     posted: u64,
     /// Somebody waits for room for a job.
@@ -142,6 +150,12 @@ impl Board {
         self.jobs.iter().position(|job| job.state == state)
     }
 
+    /// A free place for a job.
+    fn room_for(&self, aim: Aim) -> Option<usize> {
+        let places = if aim == Aim::Requests { JOBS..JOBS + SERVERS } else { 0..JOBS };
+        places.into_iter().find(|&place| self.jobs[place].state == State::Free)
+    }
+
     fn count(&self, is: impl Fn(State) -> bool) -> u32 {
         self.jobs.iter().filter(|job| is(job.state)).count() as u32
     }
@@ -173,7 +187,7 @@ impl Board {
 impl Default for Jobs {
     fn default() -> Jobs {
         let job = Job { state: State::Free, aim: Aim::Node(0), waiters: 0, wanted: false, age: 0 };
-        let jobs = [job; JOBS];
+        let jobs = [job; JOBS + SERVERS];
         let board = Board { jobs, posted: 0, is_full: false, threads: 0, lost: 0, last: 0, parents: 0, until: 0 };
         Jobs { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
     }
@@ -218,7 +232,7 @@ impl Jobs {
         };
         let (index, is_new) = match board.jobs.iter().position(|job| same(job).is_some()) {
             Some(index) => (index, false),
-            None => match board.index_of(State::Free) {
+            None => match board.room_for(aim) {
                 Some(index) => (index, true),
                 None => {
                     board.is_full |= waits;
@@ -231,7 +245,7 @@ impl Jobs {
             board.jobs[index] = Job { state: State::Posted, aim, waiters: 0, wanted: false, age: board.posted };
         }
         let job = &mut board.jobs[index];
-        job.aim = same(job).unwrap_or(aim);
+        job.aim = if is_new { aim } else { same(job).unwrap_or(aim) };
         job.waiters += u32::from(waits);
         job.wanted |= !waits;
         let is_posted = job.state == State::Posted;
@@ -389,9 +403,12 @@ impl Jobs {
         self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
     }
 
-    /// Sleeps until there is another job to be taken.
-    pub fn sleep(&self, idle: Idle) {
-        wait(&self.posted, idle.0);
+    /// Sleeps until there is another job to be taken, or for so many nanoseconds.
+    pub fn sleep(&self, idle: Idle, nanoseconds: Option<u64>) {
+        match nanoseconds {
+            Some(nanoseconds) => wait_for(&self.posted, idle.0, nanoseconds),
+            None => wait(&self.posted, idle.0),
+        }
     }
 
     /// How often a job was done, or room was made.
@@ -404,7 +421,7 @@ impl Jobs {
 mod tests {
     use super::*;
 
-    const BOTH: Aim = Aim::Bytes(GroupId::ROOT, 20);
+    const BOTH: Aim = Aim::Bytes(GroupId::ROOT, 30);
 
     fn bytes(bytes: u64) -> Aim {
         Aim::Bytes(GroupId::ROOT, bytes)
@@ -453,11 +470,11 @@ mod tests {
     fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
         let jobs = Jobs::with(3);
         let ticket = jobs.place(bytes(20), true).unwrap();
-        assert_eq!(jobs.took(1), Some(BOTH));
+        assert_eq!(jobs.took(1), Some(bytes(20)));
         jobs.write_off(1, |_| panic!("not for the budget"));
         assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
         jobs.done(1, 5);
-        assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(BOTH)));
+        assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(bytes(20))));
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
         assert!(jobs.place(Aim::Node(0), false).is_some() && jobs.took(3) == Some(Aim::Node(0)));
@@ -474,19 +491,19 @@ mod tests {
         for is_back_first in [false, true] {
             let jobs = Jobs::with(2);
             let ticket = jobs.place(bytes(20), true).unwrap();
-            assert_eq!(jobs.took(1), Some(BOTH));
+            assert_eq!(jobs.took(1), Some(bytes(20)));
             let posts = jobs.posts();
             if is_back_first {
                 jobs.end(1, |_| ());
                 assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
                 // By now another one may be at it.
-                assert_eq!(jobs.took(2), Some(BOTH));
+                assert_eq!(jobs.took(2), Some(bytes(20)));
                 jobs.write_off(1, |_| panic!("it has let go"));
             } else {
                 jobs.write_off(1, |_| ());
                 assert_eq!((jobs.threads(), jobs.count()), ((1, 1), (1, 0)));
                 jobs.end(1, |_| panic!("it has let go"));
-                assert_eq!(jobs.took(2), Some(BOTH));
+                assert_eq!(jobs.took(2), Some(bytes(20)));
             }
             assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
             assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (0, 1)));
@@ -572,9 +589,9 @@ mod tests {
     fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
         let jobs = Jobs::with(2);
         let ticket = jobs.place(bytes(20), true).unwrap();
-        assert_eq!(jobs.took(1), Some(BOTH));
+        assert_eq!(jobs.took(1), Some(bytes(20)));
         jobs.write_off(1, |_| ());
-        assert_eq!(jobs.took(2), Some(BOTH));
+        assert_eq!(jobs.took(2), Some(bytes(20)));
         jobs.forget_all();
         assert_eq!((jobs.threads(), jobs.look(ticket, false)), ((0, 0), Some(0)));
         for number in [1, 2] {
@@ -584,7 +601,7 @@ mod tests {
             assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
         }
         jobs.place(bytes(20), true).unwrap();
-        assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(BOTH)));
+        assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(bytes(20))));
     }
 
     /// Fails by never ending where nobody is woken; the number that reclaimers sleep on says it at once.
@@ -592,24 +609,50 @@ mod tests {
     fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
         let jobs = Jobs::with(2);
         let ticket = jobs.place(bytes(20), true).unwrap();
-        assert_eq!(jobs.took(1), Some(BOTH));
+        assert_eq!(jobs.took(1), Some(bytes(20)));
         let posts = jobs.posts();
         std::thread::scope(|scope| {
             let idle = scope.spawn(|| {
                 loop {
                     match jobs.take(2) {
                         Next::Job(aim) => break aim,
-                        Next::Nothing(idle) => jobs.sleep(idle),
+                        Next::Nothing(idle) => jobs.sleep(idle, None),
                         Next::End => panic!("it is no parent's"),
                     }
                 }
             });
             jobs.write_off(1, |_| ());
             assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
-            assert_eq!(idle.join().unwrap(), BOTH);
+            assert_eq!(idle.join().unwrap(), bytes(20));
         });
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, false), Some(7));
+    }
+
+    /// However many others there are, and each server that finds another request due lets one more
+    /// come.
+    #[test]
+    fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
+        let jobs = Jobs::with(2);
+        (0..JOBS).for_each(|at| _ = jobs.place(high(at as u64), true).unwrap());
+        assert!(!jobs.post(Aim::Node(0)), "it is full");
+        for _ in 0..3 {
+            assert!(jobs.post(Aim::Requests));
+        }
+        assert_eq!(jobs.count(), (JOBS as u32 + 1, 0), "all that are posted are one");
+        (0..JOBS).for_each(|at| {
+            assert_eq!(jobs.took(1), Some(high(at as u64)));
+            jobs.done(1, 1);
+        });
+        assert_eq!(jobs.took(1), Some(Aim::Requests));
+        assert!(jobs.post(Aim::Requests), "what a server has begun with is not what is needed now");
+        assert_eq!((jobs.took(2), jobs.count()), (Some(Aim::Requests), (0, 2)));
+        jobs.write_off(1, |_| ());
+        assert_eq!(jobs.count(), (1, 1), "another server is to look");
+        jobs.done(2, 0);
+        assert_eq!((jobs.took(2), jobs.count()), (Some(Aim::Requests), (0, 1)));
+        jobs.done(2, 0);
+        assert_eq!(jobs.count(), (0, 0));
     }
 
     #[test]

@@ -3,23 +3,43 @@
 //! Sits between passes and whoever watches over them. A thread that is about to run callbacks takes a lane, and says there what it runs; whoever waits for
 //! it looks through the lanes, and writes one off that has been in one callback for longer than [`BUDGET`]: the shrinker is a culprit from then on, and
 //! nobody runs it while that callback, or another one of it that was written off, is not back. A thread that comes back to a lane that was written off ends, if it is a
-//! reclaimer: it has been replaced. Culprits are barred for a second, and for twice as long each further time, up to a minute. Who of the two was first is
-//! decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else, unless it was written off; one mutex, a leaf, for writing off and blaming, and for
+//! reclaimer: it has been replaced.
+//!
+//! What a callback is blamed for is the time of a CPU that it took, since a thread that is not scheduled can do nothing about that. A callback that took long only by the
+//! clock on the wall (it slept, or waited for a lock, or the machine was busy, or the process was stopped) is blamed from the third time in a row on, and not
+//! for a time in which threads that watch came late themselves ([`Lanes::looked`]). Culprits are barred for a second, and for twice as long each further time, up to a minute;
+//! each [`DECAY`] without a penalty takes one doubling off. Who of the two was first is decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else, unless it was written off; one mutex, a leaf, for writing off and blaming, and for
 //! coming back from that. Nothing here waits, and nobody is stopped.
 
+use super::board::MOST_LOST;
 use super::seat::{Running, Seat};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use neap_base::Mutex;
+use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::Name;
 
-/// How long one callback may take, in nanoseconds.
+/// How long one callback may take, in nanoseconds, unless its shrinker says otherwise.
 pub const BUDGET: u64 = 100_000_000;
 /// For how long a shrinker is barred the first time, and how often that is doubled.
 const BARRED: u64 = 1_000_000_000;
 const DOUBLINGS: u32 = 6;
-/// Threads that may run callbacks at a time.
+/// How long it takes until a penalty is forgotten, in nanoseconds.
+const DECAY: u64 = 30_000_000_000;
+/// Callbacks in a row that were too long by the clock on the wall alone, the last of which is
+/// blamed.
+const ROW: u32 = 3;
+/// Threads of the program's that may run callbacks at a time.
 const LANES: usize = 64;
+/// Lanes for reclaimers alone: for as many as work, and as many as may not come back. So none is
+/// ever without one.
+const RECLAIMERS: usize = MAX_NODES + MOST_LOST as usize;
+/// How much later than it wanted to a thread that watches may come and still be on time, in
+/// nanoseconds.
+const LATE: u64 = BUDGET / 4;
+/// How much of a CPU's time may be that of callbacks before: see [`Lanes::excess_of`].
+pub const SLACK: u64 = BUDGET / 4;
 /// Culprits that are known at a time.
 const CULPRITS: usize = 64;
 /// Bytes of a culprit's name.
@@ -49,6 +69,17 @@ impl Verdict {
     }
 }
 
+/// Why a callback took longer than its budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Excess {
+    /// By the time of the CPU that its thread took.
+    Busy,
+    /// By the clock on the wall: it waited.
+    Waited,
+    /// By the clock on the wall, while threads that watch came late as well.
+    Starved,
+}
+
 /// A thread that may run callbacks.
 #[derive(Debug, Default)]
 struct Place {
@@ -65,6 +96,11 @@ struct Record {
     /// Until when it is not asked, and how many callbacks of it were written off and are not back: until then it is not asked either.
     until: AtomicU64,
     stuck: AtomicU32,
+    /// Penalties that are not forgotten yet, when the last one was, and callbacks in a row that
+    /// waited for too long.
+    penalties: AtomicU32,
+    last: AtomicU64,
+    row: AtomicU32,
     /// How often for what, by [`Verdict`].
     counts: [AtomicU32; Verdict::ALL.len()],
     name: [AtomicU64; NAME / 8],
@@ -96,11 +132,15 @@ impl Culprit {
 /// All lanes, and all who were blamed.
 #[derive(Debug)]
 pub struct Lanes {
-    places: [CachePadded<Place>; LANES],
+    /// Those of reclaimers lie behind the others.
+    places: [CachePadded<Place>; LANES + RECLAIMERS],
     records: [Record; CULPRITS],
     /// Records that were ever used.
     known: AtomicU32,
     blaming: Mutex<()>,
+    /// When a thread that watches last came as soon as it wanted to, and when one came late.
+    on_time: AtomicU64,
+    late: AtomicU64,
     /// How often anybody was blamed, by [`Verdict`].
     counts: [AtomicU32; Verdict::ALL.len()],
 }
@@ -112,6 +152,8 @@ impl Default for Lanes {
             records: core::array::from_fn(|_| Record::default()),
             known: AtomicU32::new(0),
             blaming: Mutex::new(()),
+            on_time: AtomicU64::new(0),
+            late: AtomicU64::new(0),
             counts: Default::default(),
         }
     }
@@ -122,6 +164,8 @@ impl Default for Lanes {
 pub struct Lane<'l> {
     lanes: &'l Lanes,
     place: &'l Place,
+    /// When its last callback began.
+    began: Cell<u64>,
 }
 
 /// A callback that has run for too long.
@@ -134,10 +178,18 @@ pub struct Overdue {
 }
 
 impl Lanes {
-    /// Takes a lane for this thread, the reclaimer of a number, or none for 0; `None` where too many threads run callbacks.
+    /// Takes a lane for this thread, the reclaimer of a number, or none for 0; `None` where too
+    /// many threads of the program's run callbacks.
     pub fn enter(&self, reclaimer: u32) -> Option<Lane<'_>> {
-        let place = self.places.iter().find(|place| place.seat.take(reclaimer))?;
-        Some(Lane { lanes: self, place })
+        let (of_program, of_reclaimers) = self.places.split_at(LANES);
+        let places = if reclaimer == 0 { of_program } else { of_reclaimers };
+        let place = places.iter().find(|place| place.seat.take(reclaimer))?;
+        Some(Lane { lanes: self, place, began: Cell::new(0) })
+    }
+
+    /// Whether a thread of the program's can take a lane at this moment.
+    pub fn is_room(&self) -> bool {
+        self.places[..LANES].iter().any(|place| !place.seat.is_taken())
     }
 
     fn record(&self, shrinker: u64) -> Option<&Record> {
@@ -155,6 +207,32 @@ impl Lanes {
         let _blaming = self.blaming.lock();
         if let Some(record) = self.count(shrinker, name, verdict, now) {
             record.bar(now);
+        }
+    }
+
+    /// A thread that watches looked at a moment, so much later than it wanted to.
+    pub fn looked(&self, now: u64, late_by: u64) {
+        let moment = if late_by > LATE { &self.late } else { &self.on_time };
+        // Relaxed: a hint, which publishes nothing.
+        moment.store(now, Ordering::Relaxed);
+    }
+
+    /// Why a callback took too long that began at a moment, with the CPU time of its thread since
+    /// then, at most.
+    pub fn excess_of(&self, began: u64, busy: u64, budget: u64) -> Excess {
+        if busy > budget.saturating_add(SLACK) {
+            return Excess::Busy;
+        }
+        let [on_time, late] = [&self.on_time, &self.late].map(|moment| moment.load(Ordering::Relaxed));
+        if on_time > began && late < began { Excess::Waited } else { Excess::Starved }
+    }
+
+    /// Blames a shrinker for a callback that took too long and was not written off. Inside the
+    /// gate.
+    pub fn overran(&self, shrinker: u64, name: Option<Name>, excess: Excess, now: u64) {
+        let _blaming = self.blaming.lock();
+        if let Some(record) = self.count(shrinker, name, Verdict::Overran, now) {
+            record.charge(excess, now);
         }
     }
 
@@ -184,7 +262,9 @@ impl Lanes {
             (0..CULPRITS).min_by_key(until).filter(|index| until(index) <= now)?
         };
         let record = &self.records[index];
-        record.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        for count in record.counts.iter().chain([&record.penalties, &record.row]) {
+            count.store(0, Ordering::Relaxed);
+        }
         let mut bytes = name.bytes();
         for word in &record.name {
             let part = core::array::from_fn(|_| bytes.next().unwrap_or(0));
@@ -195,11 +275,11 @@ impl Lanes {
         Some(record)
     }
 
-    /// Writes off callbacks that have run for longer than [`BUDGET`], blames their shrinkers, by the `name` of one, and calls `each` with them; each once. Inside
+    /// Writes off callbacks that have run for longer than their budget, blames their shrinkers, by the `name` of one, and calls `each` with them; each once. Inside
     /// the gate.
     pub fn write_off(&self, now: u64, name: impl Fn(u64) -> Option<Name>, mut each: impl FnMut(Overdue)) {
         for place in &self.places {
-            let is_overdue = |running: &Running| now.saturating_sub(running.since) > BUDGET;
+            let is_overdue = |running: &Running| now > running.due;
             let Some(running) = place.seat.running().filter(is_overdue) else { continue };
             let (shrinker, name) = (running.shrinker, name(running.shrinker));
             {
@@ -256,9 +336,14 @@ impl Lanes {
 }
 
 impl Record {
-    fn penalty(&self) -> u64 {
-        let times: u32 = self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
-        BARRED << times.saturating_sub(1).min(DOUBLINGS)
+    /// What a callback is blamed for that took too long. Under the mutex.
+    fn charge(&self, excess: Excess, now: u64) {
+        let row = self.row.load(Ordering::Relaxed) + u32::from(excess == Excess::Waited);
+        let is_blamed = excess == Excess::Busy || row >= ROW;
+        self.row.store(if is_blamed { 0 } else { row }, Ordering::Relaxed);
+        if is_blamed {
+            self.bar(now);
+        }
     }
 
     /// Until when it is not asked; all bits set while nobody knows.
@@ -266,36 +351,53 @@ impl Record {
         if self.stuck.load(Ordering::Relaxed) > 0 { u64::MAX } else { self.until.load(Ordering::Relaxed) }
     }
 
-    /// It is not asked for some time.
+    /// It is not asked for some time. Under the mutex.
     fn bar(&self, now: u64) {
-        self.until.store(now.saturating_add(self.penalty()), Ordering::Relaxed);
+        let forgotten = now.saturating_sub(self.last.load(Ordering::Relaxed)) / DECAY;
+        let before = u64::from(self.penalties.load(Ordering::Relaxed)).saturating_sub(forgotten);
+        let doublings = before.min(u64::from(DOUBLINGS)) as u32;
+        self.penalties.store(doublings + 1, Ordering::Relaxed);
+        self.last.store(now, Ordering::Relaxed);
+        self.until.store(now.saturating_add(BARRED << doublings), Ordering::Relaxed);
     }
 }
 
 impl Lane<'_> {
-    /// A callback begins, unless its shrinker is barred; answers whether.
-    pub fn began(&self, shrinker: u64, now: u64) -> bool {
+    /// A callback begins that may take so long, unless its shrinker is barred; answers whether.
+    pub fn began(&self, shrinker: u64, now: u64, budget: u64) -> bool {
         let begins = !self.lanes.is_barred(shrinker, now);
         if begins {
-            self.place.seat.begin(shrinker, now);
+            self.began.set(now);
+            self.place.seat.begin(shrinker, now.saturating_add(budget));
         }
         begins
     }
 
-    /// The callback is back; answers for how long it ran, and whether it was written off meanwhile: then [`Lane::is_back`] is to follow.
-    pub fn ended(&self, now: u64) -> (u64, bool) {
-        let (_, since) = self.place.seat.last();
-        (now.saturating_sub(since), self.place.seat.end())
+    /// When the last callback began.
+    pub fn last_began(&self) -> u64 {
+        self.began.get()
     }
 
-    /// The callback that was written off is back: its shrinker is barred for some more time, and, unless another one of it is stuck, no longer. Inside the gate.
-    pub fn is_back(&self, now: u64) {
+    /// The callback is back; answers for how long it ran, and whether it was written off meanwhile: then [`Lane::is_back`] is to follow.
+    pub fn ended(&self, now: u64) -> (u64, bool) {
+        let (shrinker, due) = self.place.seat.last();
+        if now <= due
+            && let Some(record) = self.lanes.record(shrinker)
+        {
+            record.row.store(0, Ordering::Relaxed);
+        }
+        (now.saturating_sub(self.began.get()), self.place.seat.end())
+    }
+
+    /// The callback that was written off is back: its shrinker is barred for some more time if it
+    /// is to be blamed, and, unless another one of it is stuck, no longer. Inside the gate.
+    pub fn is_back(&self, now: u64, excess: Excess) {
         let _blaming = self.lanes.blaming.lock();
         if let Some(record) = self.lanes.stuck_at(self.place) {
             // A child has forgotten all that were stuck.
             let stuck = record.stuck.load(Ordering::Relaxed);
             record.stuck.store(stuck.saturating_sub(1), Ordering::Relaxed);
-            record.bar(now);
+            record.charge(excess, now);
         }
     }
 }
@@ -337,16 +439,16 @@ mod tests {
     fn a_callback_that_runs_for_too_long_is_written_off_once_and_barred_until_it_is_back() {
         let lanes = Lanes::default();
         let lane = lanes.enter(1).unwrap();
-        assert!(lane.began(7, 1000));
+        assert!(lane.began(7, 1000, BUDGET));
         assert_eq!(overdue(&lanes, 1000 + BUDGET), []);
         assert_eq!(overdue(&lanes, 1001 + BUDGET), [Overdue { shrinker: 7, reclaimer: 1 }]);
         assert_eq!(overdue(&lanes, SECOND), [], "once");
         assert!(lanes.is_barred(7, u64::MAX - 1) && !lanes.is_barred(8, 0));
-        assert!(!lanes.enter(0).unwrap().began(7, SECOND));
+        assert!(!lanes.enter(0).unwrap().began(7, SECOND, BUDGET));
         assert_eq!(lane.ended(3 * SECOND), (3 * SECOND - 1000, true));
-        lane.is_back(3 * SECOND);
+        lane.is_back(3 * SECOND, Excess::Busy);
         assert!(lanes.is_barred(7, 4 * SECOND - 1) && !lanes.is_barred(7, 4 * SECOND));
-        assert!(lane.began(7, 4 * SECOND));
+        assert!(lane.began(7, 4 * SECOND, BUDGET));
         assert_eq!(lane.ended(4 * SECOND + 5), (5, false));
         let [culprit] = culprits(&lanes)[..] else { panic!("one culprit") };
         assert_eq!((culprit.name(), culprit.counts, lanes.counts()), ("seven", [1, 0, 0], [1, 0, 0]));
@@ -360,6 +462,82 @@ mod tests {
             lanes.blame(1, named("one"), Verdict::Lied, 0);
             assert!(lanes.is_barred(1, seconds - 1) && !lanes.is_barred(1, seconds));
         }
+    }
+
+    /// The level falls by one for each half minute.
+    #[test]
+    fn penalties_are_forgotten_in_time() {
+        let lanes = Lanes::default();
+        let barred_at = |now: u64, seconds: u64| {
+            lanes.overran(1, named("one"), Excess::Busy, now);
+            assert!(lanes.is_barred(1, now + seconds * SECOND - 1) && !lanes.is_barred(1, now + seconds * SECOND));
+        };
+        [1, 2, 4, 8].into_iter().for_each(|seconds| barred_at(0, seconds));
+        barred_at(DECAY, 8);
+        barred_at(3 * DECAY, 4);
+        barred_at(20 * DECAY, 1);
+    }
+
+    #[test]
+    fn waiting_is_blamed_the_third_time_in_a_row_and_being_starved_never() {
+        let lanes = Lanes::default();
+        for excess in [Excess::Waited, Excess::Starved, Excess::Waited, Excess::Starved] {
+            lanes.overran(1, named("one"), excess, 0);
+            assert!(!lanes.is_barred(1, 0), "{excess:?}");
+        }
+        lanes.overran(1, named("one"), Excess::Waited, 0);
+        assert!(lanes.is_barred(1, SECOND - 1) && !lanes.is_barred(1, SECOND));
+        // A callback that is in time ends the row.
+        let lane = lanes.enter(1).unwrap();
+        for _ in 0..ROW {
+            (1..ROW).for_each(|_| lanes.overran(1, named("one"), Excess::Waited, SECOND));
+            assert!(lane.began(1, SECOND, BUDGET));
+            assert_eq!(lane.ended(SECOND + BUDGET), (BUDGET, false));
+        }
+    }
+
+    #[test]
+    fn a_callback_that_was_written_off_and_was_not_busy_bars_no_longer_than_it_runs() {
+        let lanes = Lanes::default();
+        let lane = lanes.enter(1).unwrap();
+        assert!(lane.began(7, 0, BUDGET));
+        assert_eq!(overdue(&lanes, SECOND).len(), 1);
+        assert!(lanes.is_barred(7, u64::MAX - 1));
+        assert!(lane.ended(SECOND).1);
+        lane.is_back(SECOND, Excess::Starved);
+        assert!(!lanes.is_barred(7, SECOND));
+    }
+
+    #[test]
+    fn why_a_callback_took_long_is_known_by_its_cpu_and_by_those_who_watch() {
+        let lanes = Lanes::default();
+        let excess = |busy| lanes.excess_of(100, busy, BUDGET);
+        assert_eq!([excess(BUDGET), excess(BUDGET + SLACK + 1)], [Excess::Starved, Excess::Busy], "no thread watched");
+        lanes.looked(200, LATE);
+        assert_eq!(excess(0), Excess::Waited);
+        lanes.looked(300, LATE + 1);
+        assert_eq!([excess(0), lanes.excess_of(400, 0, BUDGET)], [Excess::Starved; 2]);
+        lanes.looked(500, 0);
+        assert_eq!([excess(0), lanes.excess_of(400, 0, BUDGET)], [Excess::Starved, Excess::Waited]);
+    }
+
+    #[test]
+    fn a_budget_is_its_shrinkers_own() {
+        let lanes = Lanes::default();
+        let [short, long] = [1, 2].map(|reclaimer| lanes.enter(reclaimer).unwrap());
+        assert!(short.began(6, 0, 10) && long.began(7, 0, SECOND));
+        assert_eq!(overdue(&lanes, 11), [Overdue { shrinker: 6, reclaimer: 1 }]);
+        assert_eq!(overdue(&lanes, SECOND), []);
+        assert_eq!(overdue(&lanes, SECOND + 1), [Overdue { shrinker: 7, reclaimer: 2 }]);
+    }
+
+    #[test]
+    fn reclaimers_have_lanes_however_many_threads_run_callbacks() {
+        let lanes = Lanes::default();
+        let all: Vec<_> = (0..LANES).map(|_| lanes.enter(0).unwrap()).collect();
+        assert!(lanes.enter(0).is_none());
+        let others: Vec<_> = (1..=RECLAIMERS as u32).map(|reclaimer| lanes.enter(reclaimer).unwrap()).collect();
+        drop((all, others));
     }
 
     #[test]
@@ -398,17 +576,17 @@ mod tests {
         std::thread::scope(|scope| {
             let others = scope.spawn(|| {
                 let mut all: Vec<_> = (1..LANES).map(|_| lanes.enter(0).unwrap()).collect();
-                assert!(all[0].began(6, 0));
+                assert!(all[0].began(6, 0, BUDGET));
                 assert_eq!(overdue(&lanes, SECOND).len(), 1);
                 drop(all.pop());
-                all.push(lanes.enter(1).unwrap());
+                all.push(lanes.enter(0).unwrap());
                 // They are as in a parent, when it forks.
                 all.into_iter().for_each(core::mem::forget);
             });
             others.join().unwrap();
         });
         let own = lanes.enter(0).unwrap();
-        assert!(own.began(5, 0) && lanes.enter(0).is_none() && lanes.is_barred(6, 0));
+        assert!(own.began(5, 0, BUDGET) && lanes.enter(0).is_none() && lanes.is_barred(6, 0));
         lanes.forget_others();
         assert!(!lanes.is_barred(6, 0));
         assert_eq!(overdue(&lanes, SECOND), [Overdue { shrinker: 5, reclaimer: 0 }]);
@@ -416,7 +594,7 @@ mod tests {
         lanes.forget_others();
         assert!(lanes.is_barred(5, u64::MAX - 1), "its own is as stuck there");
         assert!(own.ended(SECOND).1);
-        own.is_back(SECOND);
+        own.is_back(SECOND, Excess::Busy);
         assert!(lanes.is_barred(5, SECOND) && !lanes.is_barred(5, 3 * SECOND));
     }
 
@@ -426,10 +604,10 @@ mod tests {
         for again in [None, Some(7), Some(8)] {
             let lanes = Lanes::default();
             let lane = lanes.enter(1).unwrap();
-            assert!(lane.began(7, 1000));
+            assert!(lane.began(7, 1000, BUDGET));
             let name = |shrinker| {
                 assert_eq!((shrinker, lane.ended(SECOND)), (7, (SECOND - 1000, false)));
-                assert!(again.is_none_or(|again| lane.began(again, 1000)));
+                assert!(again.is_none_or(|again| lane.began(again, 1000, BUDGET)));
                 named("seven")
             };
             lanes.write_off(SECOND, name, |overdue| panic!("{overdue:?}"));
@@ -442,15 +620,15 @@ mod tests {
     fn a_shrinker_is_barred_until_the_last_of_its_callbacks_that_are_stuck_is_back() {
         let lanes = Lanes::default();
         let [first, second] = [1, 2].map(|reclaimer| lanes.enter(reclaimer).unwrap());
-        assert!(first.began(7, 0) && second.began(7, 0));
+        assert!(first.began(7, 0, BUDGET) && second.began(7, 0, BUDGET));
         assert_eq!(overdue(&lanes, SECOND).len(), 2);
         lanes.blame(7, named("seven"), Verdict::Panicked, SECOND);
         assert!(lanes.is_barred(7, u64::MAX - 1), "both are stuck");
         assert!(first.ended(SECOND).1);
-        first.is_back(SECOND);
+        first.is_back(SECOND, Excess::Busy);
         assert!(lanes.is_barred(7, u64::MAX - 1), "one is");
         assert!(second.ended(SECOND).1);
-        second.is_back(SECOND);
+        second.is_back(SECOND, Excess::Busy);
         assert!(lanes.is_barred(7, SECOND) && !lanes.is_barred(7, 5 * SECOND), "three verdicts: four seconds");
     }
 
@@ -458,12 +636,12 @@ mod tests {
     fn what_is_stuck_where_there_is_no_record_for_it_bars_nobody() {
         let lanes = Lanes::default();
         let lane = lanes.enter(1).unwrap();
-        assert!(lane.began(99, 0));
+        assert!(lane.began(99, 0, BUDGET));
         (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, SECOND));
         assert_eq!(overdue(&lanes, SECOND).len(), 1);
         lanes.blame(99, named("new"), Verdict::Lied, 3 * SECOND);
         assert!(lane.ended(3 * SECOND).1);
-        lane.is_back(3 * SECOND);
+        lane.is_back(3 * SECOND, Excess::Busy);
         assert!(lanes.is_barred(99, 3 * SECOND) && !lanes.is_barred(99, 4 * SECOND));
     }
 }

@@ -17,7 +17,7 @@ mod walk;
 mod pass_tests;
 
 pub use board::{Aim, Jobs, Next, Waiter};
-pub use lanes::{BUDGET, Culprit, Lane, Lanes, Overdue, Verdict};
+pub use lanes::{BUDGET, Culprit, Excess, Lane, Lanes, Overdue, SLACK, Verdict};
 pub use level::{Level, Levels};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 pub use share::{Grip, press};

@@ -88,6 +88,11 @@ pub struct Given {
     pub freed: u64,
     /// Bytes of these, as far as they said.
     pub bytes: u64,
+    /// Of what they looked at, objects that they may not have looked at, since they were busy; and
+    /// how often they looked at none.
+    pub unsure: u64,
+    /// See `unsure`.
+    pub stops: u64,
 }
 
 /// What is asked for.
@@ -159,6 +164,9 @@ struct Pass<'a, D: Domain> {
     /// Objects that had been freed when what is used was last looked at.
     seen: u64,
     got: Got,
+    /// As in [`Given`].
+    unsure: u64,
+    stops: u64,
     /// `low` protected something.
     passed_by: bool,
 }
@@ -168,7 +176,8 @@ impl Passes {
     pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> Got {
         let before = [domain.used(ask.top), domain.charged(ask.top)];
         let got = Got::default();
-        let mut pass = Pass { passes: self, domain, ask: *ask, before, said: 0, seen: 0, got, passed_by: false };
+        let (passes, said, seen, unsure, stops, passed_by) = (self, 0, 0, 0, 0, false);
+        let mut pass = Pass { passes, domain, ask: *ask, before, said, seen, got, unsure, stops, passed_by };
         pass.run();
         let got = pass.got;
         let counts = &self.counts[usize::from(ask.node.is_some())];
@@ -233,12 +242,13 @@ impl<D: Domain> Pass<'_, D> {
     /// Goes through all priorities.
     fn attempt(&mut self, how: Try) {
         let (before, mut is_told) = (self.got, false);
+        let (unsure, stops) = (self.unsure, self.stops);
         let (last, all) = (u32::from(self.ask.node.is_some()), 0..self.domain.nodes());
         let nodes = self.ask.node.map_or(all, |node| node..node + 1);
         for priority in (last..=FIRST_PRIORITY).rev() {
             self.got.priority = priority;
             // What was looked at did not suffice. Small caches are not asked for anything before: that alone is no pressure.
-            is_told = priority <= HARD && self.got.scanned > before.scanned && !self.ask.ahead;
+            is_told = priority <= HARD && self.looked_at(&before, unsure) > 0 && !self.ask.ahead;
             if is_told {
                 self.domain.tell(self.ask.top, Level::Critical.event());
             }
@@ -254,14 +264,23 @@ impl<D: Domain> Pass<'_, D> {
             }
         }
         // What was looked at for the first time did not suffice, or there is nothing to look at.
-        if !is_told && last == 0 && !self.ask.ahead {
+        // Where all were busy nothing is known.
+        let was_busy = self.looked_at(&before, unsure) == 0 && (self.unsure > unsure || self.stops > stops);
+        if !is_told && last == 0 && !self.ask.ahead && !was_busy {
             self.domain.tell(self.ask.top, Level::Critical.event());
         }
     }
 
+    /// How many objects have been looked at since a moment. Where nothing was freed, those that may
+    /// not have been are left out.
+    fn looked_at(&self, before: &Got, unsure: u64) -> u64 {
+        let doubtful = if self.got.freed > before.freed { 0 } else { self.unsure - unsure };
+        (self.got.scanned - before.scanned).saturating_sub(doubtful)
+    }
+
     fn walk(&mut self, node: usize, priority: u32, how: Try) {
         let (domain, top) = (self.domain, self.ask.top);
-        let before = self.got;
+        let (before, unsure) = (self.got, self.unsure);
         let mut shared = how.partial.then(|| self.passes.walks.join(top, node));
         let goes_to_the_end = self.ask.node.is_some();
         let mut own = Lap::from(if goes_to_the_end { 0 } else { self.passes.walks.place_of(top, node) });
@@ -279,13 +298,13 @@ impl<D: Domain> Pass<'_, D> {
         if self.got.freed > self.seen && self.said < self.ask.bytes {
             self.look();
         }
-        self.press_on(self.got.scanned - before.scanned, self.got.freed - before.freed);
+        self.press_on(self.looked_at(&before, unsure), self.got.freed - before.freed);
     }
 
     fn visit(&mut self, slot: u32, node: usize, priority: u32, grip: Grip) {
         let Some(standing) = self.domain.standing(slot, self.ask.top) else { return };
         let press = match press(&standing, self.ask.bytes, priority, grip) {
-            Ok(press) => press,
+            Ok(press) => Press { need: self.ask.bytes.saturating_sub(self.got.bytes), ..press },
             Err(by_low) => return self.passed_by |= by_low,
         };
         let given = self.domain.give(standing.id, slot, node, press);
@@ -293,6 +312,8 @@ impl<D: Domain> Pass<'_, D> {
         self.got.scanned = self.got.scanned.saturating_add(given.scanned);
         self.got.freed = self.got.freed.saturating_add(given.freed);
         self.said = self.said.saturating_add(given.bytes);
+        self.unsure = self.unsure.saturating_add(given.unsure);
+        self.stops += given.stops;
         if given.freed > 0 {
             if standing.low > 0 && standing.usage <= standing.low {
                 self.domain.tell(standing.id, Event::Low);

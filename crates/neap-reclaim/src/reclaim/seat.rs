@@ -3,7 +3,7 @@
 //! Sits under [`Lanes`](super::Lanes); it is what a model checker explores. The word has a turn, which only grows, and three bits: the seat is taken, a callback
 //! runs, and that callback was written off. Who has the seat changes all but the last of these; any other thread does nothing but set that one, by one
 //! compare-and-exchange of the word that it has looked at. So:
-//! 1. W reads the word of turn T, and then what runs, and since when: it has run for too long. 2. The callback returns, which ends T: W's
+//! 1. W reads the word of turn T, and then what runs, and until when it may: it has run for too long. 2. The callback returns, which ends T: W's
 //!    exchange fails, whatever has begun meanwhile. Or: 2. W sets the bit. 3. The callback returns, and reads it with the very exchange that ends T.
 //!
 //! One of the two happens, and both threads know which. What W read with T was not a later turn's: the numbers are written with Release and read with Acquire, so who
@@ -24,9 +24,9 @@ pub struct Seat {
     /// The thread, and its number among the reclaimers; 0 for one that is none.
     owner: AtomicUsize,
     reclaimer: AtomicU32,
-    /// The shrinker whose callback runs, and since when.
+    /// The shrinker whose callback runs, and until when it may.
     shrinker: AtomicUsize,
-    since: AtomicUsize,
+    due: AtomicUsize,
 }
 
 /// A callback that runs.
@@ -35,8 +35,8 @@ pub struct Running {
     word: usize,
     /// The shrinker.
     pub shrinker: u64,
-    /// Since when.
-    pub since: u64,
+    /// Until when it may.
+    pub due: u64,
     /// The number of the reclaimer; 0: a thread of somebody's.
     pub reclaimer: u32,
 }
@@ -44,7 +44,7 @@ pub struct Running {
 impl Default for Seat {
     fn default() -> Seat {
         let zero = || AtomicUsize::new(0);
-        Seat { word: zero(), owner: zero(), reclaimer: AtomicU32::new(0), shrinker: zero(), since: zero() }
+        Seat { word: zero(), owner: zero(), reclaimer: AtomicU32::new(0), shrinker: zero(), due: zero() }
     }
 }
 
@@ -62,6 +62,11 @@ impl Seat {
         taken
     }
 
+    /// Whether a thread has it at this moment.
+    pub fn is_taken(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & TAKEN != 0
+    }
+
     /// Leaves it. By its thread, while nothing runs.
     pub fn leave(&self) {
         // Before: a fork may come between who takes it next and that one's name.
@@ -74,11 +79,11 @@ impl Seat {
         self.owner.load(Ordering::Relaxed) == me()
     }
 
-    /// A callback begins. By its thread.
-    pub fn begin(&self, shrinker: u64, now: u64) {
+    /// A callback begins that may run until a moment. By its thread.
+    pub fn begin(&self, shrinker: u64, due: u64) {
         // Release, of all three: pairs with the Acquire in `running`.
         self.shrinker.store(shrinker as usize, Ordering::Release);
-        self.since.store(now as usize, Ordering::Release);
+        self.due.store(due as usize, Ordering::Release);
         self.word.fetch_or(RUNS, Ordering::Release);
     }
 
@@ -92,7 +97,7 @@ impl Seat {
 
     /// What was begun last. By its thread.
     pub fn last(&self) -> (u64, u64) {
-        (self.shrinker.load(Ordering::Relaxed) as u64, self.since.load(Ordering::Relaxed) as u64)
+        (self.shrinker.load(Ordering::Relaxed) as u64, self.due.load(Ordering::Relaxed) as u64)
     }
 
     /// The callback that runs, if one does and is not written off.
@@ -102,9 +107,9 @@ impl Seat {
         if word & (RUNS | OFF) != RUNS {
             return None;
         }
-        let (shrinker, since) = (self.shrinker.load(Ordering::Acquire), self.since.load(Ordering::Acquire));
+        let (shrinker, due) = (self.shrinker.load(Ordering::Acquire), self.due.load(Ordering::Acquire));
         let reclaimer = self.reclaimer.load(Ordering::Acquire);
-        Some(Running { word, shrinker: shrinker as u64, since: since as u64, reclaimer })
+        Some(Running { word, shrinker: shrinker as u64, due: due as u64, reclaimer })
     }
 
     /// Writes that callback off, unless it has ended, or somebody has.
@@ -135,7 +140,7 @@ mod tests {
         assert!(seat.take(3) && !seat.take(4) && seat.is_mine() && seat.running().is_none());
         seat.begin(7, 100);
         let running = seat.running().unwrap();
-        assert_eq!((running.shrinker, running.since, running.reclaimer), (7, 100, 3));
+        assert_eq!((running.shrinker, running.due, running.reclaimer), (7, 100, 3));
         assert!(seat.write_off(&running) && !seat.write_off(&running) && seat.is_off() && seat.running().is_none());
         assert!(seat.end() && !seat.is_off());
         seat.leave();

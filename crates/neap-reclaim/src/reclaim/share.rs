@@ -36,7 +36,7 @@ pub fn press(standing: &Standing, need: u64, priority: u32, grip: Grip) -> Resul
     // A group that is not wholly protected gives something.
     let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
     let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
-    Ok(Press { priority, share, least: usage > 0 && usage <= need, whom: Whom::All })
+    Ok(Press { priority, share, least: usage > 0 && usage <= need, whom: Whom::All, need, usage })
 }
 
 #[cfg(test)]

@@ -328,6 +328,17 @@ impl Shrinkers {
         self.of(id).inspect(|shrinker| shrinker.set_of(group));
     }
 
+    /// Says how long one callback of a prepared shrinker may take, in nanoseconds; 0: as long as
+    /// any.
+    pub fn set_budget(&self, id: ShrinkerId, nanoseconds: u64) {
+        self.of(id).inspect(|shrinker| shrinker.set_budget(nanoseconds));
+    }
+
+    /// How long one callback of a shrinker may take, in nanoseconds; 0: as long as any.
+    pub fn budget_of(&self, id: ShrinkerId) -> u64 {
+        self.of(id).map_or(0, |shrinker| shrinker.budget())
+    }
+
     /// Lets a prepared shrinker be called.
     ///
     /// # Errors

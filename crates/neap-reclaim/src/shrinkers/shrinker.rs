@@ -62,8 +62,9 @@ pub struct Asked {
     pub group: u64,
     /// The node whose objects are meant; 0 for a shrinker that knows no nodes.
     pub node: u32,
-    /// Not used.
-    pub reserved: u32,
+    /// Not 0 where a scan that frees nothing cannot say whether it has looked at anything. 0 unless
+    /// it says otherwise.
+    pub unsure: u32,
     /// How many objects a scan is to look at; 0 for a count.
     pub to_scan: u64,
     /// How many it has looked at: `to_scan`, unless it says otherwise. A scan that has looked at none is not called again for now.
@@ -160,6 +161,8 @@ pub(crate) struct Shrinker {
     gone: AtomicPtr<()>,
     batch: AtomicU64,
     seeks: AtomicU32,
+    /// How long one callback may take, in nanoseconds; 0: as long as any.
+    budget: AtomicU64,
     /// In the list of free ones, plus one. Under the registry's mutex.
     pub(crate) next: AtomicU32,
     name: SharedName,
@@ -183,6 +186,7 @@ impl Shrinker {
             gone: null(),
             batch: AtomicU64::new(0),
             seeks: AtomicU32::new(0),
+            budget: AtomicU64::new(0),
             next: AtomicU32::new(0),
             name: SharedName::default(),
             elsewhere: Lines([const { AtomicU64::new(0) }; Total::Words as usize]),
@@ -204,6 +208,7 @@ impl Shrinker {
         self.data.store(spec.data, Ordering::Relaxed);
         self.batch.store(spec.batch, Ordering::Relaxed);
         self.seeks.store(spec.seeks, Ordering::Relaxed);
+        self.budget.store(0, Ordering::Relaxed);
         let flag = |is, flag| if is { flag } else { 0 };
         let flags =
             flag(spec.by_node, BY_NODE) | flag(spec.by_group, BY_GROUP) | flag(spec.inline, INLINE) | flag(own, OWN);
@@ -228,6 +233,16 @@ impl Shrinker {
     /// Lets a prepared one belong to a group.
     pub(crate) fn set_of(&self, group: GroupId) {
         self.of.store(group.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Says how long one of its callbacks may take, in nanoseconds.
+    pub(crate) fn set_budget(&self, nanoseconds: u64) {
+        self.budget.store(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// How long one of its callbacks may take, in nanoseconds; 0: as long as any.
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget.load(Ordering::Relaxed)
     }
 
     /// The group that it belongs to, if it does to one.

@@ -30,6 +30,12 @@ pub trait Caller {
         true
     }
 
+    /// Asked between batches, when something was freed: whether that is enough for a pass that
+    /// needs so many bytes, of which callbacks say that they have freed `said` in this visit.
+    fn has_enough(&self, _need: u64, _said: u64) -> bool {
+        false
+    }
+
     /// Told after each. Answers how many nanoseconds it took, for reports; 0: nobody knows.
     fn ended(&self, _id: ShrinkerId, _asked: &Asked, _answer: u64) -> u64 {
         0
@@ -50,6 +56,11 @@ pub struct Visited {
     pub freed: u64,
     /// Bytes that they said they freed.
     pub freed_bytes: u64,
+    /// Objects that count as looked at though it may be that a callback was busy: it freed none,
+    /// and cannot say why.
+    pub unsure: u64,
+    /// Scans that looked at nothing.
+    pub stops: u64,
     /// Words that other visitors of this group may look at and that were written: bits, and deferred work.
     pub written: u64,
 }
@@ -61,6 +72,8 @@ impl Visited {
         self.scanned = self.scanned.saturating_add(other.scanned);
         self.freed = self.freed.saturating_add(other.freed);
         self.freed_bytes = self.freed_bytes.saturating_add(other.freed_bytes);
+        self.unsure = self.unsure.saturating_add(other.unsure);
+        self.stops += other.stops;
         self.written += other.written;
     }
 }
@@ -193,7 +206,7 @@ fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
 }
 
 fn asked(group: GroupId, node: u32) -> Asked {
-    Asked { group: group.to_bits(), node, reserved: 0, to_scan: 0, scanned: 0, freed_bytes: 0 }
+    Asked { group: group.to_bits(), node, unsure: 0, to_scan: 0, scanned: 0, freed_bytes: 0 }
 }
 
 impl<H: Host, C: Caller> Visit<'_, H, C> {
@@ -290,11 +303,20 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
     }
 
+    /// Whether what this visit and the call under way have freed is enough.
+    fn has_enough(&self, now: Visited) -> bool {
+        let is_anything = self.visited.freed > 0 || now.freed > 0;
+        is_anything && self.caller.has_enough(self.press.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
+    }
+
     /// Counts, and scans what that and the pass make of it. With a reference.
     fn ask(&mut self, calls: &mut Calls<'_, C>, spot: Option<&Spot<'_>>) -> Had {
         let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
             return Had::Nothing;
+        }
+        if self.has_enough(Visited::default()) {
+            return Had::Something;
         }
         // A mark may be left where a group was that is gone: whoever has the slot by now has nothing of a shrinker that belongs to another.
         if !may_have(self.host, shrinker, self.group) {
@@ -324,6 +346,10 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
         while let Some(next) = work.next() {
             if !calls.scan(asked, next) || !work.done(asked.scanned) {
+                break;
+            }
+            if self.has_enough(calls.visited) {
+                work.is_enough();
                 break;
             }
         }
@@ -377,16 +403,26 @@ impl<'c, C: Caller> Calls<'c, C> {
         if !self.caller.began(self.id, self.visited.calls > 0) {
             return false;
         }
-        (asked.to_scan, asked.scanned, asked.freed_bytes) = (objects, objects, 0);
+        (asked.to_scan, asked.scanned, asked.freed_bytes, asked.unsure) = (objects, objects, 0, 0);
         let freed = self.shrinker.call_scan(asked);
         self.ended(asked, freed);
         if freed == STOP {
+            self.visited.stops += 1;
             return false;
         }
         // No more than there was.
         asked.scanned = asked.scanned.min(self.most.max(objects));
         let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
-        self.visited.add(Visited { scanned, freed: freed.min(scanned), freed_bytes, ..Visited::default() });
+        let unsure = if freed == 0 && asked.unsure != 0 { scanned } else { 0 };
+        let stops = u64::from(scanned == 0);
+        self.visited.add(Visited {
+            scanned,
+            freed: freed.min(scanned),
+            freed_bytes,
+            unsure,
+            stops,
+            ..Visited::default()
+        });
         scanned > 0
     }
 

@@ -37,12 +37,17 @@ pub struct Press {
     pub least: bool,
     /// Calls only these.
     pub whom: Whom,
+    /// Bytes that are needed, and that the group uses: no scan asks for many more objects than
+    /// these are likely to be. Nothing bounds what is asked of one that uses nothing.
+    pub need: u64,
+    /// See `need`.
+    pub usage: u64,
 }
 
 impl Press {
     /// A group without protection, by a thread that may run any callback.
     pub const fn of(priority: u32) -> Press {
-        Press { priority, share: WHOLE, least: false, whom: Whom::All }
+        Press { priority, share: WHOLE, least: false, whom: Whom::All, need: u64::MAX, usage: 0 }
     }
 }
 
@@ -56,6 +61,11 @@ pub struct Work {
     /// What is still to be asked for now.
     total: u64,
     scanned: u64,
+    /// The most that the next scan is to look at: twice as much each time, since what is looked at
+    /// is not always given.
+    most: u64,
+    /// What had been deferred before.
+    deferred: u64,
 }
 
 impl Work {
@@ -67,20 +77,27 @@ impl Work {
         let asked = (deferred >> priority).saturating_add(delta).min(most);
         // As many as make a scan of their own.
         let least = if press.least { batch.min(freeable) } else { 0 };
-        Work { freeable, batch, wanted: deferred.saturating_add(delta), total: asked.max(least), scanned: 0 }
+        let (wanted, total) = (deferred.saturating_add(delta), asked.max(least));
+        Work { freeable, batch, wanted, total, scanned: 0, most: needed(freeable, press).min(batch), deferred }
     }
 
     /// How many objects the next scan is to look at; `None`: that is all for now.
     pub fn next(&self) -> Option<u64> {
         let worth_it = self.freeable > 0 && (self.total >= self.batch || self.total >= self.freeable);
-        (worth_it && self.total > 0).then(|| self.batch.min(self.total))
+        (worth_it && self.total > 0).then(|| self.most.min(self.total))
     }
 
     /// A scan has looked at so many objects. Answers whether that was any: a callback that looks at none would be called for ever.
     pub fn done(&mut self, scanned: u64) -> bool {
         self.total = self.total.saturating_sub(scanned);
         self.scanned = self.scanned.saturating_add(scanned);
+        self.most = self.most.saturating_mul(2).min(self.batch);
         scanned > 0
+    }
+
+    /// There is enough: what was not asked for is not owed to later passes.
+    pub fn is_enough(&mut self) {
+        self.wanted = self.wanted.min(self.deferred);
     }
 
     /// Objects looked at so far.
@@ -92,6 +109,13 @@ impl Work {
     pub fn deferred(&self) -> u64 {
         self.wanted.saturating_sub(self.scanned).min(self.freeable.saturating_mul(2))
     }
+}
+
+/// How many objects are likely to be as many bytes as are needed, at least one, if all that a group
+/// uses is objects.
+fn needed(freeable: u64, press: Press) -> u64 {
+    let objects = u128::from(press.need) * u128::from(freeable) / u128::from(press.usage.max(1));
+    if press.usage == 0 { u64::MAX } else { u64::try_from(objects).unwrap_or(u64::MAX).max(1) }
 }
 
 /// What a pass adds to what is asked for.
@@ -168,6 +192,35 @@ mod tests {
         let mut work = Work::new(10_000, 0, 2, 0, Press::of(0));
         assert!(!work.done(0));
         assert_eq!((work.scanned(), work.deferred()), (0, 20_000));
+    }
+
+    /// Of 256 objects that fill 16 MiB, two are what 128 KiB need.
+    #[test]
+    fn a_scan_is_bounded_by_what_is_needed_and_grows_while_that_does_not_come() {
+        let press = Press { need: 128 << 10, usage: 16 << 20, ..Press::of(0) };
+        let scans = |press: Press| {
+            let mut work = Work::new(256, 0, 2, 32, press);
+            core::array::from_fn(|_| {
+                let next = work.next().unwrap();
+                assert!(work.done(next));
+                next
+            })
+        };
+        assert_eq!(scans(press), [2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(scans(Press { need: 1, ..press }), [1, 2, 4, 8, 16, 32, 32]);
+        assert_eq!(scans(Press { usage: 0, ..press }), [32; 7]);
+    }
+
+    #[test]
+    fn what_is_not_asked_for_since_there_is_enough_is_not_owed() {
+        let mut work = Work::new(10_000, 0, 2, 0, Press::of(4));
+        assert!(work.done(128));
+        work.is_enough();
+        assert_eq!(work.deferred(), 0);
+        let mut work = Work::new(10_000, 512, 2, 0, Press::of(4));
+        assert!(work.done(128));
+        work.is_enough();
+        assert_eq!(work.deferred(), 512 - 128);
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn reclaim(jobs: &Jobs, number: u32, most: usize) -> Vec<u64> {
                 }
                 done.push(bytes);
             }
-            Next::Nothing(idle) => jobs.sleep(idle),
+            Next::Nothing(idle) => jobs.sleep(idle, None),
             Next::End => panic!("it is no parent's"),
         }
     }
@@ -373,7 +373,7 @@ fn a_pass_that_another_goes_on_with_is_under_way_until_that_one_ends() {
         loop {
             match jobs.take(2) {
                 Next::Job(aim) => break assert_eq!(aim, Aim::Node(0)),
-                Next::Nothing(idle) => jobs.sleep(idle),
+                Next::Nothing(idle) => jobs.sleep(idle, None),
                 Next::End => panic!("it is no parent's"),
             }
         }

@@ -21,7 +21,7 @@ fn watch(seat: &Seat) -> Option<u64> {
     if !seat.write_off(&running) {
         return None;
     }
-    assert_eq!((running.since, running.reclaimer), (running.shrinker * 100, 9), "of another call");
+    assert_eq!((running.due, running.reclaimer), (running.shrinker * 100, 9), "of another call");
     Some(running.shrinker)
 }
 

@@ -1,0 +1,111 @@
+//! Readers of the tree take no lock that others hold, and a refusal looks at few groups.
+
+mod host;
+
+use core::time::Duration;
+use host::{Asked, Host};
+use neap_base::virtual_platform::Virtual;
+use neap_groups::{Bound, GroupId, Groups, How, Kind, Reclaimer, Refusal, Seat};
+use neap_percpu::{Alone, PerCpuData, Shape};
+use std::sync::mpsc::channel;
+use std::thread;
+
+/// A host that lets a thread of its own read while the tree's mutex is held, by a deletion.
+#[derive(Clone, Copy)]
+struct Reads<'a>(Alone<'a, Virtual>, GroupId);
+
+impl neap_percpu::Host for Reads<'_> {
+    type Platform = Virtual;
+    type Charge = ();
+
+    fn platform(&self) -> &Virtual {
+        self.0.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.0.data
+    }
+}
+
+impl Reclaimer for Reads<'_> {
+    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+        let (done, is_done) = channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                Virtual::run_on(1);
+                let full = self.1.payer(Kind::ByHand, 0);
+                assert!(matches!(groups.charge(self, full, 1, How::Refuse), Err(Refusal::Limit(_))));
+                assert_eq!(groups.info(self, self.1).unwrap().charged, 1000);
+                assert_eq!(groups.usage(self, self.1), Ok(1000));
+                assert!(groups.standing(self, 0, GroupId::ROOT).is_some());
+                assert!(groups.protection(self, self.1).is_ok());
+                assert!(groups.slots_below(self, GroupId::ROOT, &mut [0; 8]).is_some());
+                done.send(()).unwrap();
+            });
+            if is_done.recv_timeout(Duration::from_secs(60)).is_err() {
+                eprintln!("a reader waits while {child:?} of {parent:?} is deleted");
+                std::process::abort();
+            }
+        });
+    }
+}
+
+#[test]
+fn readers_do_not_wait_for_those_who_change_the_tree() {
+    let clock = Virtual::new(4096, 2);
+    let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+    let alone = Alone { data: &data, platform: &clock };
+    let groups = Groups::open(&Reads(alone, GroupId::ROOT)).unwrap();
+    let host = Reads(Alone { data: &data, platform: &clock }, GroupId::ROOT);
+    let full = groups.create(&host, GroupId::ROOT, "full").unwrap();
+    let host = Reads(Alone { data: &data, platform: &clock }, full);
+    groups.set_bound(&host, full, Bound::Max, 1000).unwrap();
+    let payer = full.payer(Kind::ByHand, 0);
+    groups.charge(&host, payer, 1000, How::Refuse).unwrap();
+    let other = groups.create(&host, GroupId::ROOT, "other").unwrap();
+    groups.delete(&host, other).unwrap();
+    groups.uncharge(&host, payer, 1000);
+}
+
+#[test]
+fn a_refusal_looks_at_few_groups_and_finds_the_largest_in_time() {
+    const CHILDREN: usize = 1000;
+    let clock = Virtual::new(4096, 2);
+    let data = PerCpuData::open(&clock, &Shape { span: 256 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+    let asked = Asked::default();
+    let host = Host::new(&clock, &data, &asked);
+    let groups = Groups::open(&host).unwrap();
+    let parent = groups.create(&host, GroupId::ROOT, "crowd").unwrap();
+    let children: Vec<GroupId> =
+        (0..CHILDREN).map(|at| groups.create(&host, parent, &format!("{at}")).unwrap()).collect();
+    // The first that were made are found last.
+    let holds = |at: usize| if at < 3 { 1000 - 100 * at as u64 } else { 1 };
+    for (at, child) in children.iter().enumerate() {
+        groups.charge(&host, child.payer(Kind::ByHand, 0), holds(at), How::Refuse).unwrap();
+    }
+    groups.charge(&host, parent.payer(Kind::ByHand, 0), 850, How::Refuse).unwrap();
+    groups.drain(&host, parent);
+    let usage = groups.usage(&host, parent).unwrap();
+    groups.set_bound(&host, parent, Bound::Max, usage).unwrap();
+    let mut last = [None; 3];
+    for _ in 0..CHILDREN / 64 + 2 {
+        let before = groups.summed();
+        let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, How::Refuse)
+        else {
+            panic!("it is not refused")
+        };
+        assert!(groups.summed() - before <= 64, "a refusal looks at {}", groups.summed() - before);
+        assert!(limit.holders.contains(&Some((parent, 850))), "{limit:?}");
+        last = limit.holders;
+    }
+    assert_eq!(last, [Some((children[0], 1000)), Some((children[1], 900)), Some((parent, 850))]);
+    // One that goes is named no more.
+    groups.uncharge(&host, children[0].payer(Kind::ByHand, 0), 1000);
+    groups.drain(&host, parent);
+    groups.delete(&host, children[0]).unwrap();
+    groups.set_bound(&host, parent, Bound::Max, 0).unwrap();
+    let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, How::Refuse) else {
+        panic!("it is not refused")
+    };
+    assert_eq!(limit.holders[0], Some((children[1], 900)), "{limit:?}");
+}
