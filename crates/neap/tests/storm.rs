@@ -1,5 +1,6 @@
 //! A storm of bad citizens: callbacks that block, lie, allocate, panic, unregister themselves and each other, call back, charge their own group at its limit, and take
-//! a lock that threads hold which charge, while shrinkers and groups come and go. Nothing stops, nothing is lost, no limit is exceeded, and culprits are named.
+//! a lock that threads hold which charge, while shrinkers and groups come and go, charges wait in threads and futures, and limits are cut and raised. Nothing stops, nothing is lost, no
+//! limit is exceeded, and culprits are named.
 //!
 //! Good citizens are values on an LRU list by tenant, which walks evict and threads remove. `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run
 //! says what it was, with its seed.
@@ -7,7 +8,10 @@
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
 
+use core::future::Future;
+use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::task::{Context, Poll};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Group};
 use neap::lru::{self, Handle, LruList};
@@ -16,6 +20,7 @@ use neap::reclaim::{self, NotDone, Shrinker, Verdict};
 use random::{Random, number, seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Wake;
 use std::time::Instant;
 
 #[global_allocator]
@@ -30,6 +35,8 @@ const ALL: u64 = 96 * OBJECT;
 const BAD: usize = 24;
 /// Handles that a thread keeps.
 const KEPT: usize = 8;
+/// How long a charge waits.
+const WAIT: Duration = Duration::from_millis(20);
 /// A thread that does nothing for so long does not go on.
 const STUCK: Duration = Duration::from_secs(60);
 
@@ -86,6 +93,25 @@ struct Storm {
     bad: Mutex<Vec<Shrinker>>,
     counts: Counts,
     stop: AtomicBool,
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        if let Poll::Ready(answer) = future.as_mut().poll(&mut context) {
+            return answer;
+        }
+        std::thread::park();
+    }
 }
 
 fn took(value: &Handle<Value>, count: &AtomicU64) {
@@ -154,7 +180,22 @@ impl Storm {
             progress.fetch_add(1, Relaxed);
             let held = (random.below(16) == 0).then(|| self.lock.lock().unwrap());
             let group = self.tenant(tenant);
-            let Ok(charge) = group.charge(OBJECT) else {
+            if random.below(128) == 0 {
+                let (max, high) = match random.below(4) {
+                    0 => (LIMIT / 2, u64::MAX),
+                    1 => (LIMIT, LIMIT / 4 * 3),
+                    _ => (LIMIT, u64::MAX),
+                };
+                // It may be gone by now.
+                _ = group.set(Bound::Max, max).and_then(|_| group.set(Bound::High, high));
+            }
+            // A thread that holds what others need does not wait.
+            let charged = match random.below(4) {
+                0 if held.is_none() => group.charge_or_wait(OBJECT, WAIT).ok(),
+                1 if held.is_none() => group.charge_async(OBJECT, WAIT).ok().and_then(|charge| block_on(charge).ok()),
+                _ => group.charge(OBJECT).ok(),
+            };
+            let Some(charge) = charged else {
                 self.counts.refused.fetch_add(1, Relaxed);
                 continue;
             };
@@ -196,7 +237,10 @@ impl Storm {
                 self.counts.deleted.fetch_add(1, Relaxed);
             }
             let used = |group: Group| group.info().map_or(0, |info| info.peak);
-            assert!(used(self.all) <= ALL && (0..TENANTS).all(|tenant| used(self.tenant(tenant)) <= LIMIT));
+            // Callbacks that charge have a reserve.
+            let most = |max: u64| max + max / 8;
+            let is_kept = (0..TENANTS).all(|tenant| used(self.tenant(tenant)) <= most(LIMIT));
+            assert!(used(self.all) <= most(ALL) && is_kept);
             reclaim::each_culprit(|culprit| {
                 let most = named.entry(culprit.name().to_string()).or_default();
                 most.iter_mut().zip(culprit.counts).for_each(|(most, count)| *most = count.max(*most));
