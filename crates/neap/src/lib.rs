@@ -48,6 +48,7 @@ pub mod trace;
 pub mod verify;
 #[cfg(test)]
 mod waiting_tests;
+mod watching;
 
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};

@@ -8,7 +8,7 @@ use crate::mm::{Core, Mm};
 use crate::own_caches;
 use crate::per_cpu_data::Source;
 use crate::reclaimers::{PASS, Reclaim};
-use core::cell::Cell;
+use crate::watching::{Enough, Watch};
 use core::ptr::NonNull;
 use neap_base::Platform;
 use neap_groups::protection::Standing;
@@ -16,16 +16,11 @@ use neap_groups::{Bound, Due, Event, GroupId, Groups, Info, Request, Seat};
 use neap_objects::size_class::Class;
 use neap_os::clock;
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{
-    Ask, BUDGET, Culprit, Domain, Given, Got, Grip, Lane, Level, Levels, SLACK, Verdict, press,
-};
+use neap_reclaim::reclaim::{Ask, Culprit, Domain, Given, Got, Grip, Level, Levels, Verdict, press};
 use neap_reclaim::{
-    Asked, Caller, EMPTY, FIRST_PRIORITY, Host, NotDone, Press, Report, STOP, ShrinkerId, Shrinkers, Spec,
-    Unregistered, Visited, WHOLE, Whom,
+    FIRST_PRIORITY, Host, NotDone, Press, Report, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Whom,
 };
 
-/// More objects, or bytes, than anybody has.
-const ABSURD: u64 = 1 << 48;
 /// Groups that are looked at one by one, where a pass has no more; else those that have something are, of all groups.
 const FEW: usize = 32;
 /// From one look for a lane to the next, in nanoseconds.
@@ -508,106 +503,6 @@ pub struct Payment {
     pub objects: u64,
     /// Bytes.
     pub bytes: u64,
-}
-
-/// Watches over callbacks of one pass.
-struct Watch<'w, 'm, P: Platform> {
-    reclaiming: &'w Reclaiming<'m, P>,
-    lane: &'w Lane<'w>,
-    deadline: u64,
-    is_written_off: Cell<bool>,
-    /// A moment, and how much of a CPU's time this thread had taken by then.
-    base: Cell<(u64, u64)>,
-    /// When the last callback ended, and what the last count said.
-    ended: Cell<u64>,
-    counted: Cell<u64>,
-}
-
-impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
-    fn new(reclaiming: &'w Reclaiming<'m, P>, lane: &'w Lane<'w>, deadline: u64) -> Self {
-        let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
-        Watch { reclaiming, lane, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
-    }
-
-    /// How long one callback of a shrinker may take.
-    fn budget_of(&self, id: ShrinkerId) -> u64 {
-        match self.reclaiming.reclaim.shrinkers.budget_of(id) {
-            0 => BUDGET,
-            budget => budget,
-        }
-    }
-}
-
-/// A [`Watch`] of a visit, with what says whether there is enough.
-struct Enough<'e, 'w, 'm, P: Platform, E> {
-    watch: &'e Watch<'w, 'm, P>,
-    enough: E,
-}
-
-impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
-    fn began(&self, id: ShrinkerId, again: bool) -> bool {
-        self.watch.began(id, again)
-    }
-
-    fn has_enough(&self, need: u64, said: u64) -> bool {
-        (self.enough)(need, said)
-    }
-
-    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
-        self.watch.ended(id, asked, answer)
-    }
-}
-
-impl<P: Platform> Caller for Watch<'_, '_, P> {
-    fn began(&self, id: ShrinkerId, again: bool) -> bool {
-        let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
-        // To ask a clock is a system call.
-        let now = if again { self.ended.get() } else { self.reclaiming.moment() };
-        if is_late || self.is_written_off.get() {
-            return false;
-        }
-        if self.base.get() == (0, 0) {
-            self.base.set((now, clock::of_thread()));
-        }
-        self.lane.began(id.to_bits(), now, self.budget_of(id))
-    }
-
-    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
-        self.ended.set(self.reclaiming.moment());
-        let (took, is_written_off) = self.lane.ended(self.ended.get());
-        let budget = self.budget_of(id);
-        if is_written_off || took > budget {
-            let Reclaim { lanes, shrinkers, .. } = self.reclaiming.reclaim;
-            let (_, busy) = self.base.get();
-            let busy = clock::of_thread().saturating_sub(busy);
-            let excess = lanes.excess_of(self.lane.last_began(), busy, budget);
-            let now = self.reclaiming.moment();
-            if is_written_off {
-                self.reclaiming.inside(|| self.lane.is_back(now, excess));
-                self.is_written_off.set(true);
-            } else {
-                let name = shrinkers.name_of(id);
-                self.reclaiming.inside(|| lanes.overran(id.to_bits(), name, excess, now));
-            }
-        }
-        // So that little of what is measured next time is that of callbacks before.
-        if self.ended.get().saturating_sub(self.base.get().0) > SLACK / 2 {
-            self.base.set((self.ended.get(), clock::of_thread()));
-        }
-        let is_count = asked.to_scan == 0;
-        let objects = if answer >= EMPTY { 0 } else { answer };
-        // More than it was asked for, and more than it has just said that it has, nobody can have freed.
-        let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
-        if is_count {
-            self.counted.set(objects);
-        }
-        let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
-        // What neap's own give goes as a whole: a sheaf, or what a CPU has.
-        if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
-            self.reclaiming.blame(id, Verdict::Lied);
-        }
-        took
-    }
 }
 
 /// What a pass goes through.
