@@ -94,8 +94,8 @@ typedef uint64_t neap_percpu;
 /*
  * How long to wait for memory, in nanoseconds: NEAP_NEVER makes do with pages that are there already (a reserve is kept for this),
  * and makes no system call but one that wakes neap's thread; NEAP_FOREVER waits for page faults and other threads as long as it takes.
- * Any other number bounds the wait for threads that are at the same, not that for page faults or for a fork that is going on.
- * A process's first allocation has to be able to wait.
+ * A number above 0 bounds the wait for threads that are at the same, not that for page faults or for a fork that is going on.
+ * A process's first allocation has to be able to wait. Any other negative number is NEAP_E_ARGUMENT, here and wherever a time is asked for.
  */
 #define NEAP_NEVER INT64_C(0)
 #define NEAP_FOREVER INT64_C(-1)

@@ -3,12 +3,11 @@
 //! Sits between C and [`Charge`]. A charge lies in the caller's memory; one that was given back, or became part of another, is none, so
 //! that giving it back twice is found.
 
-use crate::error::{Error, answer};
+use crate::error::{Error, answer, time};
 use crate::group::group;
 use crate::object::{Kind, Object};
 use core::ffi::{c_int, c_uint};
 use core::ptr::eq;
-use core::time::Duration;
 use neap::groups::{Charge, Group, GroupId, How, Refused};
 
 /// `neap_charge`.
@@ -99,8 +98,8 @@ pub(crate) unsafe extern "C" fn neap_group_charge_wait(
     wait_ns: i64,
     refusal: *mut Refusal,
 ) -> c_int {
-    let time = u64::try_from(wait_ns).map_or(Duration::MAX, Duration::from_nanos);
     let make = || {
+        let time = time(wait_ns)?;
         // SAFETY: as the caller promises.
         group(number)?.charge_or_wait(bytes, time).map_err(|refused| unsafe { told(refused, refusal) })
     };

@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn neap_counter_init(
     batch: i64,
     wait_ns: i64,
 ) -> c_int {
-    let make = || Ok(PerCpuCounter::of(Owner::from_bits(owner), batch, wait(wait_ns))?);
+    let make = || Ok(PerCpuCounter::of(Owner::from_bits(owner), batch, wait(wait_ns)?)?);
     // SAFETY: as the caller promises.
     unsafe { Object::make(counter, make) }
 }

@@ -3,6 +3,7 @@
 //! Sits between the errors of [`neap::percpu`], [`neap::groups`] and [`neap::reclaim`] and the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::time::Duration;
 use neap::groups::{Denied, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
 
@@ -132,11 +133,29 @@ pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Err
 }
 
 /// How long a caller that says so many nanoseconds can wait.
-pub(crate) fn wait(nanoseconds: i64) -> Wait {
+///
+/// # Errors
+/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
     match nanoseconds {
-        0 => Wait::Never,
-        1.. => Wait::Until(neap_os::clock::coarse().saturating_add(nanoseconds as u64)),
-        _ => Wait::Long,
+        FOREVER => Ok(Wait::Long),
+        0 => Ok(Wait::Never),
+        1.. => Ok(Wait::Until(neap_os::clock::coarse().saturating_add(nanoseconds as u64))),
+        _ => Err(Error::Argument),
+    }
+}
+
+/// `NEAP_FOREVER`.
+const FOREVER: i64 = -1;
+
+/// So many nanoseconds as a time.
+///
+/// # Errors
+/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+pub(crate) fn time(nanoseconds: i64) -> Result<Duration, Error> {
+    match nanoseconds {
+        FOREVER => Ok(Duration::MAX),
+        _ => u64::try_from(nanoseconds).map(Duration::from_nanos).map_err(|_| Error::Argument),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::*;
 use crate::event::*;
 use crate::group::*;
 use crate::percpu::*;
+use crate::shrinker::neap_reclaim;
 use crate::tests::{code, misaligned, zeroed};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
@@ -437,6 +438,13 @@ fn a_charge_waits_for_room_or_until_its_time_is_over() {
         for time in [0, 1_000_000] {
             let answer = neap_group_charge_wait(second.as_mut_ptr(), group, 4096, time, &raw mut refusal);
             assert_eq!((answer, refusal.group, refusal.need_bytes), (code(Error::Charge), group, 4096));
+        }
+        for absurd in [-2, i64::MIN] {
+            let answer = neap_group_charge_wait(second.as_mut_ptr(), group, 4096, absurd, null_mut());
+            assert_eq!(answer, code(Error::Argument));
+            let mut data = 0;
+            assert_eq!(neap_percpu_alloc(&raw mut data, 0, 8, 8, absurd), code(Error::Argument));
+            assert_eq!(neap_reclaim(group, 1, absurd, null_mut(), 0), code(Error::Argument));
         }
         let more = neap_group_charge_wait(second.as_mut_ptr(), group, 2 << 20, -1, null_mut());
         assert_eq!(more, code(Error::Charge), "more than the limit does not wait");

@@ -18,7 +18,7 @@ impl Kind for PerCpuHistogram {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_histogram_init(histogram: *mut Histogram, owner: u64, wait_ns: i64) -> c_int {
-    let make = || Ok(PerCpuHistogram::of(Owner::from_bits(owner), wait(wait_ns))?);
+    let make = || Ok(PerCpuHistogram::of(Owner::from_bits(owner), wait(wait_ns)?)?);
     // SAFETY: as the caller promises.
     unsafe { Object::make(histogram, make) }
 }

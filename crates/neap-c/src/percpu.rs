@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn neap_percpu_alloc(
     align: usize,
     wait_ns: i64,
 ) -> c_int {
-    let allocate = || Ok(percpu::allocate(Owner::from_bits(owner), size, align, wait(wait_ns))?.to_bits().get());
+    let allocate = || Ok(percpu::allocate(Owner::from_bits(owner), size, align, wait(wait_ns)?)?.to_bits().get());
     // SAFETY: as the caller promises.
     unsafe { into(data, allocate) }
 }

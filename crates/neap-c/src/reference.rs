@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn neap_ref_init(
     argument: *mut c_void,
     wait_ns: i64,
 ) -> c_int {
-    let make = || Ok(Told { count: PerCpuRef::of(Owner::from_bits(owner), wait(wait_ns))?, release, argument });
+    let make = || Ok(Told { count: PerCpuRef::of(Owner::from_bits(owner), wait(wait_ns)?)?, release, argument });
     // SAFETY: as the caller promises.
     unsafe { Object::make(object, make) }
 }

@@ -3,11 +3,10 @@
 //! Sits between C and [`neap::reclaim`]. What C says of a cache comes in a structure that later versions make longer, so whoever registers one says how
 //! long theirs is; what is missing is zero. Callbacks are C's own; nothing here holds a lock while one runs.
 
-use crate::error::{Error, answer, into};
+use crate::error::{Error, answer, into, time};
 use crate::group::group;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::copy_nonoverlapping;
-use core::time::Duration;
 use neap::reclaim::{self, CountFn, GoneFn, NotDone, ScanFn, ShrinkerId, Spec, Unregistered};
 
 /// What `seeks` is where nobody says, and what says that objects cost nothing.
@@ -144,7 +143,7 @@ pub(crate) unsafe extern "C" fn neap_reclaim(
     let ask = || {
         let group = group(of)?;
         group.info()?;
-        let time = u64::try_from(nanoseconds).map_or(Duration::MAX, Duration::from_nanos);
+        let time = time(nanoseconds)?;
         let got = reclaim::reclaim(group, bytes, time);
         if !reclaimed.is_null() && reclaimed.is_aligned() {
             let known = Reclaimed { bytes: got.bytes, scanned: got.scanned, freed: got.freed, late: got.late.into() };
