@@ -40,6 +40,11 @@ pub trait Platform: Send + Sync {
     /// address space is taken in small steps.
     fn address_space_is_scarce(&self) -> bool;
 
+    /// The most address space that the process may have at the moment, in bytes.
+    fn most_address_space(&self) -> usize {
+        usize::MAX
+    }
+
     /// Whether a program could use `length` bytes more.
     fn is_grantable(&self, length: usize) -> bool;
 
@@ -239,6 +244,7 @@ pub struct Linux {
     simulated: usize,
     gives_huge_pages: bool,
     scarce: bool,
+    most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
     recorder: Option<&'static dyn Recorder>,
 }
@@ -276,6 +282,7 @@ impl Linux {
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
         let topology = neap_os::topology::Topology::read();
+        let most = memory::address_space_limit();
         Linux {
             page_size: memory::page_size(),
             cpus: topology.table_length(),
@@ -283,7 +290,8 @@ impl Linux {
             nodes: Nodes::read(),
             simulated: 0,
             gives_huge_pages: memory::gives_huge_pages(),
-            scarce: memory::address_space_limit().is_some() || memory::overcommit_refused(),
+            scarce: most.is_some() || memory::overcommit_refused(),
+            most_address_space: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset)),
             recorder: None,
         }
@@ -328,6 +336,7 @@ impl Linux {
             simulated: 0,
             gives_huge_pages: false,
             scarce: false,
+            most_address_space: usize::MAX,
             rseq_offset: Err(NoSequences::Unregistered),
             recorder: None,
         }
@@ -364,6 +373,10 @@ impl Platform for Linux {
 
     fn address_space_is_scarce(&self) -> bool {
         self.scarce
+    }
+
+    fn most_address_space(&self) -> usize {
+        self.most_address_space
     }
 
     fn is_grantable(&self, length: usize) -> bool {

@@ -44,6 +44,8 @@ pub const MOST_ALIGNMENT: usize = 1 << 30;
 const FULL_ATTEMPTS: u32 = 8;
 /// How often the span is halved after an attempt that the system refused: its whole tables may have been too much.
 const REFUSED_HALVINGS: u32 = 3;
+/// How many times the limit on address space the span may be.
+const RAISED: usize = 1024;
 /// Hints tried at all.
 const ATTEMPTS: u32 = 32;
 /// Foreign mappings that the arena grows around, in its whole life.
@@ -167,7 +169,9 @@ impl Arena {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
-        let span = shape.span.clamp(chunk, most) / chunk * chunk;
+        // A limit may be raised, but hardly so much; the whole tables of such a span are less than a thousandth of it.
+        let limit = platform.most_address_space().saturating_mul(RAISED);
+        let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
         let (mut last, mut refused) = (Errno::NOMEM, 0);
         for attempt in 0..ATTEMPTS {
