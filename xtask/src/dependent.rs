@@ -122,7 +122,7 @@ fn strong(imports: &str) -> Vec<&'static str> {
         };
         imports.lines().any(|line| named(&line))
     };
-    OPTIONAL.iter().copied().filter(|name| is_strong(&name)).collect()
+    OPTIONAL.iter().copied().filter(|name| is_strong(name)).collect()
 }
 
 /// Makes sure that the standard library for musl is there.

@@ -11,6 +11,7 @@ mod build;
 mod c_api;
 mod ci;
 mod dependent;
+mod depth;
 mod fast_path;
 mod install;
 mod installed;
@@ -25,6 +26,7 @@ mod programs;
 mod report;
 mod rules;
 mod smoke;
+mod stack;
 mod symbols;
 mod tidy;
 mod unwind;
@@ -43,11 +45,11 @@ usage: cargo xtask COMMAND [arguments]
   symbols                     what the libraries import and export, and whether that is what neap.h declares
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
+  dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
-  dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
   ci                          everything that .ci/run runs
 ";
@@ -82,11 +84,11 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
         "c-api" => alone(c_api::check),
+        "dependent" => alone(dependent::command_alone),
         "tidy" => alone(tidy::check),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
-        "dependent" => alone(dependent::command_alone),
         "ci" => alone(ci::ci),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -48,6 +48,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("stack_cache.c", &[]),
     both("thread_storm.c", &["10000"]),
     both("small_stack.c", &[]),
+    both("coroutine_stack.c", &[]),
     both("dlopen_constructor.c", &[]),
     both("exit_handlers.c", &[]),
     both("operator_new.cpp", &[]),

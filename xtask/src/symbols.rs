@@ -14,7 +14,7 @@ use crate::build::SONAME;
 use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
-use crate::{layout, unwind};
+use crate::{depth, layout, unwind};
 
 /// Imports that the library may have. None of them allocates.
 const IMPORTS: &[&str] = &[
@@ -223,7 +223,9 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     // After a dlclose its thread and its fork handlers would run where nothing is any more.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
-    unwind::into(report, library, &Listing::of(library)?)
+    let listing = Listing::of(library)?;
+    unwind::into(report, library, &listing)?;
+    if malloc { depth::into(report, library, &listing) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::Platform;
+use neap_os::stack;
 
 /// Takes back what an owner has paid for so many objects of a class. The last says whether the caller is in a slow path of the
 /// objects'; no lock of theirs is held.
@@ -144,11 +145,14 @@ impl<P: Platform> Objects<P> {
 
     /// Calls `each` with class, owner and number of objects in stacks and full sheaves that somebody has paid for, several times for the same perhaps:
     /// exactly while nobody allocates or frees, else about so. Looks take turns. Takes the class caches' locks, for [`FLUSH_BATCH`]
-    /// objects at a time; `each` is called with none of these held, and looks at nothing itself.
+    /// objects at a time; `each` is called with none of these held, and looks at nothing itself. On a stack of its own; where none can be had, nothing is seen.
     pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
-        if !self.has_owned() {
-            return;
+        if self.has_owned() {
+            let _ = stack::apart(|| self.look_at_paid(each));
         }
+    }
+
+    fn look_at_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
         let (platform, slots) = (&self.platform, &self.slots);
         let _looking = self.looking.lock();
         for class in Class::all() {

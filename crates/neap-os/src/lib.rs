@@ -22,6 +22,7 @@ pub mod memfd;
 pub mod memory;
 pub mod nodes;
 pub mod rseq;
+pub mod stack;
 pub mod streams;
 mod syscall;
 pub mod thread;

@@ -62,7 +62,7 @@ pub fn count() -> Option<usize> {
 pub fn any_on(cpus: &CpuSet) -> Option<bool> {
     const TASKS: &CStr = c"/proc/self/task";
     let folder = rustix::fs::openat(CWD, TASKS, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let mut buffer = [MaybeUninit::uninit(); 512];
     let mut entries = RawDir::new(folder.ok()?, &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry.ok()?;
@@ -84,7 +84,7 @@ fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
         path.get_mut(length..length + part.len())?.copy_from_slice(part);
         length += part.len();
     }
-    let mut text = [0; 1024];
+    let mut text = [0; 640];
     let text = read_file(CStr::from_bytes_until_nul(&path).ok()?, &mut text).ok()?;
     let behind = text.iter().rposition(|&byte| byte == b')')? + 2;
     let field = text.get(behind..)?.split(|&byte| byte == b' ').nth(FIELD)?;

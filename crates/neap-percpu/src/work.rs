@@ -22,6 +22,7 @@ use core::ops::Range;
 use neap_base::Platform;
 use neap_base::platform::memory::SCATTERED_RANGES;
 use neap_base::platform::{Errno, memory};
+use neap_os::stack;
 
 /// Ticks that the system is not asked again after it refused, at most.
 const MOST_PATIENCE: u32 = 64;
@@ -158,14 +159,14 @@ impl<C: Charge> PerCpuData<C> {
         } else {
             state.isolate_spares();
             drop(state);
-            work = self.depopulate(platform, work, high, stop);
+            work = self.depopulate_apart(platform, work, high, stop);
             state = self.state.lock();
             let surplus = unneeded.min(state.empty.saturating_sub(high));
             if surplus > 0 {
                 let floor = state.empty - surplus;
                 state.isolate_down_to(floor);
                 drop(state);
-                work = self.depopulate(platform, work, floor, stop);
+                work = self.depopulate_apart(platform, work, floor, stop);
                 state = self.state.lock();
             }
         }
@@ -184,6 +185,17 @@ impl<C: Charge> PerCpuData<C> {
         report.more = state.wanted || state.empty > high || state.has_more();
         report.rests = work.idle > 0;
         report
+    }
+
+    /// [`PerCpuData::depopulate`] on a stack of its own, since the runs are large; nothing where that cannot be had.
+    fn depopulate_apart<'a, P: Platform>(
+        &'a self,
+        platform: &P,
+        work: neap_base::mutex::Guard<'a, Work>,
+        floor: usize,
+        stop: &dyn Fn() -> bool,
+    ) -> neap_base::mutex::Guard<'a, Work> {
+        stack::apart(|| self.depopulate(platform, work, floor, stop)).unwrap_or_else(|| self.turn.lock())
     }
 
     /// Empties the chunks that are isolated, until the reserve would be smaller than `floor`. Answers with the turn, which

@@ -15,7 +15,7 @@ use neap_groups::{
 };
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
-use neap_os::clock;
+use neap_os::{clock, stack};
 use neap_percpu::{Host, Owner, Wait};
 use neap_reclaim::is_calling;
 use neap_reclaim::lru::Site;
@@ -84,9 +84,12 @@ impl<P: Platform> Mm<P> {
     /// # Errors
     /// [`Denied::NoMemory`].
     pub fn groups(&self) -> Result<Grouped<'_, P>, Denied> {
-        if let Some(grouped) = self.groups_if_made() {
-            return Ok(grouped);
-        }
+        let make = || stack::apart(|| self.make_groups()).unwrap_or(Err(Denied::NoMemory));
+        self.groups_if_made().map_or_else(make, Ok)
+    }
+
+    #[cold]
+    fn make_groups(&self) -> Result<Grouped<'_, P>, Denied> {
         let source = self.per_cpu(Wait::Long)?;
         let core = self.core().ok_or(Denied::NoMemory)?;
         // SAFETY: a manager that is open does not move, and outlives its objects.
@@ -168,7 +171,8 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
         let grouped = mm.groups_if_made()?;
         if self.options.groups == ThreadGroups::ByThread {
-            grouped.delete_groups_of_ended_threads();
+            // Their items go to their parents' lists, which may grow.
+            let _ = stack::apart(|| grouped.delete_groups_of_ended_threads());
         }
         let next = grouped.groups.tick(&grouped.source);
         let is_left = mm.lists_if_made().is_some_and(|listed| listed.site().tick());

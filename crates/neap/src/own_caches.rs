@@ -13,6 +13,7 @@ use core::cell::Cell;
 use core::ffi::c_void;
 use neap_base::Platform;
 use neap_objects::size_class::{CLASSES, Class};
+use neap_os::stack;
 use neap_pages::Drain;
 use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, NotDone, ScanFn, Shrinkers, Spec, share};
 
@@ -153,7 +154,8 @@ unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, a
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
         let _inside = mm.gate.enter(core.objects.platform.cpu());
-        Cache::ALL[CACHE].count(core, node)
+        // Neap's own code alone, below calls that may have come far already.
+        stack::apart(|| Cache::ALL[CACHE].count(core, node)).unwrap_or(0)
     })
 }
 
@@ -162,7 +164,8 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
     let (mm, asked) = unsafe { (&*data.cast::<Mm<P>>(), &mut *asked) };
     let (looked, gone) = mm.core_if_open().map_or((0, 0), |core| {
         let _inside = mm.gate.enter(core.objects.platform.cpu());
-        Cache::ALL[CACHE].scan(core, asked.node as usize, asked.to_scan, &|| mm.gate.is_closed())
+        let scan = || Cache::ALL[CACHE].scan(core, asked.node as usize, asked.to_scan, &|| mm.gate.is_closed());
+        stack::apart(scan).unwrap_or((0, 0))
     });
     asked.scanned = looked;
     gone

@@ -13,6 +13,7 @@ use neap_base::platform::Errno;
 use neap_groups::{GroupId, How, Kind, Payer};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
+use neap_os::stack;
 use neap_os::topology::MAX_CPUS;
 use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Shape, Statistics, Tick, Wait};
 
@@ -123,7 +124,8 @@ impl<P: Platform> Mm<P> {
         }
         let core = self.core().ok_or(Refused::Memory(Errno::NOMEM))?;
         let _inside = self.gate.enter(core.objects.platform.cpu());
-        let data = core.per_cpu.make(&core.objects.platform).map_err(Refused::Memory)?;
+        let made = stack::apart(|| core.per_cpu.make(&core.objects.platform));
+        let data = made.unwrap_or(Err(Errno::NOMEM)).map_err(Refused::Memory)?;
         // Who looks at the numbers and finds none of per-CPU data does not ask further.
         self.hooks.ticked.inspect(|ticked| ticked(self));
         Ok(Source { mm: self, core, data, manner: Manner::Wait })

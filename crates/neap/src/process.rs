@@ -16,7 +16,7 @@ use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
 use neap_os::write::{say, say_if_heard};
-use neap_os::{streams, thread};
+use neap_os::{stack, streams, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -42,7 +42,12 @@ const FORK_LOOKS: u32 = 20_000;
 /// For some tenths of a second, where a thread that is inside forks, in a signal handler: others there may wait for a lock that it holds, and one that forks, too, for it.
 const LOOKS_IN_VAIN: u32 = 2_000;
 
+/// The first use of a process, which may come from a small stack. Where memory for another one is refused, so is what is asked for.
 fn open(mm: &Mm<Linux>) {
+    let _ = stack::apart(|| open_apart(mm));
+}
+
+fn open_apart(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
     let opened = unsafe { mm.open(machine(&options), &options) };
@@ -88,11 +93,6 @@ fn machine(options: &Options) -> Linux {
     machine
 }
 
-unsafe extern "C" {
-    fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32;
-}
-
-fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {
 /// `pthread_atfork` as the GNU C library's header has it, without the piece of code by which that calls the library: it would be linked into neap's, and
 /// call through a linkage table, which has no unwind information.
 ///
@@ -118,6 +118,11 @@ unsafe fn at_fork(prepare: extern "C" fn(), parent: extern "C" fn(), child: exte
 use pthread_atfork as at_fork;
 
 #[cfg(not(target_env = "gnu"))]
+unsafe extern "C" {
+    fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32;
+}
+
+fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {
     extern "C" fn maintain(_: *mut c_void) -> *mut c_void {
         PROCESS.leave_isolated();
         PROCESS.background();

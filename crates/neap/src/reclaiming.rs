@@ -14,7 +14,7 @@ use neap_base::Platform;
 use neap_groups::protection::Standing;
 use neap_groups::{Bound, Due, Event, GroupId, Groups, Info, Request, Seat};
 use neap_objects::size_class::Class;
-use neap_os::clock;
+use neap_os::{clock, stack};
 use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, Culprit, Domain, Given, Got, Grip, Level, Levels, Verdict, press};
 use neap_reclaim::{
@@ -124,9 +124,12 @@ impl<P: Platform> Mm<P> {
     /// # Errors
     /// [`NotDone::NoMemory`].
     pub fn reclaiming(&self) -> Result<Reclaiming<'_, P>, NotDone> {
-        if let Some(reclaiming) = self.reclaiming_if_made() {
-            return Ok(reclaiming);
-        }
+        let make = || stack::apart(|| self.make_reclaiming()).unwrap_or(Err(NotDone::NoMemory));
+        self.reclaiming_if_made().map_or_else(make, Ok)
+    }
+
+    #[cold]
+    fn make_reclaiming(&self) -> Result<Reclaiming<'_, P>, NotDone> {
         let grouped = self.groups().map_err(|_| NotDone::NoMemory)?;
         let core = self.core().ok_or(NotDone::NoMemory)?;
         let (_, source) = grouped.parts();

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::futex::{self, Scope as Reach};
-use neap_os::{clock, thread};
+use neap_os::{clock, stack, thread};
 use neap_reclaim::ShrinkerId;
 
 /// From one look at the page to the next at least, in nanoseconds, whatever is written there.
@@ -133,6 +133,17 @@ impl<P: Platform> Core<P> {
         {
             return false;
         }
+        // Reports are large, and the stack of a program's call may be small.
+        if !is_call {
+            self.respond(mm, desk, ticket, false);
+        } else if stack::apart(|| self.respond(mm, desk, ticket, true)).is_none() {
+            desk.answer(ticket, BUSY);
+        }
+        true
+    }
+
+    /// Does it, and says so.
+    fn respond(&self, mm: &Mm<P>, desk: &Desk, ticket: u32, is_call: bool) {
         match desk.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
@@ -149,7 +160,6 @@ impl<P: Platform> Core<P> {
             SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
-        true
     }
 
     fn report_chunks(&self, mm: &Mm<P>, desk: &Desk) -> bool {

@@ -39,7 +39,7 @@ use neap_groups::{Count, Groups};
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 use neap_os::memfd::{Memfd, OpenFile};
-use neap_os::{clock, memory, thread};
+use neap_os::{clock, memory, stack, thread};
 use neap_pages::Watermarks;
 
 /// What the page starts with.
@@ -299,6 +299,11 @@ pub(crate) fn open(mm: &Mm<Linux>) {
 /// Publishes the numbers of the process's manager. The caller is inside the gate.
 pub(crate) fn publish(mm: &Mm<Linux>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
+    // Text is made by functions that call each other deeply.
+    let _ = stack::apart(|| publish_core(mm, core));
+}
+
+fn publish_core(mm: &Mm<Linux>, core: &Core<Linux>) {
     core.page.publish(|text| match core.objects.platform.no_sequences() {
         _ if !core.options.rseq => core.describe(mm, &"rseq:off was set", text),
         Some(reason) => core.describe(mm, &reason, text),

@@ -11,8 +11,8 @@ use core::fmt::Write;
 use neap_base::Platform;
 use neap_groups::{Denied, GroupId};
 use neap_os::entered::entered;
-use neap_os::thread;
 use neap_os::write::Line;
+use neap_os::{stack, thread};
 
 /// The name of the calling thread's group.
 fn name_of_thread(how: ThreadGroups) -> Line {
@@ -32,8 +32,14 @@ fn name_of_thread(how: ThreadGroups) -> Line {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Lets the calling thread be in the group of its name, unless it has entered one by itself.
+    /// Lets the calling thread be in the group of its name, unless it has entered one by itself. Once for each thread, and on a stack of its own: a new group is
+    /// charged for, and what has to be given up for that is far below.
+    #[cold]
     pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
+        let _ = stack::apart(|| self.put_into_group(how));
+    }
+
+    fn put_into_group(&self, how: ThreadGroups) {
         let Ok(grouped) = self.groups() else { return };
         // Of the group that the thread is in: right below the root, or the root where none could be made, unless it is one that the thread has
         // entered by itself. Nothing of one that is gone.

@@ -130,9 +130,16 @@ impl Recorder for Trace {
         // SAFETY: the id is this process's, or that of one that it shares its memory with; the place is below the number of
         // places that lie behind the header.
         if unsafe { store(process, parts) }.is_err() && self.end().is_some() {
-            say_if_heard(format_args!("the recording ends: its file was cut short"));
+            say_cut_short();
         }
     }
+}
+
+/// Out of line: a message needs more stack than recording does.
+#[cold]
+#[inline(never)]
+fn say_cut_short() {
+    say_if_heard(format_args!("the recording ends: its file was cut short"));
 }
 
 /// Begins this process's recording in the file at `path`; `None` where that is of another process, which lives.

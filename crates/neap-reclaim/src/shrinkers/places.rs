@@ -19,6 +19,7 @@ use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, fence};
 use neap_groups::table::{Entry, Table};
+use neap_os::stack;
 
 /// Shrinkers of a unit, units of a place, and places of a slot on a node.
 pub(crate) const UNIT: u32 = 64;
@@ -241,7 +242,8 @@ fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T)
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
-        let memory = host.memory(size_of::<T>())?;
+        // Once for each pointer, and perhaps below calls that have come far already.
+        let memory = stack::apart(|| host.memory(size_of::<T>()))??;
         there = named(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are there.

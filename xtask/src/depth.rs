@@ -1,0 +1,138 @@
+//! Holds the functions of the malloc family to a few kilobytes of stack, with all of neap's own that they call.
+//!
+//! What is rare and needs more works on a stack of its own (`neap_os::stack`), which is checked against that one's size. What the C library's functions and a program's
+//! callbacks need comes on top, and so does what a process that is about to abort needs for its last message.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::listing::Listing;
+use crate::process::{capture, command};
+use crate::report::Report;
+use crate::stack::{Depth, Graph, Stated, Walk};
+
+/// Bytes that the malloc family may need of its caller's stack.
+const MOST: i64 = 6400;
+
+/// Bytes that work on a stack of its own may need: half of that, so that a signal handler has the rest.
+const MOST_APART: i64 = 128 << 10;
+
+const STATED: Stated<'static> = Stated {
+    unknown: UNKNOWN,
+    left_out: &[
+        // A process that ends with a message.
+        "neap::die",
+        "neap_os::write::die",
+        "core::panicking::",
+        "unwrap_failed",
+        "expect_failed",
+        "slice_index_fail",
+        // Text: messages of misuse, which are printed once, malloc_info and malloc_stats.
+        "neap_os::write::say",
+        "neap::trace::say_cut_short",
+        "core::fmt::",
+    ],
+    repeated: &[
+        // Of a stack for guests, then of that for objects at home.
+        ("exchange::<impl neap_objects::objects::Objects<P>>::spill", 2),
+        // A tick is due once.
+        ("after_per_cpu", 2),
+    ],
+};
+
+/// Calls that lead out of the library, to a program's functions or another library's, or to work on another stack.
+const OUTSIDE: &[&str] = &[];
+
+/// Closures that say when a long piece of work is to stop, and the recorder of `trace:`. Those of neap's own shrinkers work on another stack.
+const STOPS: &[&str] = &[
+    "::inside_to_the_end::{{closure}}",
+    "::drain_with::{{closure}}",
+    "neap::maintenance::<impl neap::mm::Core<P>>::give_back::{{closure}}",
+    "::release_scattered::{{closure}}",
+    RECORDER,
+];
+
+const RECORDER: &str = "neap::trace::Trace as neap_base::platform::Recorder>::note";
+
+/// What a manager tells its process.
+const HOOKS: &[&str] = &["neap::stat_page::publish$", "neap::process::spawn$"];
+
+const OWN_SHRINKERS: &[&str] = &["neap::own_caches::count$", "neap::own_caches::scan$"];
+
+/// The first that fits counts.
+const UNKNOWN: &[(&str, &[&str])] = &[
+    ("neap_os::stack::switch", OUTSIDE),
+    ("neap_os::stack::run", HOOKS),
+    ("neap_malloc::cxx::", OUTSIDE),
+    ("operator new", OUTSIDE),
+    ("neap::process::", OUTSIDE),
+    ("neap::fork::", &["neap::process::close_all::{{closure}}"]),
+    ("allocate_run::{{closure}}", &[RECORDER]),
+    ("neap::large::", &["allocate_run::{{closure}}", RECORDER]),
+    ("neap::maintenance::<impl neap::mm::Core<P>>::give_back", STOPS),
+    ("neap::reclaiming::Reclaiming<P>::scan_as", OWN_SHRINKERS),
+    ("neap::reclaiming::<impl neap_reclaim::host::Host", &[RECORDER]),
+    ("each_range::{{closure}}", &["neap::map_report::write::{{closure}}", "neap::map_report::describe::{{closure}}"]),
+    ("::each_range", &["each_range::{{closure}}"]),
+    ("::each_mapping", &["each_range::{{closure}}"]),
+    ("neap::", HOOKS),
+    ("neap_groups::groups::Groups::create", HOOKS),
+    ("hand_out_paid", &["neap::memory_groups::repay$"]),
+    ("SheafList::look", &["::tally::{{closure}}"]),
+    (
+        "take_from_slabs",
+        &["Objects<P>>::take::{{closure}}", "Objects<P>>::fill::{{closure}}", "::take_one::{{closure}}"],
+    ),
+    ("neap_objects::", STOPS),
+    ("neap_pages::", STOPS),
+    ("neap_base::rcu::", &["::attend::{{closure}}"]),
+    ("core::iter::traits::iterator::Iterator::fold", &[RECORDER]),
+    ("neap_reclaim::shrinkers::visit::", OWN_SHRINKERS),
+];
+
+/// The exported functions whose stack is bounded.
+fn roots(library: &Path) -> Result<Vec<(String, u64)>> {
+    let symbols = capture(command("nm", ["-D", "--defined-only", &library.to_string_lossy()]))?;
+    let root = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let name = words.get(2)?.split('@').next()?;
+        (!name.starts_with("neap_")).then_some((name.to_string(), u64::from_str_radix(words.first()?, 16).ok()?))
+    };
+    Ok(symbols.lines().filter_map(root).collect())
+}
+
+/// Checks the preload library, counted in a report that has others in it.
+pub(crate) fn into(report: &mut Report, library: &Path, listing: &Listing) -> Result<()> {
+    let graph = Graph::of(library, listing)?;
+    let mut walk = Walk::new(&graph, &STATED);
+    let mut deepest = Depth::default();
+    for (name, address) in roots(library)? {
+        let found = walk.depth(address).with_context(|| name.clone())?;
+        if found.bytes > deepest.bytes {
+            deepest = found;
+        }
+    }
+    report.check(&format!("at most {MOST} bytes of stack"), within(&graph, &deepest, MOST));
+    let first = graph.functions.keys().copied().filter(|at| graph.name(*at).contains("neap_os::stack::run"));
+    let mut apart = Depth::default();
+    for address in first.collect::<Vec<_>>() {
+        let found = walk.depth(address)?;
+        if found.bytes > apart.bytes {
+            apart = found;
+        }
+    }
+    report.check("work on a stack of its own fits", within(&graph, &apart, MOST_APART));
+    let wrong = walk.wrong.iter().fold(String::new(), |text, line| text + "\n    " + line);
+    let known = if wrong.is_empty() { Ok(()) } else { Err(anyhow::anyhow!("{wrong}")) };
+    report.check("what is called at run time is stated", known);
+    Ok(())
+}
+
+/// An error that shows the deepest way, if it is too deep.
+fn within(graph: &Graph<'_>, deepest: &Depth, most: i64) -> Result<()> {
+    let way = deepest.way.iter().map(|(at, bytes)| format!("\n    {bytes:>6} {}", graph.name(*at)));
+    ensure!(deepest.bytes > 0, "no function was found");
+    ensure!(deepest.bytes <= most, "{} bytes:{}", deepest.bytes, way.collect::<String>());
+    Ok(())
+}
