@@ -26,7 +26,6 @@ macro_rules! chosen {
 mod cxx;
 mod dl_open;
 mod family;
-mod fork_handlers;
 mod jemalloc;
 mod libc_names;
 mod report;

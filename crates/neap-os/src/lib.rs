@@ -16,6 +16,7 @@ pub mod environment;
 pub mod event_fd;
 pub mod fence;
 pub mod file;
+pub mod fork_handlers;
 pub mod futex;
 pub mod mappings;
 pub mod memfd;

@@ -16,7 +16,7 @@ use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
 use neap_os::write::{say, say_if_heard};
-use neap_os::{stack, streams, thread};
+use neap_os::{fork_handlers, stack, streams, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -65,7 +65,7 @@ extern "C" fn register_fork_handlers() {
     // Relaxed: only who is first.
     if !PROCESS.has_fork_handlers.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
-        let error = unsafe { at_fork(before_fork, after_fork_in_parent, after_fork_in_child) };
+        let error = unsafe { fork_handlers::register(before_fork, after_fork_in_parent, after_fork_in_child) };
         if error != 0 {
             say(format_args!("no handlers for fork (error {error}): children may hang"));
         }
@@ -91,35 +91,6 @@ fn machine(options: &Options) -> Linux {
         }
     }
     machine
-}
-
-/// `pthread_atfork` as the GNU C library's header has it, without the piece of code by which that calls the library: it would be linked into neap's, and
-/// call through a linkage table, which has no unwind information.
-///
-/// # Safety
-/// The handlers stay where they are.
-#[cfg(target_env = "gnu")]
-unsafe fn at_fork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32 {
-    unsafe extern "C" {
-        fn __register_atfork(
-            prepare: extern "C" fn(),
-            parent: extern "C" fn(),
-            child: extern "C" fn(),
-            library: *const c_void,
-        ) -> i32;
-        /// What a library that is unloaded tells the C library, which then forgets its handlers.
-        static __dso_handle: *const c_void;
-    }
-    // SAFETY: as the caller promises; the linker or the compiler's start files define the word, and nothing writes it.
-    unsafe { __register_atfork(prepare, parent, child, __dso_handle) }
-}
-
-#[cfg(not(target_env = "gnu"))]
-use pthread_atfork as at_fork;
-
-#[cfg(not(target_env = "gnu"))]
-unsafe extern "C" {
-    fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> i32;
 }
 
 fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {

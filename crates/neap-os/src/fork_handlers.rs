@@ -1,0 +1,52 @@
+//! Registration of fork handlers, in any C library.
+//!
+//! glibc's `pthread_atfork` is no function of its shared object. Each library that uses it gets a
+//! copy, which calls `__register_atfork` through a linkage table that has no unwind information. A
+//! preload library with such a copy does not start in a program of another C library. Both names are
+//! weak here, and are called where they exist.
+
+/// A fork handler.
+pub type Handler = extern "C" fn();
+
+/// Registers fork handlers as `pthread_atfork` does. Returns an error number, 0 for none; `ENOSYS`
+/// where the C library has no such function. Handlers stay registered for ever.
+///
+/// # Safety
+/// The handlers are functions of code that is never unloaded.
+#[inline(always)]
+pub unsafe fn register(prepare: Handler, parent: Handler, child: Handler) -> i32 {
+    // SAFETY: the caller's promise is the one that both branches need.
+    unsafe { register_in(prepare, parent, child) }
+}
+
+#[cfg(target_env = "gnu")]
+#[inline(always)]
+unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 {
+    use crate::rseq::weak_variable;
+    use core::ffi::c_void;
+    use core::mem::transmute;
+    use core::ptr::null;
+
+    type Gnu = extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32;
+    type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
+    const ENOSYS: i32 = 38;
+
+    let gnu = weak_variable!("__register_atfork", "");
+    if gnu != 0 {
+        // SAFETY: glibc's function of this name. Null: no library whose end takes the handlers away.
+        return unsafe { transmute::<usize, Gnu>(gnu)(prepare, parent, child, null()) };
+    }
+    match weak_variable!("pthread_atfork", "") {
+        0 => ENOSYS,
+        // SAFETY: POSIX's function of this name.
+        posix => unsafe { transmute::<usize, Posix>(posix)(prepare, parent, child) },
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 {
+    unsafe extern "C" {
+        safe fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> i32;
+    }
+    pthread_atfork(prepare, parent, child)
+}
