@@ -81,6 +81,9 @@ const FAMILY: &[&str] = &[
     "__vfork",
     // Without RTLD_DEEPBIND.
     "dlopen",
+    // The functions that make threads, where neap makes its own, too.
+    "pthread_create",
+    "thrd_create",
     // C++'s operators new and delete, of one and of arrays.
     "_Znwm",
     "_Znam",

@@ -6,6 +6,7 @@
 
 use crate::Pfn;
 use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use neap_os::memory::Range;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
@@ -206,6 +207,11 @@ pub trait Platform: Send + Sync {
     /// Where the thread's rseq area lies from the thread pointer, where restartable sequences and fences work; never 0.
     fn rseq_offset(&self) -> Option<isize>;
 
+    /// Whether a call that allocates or frees may fence. Calls that do something else always may.
+    fn may_fence(&self) -> bool {
+        true
+    }
+
     /// Aborts the sequences in progress on `cpu`.
     ///
     /// # Errors
@@ -247,6 +253,10 @@ pub struct Linux {
     most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
     recorder: Option<&'static dyn Recorder>,
+    /// CPUs that the process was allowed when it was probed.
+    allowed: CpuSet,
+    /// Where the control block of neap's thread is noted; 0 there for none.
+    own_thread: Option<&'static AtomicUsize>,
 }
 
 /// Why restartable sequences cannot be used here.
@@ -294,6 +304,8 @@ impl Linux {
             most_address_space: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)),
             rseq_offset: working.and_then(|offset| fences.map(|()| offset)),
             recorder: None,
+            allowed: neap_os::thread::allowed(),
+            own_thread: None,
         }
     }
 
@@ -308,11 +320,36 @@ impl Linux {
         self
     }
 
-    /// Keeps the calling thread off isolated CPUs, if it may run on others.
-    pub fn leave_isolated(&self) {
-        if self.topology.isolated.count() > 0 {
-            neap_os::thread::leave(&self.topology.isolated);
-        }
+    /// The machine of a process whose calls make harmless system calls only. `own_thread` holds the
+    /// [control block](neap_os::thread::pointer) of the thread that may make others, or 0.
+    pub fn with_own_thread(self, own_thread: &'static AtomicUsize) -> Linux {
+        Linux { own_thread: Some(own_thread), ..self }
+    }
+
+    /// The CPUs for threads of neap's own: those that the process was allowed when it was probed, less isolated ones if that
+    /// leaves any.
+    pub fn own_cpus(&self) -> CpuSet {
+        let mut cpus = self.allowed;
+        self.topology.isolated.iter().for_each(|cpu| cpus.remove(cpu));
+        if cpus.count() > 0 { cpus } else { self.allowed }
+    }
+
+    /// Answers `true` where the process has one thread, which needs no other fence.
+    ///
+    /// No other registered thread exists: this one is in no sequence, and a handler that interrupts it between the caller's
+    /// store and this look, or later, sees the store in program order. A thread that is made from here on sees it, since the
+    /// kernel's making of a thread is a full barrier. A thread of the bare system call that is not registered for rseq runs no
+    /// sequence, and its readers use fences of their own.
+    fn fence_alone(&self) -> bool {
+        // The caller's store comes before the look in program order, which is what a handler sees.
+        compiler_fence(Ordering::SeqCst);
+        neap_os::thread::is_alone()
+    }
+
+    /// Whether this thread may make any system call.
+    fn may_call(&self) -> bool {
+        // Relaxed: only the thread itself finds its own control block there.
+        self.own_thread.is_none_or(|thread| thread.load(Ordering::Relaxed) == neap_os::thread::pointer())
     }
 
     /// What stands in the way of restartable sequences, if anything.
@@ -339,6 +376,8 @@ impl Linux {
             most_address_space: usize::MAX,
             rseq_offset: Err(NoSequences::Unregistered),
             recorder: None,
+            allowed: CpuSet::EMPTY,
+            own_thread: None,
         }
     }
 }
@@ -421,6 +460,9 @@ impl Platform for Linux {
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
+        if !self.may_call() {
+            return Err(Errno::NOSYS);
+        }
         // SAFETY: as the caller promises.
         unsafe { memory::release_scattered(ranges) }
     }
@@ -514,11 +556,19 @@ impl Platform for Linux {
         self.rseq_offset.ok()
     }
 
+    fn may_fence(&self) -> bool {
+        // A fence of a process with one thread is no system call.
+        neap_os::thread::is_alone() || self.may_call()
+    }
+
     fn fence(&self, cpu: usize) -> Result<(), Errno> {
-        neap_os::fence::cpu(cpu)
+        if self.fence_alone() { Ok(()) } else { neap_os::fence::cpu(cpu) }
     }
 
     fn fence_all(&self) -> Result<(), Errno> {
+        if self.fence_alone() {
+            return Ok(());
+        }
         let Topology { possible, isolated } = &self.topology;
         if isolated.count() == 0 {
             return neap_os::fence::all();

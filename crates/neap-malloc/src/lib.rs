@@ -29,6 +29,7 @@ mod family;
 mod jemalloc;
 mod libc_names;
 mod report;
+mod threads;
 mod vfork;
 
 // The functions of `neap.h`, which work on the same instance here, and the panic handler.

@@ -14,6 +14,7 @@ mod barns;
 pub mod class_cache;
 mod exchange;
 mod flush;
+pub mod helper;
 pub mod holes;
 pub mod hot;
 #[cfg(test)]

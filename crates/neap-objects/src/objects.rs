@@ -8,6 +8,7 @@
 
 use crate::barns::{Others, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
+use crate::helper::Helper;
 use crate::hot::{Hot, KindEntry};
 use crate::isolated_use::IsolatedUse;
 use crate::paid::Payback;
@@ -88,6 +89,8 @@ pub struct Objects<P: Platform> {
     /// The fast paths in front of this.
     hot: *const Hot,
     pub(crate) reuse: Reuse,
+    /// The thread that empties other CPUs' stacks for allocations.
+    pub helper: Helper,
     /// Bytes of the memory of all sheaves with cells.
     pub(crate) cell_bytes: AtomicU64,
     /// Bytes of all vectors of [`owners`](crate::owners).
@@ -169,6 +172,7 @@ impl<P: Platform> Objects<P> {
                 hot: hot,
                 slabs: SlabTable::new(descriptors, config.span, platform.page_size()),
                 reuse: Reuse::new(),
+                helper: Helper::new(),
                 cell_bytes: AtomicU64::new(0),
                 others: others,
                 vector_bytes: AtomicU64::new(0),

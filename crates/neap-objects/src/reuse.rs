@@ -17,6 +17,10 @@
 //! sweep that recovers little doubles the next quantum, up to [`MOST_BACKOFF`] times. Free pages
 //! that lie too scattered at the end of a sweep go to the system, so that growth replaces them.
 //!
+//! A step that takes stacks needs a fence, which is a system call where the process has several
+//! threads. There the step [asks](crate::helper) a thread that may fence, for all CPUs at once, and
+//! waits at most [`PATIENCE`]. Without such a thread a sweep leaves other CPUs' stacks alone.
+//!
 //! # Locking
 //! No lock is held from one step to the next; a step takes what draining takes. Several threads may
 //! sweep at once: they pop sheaves of one barn under its lock, and one of them drains a CPU.
@@ -55,6 +59,9 @@ const MOST_RELEASED: u64 = 16 << 20;
 
 /// How often the quantum is doubled at most.
 const MOST_BACKOFF: u32 = 2;
+
+/// Nanoseconds that a sweep waits for the thread that empties the stacks of CPUs for it.
+const PATIENCE: u64 = 1_000_000;
 
 /// No sweep is under way.
 const IDLE: u32 = 0;
@@ -225,7 +232,7 @@ impl<P: Platform> Objects<P> {
                 let next = (stage - BARNS - 1) as usize;
                 if let Some(cpu) = self.slots.used().iter().find(|&cpu| cpu >= next) {
                     let is_mine = advance(BARNS + 2 + cpu as u32);
-                    return Some(if is_mine { self.drain_cpu(cpu, |_| true).unwrap_or(0) } else { 0 });
+                    return Some(if is_mine { self.take_stacks(cpu) } else { 0 });
                 }
                 self.pages.drain_all(&self.platform);
                 // The program may have freed more since the barns were empty.
@@ -236,6 +243,19 @@ impl<P: Platform> Objects<P> {
                 more.then_some(0)
             }
         }
+    }
+
+    /// Takes the stacks of a CPU, in the first step of them those of all CPUs where this thread may not fence. Returns how
+    /// many objects went back by this thread.
+    fn take_stacks(&self, cpu: usize) -> u64 {
+        if !self.slots.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
+            return self.drain_cpu(cpu, |_| true).unwrap_or(0);
+        }
+        let mut fenced = self.slots.used().iter().filter(|&cpu| self.slots.takes_fence(&self.platform, cpu));
+        if fenced.next() == Some(cpu) {
+            self.helper.ask(PATIENCE);
+        }
+        0
     }
 
     /// Puts back a sheaf of the fullest barn; `None` where all barns are empty.

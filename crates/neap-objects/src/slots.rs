@@ -221,6 +221,11 @@ impl Slots {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
     }
 
+    /// Whether a thread that takes what is in a CPU's stacks has to fence.
+    pub fn takes_fence<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
+        self.kind(platform, cpu) == Kind::Rseq
+    }
+
     /// Used CPUs of a kind.
     fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
         self.used.now().iter().filter(move |&cpu| self.kind(platform, cpu) == kind)

@@ -13,7 +13,7 @@ const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
 const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
 const FLAG_CPU: usize = 1;
 
-/// Announces that this process will fence. Once per process, and again in a forked child.
+/// Announces that this process will fence. Once per process; a forked child does so with its first fence.
 pub fn register() -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
     unsafe { syscall5(MEMBARRIER, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())
@@ -21,14 +21,18 @@ pub fn register() -> Result<(), Errno> {
 
 /// Aborts every restartable sequence of this process in progress on `cpu`, and makes its stores visible.
 pub fn cpu(cpu: usize) -> Result<(), Errno> {
-    // SAFETY: membarrier touches no memory of the caller.
-    unsafe { syscall5(MEMBARRIER, PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu, 0, 0) }.map(|_| ())
+    fence(FLAG_CPU, cpu)
 }
 
 /// The same on every CPU at once.
 pub fn all() -> Result<(), Errno> {
+    fence(0, 0)
+}
+
+fn fence(flags: usize, cpu: usize) -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
-    unsafe { syscall5(MEMBARRIER, PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())
+    let call = || unsafe { syscall5(MEMBARRIER, PRIVATE_EXPEDITED_RSEQ, flags, cpu, 0, 0) }.map(|_| ());
+    call().or_else(|error| if error == Errno::PERM && register().is_ok() { call() } else { Err(error) })
 }
 
 #[cfg(test)]

@@ -26,16 +26,19 @@ impl Scope {
 
 /// Sleeps while `word` holds `expected`, at most `nanoseconds` (`None`: without limit). Spurious returns happen.
 pub fn wait(word: &AtomicU32, expected: u32, nanoseconds: Option<u64>, scope: Scope) {
-    let timeout =
-        nanoseconds.map(|n| Timespec { tv_sec: (n / 1_000_000_000) as i64, tv_nsec: (n % 1_000_000_000) as i64 });
+    let timeout = nanoseconds.map(timespec);
     // EAGAIN (the word changed), EINTR and ETIMEDOUT all mean: look again.
     let _ = futex::wait(word, scope.flags(), expected, timeout.as_ref());
 }
 
+fn timespec(nanoseconds: u64) -> Timespec {
+    Timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
+}
+
 /// Sleeps while `own`, a word of this process, and `shared`, one that other processes may wake, both hold what they are
-/// given with. Answers `false`, at once, where the kernel has no such call (before 5.16) or a sandbox refuses it. Spurious
+/// given with, at most `nanoseconds`. Answers `false`, at once, where the kernel has no such call (before 5.16) or a sandbox refuses it. Spurious
 /// returns happen.
-pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32)) -> bool {
+pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), nanoseconds: Option<u64>) -> bool {
     let wait = |(word, expected): (&AtomicU32, u32), flags| {
         let mut wait = Wait::new();
         wait.val = expected.into();
@@ -44,8 +47,10 @@ pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32)) -> bool {
         wait
     };
     let words = [wait(own, WaitFlags::PRIVATE), wait(shared, WaitFlags::empty())];
-    let answer = futex::waitv(&words, WaitvFlags::empty(), None, ClockId::Monotonic);
-    matches!(answer, Ok(_) | Err(Errno::AGAIN | Errno::INTR))
+    // An absolute time, unlike that of `wait`.
+    let until = nanoseconds.map(|n| timespec(crate::clock::precise().saturating_add(n)));
+    let answer = futex::waitv(&words, WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic);
+    matches!(answer, Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT))
 }
 
 /// Wakes up to `count` sleepers on `word`.
@@ -66,7 +71,7 @@ mod tests {
             std::thread::scope(|threads| {
                 let waiter = threads.spawn(|| {
                     while words.iter().all(|word| word.load(Relaxed) == 0) {
-                        if !wait_either((&words[0], 0), (&words[1], 0)) {
+                        if !wait_either((&words[0], 0), (&words[1], 0), None) {
                             return false;
                         }
                     }
@@ -81,6 +86,8 @@ mod tests {
                 assert!(waiter.join().unwrap(), "Linux 5.16 has the call");
             });
         }
-        assert!(wait_either((&words[0], 7), (&words[1], 7)), "who finds another value does not sleep");
+        assert!(wait_either((&words[0], 7), (&words[1], 7), None), "who finds another value does not sleep");
+        words.iter().for_each(|word| word.store(0, Relaxed));
+        assert!(wait_either((&words[0], 0), (&words[1], 0), Some(1_000_000)), "the time is over");
     }
 }

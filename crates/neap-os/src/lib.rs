@@ -22,6 +22,7 @@ pub mod mappings;
 pub mod memfd;
 pub mod memory;
 pub mod nodes;
+pub mod own_thread;
 pub mod rseq;
 pub mod stack;
 pub mod streams;

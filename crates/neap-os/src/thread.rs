@@ -1,14 +1,17 @@
-//! Threads: which CPU this one is on, how many there are, which CPUs they run on, and a new one.
+//! Threads: what this one is, how many there are, and which CPUs they run on.
 //!
-//! Sits between `pthread_create`, `getcpu` and `/proc/self` and the maintenance thread. Takes no lock of its own.
-//! `spawn` runs the C library's thread set-up, which allocates: never call it under a lock of the allocator's.
+//! Sits between the C library, the kernel and `/proc/self` and the layers that ask. Takes no lock.
 
 use crate::Errno;
 use crate::environment::read_file;
+use crate::rseq::weak_variable;
 use crate::topology::{CpuSet, MAX_CPUS};
-use core::ffi::{CStr, c_void};
+use core::arch::global_asm;
+use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
+
+global_asm!(".weak __libc_single_threaded"); // The C library has it from 2.32 on.
 
 /// Where this thread's control block is: a number of its own, not 0.
 #[inline]
@@ -91,83 +94,20 @@ fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
     core::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// Keeps the calling thread off `cpus`, unless it may run on no others.
-pub fn leave(cpus: &CpuSet) {
-    let Ok(mut allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    (0..MAX_CPUS.min(rustix::thread::CpuSet::MAX_CPU))
-        .filter(|&cpu| cpus.contains(cpu))
-        .for_each(|cpu| allowed.unset(cpu));
-    if allowed.count() > 0 {
-        // Refused, the thread stays where the program's own threads may be.
-        let _ = rustix::thread::sched_setaffinity(None, &allowed);
+/// The CPUs that the calling thread may run on; none where the kernel does not say.
+pub fn allowed() -> CpuSet {
+    let mut cpus = CpuSet::EMPTY;
+    if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
+        let most = MAX_CPUS.min(rustix::thread::CpuSet::MAX_CPU);
+        (0..most).filter(|&cpu| allowed.is_set(cpu)).for_each(|cpu| cpus.insert(cpu));
     }
+    cpus
 }
 
-unsafe extern "C" {
-    fn pthread_sigmask(how: i32, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> i32;
-    fn __errno_location() -> *mut i32;
-    fn pthread_attr_init(attributes: *mut libc::pthread_attr_t) -> i32;
-    fn pthread_attr_setdetachstate(attributes: *mut libc::pthread_attr_t, state: i32) -> i32;
-    fn pthread_attr_setstacksize(attributes: *mut libc::pthread_attr_t, bytes: usize) -> i32;
-    fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
-}
-
-/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
-/// library's own needs (thread-local storage of every loaded library lies on the stack as well).
-pub const SMALL_STACK: usize = 256 << 10;
-/// Bytes of one on which a program's functions run.
-pub const ORDINARY_STACK: usize = 2 << 20;
-/// The same in a program with so many thread-local variables that they do not fit that.
-const LARGE_STACK: usize = 64 << 20;
-
-/// Starts a detached thread on a stack of so many bytes, or of more if the program's thread-local variables leave nothing of it, with every signal blocked.
-///
-/// # Errors
-/// What `pthread_create` answered: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel no longer lets threads
-/// register for rseq, though this one is registered: the C library would end the process over it.
-///
-/// # Safety
-/// `body(argument)` is sound on another thread for as long as it runs.
-pub unsafe fn spawn(
-    body: extern "C" fn(*mut c_void) -> *mut c_void,
-    argument: *mut c_void,
-    stack: usize,
-) -> Result<(), Errno> {
-    const SETMASK: i32 = 2;
-    const DETACHED: i32 = 1;
-    const INVAL: i32 = Errno::INVAL.raw_os_error();
-    if crate::rseq::is_registered() && !crate::rseq::may_register() {
-        return Err(Errno::NOSYS);
-    }
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // A new thread inherits the mask: all signals blocked, so that no handler of the program ever runs on it.
-    // SAFETY: an all-ones set is a valid set (the kernel ignores the bits of KILL and STOP).
-    let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
-    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid for the calls.
-    let answer = unsafe {
-        // The calls below may write errno, and whoever frees memory has to keep it.
-        let errno = __errno_location().read();
-        let answer = pthread_attr_init(attributes.as_mut_ptr());
-        if answer != 0 {
-            return Err(Errno::from_raw_os_error(answer));
-        }
-        pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
-        pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
-        let mut id = MaybeUninit::<libc::pthread_t>::uninit();
-        let mut answer = INVAL;
-        for bytes in [stack, stack.max(ORDINARY_STACK), LARGE_STACK] {
-            if answer == INVAL {
-                pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
-                answer = libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
-            }
-        }
-        pthread_sigmask(SETMASK, old.as_ptr(), core::ptr::null_mut());
-        pthread_attr_destroy(attributes.as_mut_ptr());
-        __errno_location().write(errno);
-        answer
-    };
-    if answer == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(answer)) }
+/// Whether the process has no thread but this one, as far as the C library knows. A thread of the bare system call does
+/// not count. `false` where the C library does not say.
+pub fn is_alone() -> bool {
+    weak_variable!("__libc_single_threaded", "movzx {0:e}, byte ptr [{0}]") != 0
 }
 
 /// The bytes of a thread's name, and how many they are.
@@ -197,22 +137,14 @@ pub fn exists(id: u32) -> bool {
     answer != Err(crate::Errno::SRCH)
 }
 
-/// Names the calling thread, as `ps -L` and `/proc` show it.
-pub fn name(name: &core::ffi::CStr) {
-    let _ = rustix::thread::set_name(name);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::{AtomicU32, Ordering};
-
-    static RAN: AtomicU32 = AtomicU32::new(0);
 
     #[test]
     fn a_thread_has_a_name_and_an_id_for_as_long_as_it_is_there() {
         let (id, name) = std::thread::spawn(|| {
-            name(c"a name");
+            rustix::thread::set_name(c"a name").unwrap();
             assert!(exists(id()));
             (id(), own_name())
         })
@@ -227,40 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_leaves_cpus_if_it_may_run_on_others() {
+    fn threads_are_counted_and_run_on_cpus() {
         std::thread::spawn(|| {
-            let before = rustix::thread::sched_getaffinity(None).unwrap();
-            let first = (0..MAX_CPUS).find(|&cpu| before.is_set(cpu)).unwrap();
-            leave(&CpuSet::parse(b"0-1023").unwrap());
-            assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before, "there are no others");
-            let mut one = CpuSet::EMPTY;
-            one.insert(first);
-            leave(&one);
-            let after = rustix::thread::sched_getaffinity(None).unwrap();
-            assert_eq!((after.is_set(first), after.count()), (before.count() == 1, (before.count() - 1).max(1)));
+            assert!(count().unwrap() > 1 && !is_alone());
+            let all = CpuSet::parse(b"0-1023").unwrap();
+            assert_eq!((any_on(&all), any_on(&CpuSet::EMPTY)), (Some(true), Some(false)));
+            assert!(allowed().count() > 0 && number() < 1 << 16);
         })
         .join()
         .unwrap();
-    }
-
-    extern "C" fn body(_: *mut c_void) -> *mut c_void {
-        name(c"neap");
-        RAN.store(1, Ordering::Release); // Pairs with the Acquire load in the test.
-        crate::futex::wake(&RAN, 1, crate::futex::Scope::Process);
-        core::ptr::null_mut()
-    }
-
-    #[test]
-    fn a_thread_starts_and_ends() {
-        // SAFETY: the body touches an atomic only.
-        unsafe { spawn(body, core::ptr::null_mut(), SMALL_STACK) }.unwrap();
-        // Pairs with the Release store in `body`.
-        while RAN.load(Ordering::Acquire) == 0 {
-            crate::futex::wait(&RAN, 0, None, crate::futex::Scope::Process);
-        }
-        assert!(count().unwrap() >= 1);
-        let all = CpuSet::parse(b"0-1023").unwrap();
-        assert_eq!((any_on(&all), any_on(&CpuSet::EMPTY)), (Some(true), Some(false)));
-        assert!(number() < 1 << 16);
     }
 }

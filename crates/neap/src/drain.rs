@@ -123,8 +123,9 @@ impl<P: Platform> Core<P> {
         left.stacks.intersect(&self.objects.slots.used());
     }
 
-    /// One try at everything that is left, until it is to `stop`. Inside the gate.
-    fn drain_once(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
+    /// One try at everything that is left, until it is to `stop`. Without `fences`, stacks stay that an allocation may not take.
+    /// Inside the gate.
+    fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: bool, stop: &dyn Fn() -> bool) {
         let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);
         // Slabs that become free went to the lists of the CPUs that this thread was on, whichever was asked for.
@@ -136,6 +137,7 @@ impl<P: Platform> Core<P> {
         for cpu in left.stacks.iter() {
             let here = platform.cpu();
             if !stop()
+                && (fences || self.may_take_in_call(cpu))
                 && let Some(objects) = self.objects.drain_cpu(cpu, |_| true)
             {
                 left.stacks.remove(cpu);
@@ -168,11 +170,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// Empties every cache into the zone, as far as one try gets or until it is to `stop`; answers how many pages that were. Inside the gate.
-    pub(crate) fn drain_everything(&self, stop: &dyn Fn() -> bool) -> u64 {
+    pub(crate) fn drain_everything(&self, fences: bool, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         self.leave_unused(&mut left);
         let mut drained = Drained::default();
-        self.drain_once(&mut left, &mut drained, stop);
+        self.drain_once(&mut left, &mut drained, fences, stop);
         // This thread may have been on any CPU when slabs became free.
         drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
     }
@@ -231,7 +233,7 @@ impl<P: Platform> Mm<P> {
             }
             let _inside = self.gate.enter(platform.cpu());
             // Fork waits for those inside.
-            core.drain_once(&mut left, &mut drained, &|| self.gate.is_closed() || enough());
+            core.drain_once(&mut left, &mut drained, true, &|| self.gate.is_closed() || enough());
             drained.free = free();
             if left.is_nothing() || enough() {
                 break;
@@ -285,7 +287,7 @@ mod tests {
                 while times == 1 && !stop() {
                     thread::yield_now();
                 }
-                core.drain_everything(stop);
+                core.drain_everything(true, stop);
             });
             assert!(fork.join().unwrap(), "the fork found the caches empty");
         });

@@ -3,6 +3,7 @@
 //! Sits between the process's hooks and gate, sequences, CPU locks and the time that callbacks may take. See [`process`](crate::process) for the whole.
 
 use crate::mm::Mm;
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_os::clock;
 
@@ -84,7 +85,10 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn reopen_in_child(&self) {
         self.forget_opener();
         if let Some(core) = self.core_if_open() {
-            core.maintenance.forget_thread();
+            core.background.forget();
+            core.objects.helper.forget();
+            // Relaxed: the child has one thread.
+            self.own_thread.store(0, Ordering::Relaxed);
             core.page.renew();
         }
         self.gate.forget_again();

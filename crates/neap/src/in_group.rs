@@ -257,7 +257,8 @@ mod tests {
     /// Runs `test` with a group at its limit, all of which is objects that caches have and nobody else, a moment after caches were flushed.
     fn with_full_group(test: impl FnOnce(&Mm<Virtual>, &Grouped<'_, Virtual>, GroupId)) {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        let options = Options { stat: false, background: false, refuse: true, ..Options::DEFAULT };
+        let options =
+            Options { stat: false, background: crate::options::Background::Never, refuse: true, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
         let groups = mm.groups().unwrap();
@@ -282,7 +283,7 @@ mod tests {
     #[test]
     fn a_thread_that_has_moved_to_another_node_names_the_payer_of_that_one() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        let options = Options { stat: false, background: false, ..Options::DEFAULT };
+        let options = Options { stat: false, background: crate::options::Background::Never, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 2).with_nodes(&[0, 1]), &options) }.unwrap();
         let group = mm.groups().unwrap().create(GroupId::ROOT, "moves").unwrap();

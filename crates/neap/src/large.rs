@@ -3,7 +3,6 @@
 //! Sits between the entry points and the pages. The first frame of a run says that it is one and how long; its memory is
 //! exactly what was asked for, in pages. Takes no lock of its own.
 
-use crate::maintenance::LARGE_FREE;
 use crate::mm::{Core, Mm};
 use neap_base::{Pfn, Platform};
 use neap_groups::Payer;
@@ -100,18 +99,6 @@ impl<P: Platform> Core<P> {
     pub(crate) fn set_run_payer(&self, pointer: *const u8, payer: Payer) {
         let pages = &self.objects.pages;
         pages.frames().set_run_owner(pages.pfn(pointer.addr()), payer.to_bits());
-    }
-
-    /// Makes the maintenance thread if what is about to be freed is worth one.
-    pub(crate) fn before_run_is_freed(&self, mm: &Mm<P>, pointer: *const u8) {
-        self.before_free_of(mm, self.run_at(pointer).unwrap_or(0) as usize * self.objects.pages.page_size());
-    }
-
-    /// The same for so many bytes.
-    pub(crate) fn before_free_of(&self, mm: &Mm<P>, bytes: usize) {
-        if bytes >= LARGE_FREE {
-            self.before_large_free(mm, bytes as u64);
-        }
     }
 
     /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its size in bytes.

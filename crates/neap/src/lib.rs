@@ -9,6 +9,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod background;
 pub mod chunk_report;
 pub mod drain;
 mod fair_clock;
@@ -22,6 +23,7 @@ mod large;
 mod lazy;
 pub mod lists;
 pub mod lru;
+mod main_thread;
 pub mod maintenance;
 pub mod map_report;
 mod memory_groups;

@@ -1,81 +1,36 @@
-//! Maintenance: giving back what nobody needs.
+//! Maintenance: giving back what is not needed.
 //!
-//! Sits between the clock and the object and page layers and per-CPU data. A tick drains the stacks of CPUs that did nothing since
-//! the last one, trims barns to their working sets, has slabs that rest give back pages without objects, releases pages, and is the worker of per-CPU data. It is made by one background thread, which comes into
-//! being when memory stays cached, ticks while anything is cached, and otherwise sleeps without a deadline; or, where
-//! there is no such thread, from within ordinary calls that go the slow way. One tick at a time: a mutex that is only
-//! ever tried. No thread is stopped or signalled. Who ticks also answers what other processes ask
+//! A tick drains the stacks of CPUs that did nothing since the last one, trims barns to their working sets, has slabs that
+//! rest give back pages without objects, releases pages, and is the worker of per-CPU data. neap's own thread
+//! ([`background`](crate::background)) makes it; where there is none, calls that go the slow way do. One tick at a time: a mutex
+//! that is only ever tried. No thread is stopped or signalled. The thread or call that ticks also answers what other processes ask
 //! ([`requests`](crate::requests)).
 
-use crate::mm::{Core, Mm, Task};
+use crate::mm::{Core, Mm};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
 use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Peek;
-use neap_os::futex::{self, Scope};
-use neap_os::thread;
-use neap_percpu::PerCpuData;
-use neap_reclaim::without_reclaim;
 
-/// No thread, and none was asked for.
-const ABSENT: u32 = 0;
-/// Ticking.
-const AWAKE: u32 = 2;
-/// Sleeping until woken.
-const ASLEEP: u32 = 3;
-/// Ticking, and about to sleep if nothing happens meanwhile.
-const DROWSY: u32 = 5;
-/// None can be had (a sandbox) or none is wanted.
-const NEVER: u32 = 4;
-
-/// For so long, in nanoseconds, nobody tries to make a thread after the system had none.
-const PAUSE: u64 = 1_000_000_000;
-
-/// With this much memory free but resident even a process with one thread gets a second one.
-const WORTH_A_THREAD: u64 = 16 << 20;
-/// With less than this nobody does.
-const WORTH_A_LOOK: u64 = 1 << 20;
-/// Slow calls from one thought about a thread to the next; a large free is thought about at once. Prime, as an eighth of it is: in whatever rhythm a
-/// program allocates and frees, both are met.
-const LOOK_EVERY: u32 = 61;
+/// Slow calls from one look for a due tick to the next, where there is no thread. Prime: in whatever rhythm a program
+/// allocates and frees, both are met.
+const LOOK_EVERY: u32 = 7;
 /// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
 const PATIENCE: u32 = 8;
 /// Bytes that a call of the program's gives back at most, where there is no thread: in its turn from caches to slabs, and from there to the system.
 const IN_CALL: u64 = 16 << 20;
-/// Bytes that make a free large.
-pub(crate) const LARGE_FREE: usize = 1 << 20;
-
-/// What went the slow way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Call {
-    /// An allocation.
-    Allocation,
-    /// A free of a small object, or of less than [`LARGE_FREE`] bytes.
-    Free,
-    /// A free of at least that.
-    LargeFree,
-}
 
 /// The state of maintenance.
 #[derive(Debug)]
 pub(crate) struct Maintenance {
-    thread: AtomicU32,
     ticks: AtomicU64,
     drains: AtomicU64,
     /// When the last tick was, in the platform's nanoseconds.
     last: AtomicU64,
     /// Calls that went the slow way while there was no thread.
     calls: AtomicU32,
-    /// Whether the process was seen with another thread.
-    had_threads: AtomicU32,
-    /// Until when no thread is made, in the platform's nanoseconds, because the system had none to give; 0: it may be.
-    pause: AtomicU64,
-    /// When an allocation last counted threads, in the platform's nanoseconds, and how many bytes were in use.
-    counted: [AtomicU64; 2],
-    /// Somebody wants the thread to come soon.
-    soon: AtomicBool,
     /// Whether a tick within a call has left something because it did as much as a call may.
     unfinished: AtomicBool,
     /// Bytes of free pages that ticks leave to the process.
@@ -102,6 +57,8 @@ struct Work {
     now: Option<u64>,
     /// Bytes at most.
     most: u64,
+    /// Whether stacks are taken that need a fence which is a system call.
+    fences: bool,
 }
 
 /// What a tick did.
@@ -124,19 +81,14 @@ pub struct Tick {
 }
 
 impl Maintenance {
-    pub(crate) fn open<P: Platform>(platform: &P, background: bool) -> Result<Maintenance, Errno> {
+    pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
         let length = platform.cpus() * CLASSES * size_of::<Peek>();
         let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
         Ok(Maintenance {
-            thread: AtomicU32::new(if background { ABSENT } else { NEVER }),
             ticks: AtomicU64::new(0),
             drains: AtomicU64::new(0),
             last: AtomicU64::new(platform.now()),
             calls: AtomicU32::new(0),
-            had_threads: AtomicU32::new(0),
-            pause: AtomicU64::new(0),
-            counted: [const { AtomicU64::new(0) }; 2],
-            soon: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
             kept: AtomicU64::new(0),
             memory,
@@ -160,51 +112,14 @@ impl Maintenance {
         (self.memory, length.next_multiple_of(platform.page_size()))
     }
 
-    /// In a forked child there is no thread; one is made again when it is needed.
-    pub(crate) fn forget_thread(&self) {
-        if self.thread.load(Ordering::Relaxed) != NEVER {
-            self.thread.store(ABSENT, Ordering::Relaxed);
-        }
-        self.had_threads.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether an allocation counted threads within this timer interrupt, and not much more is in use since: to count them walks a path of `/proc`. If not, it
-    /// does, and this notes so.
-    fn has_just_counted(&self, now: u64, used: u64) -> bool {
-        let [at, bytes] = &self.counted;
-        let counted = bytes.load(Ordering::Relaxed);
-        if at.load(Ordering::Relaxed) == now && used < counted + counted / 8 {
-            return true;
-        }
-        // Relaxed: two that count at once count twice.
-        at.store(now, Ordering::Relaxed);
-        bytes.store(used, Ordering::Relaxed);
-        false
-    }
-
     /// Ticks made, and CPUs drained.
     pub(crate) fn counters(&self) -> (u64, u64) {
         (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
     }
 
-    /// Whether there is a thread to tick, or to be woken.
-    pub(crate) fn has_thread(&self) -> bool {
-        !matches!(self.thread.load(Ordering::Relaxed), ABSENT | NEVER)
-    }
-
     /// Bytes of free pages that the program wants to keep.
     pub(crate) fn kept(&self) -> u64 {
         self.kept.load(Ordering::Relaxed)
-    }
-
-    /// What the background thread is doing, in a word.
-    pub(crate) fn thread_state(&self) -> &'static str {
-        match self.thread.load(Ordering::Relaxed) {
-            AWAKE | DROWSY => "awake",
-            ASLEEP => "asleep",
-            NEVER => "off",
-            _ => "absent",
-        }
     }
 }
 
@@ -220,94 +135,18 @@ impl Seen {
 }
 
 impl<P: Platform> Core<P> {
-    /// What follows every call that went the slow way: wakes or makes the thread, or ticks in its place. Not inside the
-    /// gate: making a thread allocates.
-    #[inline]
-    pub(crate) fn after(&self, mm: &Mm<P>, call: Call) {
-        // Relaxed: the states only tell what to do next.
-        if self.maintenance.thread.load(Ordering::Relaxed) != AWAKE {
-            self.after_without_thread(mm, call);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn after_without_thread(&self, mm: &Mm<P>, call: Call) {
-        let thread = &self.maintenance.thread;
-        let state = thread.load(Ordering::Relaxed);
-        // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
-        if state == DROWSY
-            && thread.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) != Err(ASLEEP)
-        {
-            return;
-        }
-        if state == ASLEEP || state == DROWSY {
-            // Release pairs with the Acquire of the thread's next look.
-            if thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok() {
-                futex::wake(thread, 1, Scope::Process);
-            }
-            return;
-        }
-        // What a burst leaves behind is noticed at its end, not after an interval: then nobody may call any more.
-        let every = if state == NEVER || self.is_paused() { LOOK_EVERY / 8 } else { LOOK_EVERY };
-        let look = self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every);
-        if look && !self.consider_thread(mm, call, 0) {
-            // No free makes a reclaimer: see `consider_thread`.
-            self.tick_if_due(mm, call == Call::Allocation);
+    /// What follows a call that went the slow way where there is no thread.
+    pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
+        if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+            self.tick_if_due(mm);
         }
         if self.page.is_asked() {
             self.answer_in_call(mm);
         }
     }
 
-    /// What follows a call for per-CPU data: wakes or makes the thread, or does its work in its place where that is wanted now. Not
-    /// inside the gate. A caller that is in a `hurry` leaves the work to others where there is no thread.
-    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, call: Call, hurry: bool) {
-        let maintenance = &self.maintenance;
-        if hurry && !maintenance.has_thread() {
-            return;
-        }
-        self.after(mm, call);
-        if !data.is_work_wanted() || maintenance.has_thread() || self.consider_thread(mm, call, 0) {
-            return;
-        }
-        let platform = &self.objects.platform;
-        if !platform.is_isolated(platform.cpu()) {
-            let _inside = mm.gate.enter(platform.cpu());
-            data.tick_until(platform, &|| mm.gate.is_closed());
-        }
-    }
-
-    /// Lets the thread come soon, from within anything: it is woken if it sleeps, and its nap ends. Where it is just about to nap it
-    /// comes an interval later; where there is none it is whoever ticks.
-    pub(crate) fn come_soon(&self) {
-        let thread = &self.maintenance.thread;
-        self.maintenance.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
-        // As in `after_without_thread`.
-        if thread.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) == Err(ASLEEP)
-            && thread.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok()
-        {
-            futex::wake(thread, 1, Scope::Process);
-        }
-        self.end_nap();
-    }
-
-    /// Whether somebody has called [`Core::come_soon`] since this was last asked.
-    pub(crate) fn is_wanted_soon(&self) -> bool {
-        // Acquire pairs with the Release in `come_soon`.
-        self.maintenance.soon.swap(false, Ordering::Acquire)
-    }
-
-    /// Makes the thread, if there is none, before so many bytes are freed.
-    pub(crate) fn before_large_free(&self, mm: &Mm<P>, bytes: u64) {
-        // Relaxed: the state only tells what to do next.
-        if self.maintenance.thread.load(Ordering::Relaxed) == ABSENT {
-            self.consider_thread(mm, Call::LargeFree, bytes);
-        }
-    }
-
     /// Ticks where the thread would have done it, as far as a call may; a later call goes on with the rest at once.
-    fn tick_if_due(&self, mm: &Mm<P>, makes_threads: bool) {
+    fn tick_if_due(&self, mm: &Mm<P>) {
         let platform = &self.objects.platform;
         if platform.is_isolated(platform.cpu()) {
             return;
@@ -316,100 +155,13 @@ impl<P: Platform> Core<P> {
         let interval = u64::from(self.options.interval) * 1_000_000;
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.tick_groups(mm);
-            self.tick_reclaim(mm, makes_threads);
-            let tick = self.give_back(mm, Work { now: Some(now), most: IN_CALL });
+            self.tick_reclaim(mm, false);
+            let tick = self.give_back(mm, Work { now: Some(now), most: IN_CALL, fences: false });
             let _inside = mm.gate.enter(platform.cpu());
             self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
-            self.give_back(mm, Work { now: None, most: IN_CALL });
+            self.give_back(mm, Work { now: None, most: IN_CALL, fences: false });
         }
-    }
-
-    /// Makes the thread if it is worth its price, with so many bytes about to be freed; answers whether it did.
-    ///
-    /// The C library frees small blocks under the lock of its cache of stacks, which making a thread takes as well. So in a
-    /// process that has had threads no small free makes one; allocations do, which look ahead for that reason: at what is in
-    /// use and will be freed.
-    fn consider_thread(&self, mm: &Mm<P>, call: Call, coming: u64) -> bool {
-        let maintenance = &self.maintenance;
-        if maintenance.thread.load(Ordering::Relaxed) != ABSENT || self.is_paused() {
-            return false;
-        }
-        let platform = &self.objects.platform;
-        if mm.hooks.spawn.is_none() || platform.is_isolated(platform.cpu()) {
-            return false;
-        }
-        // What is added up is under mutexes, which fork has to find free.
-        let inside = || mm.gate.enter(platform.cpu());
-        let (used, free) = {
-            let _inside = inside();
-            self.used_and_free()
-        };
-        if used + free + coming < WORTH_A_LOOK {
-            return false;
-        }
-        if call == Call::Allocation && maintenance.has_just_counted(platform.now(), used) {
-            return false;
-        }
-        let alone = thread::count() == Some(1);
-        if !alone {
-            maintenance.had_threads.store(1, Ordering::Relaxed);
-        }
-        let had_threads = maintenance.had_threads.load(Ordering::Relaxed) != 0;
-        let least = match call {
-            Call::Allocation if !alone => 0,
-            // Frees look, which add to what is in slabs. To add that up costs more than the rest of this.
-            Call::Allocation if !had_threads => return free >= WORTH_A_THREAD && self.make_thread(mm),
-            Call::Free if had_threads => return false,
-            Call::LargeFree if !alone => WORTH_A_LOOK,
-            _ => WORTH_A_THREAD,
-        };
-        let worth = free + coming >= least || {
-            let _inside = inside();
-            free + coming + self.objects.free_object_bytes() >= least
-        };
-        worth && self.make_thread(mm)
-    }
-
-    /// Whether the system had no thread to give a moment ago.
-    fn is_paused(&self) -> bool {
-        // Relaxed: a time that nothing hangs on.
-        let pause = self.maintenance.pause.load(Ordering::Relaxed);
-        pause > 0 && self.objects.platform.now() < pause
-    }
-
-    /// Makes the thread, if there is none and one may be made; whether it did. Not inside the gate.
-    pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
-        let (thread, platform) = (&self.maintenance.thread, &self.objects.platform);
-        // A new thread may run where its maker may: there perhaps nowhere else. Who makes it says AWAKE at once: it will be.
-        if mm.hooks.spawn.is_none()
-            || platform.is_isolated(platform.cpu())
-            || self.is_paused()
-            || thread.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
-            return false;
-        }
-        let made = self.spawn(mm, Task::Maintain);
-        if let Err(error) = made {
-            // A limit of threads that was met is one for a moment. Until it is tried again calls do the thread's work.
-            let again = error == Errno::AGAIN;
-            if again {
-                self.maintenance.pause.store(platform.now() + PAUSE, Ordering::Relaxed);
-            }
-            thread.store(if again { ABSENT } else { NEVER }, Ordering::Relaxed);
-        }
-        made.is_ok()
-    }
-
-    /// Makes a thread of neap's own. What that allocates in this thread is charged to nobody, as far as that can be, and asks nobody for memory:
-    /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C library allocates for that, under preload by this very
-    ///    manager. 3. That charge would post a job, and wait for the thread of 1.
-    pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<(), Errno> {
-        let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
-        let before = mm.enter(None);
-        let made = without_reclaim(|| spawn(mm, task));
-        mm.leave(before);
-        made
     }
 
     /// Bytes that are resident and in use, in caches or not, and that are free as pages.
@@ -433,12 +185,18 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
-        let mut tick = self.give_back(mm, Work { now: Some(now), most: u64::MAX });
+        let mut tick = self.give_back(mm, Work { now: Some(now), most: u64::MAX, fences: true });
         tick.left |= groups.is_some();
         Tick { groups, ..tick }
     }
 
-    fn give_back(&self, mm: &Mm<P>, Work { now, most }: Work) -> Tick {
+    /// Whether a call that allocates or frees may take what is in a CPU's stacks.
+    pub(crate) fn may_take_in_call(&self, cpu: usize) -> bool {
+        let platform = &self.objects.platform;
+        !self.objects.slots.takes_fence(platform, cpu) || platform.may_fence()
+    }
+
+    fn give_back(&self, mm: &Mm<P>, Work { now, most, fences }: Work) -> Tick {
         let mut tick = Tick::default();
         let room = Cell::new(most);
         // The gate first: a mutex that is held while fork finds nobody inside would stay held in the child.
@@ -460,7 +218,8 @@ impl<P: Platform> Core<P> {
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];
             }
-            if any && self.objects.drain_cpu(cpu, |class| idle[class.index()]).is_some() {
+            let may_take = fences || self.may_take_in_call(cpu);
+            if any && may_take && self.objects.drain_cpu(cpu, |class| idle[class.index()]).is_some() {
                 tick.drained += 1;
             } else if any {
                 tick.skipped += 1;
@@ -537,7 +296,7 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return false };
         let (platform, mut released) = (&core.objects.platform, 0);
         self.inside_to_the_end(core, |stop| {
-            core.drain_everything(stop);
+            core.drain_everything(true, stop);
             released += core.per_cpu.release_all(platform, stop).released;
             let holes = core.objects.punch(true, stop);
             released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);
@@ -550,35 +309,6 @@ impl<P: Platform> Mm<P> {
         if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             ticked(self);
-        }
-    }
-
-    /// The background thread: ticks while there is anything to give back, then sleeps until it is woken.
-    pub(crate) fn background(&self) {
-        thread::name(c"neap");
-        let Some(core) = self.core_if_open() else { return };
-        let state = &core.maintenance.thread;
-        let interval = u64::from(core.options.interval) * 1_000_000;
-        let mut nap = interval;
-        loop {
-            core.sleep(self, nap);
-            // What somebody caches from here on turns DROWSY back into AWAKE, so it is not slept over:
-            // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says AWAKE. 4. This thread
-            // finds the rest empty, but not DROWSY any more, and ticks again.
-            // SeqCst: before every look of the tick. Pairs with the load in `after`.
-            state.store(DROWSY, Ordering::SeqCst);
-            let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
-            self.deliver();
-            nap = groups.map_or(interval, |next| next.min(interval));
-            // Acquire pairs with the Release in `after_without_thread`.
-            if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
-                state.store(AWAKE, Ordering::Relaxed);
-                continue;
-            }
-            self.ticked();
-            core.sleep_on(self, (state, ASLEEP));
-            // Woken by a request, it is not what the word says.
-            state.store(AWAKE, Ordering::Relaxed);
         }
     }
 }
@@ -674,18 +404,5 @@ mod tests {
         Less,
         All,
         Locked,
-    }
-
-    #[test]
-    fn threads_are_counted_once_a_timer_interrupt_and_when_an_eighth_more_is_in_use() {
-        let machine = Virtual::new(4096, 1);
-        let maintenance = Maintenance::open(&machine, true).unwrap();
-        let counts = |now, mebibytes: u64| !maintenance.has_just_counted(now, mebibytes << 20);
-        assert_eq!(
-            [(4, 8), (4, 8), (4, 9), (4, 10), (4, 11), (8, 11), (8, 1)].map(|(now, used)| counts(now, used)),
-            [true, false, true, false, true, true, false]
-        );
-        // SAFETY: nobody ticks.
-        unsafe { maintenance.close(&machine) };
     }
 }

@@ -3,7 +3,6 @@
 //! Sits between [`Mm`] and `neap-groups`. What is not asked for costs nothing but one load in a tick. No lock of its own.
 
 use crate::in_group::price;
-use crate::maintenance::Call;
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
@@ -234,14 +233,13 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// As there.
     pub fn delete(&self, id: GroupId) -> Result<(), Denied> {
         self.groups.delete(&self.source, id)?;
-        self.source.after(Call::LargeFree, false);
-        // What is left of it is ended by ticks, or here where nobody is sure to tick.
+        self.source.after(false);
+        // What is left of it is ended by ticks, and as far as that goes here where no thread ticks.
         if !self.source.has_thread() {
             let lists = &self.source.core().lists;
             let site = Site { host: &self.source, groups: self.groups, lists };
-            if self.groups.end_deleted(&self.source) | site.end_deleted() {
-                self.source.want_thread();
-            }
+            self.groups.end_deleted(&self.source);
+            site.end_deleted();
         }
         Ok(())
     }

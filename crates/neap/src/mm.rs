@@ -5,12 +5,14 @@
 //! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
 //! was given opens it.
 
+use crate::background::Background;
 use crate::drain::NAP;
 use crate::in_call::{InCall, Returned};
 use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
-use crate::maintenance::{Call, Maintenance};
-use crate::options::{Options, ThreadGroups};
+use crate::main_thread::OfProcess;
+use crate::maintenance::Maintenance;
+use crate::options::{Background as Threads, Options, ThreadGroups};
 use crate::per_cpu_data::Place;
 use crate::reclaimers::Reclaim;
 use crate::splits::Splits;
@@ -50,14 +52,17 @@ pub struct Mm<P: Platform> {
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
+    /// The control block of neap's thread, which may make system calls that others may not; 0 without one.
+    pub(crate) own_thread: AtomicUsize,
+    pub(crate) of_process: OfProcess,
     /// Whether the C library's fork knows of it: of the process's manager alone.
     pub(crate) has_fork_handlers: AtomicBool,
     pub(crate) hooks: Hooks<P>,
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
-/// Starts a thread for a manager's background work.
-pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<(), Errno>;
+/// Starts a thread for a manager's background work, and answers what it is for who ends it.
+pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<usize, Errno>;
 
 /// What a thread of a manager is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +93,7 @@ unsafe impl<P: Platform> Sync for Mm<P> {}
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
+    pub(crate) background: Background,
     pub(crate) maintenance: Maintenance,
     pub(crate) in_call: InCall,
     pub(crate) options: Options,
@@ -113,6 +119,8 @@ impl<P: Platform> Mm<P> {
             tag: AtomicUsize::new(NO_TAG),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
+            own_thread: AtomicUsize::new(0),
+            of_process: OfProcess::new(),
             has_fork_handlers: AtomicBool::new(false),
             hooks,
             core: UnsafeCell::new(Core::unopened()),
@@ -335,9 +343,9 @@ impl<P: Platform> Mm<P> {
     /// What follows a call that took memory, or tried to. Not inside the gate.
     fn after_allocation(&self, core: &Core<P>) {
         if core.options.limit > 0 {
-            core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform), true);
+            core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
         }
-        core.after(self, Call::Allocation);
+        core.after(self);
     }
 
     /// Takes back what one of the functions here answered; null is nothing. A pointer that the program does not have ends
@@ -385,9 +393,6 @@ impl<P: Platform> Mm<P> {
             }
             return self.free_unplaced(pointer);
         }
-        // Before the memory is free: a thread that is made now allocates, and what it got of this memory could be freed by
-        // a second free of the program's.
-        core.before_run_is_freed(self, pointer);
         let payer = core.run_payer(pointer);
         let bytes = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -448,7 +453,6 @@ impl<P: Platform> Mm<P> {
                 let memory = if resized { Some(pointer) } else { core.move_run(pointer, size, align) };
                 memory.inspect(|_| core.count_run(size, usable))
             };
-            core.before_free_of(self, usable.saturating_sub(size));
             let resized = match core.run_payer(pointer) {
                 None => in_place(),
                 Some(payer) => self.resize_paid(payer, usable as u64, core.run_price(size), in_place),
@@ -510,7 +514,7 @@ impl<P: Platform> Core<P> {
     /// * `hot` is as [`Objects::open`] wants it.
     unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
         let budget = (options.limit > 0).then(|| page_budget(options.limit, platform.page_size()));
-        let maintenance = Maintenance::open(&platform, options.background)?;
+        let maintenance = Maintenance::open(&platform)?;
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };
         // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
@@ -519,6 +523,7 @@ impl<P: Platform> Core<P> {
         // SAFETY: the place is the caller's; the objects were opened above, and an unopened core has the other three.
         unsafe {
             neap_base::fill_in_place!(place => Core<P> {
+                background: Background::new(options.background != Threads::Never),
                 maintenance: maintenance,
                 in_call: InCall::new(),
                 options: *options,
@@ -572,7 +577,10 @@ impl<P: Platform> Core<P> {
     fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         let (mut memory, mut pages) = (None, 0);
         for round in 0..ROUNDS {
-            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(stop));
+            if !self.objects.platform.may_fence() {
+                self.objects.helper.ask(LAST_RESORT);
+            }
+            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(false, stop));
             memory = attempt();
             if memory.is_some() {
                 break;
@@ -595,6 +603,9 @@ impl<P: Platform> Core<P> {
 
 /// How often shrinkers are asked, for one allocation.
 const RECLAIMS: u32 = 4;
+
+/// Nanoseconds that an allocation that is about to fail waits for the stacks of all CPUs to be emptied by neap's thread.
+const LAST_RESORT: u64 = 100_000_000;
 
 /// How often such an allocation tries again while others were inside.
 const ROUNDS: u32 = 4;

@@ -13,13 +13,24 @@ use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::write::{say, stop};
 
+/// When there is a thread that gives memory back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Background {
+    /// Once the program has made a thread, or asks for what only a thread can do.
+    Threaded,
+    /// From the start.
+    Always,
+    /// Never.
+    Never,
+}
+
 /// What an instance can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Restartable sequences where they work.
     pub rseq: bool,
-    /// A maintenance thread where one is worth its price. Without it memory goes back from within ordinary calls.
-    pub background: bool,
+    /// When there is a thread of neap's. Without it memory goes back from within ordinary calls.
+    pub background: Background,
     /// Fresh memory as huge pages where much of it is used, or the system gives them to everybody.
     pub huge: bool,
     /// The most bytes that may be in use at a time; 0 for no limit.
@@ -105,9 +116,9 @@ pub const DESCRIPTIONS: [Description; 13] = [
     },
     Description {
         key: "background",
-        values: "on, off",
-        default: "on",
-        text: "a thread that gives memory back; off: memory goes back from within calls that allocate or free",
+        values: "auto, on, off",
+        default: "auto",
+        text: "a thread that gives memory back: auto: from the program's first thread on; on: from the start; off: never, memory goes back from within calls that allocate or free",
     },
     Description {
         key: "huge",
@@ -220,7 +231,7 @@ impl Options {
     /// What holds where nothing is said.
     pub const DEFAULT: Options = Options {
         rseq: true,
-        background: true,
+        background: Background::Threaded,
         huge: true,
         limit: 0,
         interval: 250,
@@ -299,7 +310,14 @@ impl Options {
         };
         match key {
             b"rseq" => self.rseq = switch()?,
-            b"background" => self.background = switch()?,
+            b"background" => {
+                self.background = match value {
+                    b"auto" => Background::Threaded,
+                    b"on" => Background::Always,
+                    b"off" => Background::Never,
+                    _ => return Err("is none of auto, on and off"),
+                }
+            }
             b"huge" => self.huge = switch()?,
             b"stat" => self.stat = switch()?,
             b"refuse" => self.refuse = switch()?,
@@ -378,7 +396,7 @@ mod tests {
         );
         let expected = Options {
             rseq: false,
-            background: false,
+            background: Background::Never,
             huge: false,
             limit: 3 << 30,
             interval: 1000,

@@ -4,7 +4,6 @@
 //! making it. It is beside the pages and objects, so it does not count for a limit.
 
 use crate::lazy::Lazy;
-use crate::maintenance::Call;
 use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::reclaimers::Manner;
@@ -173,7 +172,7 @@ impl<'m, P: Platform> Source<'m, P> {
         if let Ok(bytes) = answer {
             self.uncharge(payer, bytes as u64);
         }
-        self.after(Call::LargeFree, false);
+        self.after(false);
         answer
     }
 
@@ -188,8 +187,8 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.objects.pages.nearest(&self.core.objects.platform)
     }
 
-    pub(crate) fn after(&self, call: Call, hurry: bool) {
-        self.core.after_per_cpu(self.mm, self.data, call, hurry);
+    pub(crate) fn after(&self, hurry: bool) {
+        self.core.after_per_cpu(self.mm, self.data, hurry);
     }
 
     /// The groups, and who of them pays for an owner, if anybody does. Inside the gate.
@@ -249,10 +248,10 @@ impl<'m, P: Platform> Source<'m, P> {
     }
 
     pub(crate) fn has_thread(&self) -> bool {
-        self.core.maintenance.has_thread()
+        self.core.background.has_thread()
     }
 
-    /// Makes the thread: other threads are known to be there.
+    /// Makes the thread for what only a thread can do. Not from within a call that allocates or frees.
     pub(crate) fn want_thread(&self) {
         self.core.make_thread(self.mm);
     }
@@ -290,7 +289,7 @@ impl<P: Platform> Host for Source<'_, P> {
             let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
             self.inside(allocate).inspect_err(|_| self.uncharge(payer, bytes))
         };
-        self.after(Call::Allocation, wait != Wait::Long);
+        self.after(wait != Wait::Long);
         answer
     }
 
@@ -300,8 +299,7 @@ impl<P: Platform> Host for Source<'_, P> {
             self.uncharge(payer, self.data.price(bytes));
             bytes
         });
-        // The C library never frees such memory, so a thread may be made as after a large free.
-        self.after(Call::LargeFree, false);
+        self.after(false);
         answer
     }
 }

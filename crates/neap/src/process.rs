@@ -7,16 +7,18 @@
 //! Fork: prepare takes the lock of the C library's streams, closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
 //! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
 
+use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
-use crate::options::Options;
+use crate::options::{Background, Options};
 use crate::{stat_page, trace};
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
+use neap_os::own_thread::{self, End};
 use neap_os::write::{say, say_if_heard};
-use neap_os::{fork_handlers, stack, streams, thread};
+use neap_os::{environment, fork_handlers, stack, streams, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -50,7 +52,7 @@ fn open(mm: &Mm<Linux>) {
 fn open_apart(mm: &Mm<Linux>) {
     let options = Options::of_environment();
     // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
-    let opened = unsafe { mm.open(machine(&options), &options) };
+    let opened = unsafe { mm.open(machine(&options).with_own_thread(&PROCESS.own_thread), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
         stat_page::open(mm);
@@ -74,7 +76,24 @@ extern "C" fn register_fork_handlers() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = register_fork_handlers;
+static AT_LOAD: extern "C" fn() = at_load;
+
+#[unsafe(link_section = "__at_load")]
+extern "C" fn at_load() {
+    register_fork_handlers();
+    // SAFETY: no thread of the program runs yet, and the text is not kept.
+    if unsafe { environment::variable("NEAP") }.is_some() {
+        start_if_asked();
+    }
+}
+
+/// Makes the thread that `background:on` asks for.
+#[cold]
+fn start_if_asked() {
+    if PROCESS.core().is_some_and(|core| core.options.background == Background::Always) {
+        PROCESS.start_background();
+    }
+}
 
 /// The machine, as far as the options let it be known, and who is told what happens on it.
 fn machine(options: &Options) -> Linux {
@@ -93,34 +112,41 @@ fn machine(options: &Options) -> Linux {
     machine
 }
 
-fn spawn(_: &Mm<Linux>, task: Task) -> Result<(), Errno> {
+fn spawn(mm: &Mm<Linux>, task: Task) -> Result<usize, Errno> {
     extern "C" fn maintain(_: *mut c_void) -> *mut c_void {
-        PROCESS.leave_isolated();
+        // Relaxed: read back by this thread alone.
+        PROCESS.own_thread.store(thread::pointer(), Ordering::Relaxed);
+        settle(c"neap");
         PROCESS.background();
+        PROCESS.own_thread.store(0, Ordering::Relaxed);
         null_mut()
     }
     extern "C" fn reclaim(number: *mut c_void) -> *mut c_void {
-        PROCESS.leave_isolated();
+        settle(c"neap-reclaim");
         PROCESS.reclaimer(number.addr() as u32);
         null_mut()
     }
+    let functions = &mm.of_process.functions;
     // SAFETY: the bodies work on a static; the number is no pointer.
-    unsafe {
+    let made = unsafe {
         match task {
-            Task::Maintain => thread::spawn(maintain, null_mut(), thread::SMALL_STACK),
+            Task::Maintain => {
+                main_thread::notice_end();
+                own_thread::make(functions, maintain, null_mut(), own_thread::SMALL_STACK, End::Joined)
+            }
             Task::Reclaim(number) => {
-                thread::spawn(reclaim, without_provenance_mut(number as usize), thread::ORDINARY_STACK)
+                let number = without_provenance_mut(number as usize);
+                own_thread::make(functions, reclaim, number, own_thread::ORDINARY_STACK, End::Detached)
             }
         }
-    }
+    };
+    made.map(|id| id as usize)
 }
 
-impl Mm<Linux> {
-    /// Keeps the calling thread, neap's own, off isolated CPUs.
-    fn leave_isolated(&self) {
-        if let Some(core) = self.core_if_open() {
-            core.objects.platform.leave_isolated();
-        }
+/// Makes the calling thread one of neap's own.
+fn settle(name: &CStr) {
+    if let Some(core) = PROCESS.core_if_open() {
+        own_thread::settle(name, &core.objects.platform.own_cpus());
     }
 }
 
@@ -150,8 +176,6 @@ extern "C" fn after_fork_in_parent() {
 }
 
 extern "C" fn after_fork_in_child() {
-    // A child may fence only after it has said so itself; where that fails, takes are skipped.
-    let _ = neap_os::fence::register();
     PROCESS.reopen_in_child();
     streams::forget();
 }

@@ -4,15 +4,16 @@
 //! reclaim. So such a thread calls nobody: it posts a [job](neap_reclaim::reclaim::board), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
 //! first shrinker, others when all are busy. Whoever waits, and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
 //! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
-//! back. No free makes a reclaimer. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
+//! back. No call that allocates or frees makes a reclaimer: registering a shrinker does, and neap's own thread. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
 
 use crate::fair_clock::FairClock;
 use crate::mm::{Core, Mm, Task};
+use crate::options::Background;
 use crate::reclaiming::{Reclaiming, Runner};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Request};
-use neap_os::{clock, thread};
+use neap_os::clock;
 use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes, Vain, Waiter, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
@@ -58,6 +59,11 @@ impl Reclaim {
     pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
         let (threads, lost) = self.jobs.threads();
         (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
+    }
+
+    /// Lets every reclaimer end, and has none made from now on. Inside the gate.
+    pub(crate) fn dismiss(&self) {
+        self.jobs.dismiss();
     }
 
     /// In a forked child: there are no threads, and nobody waits. Inside the gate.
@@ -212,7 +218,7 @@ impl<P: Platform> Core<P> {
         }
         let Some(patience) = patience else {
             _ = reclaiming.inside(|| jobs.post(aim));
-            _ = self.recruit(mm, reclaiming, 0);
+            _ = self.call_reclaimers(reclaiming);
             return None;
         };
         let end = clock::precise().saturating_add(patience);
@@ -221,7 +227,7 @@ impl<P: Platform> Core<P> {
         loop {
             // Where there are too many jobs it waits for room first.
             reclaiming.inside(|| jobs.ask(&mut waiter));
-            let left = if self.recruit(mm, reclaiming, 0) { end.saturating_sub(clock::precise()) } else { 0 };
+            let left = if self.call_reclaimers(reclaiming) { end.saturating_sub(clock::precise()) } else { 0 };
             if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, left == 0)) {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return (left > 0).then_some(bytes);
@@ -247,22 +253,29 @@ impl<P: Platform> Core<P> {
         reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
     }
 
-    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Answers whether there is one now, or will be. Not inside the gate: making a
-    /// thread allocates.
+    /// Has neap's thread make a reclaimer if there are fewer than there are jobs for. Returns whether there is one now, or will
+    /// be. Not inside the gate.
+    fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
+        let jobs = &reclaiming.reclaim.jobs;
+        let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads()));
+        if is_short && threads < self.most_reclaimers() {
+            self.come_soon();
+        }
+        threads > 0 || self.background.has_thread()
+    }
+
+    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Returns whether there is one now, or will be. Not inside the gate, and not
+    /// from within a call that allocates or frees: making a thread allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
-        let (jobs, platform) = (&reclaiming.reclaim.jobs, &self.objects.platform);
+        let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {
             return false;
         }
-        // As in `make_thread`, not where the new one may perhaps run nowhere else; and not while this thread makes one, or runs a callback. The next tick does it.
-        if platform.is_isolated(platform.cpu()) || is_calling() {
-            let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(least), jobs.threads()));
-            if is_short {
-                self.come_soon();
-            }
-            return threads > 0 || self.maintenance.has_thread();
+        // Not while this thread makes one, or runs a callback. The next tick does it.
+        if is_calling() {
+            return self.call_reclaimers(reclaiming);
         }
-        let most = platform.nodes().max(LEAST) as u32;
+        let most = self.most_reclaimers();
         let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
         if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
             return threads > 0;
@@ -271,15 +284,19 @@ impl<P: Platform> Core<P> {
         threads > 1
     }
 
+    fn most_reclaimers(&self) -> u32 {
+        self.objects.platform.nodes().max(LEAST) as u32
+    }
+
     pub(crate) fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
-        mm.hooks.spawn.is_some() && self.options.background
+        mm.hooks.spawn.is_some() && self.options.background != Background::Never
     }
 
     /// What reclaim has to do in a tick. Not inside the gate.
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         self.watch(&reclaiming);
-        (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node, false));
+        (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // Also for what was handed back, or had nobody when it was posted.
         if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
@@ -291,7 +308,7 @@ impl<P: Platform> Core<P> {
 
     /// Has reclaimers relieve a node that is at its low watermark: until it is above the high one, and on that node alone. Waits for nobody. Not
     /// inside the gate.
-    pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize, makes_threads: bool) {
+    pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize) {
         if self.options.limit == 0 || is_calling() {
             return;
         }
@@ -306,9 +323,7 @@ impl<P: Platform> Core<P> {
             && self.may_have_reclaimers(mm)
         {
             _ = reclaiming.inside(|| reclaim.jobs.post(Aim::Node(node)));
-            if makes_threads {
-                _ = self.recruit(mm, &reclaiming, 0);
-            }
+            _ = self.call_reclaimers(&reclaiming);
         }
     }
 }
@@ -329,7 +344,6 @@ pub(crate) enum Manner {
 impl<P: Platform> Mm<P> {
     /// What a reclaimer does, from its first moment to its last.
     pub(crate) fn reclaimer(&self, number: u32) {
-        thread::name(c"neap-reclaim");
         let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
         let jobs = &reclaiming.reclaim.jobs;
         let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
@@ -531,7 +545,7 @@ mod tests {
     #[test]
     fn background_reclaim_begins_below_low_ends_above_high_and_is_of_one_node() {
         // Threads that are made do nothing: the test is the reclaimer.
-        let hooks = Hooks { open: |_| (), spawn: Some(|_, _| Ok(())), ticked: None };
+        let hooks = Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None };
         let mut mm = Box::new(Mm::new(hooks));
         let machine = Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1]);
         // SAFETY: the manager stays in its box.

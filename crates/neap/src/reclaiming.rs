@@ -289,6 +289,11 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Ok(())
     }
 
+    /// Lets all reclaimers end, after the callbacks that they are in.
+    pub(crate) fn dismiss(&self) {
+        self.inside(|| self.reclaim.dismiss());
+    }
+
     /// [`Shrinkers::unregister`].
     ///
     /// # Errors

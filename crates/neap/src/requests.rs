@@ -12,13 +12,15 @@
 
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
+use crate::options::Background;
 use crate::reconcile::Books;
 use crate::{chunk_report, group_report, map_report, shrinker_report};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
+use neap_os::clock;
 use neap_os::futex::{self, Scope as Reach};
-use neap_os::{clock, stack, thread};
+use neap_os::stack;
 use neap_reclaim::ShrinkerId;
 
 /// From one look at the page to the next at least, in nanoseconds, whatever is written there.
@@ -156,7 +158,7 @@ impl<P: Platform> Core<P> {
             BOUND => desk.answer(ticket, change_bound(mm, desk, is_call)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
             // Who asks waits for a reclaimer, and may make one.
-            SHRINK if is_call && self.options.background => desk.answer(ticket, BUSY),
+            SHRINK if is_call && self.options.background != Background::Never => desk.answer(ticket, BUSY),
             SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
         }
@@ -226,38 +228,42 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Lets whoever sleeps in [`Core::sleep`] look up.
-    pub(crate) fn end_nap(&self) {
-        if let Some(desk) = self.page.desk() {
-            futex::wake(&desk.ticket, 1, Reach::Shared);
-        }
-    }
-
-    /// Sleeps so many nanoseconds, and answers requests meanwhile; less if somebody wants this thread to come soon.
-    pub(crate) fn sleep(&self, mm: &Mm<P>, nanoseconds: u64) {
+    /// Naps for so many nanoseconds, and helps and answers meanwhile; less if a call wants this thread to come soon. Returns
+    /// `false` where the thread is to end.
+    pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
         let end = clock::precise() + nanoseconds;
         loop {
-            self.answer(mm, false);
-            if self.is_wanted_soon() {
-                return;
-            }
+            let rung = self.objects.helper.rung();
+            self.help(mm);
+            let answered = self.answer(mm, false);
             let left = end.saturating_sub(clock::precise());
-            let Some(desk) = self.page.desk().filter(|_| left > PAUSE) else { return thread::sleep(left) };
-            futex::wait(&desk.ticket, self.page.taken.load(Ordering::Relaxed), Some(left - PAUSE), Reach::Shared);
-            thread::sleep(PAUSE);
+            if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
+                return !self.background.is_ending();
+            }
+            self.sleep(rung, Some(if answered { left.min(PAUSE) } else { left }), !answered);
         }
     }
 
-    /// Sleeps until a word of this process is not what is expected, or a request has been answered.
-    pub(crate) fn sleep_on(&self, mm: &Mm<P>, own: (&AtomicU32, u32)) {
-        // Acquire pairs with the Release of whoever changes the word.
-        while own.0.load(Ordering::Acquire) == own.1 && !self.answer(mm, false) {
-            let taken = self.page.taken.load(Ordering::Relaxed);
-            // Where the kernel cannot wait for both, requests wait until this thread is woken for another reason.
-            match self.page.desk() {
-                Some(desk) if futex::wait_either(own, (&desk.ticket, taken)) => thread::sleep(PAUSE),
-                _ => futex::wait(own.0, own.1, None, Reach::Process),
+    /// Sleeps until a call wakes the thread or a request has been answered, and helps meanwhile.
+    pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
+        loop {
+            let rung = self.objects.helper.rung();
+            self.help(mm);
+            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, false) {
+                return;
             }
+            self.sleep(rung, None, true);
+        }
+    }
+
+    /// Sleeps until the bell has rung more often than so, or, with `requests`, another process writes one. Where the
+    /// kernel cannot wait for both, requests wait for another reason to look up.
+    fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
+        let bell = (self.objects.helper.bell(), rung);
+        let taken = self.page.taken.load(Ordering::Relaxed);
+        match self.page.desk().filter(|_| requests) {
+            Some(desk) if futex::wait_either(bell, (&desk.ticket, taken), nanoseconds) => {}
+            _ => futex::wait(bell.0, bell.1, nanoseconds, Reach::Process),
         }
     }
 }
@@ -344,7 +350,7 @@ mod tests {
     /// nor makes a thread.
     #[test]
     fn a_call_asks_no_shrinker() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(())), ticked: None }));
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None }));
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 1), &Options::DEFAULT) }.unwrap();
         let reclaiming = mm.reclaiming().unwrap();

@@ -90,6 +90,8 @@ pub(crate) struct StatPage {
     inode: AtomicU64,
     /// Bytes for the numbers.
     room: AtomicUsize,
+    /// The process that made the page. A call that publishes asks for it by no system call.
+    process: AtomicU32,
     /// The last request that was taken up. Not in the page, where anybody could change it.
     pub(crate) taken: AtomicU32,
     /// When a call last looked at one.
@@ -111,6 +113,7 @@ impl StatPage {
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
             room: AtomicUsize::new(0),
+            process: AtomicU32::new(0),
             taken: AtomicU32::new(0),
             answered: AtomicU64::new(0),
         }
@@ -152,7 +155,8 @@ impl StatPage {
         self.taken.store(0, Ordering::Relaxed);
         // SAFETY: mapped a moment ago, for good; other processes may read it.
         let header = unsafe { Sheet::at(memfd.address, room) }.header;
-        header.pid.store(thread::process_id(), Ordering::Relaxed);
+        self.process.store(thread::process_id(), Ordering::Relaxed);
+        header.pid.store(self.process.load(Ordering::Relaxed), Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Relaxed);
         let header = core::ptr::with_exposed_provenance_mut(memfd.address);
@@ -205,7 +209,7 @@ impl StatPage {
         let room = self.room.load(Ordering::Relaxed);
         // SAFETY: mapped for good; other processes may read it.
         let sheet = unsafe { Sheet::at(core::ptr::from_ref(header).expose_provenance(), room) };
-        sheet.publish(thread::process_id(), clock::precise(), write);
+        sheet.publish(self.process.load(Ordering::Relaxed), clock::precise(), write);
     }
 }
 
@@ -344,11 +348,11 @@ impl<P: Platform> Core<P> {
     fn describe_mode(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         let (objects, version) = (&self.objects, env!("CARGO_PKG_VERSION"));
         let kind = if objects.slots.has_rseq() { Kind::Rseq } else { Kind::Atomic };
-        write!(text, "{{\"pid\":{},\"version\":\"{version}\",", thread::process_id())?;
+        write!(text, "{{\"pid\":{},\"version\":\"{version}\",", self.page.process.load(Ordering::Relaxed))?;
         write!(text, "\"mode\":{{\"slots\":\"{}\",\"why\":\"{why}\",\"isolated_cpus\":", kind_name(kind))?;
         let isolated = (0..objects.slots.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
         text.list(isolated, |text, cpu| write!(text, "{cpu}"))?;
-        let (background, page_size) = (self.maintenance.thread_state(), objects.pages.page_size());
+        let (background, page_size) = (self.background.state(), objects.pages.page_size());
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.options.interval)?;
         write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)
     }

@@ -31,7 +31,7 @@ impl Full {
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let clock = Virtual::new(4096, 2);
         clock.advance(3_600_000_000_000);
-        let options = Options { stat: false, background: false, ..Options::DEFAULT };
+        let options = Options { stat: false, background: crate::options::Background::Never, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(clock, &options) }.unwrap();
         let groups = mm.groups().unwrap();

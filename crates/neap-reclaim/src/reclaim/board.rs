@@ -398,6 +398,15 @@ impl Jobs {
         (board.threads, board.lost, board.parents, board.until) = (0, 0, board.last, 0);
     }
 
+    /// Every reclaimer ends when it looks for a job the next time, and none is made any more. Inside the gate.
+    pub fn dismiss(&self) {
+        let mut board = self.board.lock();
+        (board.threads, board.lost, board.parents, board.until) = (0, 0, u32::MAX, u64::MAX);
+        drop(board);
+        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
+        wake(&self.posted, i32::MAX as u32);
+    }
+
     /// How often there was a job to be taken.
     fn posts(&self) -> u32 {
         self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
@@ -602,6 +611,19 @@ mod tests {
         }
         jobs.place(bytes(20), true).unwrap();
         assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(bytes(20))));
+    }
+
+    #[test]
+    fn dismissed_reclaimers_end_and_none_is_hired() {
+        let jobs = Jobs::with(2);
+        jobs.place(bytes(20), true).unwrap();
+        let posts = jobs.posts();
+        jobs.dismiss();
+        assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+        jobs.finish(1, 7, |_| panic!("it has nothing"));
+        jobs.end(2, |_| panic!("it has nothing"));
+        assert_eq!([1, 2].map(|number| jobs.take(number)), [Next::End, Next::End]);
+        assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.threads()), (None, (0, 0)));
     }
 
     /// Fails by never ending where nobody is woken; the number that reclaimers sleep on says it at once.

@@ -1,0 +1,125 @@
+//! Emptying of other CPUs' stacks that an allocation leaves to another thread.
+//!
+//! # Design
+//! To take what is in another CPU's stacks needs a fence. An allocation may make no such system call where the process has
+//! several threads. It asks a thread that may, and waits for a bounded time:
+//! 1. It takes a ticket, and rings the bell on which that thread sleeps.
+//! 2. The thread empties the stacks of all CPUs, and says up to which ticket it has done so.
+//! 3. The allocation sees its ticket done, or goes on without.
+//!
+//! # Locking
+//! None. The thread enters the fork gate by itself, and never waits for it: who asks may be inside.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use neap_os::futex::{self, Scope};
+
+/// What a thread that needs memory and one that helps it share.
+#[derive(Debug, Default)]
+pub struct Helper {
+    present: AtomicBool,
+    bell: AtomicU32,
+    asked: AtomicU32,
+    done: AtomicU32,
+    late: AtomicU32,
+}
+
+impl Helper {
+    pub(crate) const fn new() -> Helper {
+        let [bell, asked, done, late] = [const { AtomicU32::new(0) }; 4];
+        Helper { present: AtomicBool::new(false), bell, asked, done, late }
+    }
+
+    /// Says whether there is a thread that sleeps on the bell.
+    pub fn set_present(&self, present: bool) {
+        // Relaxed: heuristic; nothing depends on it.
+        self.present.store(present, Ordering::Relaxed);
+    }
+
+    /// Lets the thread that sleeps on the bell look up.
+    pub fn ring(&self) {
+        self.bell.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `rung`.
+        futex::wake(&self.bell, 1, Scope::Process);
+    }
+
+    /// How often the bell has rung: who finds nothing to do after this sleeps [on it](Helper::bell) as long as that is so.
+    pub fn rung(&self) -> u32 {
+        self.bell.load(Ordering::Acquire) // Pairs with the Release in `ring`.
+    }
+
+    /// The word to sleep on.
+    pub fn bell(&self) -> &AtomicU32 {
+        &self.bell
+    }
+
+    /// Has the stacks of all CPUs emptied, and waits so many nanoseconds for it at most. Returns whether it happened.
+    pub fn ask(&self, nanoseconds: u64) -> bool {
+        if !self.present.load(Ordering::Relaxed) {
+            return false;
+        }
+        let ticket = self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        self.ring();
+        let is_done = |done: u32| done.wrapping_sub(ticket) < u32::MAX / 2;
+        // Acquire pairs with the Release in `serve`: objects that were put back are found.
+        let done = self.done.load(Ordering::Acquire);
+        if !is_done(done) {
+            futex::wait(&self.done, done, Some(nanoseconds), Scope::Process);
+        }
+        let in_time = is_done(self.done.load(Ordering::Acquire)); // Pairs with the Release in `serve`.
+        self.late.fetch_add(u32::from(!in_time), Ordering::Relaxed);
+        in_time
+    }
+
+    /// Runs `work`, which answers whether it was done, if an allocation asks for it.
+    pub fn serve(&self, work: impl FnOnce() -> bool) {
+        // Relaxed: the bell orders it.
+        let asked = self.asked.load(Ordering::Relaxed);
+        if asked != self.done.load(Ordering::Relaxed) && work() {
+            self.done.store(asked, Ordering::Release); // Pairs with the Acquire loads in `ask`.
+            futex::wake(&self.done, i32::MAX as u32, Scope::Process);
+        }
+    }
+
+    /// How many allocations went on without.
+    pub fn late(&self) -> u32 {
+        self.late.load(Ordering::Relaxed)
+    }
+
+    /// In a forked child: there is no such thread, and no allocation waits for one.
+    pub fn forget(&self) {
+        self.set_present(false);
+        self.done.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_is_served_or_given_up() {
+        let helper = Helper::new();
+        assert!(!helper.ask(1_000_000) && helper.late() == 0, "there is no thread to ask");
+        helper.set_present(true);
+        assert!(!helper.ask(1_000_000) && helper.late() == 1, "the thread does not come");
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| helper.ask(u64::MAX >> 2));
+            while !asks.is_finished() {
+                let rung = helper.rung();
+                let mut served = false;
+                helper.serve(|| {
+                    served = true;
+                    true
+                });
+                if !served {
+                    futex::wait(helper.bell(), rung, Some(1_000_000), Scope::Process);
+                }
+            }
+            assert!(asks.join().unwrap());
+        });
+        helper.serve(|| panic!("nothing is asked for"));
+        helper.asked.fetch_add(1, Ordering::Relaxed);
+        helper.serve(|| false);
+        helper.forget();
+        helper.serve(|| panic!("a child's parent asked for it"));
+    }
+}

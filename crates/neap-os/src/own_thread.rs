@@ -1,0 +1,271 @@
+//! Threads of neap's own: how they are made and joined, and what they are like.
+//!
+//! # Design
+//! 1. They are made and joined by the C library's own functions, which are looked up in that library. A definition of the
+//!    same name that a program, a profiler or a preloaded library has is never called.
+//! 2. The C library knows them, so that its set*id functions change their user, too. It also counts them: a process does
+//!    not end before they do, so [`join`] is for the end of the main thread.
+//! 3. They begin with every signal blocked but those of the C library, so that no handler of the program runs on them.
+//! 4. [`settle`] takes what they inherited of their maker's policy, CPUs and priority from them.
+//!
+//! # Locking
+//! None of its own. [`Functions::find`] takes the dynamic linker's lock and [`make`] allocates: neither is called from
+//! within a call that allocates or frees.
+
+use crate::Errno;
+use crate::syscall::syscall5;
+use crate::topology::{CpuSet, MAX_CPUS};
+use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use linux_raw_sys::general::{__NR_sched_setscheduler, __NR_setpriority};
+
+/// What a thread runs.
+pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// A thread, as the C library names it.
+pub type Id = libc::pthread_t;
+
+type Create = unsafe extern "C" fn(*mut Id, *const libc::pthread_attr_t, Body, *mut c_void) -> i32;
+type Join = unsafe extern "C" fn(Id, *mut *mut c_void) -> i32;
+
+/// The C library's `pthread_create` and `pthread_join`, once they were found.
+#[derive(Debug)]
+pub struct Functions {
+    create: AtomicUsize,
+    join: AtomicUsize,
+}
+
+impl Functions {
+    /// Functions that are looked up when they are first needed.
+    pub const fn new() -> Functions {
+        Functions { create: AtomicUsize::new(0), join: AtomicUsize::new(0) }
+    }
+
+    /// Finds both functions. Later calls answer without a look-up.
+    ///
+    /// # Errors
+    /// `NOSYS` where there is no dynamic linker that knows them.
+    fn find(&self) -> Result<(Create, Join), Errno> {
+        // Relaxed: addresses of code, which was there before.
+        let find = |known: &AtomicUsize, look: fn() -> usize| match known.load(Ordering::Relaxed) {
+            0 => {
+                let found = look();
+                known.store(found, Ordering::Relaxed);
+                found
+            }
+            found => found,
+        };
+        let (create, join) = (find(&self.create, look_up::create), find(&self.join, look_up::join));
+        if create == 0 || join == 0 {
+            return Err(Errno::NOSYS);
+        }
+        // SAFETY: POSIX gives the functions of these names these types.
+        Ok(unsafe { (core::mem::transmute::<usize, Create>(create), core::mem::transmute::<usize, Join>(join)) })
+    }
+}
+
+impl Default for Functions {
+    fn default() -> Self {
+        Functions::new()
+    }
+}
+
+#[cfg(not(target_feature = "crt-static"))]
+mod look_up {
+    use crate::rseq::weak_variable;
+    use core::arch::global_asm;
+    use core::ffi::{CStr, c_char, c_int, c_void};
+    use core::mem::transmute;
+    use core::ptr::{null_mut, without_provenance_mut};
+
+    // Weak: they are the C library's from 2.34 on.
+    global_asm!(".weak dlopen", ".weak dlsym");
+
+    pub(super) fn create() -> usize {
+        function(c"pthread_create")
+    }
+
+    pub(super) fn join() -> usize {
+        function(c"pthread_join")
+    }
+
+    /// The address of a function of the C library, or of the next library that has one where that has another name; 0 if there is none.
+    fn function(name: &CStr) -> usize {
+        const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
+        const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
+        let (open, find) = (weak_variable!("dlopen", ""), weak_variable!("dlsym", ""));
+        if open == 0 || find == 0 {
+            return 0;
+        }
+        // SAFETY: the dynamic linker's functions of these names have these types; a handle that is not null is one, and RTLD_NEXT stands for one.
+        let (open, find) = unsafe {
+            (
+                transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
+                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find),
+            )
+        };
+        let library = open(c"libc.so.6".as_ptr(), LAZY_IF_LOADED);
+        let found = if library.is_null() { null_mut() } else { find(library, name.as_ptr()) };
+        let found = if found.is_null() { find(NEXT, name.as_ptr()) } else { found };
+        found.expose_provenance()
+    }
+}
+
+/// A static program has one definition of each name.
+#[cfg(target_feature = "crt-static")]
+mod look_up {
+    pub(super) fn create() -> usize {
+        libc::pthread_create as *const () as usize
+    }
+
+    pub(super) fn join() -> usize {
+        libc::pthread_join as *const () as usize
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_sigmask(how: i32, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> i32;
+    fn __errno_location() -> *mut i32;
+    fn pthread_attr_init(attributes: *mut libc::pthread_attr_t) -> i32;
+    fn pthread_attr_setdetachstate(attributes: *mut libc::pthread_attr_t, state: i32) -> i32;
+    fn pthread_attr_setstacksize(attributes: *mut libc::pthread_attr_t, bytes: usize) -> i32;
+    fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
+}
+
+/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
+/// library's own needs (thread-local storage of every loaded library lies on the stack as well).
+pub const SMALL_STACK: usize = 256 << 10;
+/// Bytes of a stack on which a program's functions run.
+pub const ORDINARY_STACK: usize = 2 << 20;
+/// Bytes of a stack in a program with so many thread-local variables that they do not fit [`ORDINARY_STACK`].
+const LARGE_STACK: usize = 64 << 20;
+
+/// Whether a thread may be [joined](join).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// It is joined.
+    Joined,
+    /// It is never joined.
+    Detached,
+}
+
+/// Makes a thread with every signal blocked, on a stack of so many bytes, or of more if the program's thread-local variables leave nothing of it.
+///
+/// # Errors
+/// The answer of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel no longer lets threads
+/// register for rseq, though this one is registered: the C library would end the process over it.
+///
+/// # Safety
+/// `body(argument)` is sound on another thread for as long as it runs.
+pub unsafe fn make(
+    functions: &Functions,
+    body: Body,
+    argument: *mut c_void,
+    stack: usize,
+    end: End,
+) -> Result<Id, Errno> {
+    const SETMASK: i32 = 2;
+    const DETACHED: i32 = 1;
+    const INVAL: i32 = Errno::INVAL.raw_os_error();
+    let (create, _) = functions.find()?;
+    if crate::rseq::is_registered() && !crate::rseq::may_register() {
+        return Err(Errno::NOSYS);
+    }
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+    // A new thread inherits the mask. The C library takes its own signals out of it.
+    // SAFETY: an all-ones set is a valid set (the kernel ignores the bits of KILL and STOP).
+    let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
+    let mut id = MaybeUninit::<Id>::uninit();
+    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid for the calls.
+    let answer = unsafe {
+        // The calls below may write errno, which the caller's caller does not expect.
+        let errno = __errno_location().read();
+        let answer = pthread_attr_init(attributes.as_mut_ptr());
+        if answer != 0 {
+            return Err(Errno::from_raw_os_error(answer));
+        }
+        if end == End::Detached {
+            pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
+        }
+        pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
+        let mut answer = INVAL;
+        for bytes in [stack, stack.max(ORDINARY_STACK), LARGE_STACK] {
+            if answer == INVAL {
+                pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
+                answer = create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
+            }
+        }
+        pthread_sigmask(SETMASK, old.as_ptr(), core::ptr::null_mut());
+        pthread_attr_destroy(attributes.as_mut_ptr());
+        __errno_location().write(errno);
+        answer
+    };
+    if answer != 0 {
+        return Err(Errno::from_raw_os_error(answer));
+    }
+    // SAFETY: `pthread_create` has written it.
+    Ok(unsafe { id.assume_init() })
+}
+
+/// Waits until a thread has ended, for the C library's count of threads as well.
+///
+/// # Safety
+/// `id` is a thread that [`make`] made as [`End::Joined`] in this process, and that was not joined.
+pub unsafe fn join(functions: &Functions, id: Id) {
+    let Ok((_, join)) = functions.find() else { return };
+    // SAFETY: the caller promises what this asks for.
+    unsafe { join(id, core::ptr::null_mut()) };
+}
+
+/// Gives the calling thread, neap's own, a name, normal policy and priority, and the CPUs of a set. What the system
+/// refuses stays as it was inherited.
+pub fn settle(name: &CStr, cpus: &CpuSet) {
+    const ORDINARY: usize = 0; // SCHED_OTHER
+    const THREAD: usize = 0; // PRIO_PROCESS, which names a thread
+    let _ = rustix::thread::set_name(name);
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().filter(|&cpu| cpu < MAX_CPUS.min(rustix::thread::CpuSet::MAX_CPU)).for_each(|cpu| set.set(cpu));
+    if set.count() > 0 {
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+    let priority = 0_i32;
+    // SAFETY: the kernel reads one number there; thread 0 is the caller.
+    let _ = unsafe {
+        let priority = (&raw const priority).expose_provenance();
+        syscall5(__NR_sched_setscheduler as usize, 0, ORDINARY, priority, 0, 0)
+    };
+    // SAFETY: the call has numbers alone.
+    let _ = unsafe { syscall5(__NR_setpriority as usize, THREAD, 0, 0, 0, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::futex;
+    use core::sync::atomic::AtomicU32;
+
+    static RAN: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        let mut cpus = CpuSet::EMPTY;
+        cpus.insert(crate::thread::allowed().iter().next().unwrap());
+        settle(c"neap", &cpus);
+        let is_settled = crate::thread::allowed() == cpus && crate::thread::own_name().0.starts_with(b"neap\0");
+        RAN.store(if is_settled { 1 } else { 2 }, Ordering::Release); // Pairs with the Acquire load in the test.
+        futex::wake(&RAN, 1, futex::Scope::Process);
+        core::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_thread_starts_settles_and_is_joined() {
+        let functions = Functions::new();
+        // SAFETY: the body touches an atomic only.
+        let id = unsafe { make(&functions, body, core::ptr::null_mut(), SMALL_STACK, End::Joined) }.unwrap();
+        // SAFETY: made above.
+        unsafe { join(&functions, id) };
+        // Pairs with the Release store in `body`.
+        assert_eq!(RAN.load(Ordering::Acquire), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! The end of the main thread of a process that goes on.
+//!
+//! # Design
+//! A process ends with the last of its threads when the main thread has ended by `pthread_exit`, `thrd_exit` or cancellation.
+//! The C library counts neap's threads like all others. So they end with the main thread, for good:
+//! 1. The main thread has a value of a key whose destructor the C library calls in all three cases, and not at `exit`.
+//! 2. The destructor has neap's thread end, and waits for it.
+//! 3. Reclaimers end after the callback that they are in; they are not waited for.
+//!
+//! The value is set when the main thread makes neap's thread, as it does where it makes the program's first thread.
+
+use crate::process::PROCESS;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, Ordering};
+use neap_os::own_thread::{self, Functions};
+use neap_os::thread;
+
+/// What only the manager of a process has.
+#[derive(Debug)]
+pub(crate) struct OfProcess {
+    /// The C library's functions for threads.
+    pub(crate) functions: Functions,
+    /// The key, by one more than its number; 0 for none.
+    key: AtomicU32,
+}
+
+impl OfProcess {
+    pub(crate) const fn new() -> OfProcess {
+        OfProcess { functions: Functions::new(), key: AtomicU32::new(0) }
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_key_create(key: *mut u32, destructor: extern "C" fn(*mut c_void)) -> i32;
+    fn pthread_setspecific(key: u32, value: *const c_void) -> i32;
+}
+
+/// Has neap's threads end with the calling thread if that is the main one. One call at a time.
+pub(crate) fn notice_end() {
+    if thread::id() != thread::process_id() {
+        return;
+    }
+    let known = &PROCESS.of_process.key;
+    // Relaxed: written by the thread that makes neap's thread.
+    if known.load(Ordering::Relaxed) == 0 {
+        let mut key = 0;
+        // SAFETY: the destructor is a function of this library, which is never unloaded. A process has 1024 keys: where
+        // they are used up the end of the main thread goes unnoticed.
+        if unsafe { pthread_key_create(&raw mut key, ended) } != 0 {
+            return;
+        }
+        known.store(key + 1, Ordering::Relaxed);
+    }
+    // The destructor is called for values that are not null.
+    let value = core::ptr::from_ref(known).cast();
+    // SAFETY: the key was made above or by an earlier call.
+    let _ = unsafe { pthread_setspecific(known.load(Ordering::Relaxed) - 1, value) };
+}
+
+extern "C" fn ended(_: *mut c_void) {
+    if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
+        reclaiming.dismiss();
+    }
+    PROCESS.end_background(|id| {
+        // SAFETY: `spawn` made it as one that is joined, in this process: a child forgets it.
+        unsafe { own_thread::join(&PROCESS.of_process.functions, id as _) };
+    });
+}

@@ -1,0 +1,73 @@
+/* Threads allocate and free within callbacks of dl_iterate_phdr, which hold a lock of the dynamic linker, while others load a
+ * library whose constructor and destructor do so, too, make threads, and fork. Nothing waits for what it holds. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+static atomic_int stop;
+static char library[4096];
+
+static int each(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)info, (void)size, (void)data;
+    void *blocks[200];
+    for (int i = 0; i < 200; i++) memset(blocks[i] = malloc(3000 + i * 100), 1, 100);
+    for (int i = 0; i < 200; i++) free(blocks[i]);
+    free(memset(malloc(3 << 20), 1, 3 << 20));
+    return 0;
+}
+
+static void *iterates(void *argument) {
+    while (!stop) dl_iterate_phdr(each, NULL);
+    return argument;
+}
+
+static void *loads(void *argument) {
+    while (!stop) {
+        void *handle = dlopen(library, RTLD_NOW);
+        CHECK(handle, "%s", dlerror());
+        dlclose(handle);
+    }
+    return argument;
+}
+
+static void *makes(void *argument) {
+    while (!stop) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, (void *(*)(void *))free, malloc(100)) == 0, "a thread");
+        pthread_join(thread, NULL);
+    }
+    return argument;
+}
+
+static void *forks(void *argument) {
+    while (!stop) {
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork");
+        if (pid == 0) {
+            alarm(10);
+            each(NULL, 0, NULL);
+            _exit(0);
+        }
+        end_child(pid);
+        usleep(5000);
+    }
+    return argument;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2, "usage: linker_lock SECONDS");
+    void *(*const works[])(void *) = {iterates, loads, iterates, makes, forks};
+    enum { COUNT = sizeof works / sizeof *works };
+    pthread_t threads[COUNT];
+    snprintf(library, sizeof library, "%s_library.so", argv[0]);
+    alarm(60);
+    for (int i = 0; i < COUNT; i++) CHECK(pthread_create(&threads[i], NULL, works[i], NULL) == 0, "thread %d", i);
+    sleep(atoi(argv[1]));
+    stop = 1;
+    for (int i = 0; i < COUNT; i++) pthread_join(threads[i], NULL);
+    return finish();
+}
