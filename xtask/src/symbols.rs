@@ -32,12 +32,19 @@ const IMPORTS: &[&str] = &[
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
 /// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never called by anything but the program; `operator new` that
-/// has no memory finds the C++ library's own; fork takes the streams' lock before the gate is closed.
-const WEAK_IMPORTS: &[&str] =
-    &["__register_atfork", "fwrite", "dlopen", "dlsym", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
-
-/// What libneap may have besides, which is linked with one C library and not preloaded under others.
-const LINKED_IMPORTS: &[&str] = &["__register_atfork"];
+/// has no memory finds the C++ library's own, and neap's thread the C library's `pthread_create`; the C library says whether there is one thread; fork takes
+/// the streams' lock before the gate is closed, and is told of handlers by the name that the C library has.
+const WEAK_IMPORTS: &[&str] = &[
+    "__register_atfork",
+    "pthread_atfork",
+    "fwrite",
+    "dlopen",
+    "dlsym",
+    "_IO_list_lock",
+    "_IO_list_unlock",
+    "_IO_list_resetlock",
+    "__libc_single_threaded",
+];
 
 /// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
 const FAMILY: &[&str] = &[

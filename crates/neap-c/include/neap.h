@@ -743,8 +743,8 @@ typedef struct neap_usage {
 int neap_usage_get(neap_usage *usage);
 
 /*
- * Does what neap's thread does every 250 ms: for programs that have no such thread (NEAP=background:off, or one thread and less than
- * 16 MiB to give back). Whether a later call may find more to do.
+ * Does what neap's thread does every 250 ms: for programs that have no such thread (NEAP=background:off, one thread, or no preloaded
+ * library and no NEAP=background:on). Whether a later call may find more to do.
  */
 bool neap_tick(void);
 

@@ -1,8 +1,8 @@
 //! The maintenance thread of the process's manager.
 //!
-//! Goal: a process that holds back memory gets one thread, which returns all of it and then sleeps; whatever is cached
-//! afterwards, by whatever call, wakes it again; nothing is ever left behind because somebody came while it was falling
-//! asleep; it takes no signal of the program's; and a forked child makes its own when it needs one. Method: the process's
+//! Goal: no call that allocates or frees makes a thread; the one that the program asks for returns all memory that is held
+//! back and then sleeps; whatever is cached afterwards, by whatever call, wakes it again; nothing is ever left behind because a
+//! call came while it was falling asleep; it takes no signal of the program's; and a forked child has none before it asks. Method: the process's
 //! manager is used directly, with short intervals, in bursts that hit all phases of the thread; after each burst the test
 //! waits until nothing is cached, as long as that may take, and fails if it never comes.
 
@@ -61,7 +61,9 @@ fn a_process() {
         return;
     }
     let mut random = Random(seed());
-    assert_eq!(tasks().len(), 0, "no thread before there is anything to do");
+    burst(100_000, 400);
+    assert_eq!(tasks().len(), 0, "a call has made a thread");
+    assert!(PROCESS.start_background() && PROCESS.start_background());
     burst(100_000, 400);
     waits_until_all_is_back("the first burst");
     assert_eq!(tasks().len(), 1);
@@ -92,13 +94,14 @@ fn a_process() {
         waits_until_all_is_back("what was left of it");
     }
     assert_eq!(tasks().len(), 1, "the same thread all the time");
-    // A child has no thread until it needs one.
+    // A child has no thread until it asks for one.
     // SAFETY: that a child may use the allocator is part of what is tested; it ends by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let done = std::panic::catch_unwind(|| {
-            assert_eq!(tasks().len(), 0);
             burst(100_000, 400);
+            assert_eq!(tasks().len(), 0);
+            assert!(PROCESS.start_background());
             waits_until_all_is_back("a burst in a child");
             assert_eq!(tasks().len(), 1);
         });

@@ -206,7 +206,7 @@ fn a_process() {
 #[test]
 fn pages_go_back_with_and_without_a_thread() {
     for options in ["interval:10", "rseq:off,interval:10", "interval:10,nodes:2"] {
-        succeeds("a_process", "thread", options);
+        succeeds("a_process", "thread", &format!("background:on,{options}"));
     }
     succeeds("a_process", "no thread", "background:off,interval:60000");
 }
