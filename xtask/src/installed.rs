@@ -51,6 +51,19 @@ stop.set()
 print(codes)
 ";
 
+/// Python warns where a process with several threads forks, so there is to be one after much memory came and went.
+const PYTHON_POOL: &str = "\
+import multiprocessing, os, warnings
+warnings.simplefilter('error')
+def work(n):
+    return sum(len(str(k) * 3) for k in range(n))
+blocks = [bytes(100000) for _ in range(1000)]
+del blocks
+print(len(os.listdir('/proc/self/task')), 'thread')
+with multiprocessing.get_context('fork').Pool(4) as pool:
+    print(pool.map(work, range(0, 20000, 1000)))
+";
+
 const PYTHON_SUBPROCESS: &str = "\
 import subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +154,13 @@ pub(crate) const INSTALLED: &[Program] = &[
         line: &["env", "PYTHONMALLOC=malloc", "python3", "-c", PYTHON_THREADS],
     },
     Program { name: "python fork", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_FORK] },
+    Program { name: "python pool", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_POOL] },
+    Program {
+        name: "sshd logins",
+        needs: &["sshd", "ssh", "ssh-keygen"],
+        files: &[("logins.sh", include_str!("../../tests/programs/logins.sh"))],
+        line: &["bash", "logins.sh"],
+    },
     Program { name: "python subprocess", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_SUBPROCESS] },
     Program {
         name: "gcc",
