@@ -58,16 +58,30 @@ static void *forks(void *argument) {
     return argument;
 }
 
-int main(int argc, char **argv) {
-    CHECK(argc == 2, "usage: linker_lock SECONDS");
-    void *(*const works[])(void *) = {iterates, loads, iterates, makes, forks};
+/* All of them for a moment; the dynamic linker is busy before the first memory comes and goes. */
+static void moment(void) {
+    void *(*const works[])(void *) = {loads, loads, iterates, iterates, makes, forks};
     enum { COUNT = sizeof works / sizeof *works };
     pthread_t threads[COUNT];
-    snprintf(library, sizeof library, "%s_library.so", argv[0]);
-    alarm(60);
-    for (int i = 0; i < COUNT; i++) CHECK(pthread_create(&threads[i], NULL, works[i], NULL) == 0, "thread %d", i);
-    sleep(atoi(argv[1]));
+    alarm(20);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(pthread_create(&threads[i], NULL, works[i], NULL) == 0, "thread %d", i);
+        if (i == 1) usleep(2000);
+    }
+    usleep(50000);
     stop = 1;
     for (int i = 0; i < COUNT; i++) pthread_join(threads[i], NULL);
+    _exit(0);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2, "usage: linker_lock TIMES");
+    snprintf(library, sizeof library, "%s_library.so", argv[0]);
+    for (int time = 0; time < atoi(argv[1]); time++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork");
+        if (pid == 0) moment();
+        end_child(pid);
+    }
     return finish();
 }

@@ -7,6 +7,7 @@
 use crate::Pfn;
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
+use neap_os::clock::Clock;
 use neap_os::memory::Range;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
@@ -125,6 +126,11 @@ pub trait Platform: Send + Sync {
     /// # Safety
     /// Nobody needs the contents.
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno>;
+
+    /// Whether this thread may release several ranges by one call.
+    fn may_scatter(&self) -> bool {
+        true
+    }
 
     /// Puts memory behind a range.
     ///
@@ -255,6 +261,7 @@ pub struct Linux {
     recorder: Option<&'static dyn Recorder>,
     /// CPUs that the process was allowed when it was probed.
     allowed: CpuSet,
+    clock: Clock,
     /// Where the control block of neap's thread is noted; 0 there for none.
     own_thread: Option<&'static AtomicUsize>,
 }
@@ -305,6 +312,7 @@ impl Linux {
             rseq_offset: working.and_then(|offset| fences.map(|()| offset)),
             recorder: None,
             allowed: neap_os::thread::allowed(),
+            clock: Clock::find(),
             own_thread: None,
         }
     }
@@ -377,6 +385,7 @@ impl Linux {
             rseq_offset: Err(NoSequences::Unregistered),
             recorder: None,
             allowed: CpuSet::EMPTY,
+            clock: Clock::CALL,
             own_thread: None,
         }
     }
@@ -460,11 +469,12 @@ impl Platform for Linux {
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
-        if !self.may_call() {
-            return Err(Errno::NOSYS);
-        }
         // SAFETY: as the caller promises.
         unsafe { memory::release_scattered(ranges) }
+    }
+
+    fn may_scatter(&self) -> bool {
+        self.may_call()
     }
 
     fn populate(&self, address: usize, length: usize) -> Result<(), Errno> {
@@ -585,11 +595,16 @@ impl Platform for Linux {
     }
 
     fn now(&self) -> u64 {
-        neap_os::clock::coarse()
+        self.clock.coarse()
     }
 
     fn pause(&self) {
-        neap_os::thread::yield_now();
+        if self.may_call() {
+            neap_os::thread::yield_now();
+        } else {
+            // By the futex, which sandboxes let through, for as short as the kernel can.
+            neap_os::thread::sleep(1);
+        }
     }
 
     fn sleep(&self, nanoseconds: u64) {

@@ -30,6 +30,7 @@ mod syscall;
 pub mod thread;
 pub mod topology;
 pub mod used_cpus;
+mod vdso;
 pub mod write;
 
 pub use rustix::io::Errno;

@@ -338,7 +338,7 @@ impl<P: Platform> Run<'_, P> {
         if singly > 0 {
             release.singly.store(singly - 1, Ordering::Relaxed);
         }
-        while singly == 0 && done + 1 < count {
+        while singly == 0 && self.platform.may_scatter() && done + 1 < count {
             report.calls += 1;
             // SAFETY: the ranges are detached, so nobody needs them.
             let answer = unsafe { self.platform.release_scattered(&ranges[done..]) };

@@ -1,0 +1,158 @@
+//! The kernel's function for the time, which is no system call.
+//!
+//! The kernel maps a small shared object, the vDSO, into every process, and names its address at the start. This module finds
+//! `__vdso_clock_gettime` in the object's symbols. It does not go by way of the C library's `clock_gettime`: a program may have
+//! one of its own, which may allocate. valgrind hides the object; there is no function then.
+//!
+//! # Invariants
+//! The object is the kernel's, stays mapped where it is, and is a valid shared object of this machine's word size.
+
+use core::ffi::CStr;
+use core::mem::size_of;
+
+/// `clock_gettime` as the vDSO has it: 0, or an error.
+pub(crate) type ClockGettime = unsafe extern "C" fn(i32, *mut [u64; 2]) -> i32;
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const DT_NULL: usize = 0;
+const DT_HASH: usize = 4;
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_GNU_HASH: usize = 0x6fff_fef5;
+
+/// A 64-bit shared object in memory.
+#[derive(Clone, Copy)]
+struct Object(usize);
+
+/// The parts of a symbol, in their order in the file.
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    size: usize,
+}
+
+impl Object {
+    /// Reads a number at an address of the object's.
+    ///
+    /// # Safety
+    /// There is a `T` at the address.
+    unsafe fn read<T: Copy>(at: usize) -> T {
+        // SAFETY: the caller promises it.
+        unsafe { core::ptr::with_exposed_provenance::<T>(at).read_unaligned() }
+    }
+
+    /// The distance from addresses in the file to those in memory, and the address of the dynamic section.
+    ///
+    /// # Safety
+    /// A valid object is mapped there.
+    unsafe fn loaded(self) -> Option<(usize, usize)> {
+        // SAFETY: the header of a 64-bit object has these fields: where its program headers begin, how long one is, and how many
+        // there are. A program header begins with its kind; its offset in the file is at 8, and its address at 16.
+        unsafe {
+            let (first, length, count) = (
+                Object::read::<usize>(self.0 + 32),
+                Object::read::<u16>(self.0 + 54),
+                Object::read::<u16>(self.0 + 56),
+            );
+            let (mut base, mut dynamic) = (None, None);
+            for header in (0..usize::from(count)).map(|number| self.0 + first + number * usize::from(length)) {
+                let (offset, address) = (Object::read::<usize>(header + 8), Object::read::<usize>(header + 16));
+                match Object::read::<u32>(header) {
+                    PT_LOAD if base.is_none() => base = Some((self.0 + offset).wrapping_sub(address)),
+                    PT_DYNAMIC => dynamic = Some(self.0 + offset),
+                    _ => {}
+                }
+            }
+            Some((base?, dynamic?))
+        }
+    }
+
+    /// The address of a function; `None` if there is none of that name.
+    ///
+    /// # Safety
+    /// A valid object is mapped there, which stays.
+    unsafe fn function(self, name: &CStr) -> Option<usize> {
+        // SAFETY: the dynamic section is pairs of a tag and an address up to an empty tag; the tables that it names are there.
+        unsafe {
+            let (base, mut entry) = self.loaded()?;
+            let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
+            loop {
+                let (tag, address) = (Object::read::<usize>(entry), Object::read::<usize>(entry + 8));
+                match tag {
+                    DT_NULL => break,
+                    DT_SYMTAB => symbols = Some(base.wrapping_add(address)),
+                    DT_STRTAB => names = Some(base.wrapping_add(address)),
+                    DT_HASH => hash = Some(base.wrapping_add(address)),
+                    DT_GNU_HASH => gnu_hash = Some(base.wrapping_add(address)),
+                    _ => {}
+                }
+                entry += 16;
+            }
+            let (symbols, names) = (symbols?, names?);
+            let count = match (hash, gnu_hash) {
+                // The second number is how many chains there are: one for each symbol.
+                (Some(hash), _) => Object::read::<u32>(hash + 4),
+                (None, Some(hash)) => Object::count(hash),
+                (None, None) => return None,
+            };
+            (0..count as usize).find_map(|number| {
+                let symbol = symbols + number * size_of::<Symbol>();
+                let text = names + Object::read::<u32>(symbol + core::mem::offset_of!(Symbol, name)) as usize;
+                let is_defined = Object::read::<u16>(symbol + core::mem::offset_of!(Symbol, section)) != 0;
+                let value = Object::read::<usize>(symbol + core::mem::offset_of!(Symbol, value));
+                let is_it = is_defined && CStr::from_ptr(core::ptr::with_exposed_provenance(text)) == name;
+                is_it.then(|| base.wrapping_add(value))
+            })
+        }
+    }
+
+    /// How many symbols there are, by the object's GNU hash table.
+    ///
+    /// # Safety
+    /// `hash` is such a table.
+    unsafe fn count(hash: usize) -> u32 {
+        // SAFETY: the table is four numbers, words of a filter, a bucket for each chain, and the chains: the first symbol of a
+        // chain is in its bucket, and the last one is odd in the chains.
+        unsafe {
+            let [buckets, first, words] = [0, 4, 8].map(|at| Object::read::<u32>(hash + at));
+            let start = hash + 16 + words as usize * size_of::<usize>();
+            let last = (0..buckets as usize).map(|bucket| Object::read::<u32>(start + bucket * 4)).max().unwrap_or(0);
+            if last < first {
+                return first;
+            }
+            let chains = start + buckets as usize * 4;
+            let end = (last..).find(|symbol| Object::read::<u32>(chains + (symbol - first) as usize * 4) & 1 == 1);
+            end.map_or(last, |symbol| symbol + 1)
+        }
+    }
+}
+
+/// Finds the kernel's function; `None` where there is none.
+pub(crate) fn find() -> Option<ClockGettime> {
+    // SAFETY: getauxval has no preconditions.
+    let address = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
+    if address == 0 {
+        return None;
+    }
+    // SAFETY: the kernel has mapped a valid object there, which stays.
+    let function = unsafe { Object(address).function(c"__vdso_clock_gettime") }?;
+    // SAFETY: the kernel gives the function of this name this type.
+    Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernel_has_a_function_for_the_time() {
+        let Some(clock) = super::find() else { return }; // Under valgrind.
+        let mut time = [0; 2];
+        // SAFETY: the clock exists, and the time has room.
+        assert_eq!(unsafe { clock(libc::CLOCK_MONOTONIC, &raw mut time) }, 0);
+        assert!(time[0] > 0 && time[1] < 1_000_000_000);
+    }
+}
