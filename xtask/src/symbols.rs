@@ -209,7 +209,7 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
 
     let imports = listed(&undefined);
     let imports = imports.iter().filter(|(kind, name)| {
-        !import_allowed(name, matches!(kind, 'w' | 'v')) && (malloc || !LINKED_IMPORTS.contains(name))
+        !import_allowed(name, matches!(kind, 'w' | 'v'))
     });
     report.check("imports", none(imports.map(|(_, name)| *name), "imported and not allowed"));
     let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) =

@@ -47,7 +47,8 @@
 //! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget), is written off, and its thread replaced; its shrinker, a [culprit](each_culprit), is not called
 //! before it is back. One that has had a CPU for that long, one that waited for something three times in a row, a panic, or an answer that cannot be true, is not called for a
 //! second, and for twice as long each further time; half a minute takes one doubling back. A function that charges is not held up above a `high`, and may go an eighth beyond a `max`: so a
-//! cache may compress what it gives up. Where neap may have no thread (`NEAP=background:off`) only the last two calls call anybody.
+//! cache may compress what it gives up. Where neap may have no thread (`NEAP=background:off`), and in a child of `fork` before it makes a thread or calls
+//! [`start_background`](crate::mm::Mm::start_background), only the last two calls call a function.
 //!
 //! How hard memory is to get is told as events of the group that is asked ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to whoever has
 //! [subscribed](Group::subscribe) to it or to one above it.
