@@ -226,7 +226,7 @@ impl<'a> Desk<'a> {
         let pid = self.process.pid;
         let why = match background {
             "off" => "it has no thread of neap's (background:off, or none could be made)",
-            "absent" => "it has no thread of neap's, since it caches too little for one",
+            "absent" => "it has no thread of neap's, as processes with one thread (see background:on)",
             _ => "its thread does not run: the process may be stopped, or its kernel be older than Linux 5.16",
         };
         let calls = if matches!(background, "off" | "absent") {
