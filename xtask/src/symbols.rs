@@ -208,9 +208,7 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     let dynamic = capture(command("readelf", ["-dW", &path]))?;
 
     let imports = listed(&undefined);
-    let imports = imports.iter().filter(|(kind, name)| {
-        !import_allowed(name, matches!(kind, 'w' | 'v'))
-    });
+    let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
     report.check("imports", none(imports.map(|(_, name)| *name), "imported and not allowed"));
     let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) =
         listed(&defined).into_iter().map(|(_, name)| name).partition(|name| name.starts_with("neap_"));

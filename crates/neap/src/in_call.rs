@@ -169,7 +169,7 @@ impl<P: Platform> Core<P> {
     /// Follows every free that took the slow path. Not inside the gate.
     #[inline]
     pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
-        if !self.maintenance.has_thread() {
+        if !self.background.has_thread() {
             let (bytes, own) = match returned {
                 Returned::Objects(class) => (u64::from(class.most_capacity()) * class.size() as u64, 0),
                 Returned::Run(bytes) => (bytes as u64, bytes as u64),
@@ -181,7 +181,7 @@ impl<P: Platform> Core<P> {
                 self.look(mm, own);
             }
         }
-        self.after(mm, crate::maintenance::Call::Free);
+        self.after(mm);
     }
 
     /// Adds the surplus up and works it down; `own` bytes of it are a run that the caller has freed.
@@ -253,7 +253,9 @@ impl<P: Platform> Core<P> {
             }
         }
         for cpu in self.objects.slots.used().iter() {
-            objects += self.objects.drain_cpu(cpu, |_| true).unwrap_or(0);
+            if self.may_take_in_call(cpu) {
+                objects += self.objects.drain_cpu(cpu, |_| true).unwrap_or(0);
+            }
         }
         if objects > 0 && !release(&mut worked) {
             return Worked { more: !worked.refused, ..worked };
