@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::stack::{Depth, Graph, Stated, Walk};
 
 /// Bytes that the malloc family may need of its caller's stack.
-const MOST: i64 = 6400;
+const MOST: i64 = 4096;
 
 /// Bytes that work on a stack of its own may need: half of that, so that a signal handler has the rest.
 const MOST_APART: i64 = 128 << 10;
@@ -64,9 +64,22 @@ const OWN_SHRINKERS: &[&str] = &["neap::own_caches::count$", "neap::own_caches::
 const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_os::stack::switch", OUTSIDE),
     ("neap_os::stack::run", HOOKS),
+    // The kernel's clock, which is inlined where time is asked for.
+    ("Platform>::now", OUTSIDE),
+    ("neap_os::clock::", OUTSIDE),
+    ("neap_os::environment::random", OUTSIDE),
+    ("neap_groups::asking::", OUTSIDE),
+    ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
+    // The C library's functions of these names, and what makes neap's thread.
+    ("neap_os::own_thread::make", OUTSIDE),
+    ("pthread_create", OUTSIDE),
+    ("thrd_create", OUTSIDE),
+    ("dlopen", OUTSIDE),
+    ("neap_malloc::dl_open::", OUTSIDE),
     ("neap_malloc::cxx::", OUTSIDE),
     ("operator new", OUTSIDE),
     ("neap::process::", OUTSIDE),
+    ("neap::trace::", OUTSIDE),
     ("neap::fork::", &["neap::process::close_all::{{closure}}"]),
     ("allocate_run::{{closure}}", &[RECORDER]),
     ("neap::large::", &["allocate_run::{{closure}}", RECORDER]),

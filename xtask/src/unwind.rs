@@ -134,7 +134,8 @@ impl State {
             ("push", _) => {
                 next.depth = self.depth.map(|depth| depth + 8);
                 if let (Some(name), Some(depth)) = (kept(to).filter(|name| !self.changed.contains(name)), next.depth) {
-                    next.saved.insert(name, depth);
+                    // A second push of the caller's value is an argument.
+                    next.saved.entry(name).or_insert(depth);
                 }
             }
             ("pop", _) => {

@@ -313,7 +313,7 @@ fn runs_that_somebody_pays_for_are_told_with_the_objects() {
 
 #[test]
 fn no_memory_for_a_vector_changes_nothing() {
-    let config = Config { budget: Some(64), list_high: Some(0), ..CONFIG };
+    let config = Config { budget: Some(128), list_high: Some(0), ..CONFIG };
     let o = Opened::new(machine(1), &config).unwrap();
     let class = Class::of_size(64);
     let all: Vec<*mut u8> = core::iter::from_fn(|| o.take(class)).collect();

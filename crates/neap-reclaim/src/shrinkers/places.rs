@@ -248,8 +248,9 @@ fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T)
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are there.
         if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
-            // SAFETY: made above, and nobody has seen it.
-            unsafe { host.give_back(memory, size_of::<T>()) };
+            // Where no stack can be mapped the memory is lost: a race was lost at the same moment.
+            // SAFETY: made above, and no other thread has seen it.
+            let _ = stack::apart(|| unsafe { host.give_back(memory, size_of::<T>()) });
             there = first;
         }
     }
