@@ -169,7 +169,7 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
     }
     const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
     // They are the C library's from 2.34 on.
-    let (open, find) = (chosen!(weak "dlopen"), chosen!(weak "dlsym"));
+    let (open, find) = (chosen!("dlopen"), chosen!(weak "dlsym"));
     if open != 0 && find != 0 {
         // SAFETY: the C library's functions of these names; a handle that is not null is one.
         let (open, find) = unsafe {

@@ -174,7 +174,9 @@ impl<P: Platform> Core<P> {
             let _ = stack::apart(|| grouped.delete_groups_of_ended_threads());
         }
         let next = grouped.groups.tick(&grouped.source);
-        let is_left = mm.lists_if_made().is_some_and(|listed| listed.site().tick());
+        // It frees what deleted groups have left. Without a stack that is for the next tick.
+        let tick_lists = |site: Site<'_, _>| stack::apart(|| site.tick()).unwrap_or(true);
+        let is_left = mm.lists_if_made().is_some_and(|listed| tick_lists(listed.site()));
         next.into_iter().chain(is_left.then_some(INTERVAL)).min()
     }
 }

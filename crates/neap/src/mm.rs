@@ -335,7 +335,8 @@ impl<P: Platform> Mm<P> {
                 None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        let memory = attempt().or_else(|| core.make_room_for(self, size, &attempt));
+        // Rare, and deep. Where no stack can be mapped there is no memory either.
+        let memory = attempt().or_else(|| stack::apart(|| core.make_room_for(self, size, &attempt)).flatten());
         self.after_allocation(core);
         memory.unwrap_or((null_mut(), false))
     }
