@@ -1,4 +1,4 @@
-//! The options of the library, where users meet them: `neap options`, `neap run`, the README, and a program that is strict.
+//! The options of the library, where users meet them: `neap options`, `neap run`, the guide, and a program that is strict.
 //!
 //! Method: the command is run from where it was built, with the library that the other tests use.
 
@@ -30,9 +30,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn readme_has_the_table_of_options() {
-    let readme = include_str!("../../../README.md");
-    let rows = readme.lines().skip_while(|line| !line.starts_with("| key | values ")).skip(2);
+fn options_page_has_the_table_of_options() {
+    let page = include_str!("../../../docs/guide/options.md");
+    let rows = page.lines().skip_while(|line| !line.starts_with("| key | values ")).skip(2);
     let rows: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
     let row = |option: &neap::options::Description| {
         format!("| `{}` | {} | {} | {} |", option.key, option.values, option.default, option.text)

@@ -5,7 +5,7 @@
 //! from starting. Where it must, `strict:on` or `NEAP_STRICT=1` makes the process exit with [`REFUSED`] instead.
 //!
 //! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and a test compares the
-//! table in the README with it.
+//! table in `docs/guide/options.md` with it.
 
 use core::ffi::CStr;
 use neap_os::cpuset;
