@@ -11,7 +11,7 @@
 //!                                                                      ^ at the stack's place
 //! ```
 //!
-//! Rules kept here (the measurements and the forms that broke are told in ARCHITECTURE.md, "Rseq slots"):
+//! Rules kept here (the measurements and the forms that broke are in docs/design/fast-path.md):
 //! * the first instruction of a sequence directly follows the store to `rseq_cs`: a signal in a gap would disarm it;
 //! * nothing that counts is written before every check has passed, and the commit is the last instruction;
 //! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
