@@ -1,5 +1,5 @@
 /* What calls that allocate or free ask of the kernel, by situation: once the program is under way, a filter ends it at any
- * system call but those that ARCHITECTURE.md has in its table, with the arguments that OpenSSH's sandbox lets through. The
+ * system call but those that docs/design/system-calls.md has in its table, with the arguments that OpenSSH's sandbox lets through. The
  * program itself makes none but `write` and `exit_group` from then on, and looks at the clock, which is none. */
 #define _GNU_SOURCE
 #include "check.h"
