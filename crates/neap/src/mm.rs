@@ -30,6 +30,7 @@ use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::entered::entered;
 use neap_os::futex::{self, Scope};
+use neap_os::stack;
 use neap_reclaim::lru::Lists;
 
 /// Whether a request is refused outright: as in the C library, differences of pointers fit.
