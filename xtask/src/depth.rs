@@ -31,6 +31,8 @@ const STATED: Stated<'static> = Stated {
         // Text: messages of misuse, which are printed once, malloc_info and malloc_stats.
         "neap_os::write::say",
         "neap::trace::say_cut_short",
+        // A charge that the program makes inline, and no allocation.
+        "::ask_inline",
         "core::fmt::",
     ],
     repeated: &[
@@ -69,6 +71,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_os::clock::", OUTSIDE),
     ("neap_os::environment::random", OUTSIDE),
     ("neap_groups::asking::", OUTSIDE),
+    ("neap::watching::", OUTSIDE),
     ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
     // The C library's functions of these names, and what makes neap's thread.
     ("neap_os::own_thread::make", OUTSIDE),

@@ -79,8 +79,8 @@ mod look_up {
     use core::mem::transmute;
     use core::ptr::{null_mut, without_provenance_mut};
 
-    // Weak: they are the C library's from 2.34 on.
-    global_asm!(".weak dlopen", ".weak dlsym");
+    // Weak: it is the C library's from 2.34 on.
+    global_asm!(".weak dlsym");
 
     pub(super) fn create() -> usize {
         function(c"pthread_create")
@@ -94,18 +94,21 @@ mod look_up {
     fn function(name: &CStr) -> usize {
         const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
         const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
-        let (open, find) = (weak_variable!("dlopen", ""), weak_variable!("dlsym", ""));
-        if open == 0 || find == 0 {
+        let find = weak_variable!("dlsym", "");
+        if find == 0 {
             return 0;
         }
-        // SAFETY: the dynamic linker's functions of these names have these types; a handle that is not null is one, and RTLD_NEXT stands for one.
-        let (open, find) = unsafe {
-            (
-                transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
-                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find),
-            )
+        // SAFETY: the dynamic linker's function of this name has this type; RTLD_NEXT stands for a handle.
+        let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
+        // The next one: the preload library has a dlopen of its own.
+        let open = find(NEXT, c"dlopen".as_ptr());
+        let library = if open.is_null() {
+            null_mut()
+        } else {
+            // SAFETY: the dynamic linker's function of this name has this type.
+            let open = unsafe { transmute::<*mut c_void, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open) };
+            open(c"libc.so.6".as_ptr(), LAZY_IF_LOADED)
         };
-        let library = open(c"libc.so.6".as_ptr(), LAZY_IF_LOADED);
         let found = if library.is_null() { null_mut() } else { find(library, name.as_ptr()) };
         let found = if found.is_null() { find(NEXT, name.as_ptr()) } else { found };
         found.expose_provenance()

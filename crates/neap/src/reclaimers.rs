@@ -18,7 +18,7 @@ use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
 /// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
-const PATIENCE: u64 = 2 * BUDGET;
+pub(crate) const PATIENCE: u64 = 2 * BUDGET;
 /// From one look at callbacks to the next.
 const LOOK: u64 = BUDGET / 4;
 /// Reclaimers that there may be on a machine with fewer nodes: so that one slow callback does not keep other groups' from being called.
@@ -112,13 +112,7 @@ impl<P: Platform> Core<P> {
     ) -> Option<u64> {
         let before = reclaiming.charged(group);
         let wanted = before.map_or(bytes, |charged| goal(bytes, charged));
-        let mut had = 0;
-        if manner == Manner::Inline {
-            let deadline = reclaiming.now().saturating_add(PATIENCE);
-            let ask = Ask { top: group, bytes: wanted, deadline, node: None, ahead: false };
-            let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) });
-            had = got.bytes;
-        }
+        let had = if manner == Manner::Inline { reclaiming.ask_inline(group, wanted) } else { 0 };
         if had >= bytes && had > 0 {
             return Some(had);
         }
