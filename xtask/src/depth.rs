@@ -33,6 +33,8 @@ const STATED: Stated<'static> = Stated {
         "neap::trace::say_cut_short",
         // A charge that the program makes inline, and no allocation.
         "::ask_inline",
+        // Where no stack can be mapped for what is rare.
+        "::make_room_here",
         "core::fmt::",
     ],
     repeated: &[

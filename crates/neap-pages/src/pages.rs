@@ -280,7 +280,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// [`Exhausted`].
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
+        // The base is a multiple of a chunk, and perhaps of no stricter alignment.
         if pages <= LONGEST
+            && align_pages <= arena::CHUNK
             && self.lists.is_on()
             && let Some(run) = self.lists.take_run(self.frames(), platform.cpu(), pages, align_pages)
         {

@@ -336,8 +336,11 @@ impl<P: Platform> Mm<P> {
                 None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        // Rare, and deep. Where no stack can be mapped there is no memory either.
-        let memory = attempt().or_else(|| stack::apart(|| core.make_room_for(self, size, &attempt)).flatten());
+        let memory = attempt().or_else(|| {
+            // Rare, and deep.
+            let apart = stack::apart(|| core.make_room_for(self, size, &attempt));
+            apart.unwrap_or_else(|| core.make_room_here(self, size, &attempt))
+        });
         self.after_allocation(core);
         memory.unwrap_or((null_mut(), false))
     }
@@ -483,7 +486,7 @@ impl<P: Platform> Mm<P> {
 
 /// Pages that may be resident within a limit of so many bytes. Each has 16 bytes of a frame and 4 of the kind map, and those
 /// of slabs have up to 32 bytes of descriptors.
-fn page_budget(limit: u64, page_size: usize) -> u32 {
+pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
     const BESIDE: u64 = 16 + 4 + 32;
     (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
 }
@@ -537,6 +540,13 @@ impl<P: Platform> Core<P> {
             } keeping objects, per_cpu, groups, reclaim);
         }
         Ok(())
+    }
+
+    /// Makes room for an allocation where no stack can be mapped: the caller's has to do.
+    #[cold]
+    #[inline(never)]
+    fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        self.make_room_for(mm, bytes, attempt)
     }
 
     /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as

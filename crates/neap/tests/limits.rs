@@ -22,6 +22,12 @@ fn request(size: usize) -> Request {
     Request { size, align: 1, zeroed: false }
 }
 
+/// Pages that the limit leaves beside the tables.
+fn left_for_pages<P: Platform>(mm: &Opened<P>) -> usize {
+    let numbers = mm.node(0).unwrap();
+    (numbers.budget.unwrap() - numbers.table_pages) as usize
+}
+
 /// Allocates one size until there is no more; answers how many blocks.
 fn fill<P: Platform>(program: &mut Program<'_, P>, size: usize) -> usize {
     (0..).take_while(|n| (*n < LIMIT) && program.allocate(request(size))).count()
@@ -41,15 +47,17 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     for size in [64, 30_000, 100, 1 << 20, 2000, 16, 5000, 200_000, 64] {
         let count = fill(&mut program, size);
         let class = Class::of_layout(size, 1, page_size);
+        let limit = left_for_pages(&mm) * page_size;
         let expected = match class.map(|class| class.slab_shape(page_size)) {
-            Some(shape) => LIMIT / (page_size << shape.order) * shape.objects as usize,
-            None => LIMIT / size.next_multiple_of(page_size),
+            Some(shape) => limit / (page_size << shape.order) * shape.objects as usize,
+            None => limit / size.next_multiple_of(page_size),
         };
         assert_eq!(count, expected, "{size} bytes each");
         let usage = mm.usage();
-        let unused = LIMIT % class.map_or(1, |class| page_size << class.slab_shape(page_size).order);
+        let unused = limit
+            % class.map_or(size.next_multiple_of(page_size), |class| page_size << class.slab_shape(page_size).order);
         assert!(
-            usage.used_bytes as usize <= LIMIT && usage.used_bytes as usize + unused >= LIMIT / 10 * 9,
+            usage.used_bytes as usize <= limit && usage.used_bytes as usize + unused >= limit / 10 * 9,
             "{usage:?}"
         );
         program.verify();
@@ -113,7 +121,8 @@ fn what_other_cpus_have_cached_is_drained_before_an_allocation_fails() {
     }
     let cached = mm.usage().cached_bytes;
     assert!(cached > 400_000, "{cached}");
-    assert!(program.allocate(request(LIMIT - 4096)), "everything was cached, nothing used");
+    let most = left_for_pages(&mm) * 4096;
+    assert!(program.allocate(request(most)), "everything was cached, nothing used");
     assert_eq!(mm.usage().cached_bytes, 0);
     program.end();
 }

@@ -126,7 +126,9 @@ fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
         Virtual::run_on(other);
         let far: Vec<*mut u8> = (0..go.len() / 2).map(|_| mm.allocate(1000)).collect();
         let nodes: Vec<usize> = far.iter().filter_map(|&block| mm.node_of(block)).collect();
-        assert_eq!(nodes, vec![one / 2; go.len() / 2]);
+        // The limit leaves less than a slab of the nearest.
+        let nearest = nodes.iter().filter(|node| **node != one / 2).count();
+        assert!(nearest < 32 && nodes.len() == go.len() / 2, "{nearest} of {}", nodes.len());
         mm.verify(0).unwrap();
         // SAFETY: allocated above.
         stay.iter().for_each(|(block, _)| unsafe { mm.free(*block) });
