@@ -3,13 +3,14 @@
 //! glibc's `pthread_atfork` is no function of its shared object. Each library that uses it gets a
 //! copy, which calls `__register_atfork` through a linkage table that has no unwind information. A
 //! preload library with such a copy does not start in a program of another C library. Both names are
-//! weak here, and are called where they exist.
+//! weak here, and are called where they exist. A static program has `__register_atfork` if it has
+//! `fork`, which is in need of that part of the C library; without it no handler is ever run.
 
 /// A fork handler.
 pub type Handler = extern "C" fn();
 
-/// Registers fork handlers as `pthread_atfork` does. Returns an error number, 0 for none; `ENOSYS`
-/// where the C library has no such function. Handlers stay registered for ever.
+/// Registers fork handlers as `pthread_atfork` does. Returns an error number, 0 for none, also in a
+/// program that cannot fork. Handlers stay registered for ever.
 ///
 /// # Safety
 /// The handlers are functions of code that is never unloaded.
@@ -29,15 +30,13 @@ unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 
 
     type Gnu = extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32;
     type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
-    const ENOSYS: i32 = 38;
-
     let gnu = weak_variable!("__register_atfork", "");
     if gnu != 0 {
         // SAFETY: glibc's function of this name. Null: no library whose end takes the handlers away.
         return unsafe { transmute::<usize, Gnu>(gnu)(prepare, parent, child, null()) };
     }
     match weak_variable!("pthread_atfork", "") {
-        0 => ENOSYS,
+        0 => 0,
         // SAFETY: POSIX's function of this name.
         posix => unsafe { transmute::<usize, Posix>(posix)(prepare, parent, child) },
     }
