@@ -171,7 +171,8 @@ fn child_of_the_bare_system_call_has_no_page_mapped_and_goes_on() {
 #[test]
 fn process_that_uses_neap_late_has_no_page() {
     // Where a page is made its descriptor is, for a moment, the lowest that another thread may be given.
-    let mut program = Program::start_alone("late", "interval:10");
+    // With options it is used when it is loaded.
+    let mut program = Program::start_alone("late", "");
     program.hear("ready");
     assert!(pages(program.id()).is_empty() && mapped_pages(program.id()).is_empty());
 }

@@ -170,7 +170,9 @@ fn a_file_that_is_full_says_so_and_the_program_goes_on() {
     assert!(output.status.success() && text(&output.stdout).contains("to the end"), "{}", text(&output.stderr));
     let trace = neap.trace();
     assert!(trace.cut_off);
-    assert_eq!(trace.events.len(), ((64 << 20) - 64) / 16);
+    // A thread that is ended between taking a place and writing to it leaves it empty.
+    let places = ((64 << 20) - 64) / 16;
+    assert!((places - 16..=places).contains(&trace.events.len()), "{} of {places}", trace.events.len());
 }
 
 #[test]

@@ -192,16 +192,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         take: impl FnMut(&mut Buddy, u32) -> Option<R>,
     ) -> Result<R, Exhausted> {
         let taken = self.zone.acquire(&self.arena, platform, wanted, take)?;
-        if self.zone.budget.is_some() {
-            self.shed(platform);
-        }
+        self.shed(platform);
         Ok(taken)
     }
 
     /// Gives as many free pages back to the system as there is memory beyond the limit.
-    #[cold]
     fn shed(&self, platform: &P) {
-        let beyond = self.zone.lock().beyond_budget();
+        let beyond = self.zone.beyond();
         if beyond > 0 {
             self.release(platform, beyond.max(LEAST_SHED), &|| false);
         }
@@ -408,9 +405,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 let resident = inner.resident();
                 if new > old {
                     self.zone.count_growth(resident.wrapping_sub(before).into());
+                    self.zone.note_beyond(&inner);
                 }
                 drop(inner);
-                if new > old && self.zone.budget.is_some() {
+                if new > old {
                     self.shed(platform);
                 }
                 if new > old && self.arena.is_worth_huge(new, resident) {

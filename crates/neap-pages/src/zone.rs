@@ -147,6 +147,8 @@ pub(crate) struct Zone {
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
+    /// Resident pages beyond the budget, as of the last time that pages were taken.
+    beyond: AtomicU32,
     /// Pages taken from the system so far; written under the lock.
     grown: AtomicU64,
     /// Times that the lock was found held.
@@ -183,6 +185,7 @@ impl Zone {
             node,
             budget,
             draining: AtomicU32::new(0),
+            beyond: AtomicU32::new(0),
             grown: AtomicU64::new(0),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]
@@ -241,6 +244,7 @@ impl Zone {
             let (room, before) = (inner.room(), inner.resident());
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
                 self.count_growth(inner.resident().wrapping_sub(before).into());
+                self.note_beyond(&inner);
                 return Ok(taken);
             }
             // Read under the lock of the attempt: what arrives or grows later makes another one worth while.
@@ -261,6 +265,19 @@ impl Zone {
             wait(platform, looks);
             looks += 1;
         }
+    }
+
+    /// Notes how many resident pages there are beyond the budget. The caller holds the lock.
+    pub(crate) fn note_beyond(&self, inner: &Inner) {
+        if self.budget.is_some() {
+            self.beyond.store(inner.beyond_budget(), Relaxed);
+        }
+    }
+
+    /// Resident pages beyond the budget when pages were last taken.
+    pub(crate) fn beyond(&self) -> u32 {
+        // Relaxed: heuristic; the next allocation notes it again.
+        self.beyond.load(Relaxed)
     }
 
     /// Lets `take` take `pages` pages out of the buddy if the budget has room for them. Never waits,

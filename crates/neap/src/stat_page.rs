@@ -380,7 +380,9 @@ impl<P: Platform> Core<P> {
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;
         let draining = pages.travelling.saturating_sub(pages.releasing);
         write!(text, "\"releasing\":{},\"draining\":{draining},\"budget\":", pages.releasing)?;
-        match pages.budget {
+        // The limit in pages, of which some are for tables.
+        let limit = pages.budget.map(|_| self.options.limit >> self.objects.pages.page_shift());
+        match limit {
             Some(budget) => write!(text, "{budget}")?,
             None => text.write_str("null")?,
         }
@@ -611,7 +613,7 @@ mod tests {
             mm.allocate(100)
         });
         let text = described(&mm, LENGTH / 8);
-        assert_eq!(number(&text, "budget"), i64::from(page_budget(256 << 20, 4096)), "{text}");
+        assert_eq!(number(&text, "budget"), 256 << 8, "{text}");
         let highs = number(&text, "highs");
         assert!(highs > 0, "{text}");
         assert_eq!([sum(&text, "nodes", "highs"), sum(&text, "cpus", "list_high")], [highs, highs], "{text}");

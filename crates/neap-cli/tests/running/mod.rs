@@ -59,7 +59,10 @@ impl Program {
     pub(crate) fn start_alone(role: &str, options: &str) -> Program {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "running::program", "--ignored", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, role).env("NEAP", options);
+        command.env(ROLE, role).env_remove("NEAP");
+        if !options.is_empty() {
+            command.env("NEAP", options);
+        }
         Program::run(command)
     }
 
