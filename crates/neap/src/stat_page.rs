@@ -90,6 +90,8 @@ pub(crate) struct StatPage {
     inode: AtomicU64,
     /// Bytes for the numbers.
     room: AtomicUsize,
+    /// Where the page is mapped, in a child that of its parent.
+    address: AtomicUsize,
     /// The process that made the page. A call that publishes asks for it by no system call.
     process: AtomicU32,
     /// The last request that was taken up. Not in the page, where anybody could change it.
@@ -113,6 +115,7 @@ impl StatPage {
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
             room: AtomicUsize::new(0),
+            address: AtomicUsize::new(0),
             process: AtomicU32::new(0),
             taken: AtomicU32::new(0),
             answered: AtomicU64::new(0),
@@ -152,6 +155,7 @@ impl StatPage {
         self.device.store(device, Ordering::Relaxed);
         self.inode.store(inode, Ordering::Relaxed);
         self.room.store(room, Ordering::Relaxed);
+        self.address.store(memfd.address, Ordering::Relaxed);
         self.taken.store(0, Ordering::Relaxed);
         // SAFETY: mapped a moment ago, for good; other processes may read it.
         let header = unsafe { Sheet::at(memfd.address, room) }.header;
@@ -187,6 +191,8 @@ impl StatPage {
         if descriptor >= 0 {
             let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
             OpenFile { descriptor, device, inode }.close();
+            // A signal handler may have forked between the load of the page's address and a read there: that finds zeroes.
+            let _ = memory::map_at(self.address.load(Ordering::Relaxed), LENGTH + REPORT);
             self.make(self.room.load(Ordering::Relaxed));
         }
     }
