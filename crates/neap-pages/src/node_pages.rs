@@ -178,11 +178,11 @@ impl<P: Platform> NodePages<P> {
         let budgeted = self.first.share().is_some();
         for &node in &self.orders[nearest][..self.count] {
             let pages = self.node(node.into());
-            self.all().for_each(Pages::give_up_room);
+            self.all().for_each(|pages| pages.give_up_room(platform));
             let taken = attempt(pages).or_else(|Exhausted| {
                 let (drained, _) = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
                 pages.needs.count(drained.into());
-                self.all().for_each(Pages::give_up_room);
+                self.all().for_each(|pages| pages.give_up_room(platform));
                 attempt(pages)
             });
             if taken.is_ok() {
@@ -320,7 +320,7 @@ impl<P: Platform> NodePages<P> {
             return resized;
         }
         // Others may have a part of the budget that they do not use.
-        self.all().for_each(Pages::give_up_room);
+        self.all().for_each(|pages| pages.give_up_room(platform));
         own.resize_run(platform, pfn, old, new)
     }
 

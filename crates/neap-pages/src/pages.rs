@@ -327,7 +327,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        if pages <= LONGEST && self.lists.is_on() && self.cache_run(platform, pfn, pages) {
+        // Under a limit, what is free is for whichever allocation comes next.
+        let may_cache = pages <= LONGEST && self.lists.is_on() && self.zone.budget.is_none();
+        if may_cache && self.cache_run(platform, pfn, pages) {
             return;
         }
         self.forbid_huge(platform, pfn, pages, 0);
@@ -439,10 +441,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         behind.step_by(arena::CHUNK as usize).all(own)
     }
 
-    /// Gives up what it may still hand out, for other nodes of the same budget.
-    pub(crate) fn give_up_room(&self) {
+    /// Gives up what it may still hand out, and the memory of free pages, for other nodes of the same budget.
+    pub(crate) fn give_up_room(&self, platform: &P) {
         if self.zone.budget.is_some() {
-            self.zone.lock().give_up_room(&self.arena.reserve);
+            {
+                let mut inner = self.zone.lock();
+                inner.give_up_room(&self.arena.reserve);
+                self.zone.note_beyond(&inner);
+            }
+            self.shed(platform);
         }
     }
 

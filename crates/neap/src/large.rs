@@ -460,26 +460,6 @@ mod tests {
         pages.iter().filter(|page| **page & 1 == 1).count() * 4096
     }
 
-    #[test]
-    fn cached_runs_are_freed_before_an_allocation_is_refused() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        let options = Options { stat: false, limit: 8 << 20, ..Options::DEFAULT };
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
-        let runs: Vec<*mut u8> = [MIB / 2, MIB].map(|bytes| mm.allocate(bytes)).into();
-        // SAFETY: the runs are this test's.
-        runs.into_iter().for_each(|run| unsafe { mm.free(run) });
-        let pages = &mm.core().unwrap().objects.pages;
-        assert_eq!(pages.node(0).listed_on(0), Some((MIB / 4096) as u32 * 3 / 2), "both are cached");
-        let run = mm.allocate(7 * MIB);
-        assert!(!run.is_null());
-        // SAFETY: the run is this test's, and nobody uses the manager after that.
-        unsafe {
-            mm.free(run);
-            mm.close();
-        }
-    }
-
     /// In place, with its pages moved, and where the system refuses to move them.
     #[test]
     fn who_pays_for_a_run_does_so_however_long_it_becomes() {

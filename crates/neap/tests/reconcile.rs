@@ -144,9 +144,14 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
     let mm = Opened::new(linux, &options).unwrap();
     let map = |flags| {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping wherever the kernel likes.
-        let memory = unsafe { libc::mmap(core::ptr::null_mut(), 16 * MIB, rights, libc::MAP_ANONYMOUS | flags, -1, 0) };
-        assert_ne!(memory, libc::MAP_FAILED);
+        let (length, flags) = (16 * MIB + 2 * 4096, libc::MAP_ANONYMOUS | flags);
+        // SAFETY: a new mapping wherever the kernel likes, without access at both ends: it is one mapping with no other.
+        let memory = unsafe {
+            let base = libc::mmap(core::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(base.wrapping_byte_add(4096), 16 * MIB, rights), 0);
+            base.wrapping_byte_add(4096)
+        };
         touch(memory.cast(), 16 * MIB);
         memory
     };
