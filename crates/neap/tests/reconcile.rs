@@ -145,11 +145,13 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
     let map = |flags| {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let (length, flags) = (16 * MIB + 2 * 4096, libc::MAP_ANONYMOUS | flags);
-        // SAFETY: a new mapping wherever the kernel likes, without access at both ends: it is one mapping with no other.
+        // SAFETY: a new mapping wherever the kernel likes, with a page without access above and a page that is only read below: it is one mapping
+        // with no other, and no stack with its guard.
         let memory = unsafe {
             let base = libc::mmap(core::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(base, libc::MAP_FAILED);
             assert_eq!(libc::mprotect(base.wrapping_byte_add(4096), 16 * MIB, rights), 0);
+            assert_eq!(libc::mprotect(base, 4096, libc::PROT_READ), 0);
             base.wrapping_byte_add(4096)
         };
         touch(memory.cast(), 16 * MIB);
