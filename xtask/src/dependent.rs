@@ -1,8 +1,10 @@
-//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the crate, built as its author's settings would, and run.
+//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the crate, built
+//! as its author's settings would, and run.
 //!
-//! The workspace's own profile joins all code into one object file, where one word makes a symbol weak for all of it; a program with ordinary settings
-//! has many. A strong reference to a symbol that only some C libraries have stops it: at its start where the GNU C library is older than 2.35, and in the linker
-//! for musl.
+//! The workspace's own profile joins all code into one object file, where one word makes a symbol
+//! weak for all of it; a program with ordinary settings has many. A strong reference to a symbol
+//! that only some C libraries have stops it: at its start where the GNU C library is older than
+//! 2.35, and in the linker for musl.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +37,8 @@ codegen-units = 16
 [workspace]
 "#;
 
-/// Threads that free what others have allocated, of sizes for each path, and a statistic that only neap has.
+/// Threads that free what others have allocated, of sizes for each path, and a statistic that only
+/// neap has.
 const PROGRAM: &str = r#"
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;

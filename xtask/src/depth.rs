@@ -1,7 +1,9 @@
-//! Holds the functions of the malloc family to a few kilobytes of stack, with all of neap's own that they call.
+//! Holds the functions of the malloc family to a few kilobytes of stack, with all of neap's own
+//! that they call.
 //!
-//! What is rare and needs more works on a stack of its own (`neap_os::stack`), which is checked against that one's size. What the C library's functions and a program's
-//! callbacks need comes on top, and so does what a process that is about to abort needs for its last message.
+//! What is rare and needs more works on a stack of its own (`neap_os::stack`), which is checked
+//! against that one's size. What the C library's functions and a program's callbacks need comes on
+//! top, and so does what a process that is about to abort needs for its last message.
 
 use std::path::Path;
 
@@ -15,7 +17,8 @@ use crate::stack::{Depth, Graph, Stated, Walk};
 /// Bytes that the malloc family may need of its caller's stack.
 const MOST: i64 = 4096;
 
-/// Bytes that work on a stack of its own may need: half of that, so that a signal handler has the rest.
+/// Bytes that work on a stack of its own may need: half of that, so that a signal handler has the
+/// rest.
 const MOST_APART: i64 = 128 << 10;
 
 const STATED: Stated<'static> = Stated {
@@ -45,10 +48,12 @@ const STATED: Stated<'static> = Stated {
     ],
 };
 
-/// Calls that lead out of the library, to a program's functions or another library's, or to work on another stack.
+/// Calls that lead out of the library, to a program's functions or another library's, or to work on
+/// another stack.
 const OUTSIDE: &[&str] = &[];
 
-/// Closures that say when a long piece of work is to stop, and the recorder of `trace:`. Those of neap's own shrinkers work on another stack.
+/// Closures that say when a long piece of work is to stop, and the recorder of `trace:`. Those of
+/// neap's own shrinkers work on another stack.
 const STOPS: &[&str] = &[
     "::inside_to_the_end::{{closure}}",
     "::drain_with::{{closure}}",

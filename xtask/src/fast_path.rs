@@ -1,9 +1,11 @@
 //! Looks at malloc and free of a small object, in the library as it was built: how many instructions they are, and how many lines of the
 //! processor's.
 //!
-//! Sits beside the checks of its symbols. From its entry to its first return each runs straight ahead while its jumps are not taken,
-//! which they are only where something is out of the ordinary. `objdump` of binutils reads the library. With fewer instructions than the least, the
-//! first return is another. A third line costs more than the instructions in it: see docs/design/fast-path.md.
+//! Sits beside the checks of its symbols. From its entry to its first return each runs straight
+//! ahead while its jumps are not taken, which they are only where something is out of the ordinary.
+//! `objdump` of binutils reads the library. With fewer instructions than the least, the first
+//! return is another. A third line costs more than the instructions in it: see
+//! docs/design/fast-path.md.
 
 use core::ops::RangeInclusive;
 

@@ -51,7 +51,8 @@ stop.set()
 print(codes)
 ";
 
-/// Python warns where a process with several threads forks, so there is to be one after much memory came and went.
+/// Python warns where a process with several threads forks, so there is to be one after much memory
+/// came and went.
 const PYTHON_POOL: &str = "\
 import multiprocessing, os, warnings
 warnings.simplefilter('error')

@@ -1,4 +1,5 @@
-//! A shared object as its instructions: what `objdump`, `readelf` and `nm` of binutils say of all code in it.
+//! A shared object as its instructions: what `objdump`, `readelf` and `nm` of binutils say of all
+//! code in it.
 //!
 //! Sits below the checks of unwind information and of stack depths, which follow the instructions.
 
@@ -159,7 +160,8 @@ impl Section {
     }
 }
 
-/// Functions of `nm -C`; of several at an address the one with the longest name, which is not only an alias of C's.
+/// Functions of `nm -C`; of several at an address the one with the longest name, which is not only
+/// an alias of C's.
 fn names(nm: &str) -> BTreeMap<u64, String> {
     let mut names: BTreeMap<u64, String> = BTreeMap::new();
     for line in nm.lines() {

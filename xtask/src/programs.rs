@@ -84,7 +84,8 @@ const PROGRAMS: &[SelfCheck] = &[
 /// A program for another C library, and that library's compiler.
 const MUSL: (&str, &str) = ("musl.c", "musl-gcc");
 
-/// Compiles and runs the program for musl in the modes that preload nothing beside the library; skips it where there is no compiler.
+/// Compiles and runs the program for musl in the modes that preload nothing beside the library;
+/// skips it where there is no compiler.
 fn musl(report: &mut Report, library: &Path, scratch: &Path) {
     let (file, compiler) = MUSL;
     if which(compiler).is_none() {

@@ -1,6 +1,8 @@
-//! Unwind information of a shared object: the frames of `.eh_frame` and their rules at every address.
+//! Unwind information of a shared object: the frames of `.eh_frame` and their rules at every
+//! address.
 //!
-//! Sits between what `readelf` of binutils prints and the check that compares it with the instructions.
+//! Sits between what `readelf` of binutils prints and the check that compares it with the
+//! instructions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -83,7 +85,8 @@ fn apply(line: &str, initial: &Rules, kept: &mut Vec<Rules>, rules: &mut Rules) 
                 None => rules.saved.remove(&name),
             };
         }
-        // The return address, while the stack is lent to another process: of its register nothing is checked.
+        // The return address, while the stack is lent to another process: of its register nothing
+        // is checked.
         "register" if name()? == "rip" => _ = rules.saved.remove("rip"),
         "remember_state" => kept.push(rules.clone()),
         "restore_state" => *rules = kept.pop().context("no state is kept")?,

@@ -147,7 +147,8 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
         return Ok(());
     }
     for mode in MODES {
-        // The library in front registers threads of its own accord, which ends a child in the server's sandbox.
+        // The library in front registers threads of its own accord, which ends a child in the
+        // server's sandbox.
         if mode.beside.is_some() && program.name == SANDBOXED {
             continue;
         }

@@ -1,6 +1,7 @@
 //! How much stack the functions of a library need at most, with all that they call.
 //!
-//! Follows direct calls and jumps, and calls by addresses that the code loads from where the linker put them. Where other addresses are called, a list says what they may be.
+//! Follows direct calls and jumps, and calls by addresses that the code loads from where the linker
+//! put them. Where other addresses are called, a list says what they may be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -93,7 +94,8 @@ impl Graph<'_> {
                 if matches!(callee, Callee::Own(to) if is_outside(to)) {
                     continue;
                 }
-                // A jump to an address that is worked out stays in the function, where the stack says that there is still a frame.
+                // A jump to an address that is worked out stays in the function, where the stack
+                // says that there is still a frame.
                 if !is_call && callee == Callee::Unknown && depth > 8 {
                     continue;
                 }
@@ -113,7 +115,8 @@ impl Graph<'_> {
     }
 }
 
-/// Most bytes of a frame whose stack pointer is aligned: all steps of the function, and what the alignment may take.
+/// Most bytes of a frame whose stack pointer is aligned: all steps of the function, and what the
+/// alignment may take.
 fn aligned(code: &[Instruction]) -> i64 {
     let steps = code.iter().map(|instruction| {
         let operand = |at: usize| instruction.operands.get(at).map_or("", String::as_str);
@@ -155,8 +158,8 @@ pub(crate) struct Depth {
 
 /// What the code does not say of itself.
 pub(crate) struct Stated<'a> {
-    /// Parts of the names of functions that call addresses which they get at run time, and parts, or ends with a `$`, of the names of what these lead to. The first
-    /// that fits counts.
+    /// Parts of the names of functions that call addresses which they get at run time, and parts,
+    /// or ends with a `$`, of the names of what these lead to. The first that fits counts.
     pub(crate) unknown: &'a [(&'a str, &'a [&'a str])],
     /// Parts of the names of functions that are counted for themselves.
     pub(crate) left_out: &'a [&'a str],
@@ -200,7 +203,8 @@ impl<'a> Walk<'a> {
         graph.functions.keys().copied().filter(leads).collect()
     }
 
-    /// The way back into a function that is under way: what it takes again is added to that function's bytes.
+    /// The way back into a function that is under way: what it takes again is added to that
+    /// function's bytes.
     fn circle(&mut self, from: usize) {
         self.lowest = self.lowest.min(from);
         let names: Vec<_> = self.under_way[from..].iter().map(|(at, _)| self.graph.name(*at)).collect();

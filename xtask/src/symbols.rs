@@ -31,9 +31,11 @@ const IMPORTS: &[&str] = &[
 ];
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
-/// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never called by anything but the program; `operator new` that
-/// has no memory finds the C++ library's own, and neap's thread the C library's `pthread_create`; the C library says whether there is one thread; fork takes
-/// the streams' lock before the gate is closed, and is told of handlers by the name that the C library has.
+/// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never
+/// called by anything but the program; `operator new` that has no memory finds the C++ library's
+/// own, and neap's thread the C library's `pthread_create`; the C library says whether there is one
+/// thread; fork takes the streams' lock before the gate is closed, and is told of handlers by the
+/// name that the C library has.
 const WEAK_IMPORTS: &[&str] = &[
     "__register_atfork",
     "pthread_atfork",

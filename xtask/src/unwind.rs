@@ -1,10 +1,11 @@
 //! Compares unwind information with the instructions of a library, at each of them.
 //!
-//! Follows every function from its entry, by its jumps, and keeps account of what pushes, pops and other changes of the stack pointer make of the distance to
-//! the frame's address, and of where registers that belong to the caller lie. Where no jump is seen to lead, the rules are believed once, and the code is
-//! followed from there.
-//! Code outside its function (abort exits of restartable sequences) has an expression for its return address: it must lead to a place where the stack pointer
-//! is as far from the frame's address as where the code jumps to.
+//! Follows every function from its entry, by its jumps, and keeps account of what pushes, pops and
+//! other changes of the stack pointer make of the distance to the frame's address, and of where
+//! registers that belong to the caller lie. Where no jump is seen to lead, the rules are believed
+//! once, and the code is followed from there. Code outside its function (abort exits of restartable
+//! sequences) has an expression for its return address: it must lead to a place where the stack
+//! pointer is as far from the frame's address as where the code jumps to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -264,7 +265,8 @@ pub(crate) struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The rules at an address; of code outside its function, those of the place in the function that it seems to have been called from.
+    /// The rules at an address; of code outside its function, those of the place in the function
+    /// that it seems to have been called from.
     fn rules(&self, address: u64) -> Result<&Rules> {
         let rules = self.frames.covering(address).context("no unwind information")?.rules(address);
         let Some(expression) = &rules.computed else { return Ok(rules) };

@@ -12,8 +12,10 @@
 //! Never nested: only entry points pass it, and a signal handler that interrupts one and allocates, which none may, or forks: then the closer is inside
 //! itself. A word of each thread's own says where it is counted, and how often, so the closer knows whom it would wait for in vain, and a child which count is its own.
 //!
-//! A child that the bare system call `clone` made has run no fork handler: it finds the counts of its parent's threads, and a gate that one of these has closed. Before
-//! anything waits, it compares the number of its process with that of the last one that did, and forgets threads that it does not have.
+//! A child that the bare system call `clone` made has run no fork handler: it finds the counts of
+//! its parent's threads, and a gate that one of these has closed. Before anything waits, it
+//! compares the number of its process with that of the last one that did, and forgets threads that
+//! it does not have.
 
 use crate::constructor;
 use crate::sync::{
@@ -43,7 +45,8 @@ pub struct Gate {
     again: AtomicU32,
     /// Threads that are inside and are about to close it.
     stuck: AtomicU32,
-    /// The process whose threads are counted; 0: none has been told. No part of what is explored: a model is one process.
+    /// The process whose threads are counted; 0: none has been told. No part of what is explored: a
+    /// model is one process.
     process: core::sync::atomic::AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
@@ -70,11 +73,14 @@ impl Gate {
         }
     }
 
-    /// Says that the counts are of this process's threads. In a child that was not made by `fork` they are not: it forgets them, and opens a gate that a thread of its
-    /// parent's has closed. Where it has several threads by then, nothing says which counts are theirs, and waiting is in vain from then on.
+    /// Says that the counts are of this process's threads. In a child that was not made by `fork`
+    /// they are not: it forgets them, and opens a gate that a thread of its parent's has closed.
+    /// Where it has several threads by then, nothing says which counts are theirs, and waiting is
+    /// in vain from then on.
     pub fn adopt(&self) {
         let own = process();
-        // Relaxed: a child finds what its parent had, and of several threads of its own one forgets.
+        // Relaxed: a child finds what its parent had, and of several threads of its own one
+        // forgets.
         let before = self.process.swap(own, Ordering::Relaxed);
         if before == own || before == 0 {
             return;
@@ -353,7 +359,8 @@ mod tests {
         assert!(!gate.is_inside() && gate.close(not_again));
     }
 
-    /// The test's process has other threads, so none of the counts can be told to be another process's.
+    /// The test's process has other threads, so none of the counts can be told to be another
+    /// process's.
     #[test]
     fn counts_of_another_process_are_not_waited_out() {
         let gate = Gate::new();

@@ -90,7 +90,7 @@ pub trait Platform: Send + Sync {
     /// The range is as it was.
     ///
     /// # Safety
-    /// Nobody needs the contents.
+    /// The contents are no longer needed.
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno>;
 
     /// Gives memory back that the program has not locked ([`memory::release_unless_locked`]); the range reads as zeroes once this answered `Ok`.
@@ -99,20 +99,20 @@ pub trait Platform: Send + Sync {
     /// The range is not known to be zero.
     ///
     /// # Safety
-    /// Nobody needs the contents.
+    /// The contents are no longer needed.
     unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: the caller promises what this asks for.
         unsafe { self.release(address, length) }
     }
 
-    /// Lets the system take a range when it is short of memory: until then it counts as resident, and each page of it holds what it held
-    /// or zeroes.
+    /// Lets the system take a range when it is short of memory: until then it counts as resident,
+    /// and each page of it holds what it held or zeroes.
     ///
     /// # Errors
     /// The range is as it was: memory is locked, or the system knows no such thing.
     ///
     /// # Safety
-    /// Nobody needs the contents.
+    /// The contents are no longer needed.
     unsafe fn release_lazily(&self, _address: usize, _length: usize) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -124,7 +124,7 @@ pub trait Platform: Send + Sync {
     /// Where there is no such call; nothing is known about the ranges then.
     ///
     /// # Safety
-    /// Nobody needs the contents.
+    /// The contents are no longer needed.
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno>;
 
     /// Whether this thread may release several ranges by one call.
@@ -334,8 +334,8 @@ impl Linux {
         Linux { own_thread: Some(own_thread), ..self }
     }
 
-    /// The CPUs for threads of neap's own: those that the process was allowed when it was probed, less isolated ones if that
-    /// leaves any.
+    /// The CPUs for threads of neap's own: those that the process was allowed when it was probed,
+    /// less isolated ones if that leaves any.
     pub fn own_cpus(&self) -> CpuSet {
         let mut cpus = self.allowed;
         self.topology.isolated.iter().for_each(|cpu| cpus.remove(cpu));
@@ -344,10 +344,11 @@ impl Linux {
 
     /// Answers `true` where the process has one thread, which needs no other fence.
     ///
-    /// No other registered thread exists: this one is in no sequence, and a handler that interrupts it between the caller's
-    /// store and this look, or later, sees the store in program order. A thread that is made from here on sees it, since the
-    /// kernel's making of a thread is a full barrier. A thread of the bare system call that is not registered for rseq runs no
-    /// sequence, and its readers use fences of their own.
+    /// No other registered thread exists: this one is in no sequence, and a handler that interrupts
+    /// it between the caller's store and this look, or later, sees the store in program order. A
+    /// thread that is made from here on sees it, since the kernel's making of a thread is a full
+    /// barrier. A thread of the bare system call that is not registered for rseq runs no sequence,
+    /// and its readers use fences of their own.
     fn fence_alone(&self) -> bool {
         // The caller's store comes before the look in program order, which is what a handler sees.
         compiler_fence(Ordering::SeqCst);

@@ -64,7 +64,7 @@ mod memory {
     }
 
     /// # Safety
-    /// Nobody needs the contents.
+    /// The contents are no longer needed.
     pub(super) unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: as the caller promises.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(0, length) };

@@ -51,7 +51,8 @@ fn page_size() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// How often neap's threads in a process have slept so far: the library's, and that of the crate, which is in this executable, too.
+/// How often neap's threads in a process have slept so far: the library's, and that of the crate,
+/// which is in this executable, too.
 fn sleeps(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
     let ours = tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "neap\n"));

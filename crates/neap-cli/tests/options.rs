@@ -1,4 +1,5 @@
-//! The options of the library, where users meet them: `neap options`, `neap run`, the guide, and a program that is strict.
+//! The options of the library, where users meet them: `neap options`, `neap run`, the guide, and a
+//! program that is strict.
 //!
 //! Method: the command is run from where it was built, with the library that the other tests use.
 

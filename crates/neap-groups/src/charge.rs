@@ -124,8 +124,9 @@ impl Groups {
         }
     }
 
-    /// Charges the counters, and asks for room where there is none; answers how much was charged. What nobody uses refuses nobody: so caches give up what they keep
-    /// at once, unless the answer is only `how` the charge is counted. The host is asked for memory where the caller `asks`.
+    /// Charges the counters, and asks for room where there is none; answers how much was charged.
+    /// What nobody uses refuses nobody: so caches give up what they keep at once, unless the answer
+    /// is only `how` the charge is counted. The host is asked for memory where the caller `asks`.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
         host: &H,

@@ -150,7 +150,7 @@ pub(crate) struct Group {
 }
 
 /// What charges write, with the group's request for memory, and behind it, where its cache line
-/// would have a neighbour that nobody uses, what passes of reclaim add up.
+/// would have a neighbour without a use, what passes of reclaim add up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Bytes charged, those of the groups below included.

@@ -223,9 +223,11 @@ impl Groups {
         })
     }
 
-    /// Changes a bound, and tells; answers what it was. Takes effect at once: where a new `max` is below what the group is charged for, the
-    /// stocks of all below it are emptied, and it is charged for no more until there is room; what comes back meanwhile may be used again. From then on the
-    /// group asks for memory until it is below its new `max`, or `high`; this call does not wait for that.
+    /// Changes a bound, and tells; answers what it was. Takes effect at once: where a new `max` is
+    /// below what the group is charged for, the stocks of all below it are emptied, and it is
+    /// charged for no more until there is room; what comes back meanwhile may be used again. From
+    /// then on the group asks for memory until it is below its new `max`, or `high`; this call does
+    /// not wait for that.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].

@@ -1,10 +1,13 @@
 //! The tree: which groups there are, by name, and how they come and go.
 //!
-//! Sits between paths and slots. One mutex for changes of links, names and lists, and for paths. Charges go up the tree without it, and readers go down
-//! without it: within a read of the grace periods' domain (`rcu`) a group that was found stays in its slot, and so do the links that lead from it. A deleted group is out
-//! of the tree, and of every path, at once; its slot waits for a grace period, since a charge may be on its way up through it, or a reader on its way along its
-//! siblings, and for its stocks to be emptied. Therefore lists of what is deleted go through the links of buckets, which only those with the mutex follow. Under the mutex the owners' may be asked for, and whoever hangs things on groups hands them up
-//! under it.
+//! Sits between paths and slots. One mutex for changes of links, names and lists, and for paths.
+//! Charges go up the tree without it, and readers go down without it: within a read of the grace
+//! periods' domain (`rcu`) a group that was found stays in its slot, and so do the links that lead
+//! from it. A deleted group is out of the tree, and of every path, at once; its slot waits for a
+//! grace period, since a charge may be on its way up through it, or a reader on its way along its
+//! siblings, and for its stocks to be emptied. Therefore lists of deleted groups go through the
+//! links of buckets, which only those with the mutex follow. Under the mutex the owners' may be
+//! asked for, and whoever hangs things on groups hands them up under it.
 
 use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
 use crate::id::GroupId;
@@ -482,9 +485,10 @@ impl Tree {
         sum
     }
 
-    /// The same for a pass, which comes by every one of them: added up once for as many looks as there are children, and anew in each pass. So a walk of all
-    /// of them looks at each once more, not at all of them for each. Passes that look at the same time may count a look of another's; the sum is of a pass that
-    /// is under way. Within a read.
+    /// The same for a pass, which comes by every one of them: added up once for as many looks as
+    /// there are children, and anew in each pass. So a walk of all of them looks at each once more,
+    /// not at all of them for each. Passes that look at the same time may count a look of
+    /// another's; the sum is of a pass that is under way. Within a read.
     fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
         // Acquire, of both, pairs with the Release below: the sum is that of the pass, or a later
@@ -517,8 +521,9 @@ impl Tree {
         Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }
 
-    /// The same for the group in a slot from somebody who takes memory from `top` and all below it: `top` itself, and what is
-    /// above it, protect nothing then. `claimed_below` is [`Tree::claimed_below`], or as good. Within a read.
+    /// The same for the group in a slot from somebody who takes memory from `top` and all below it:
+    /// `top` itself, and what is above it, protect nothing then. `claimed_below` is
+    /// [`Tree::claimed_below`], or as good. Within a read.
     fn protection(&self, slot: u32, top: u32, claim: Bound, claimed_below: impl Fn(&Group) -> u64) -> u64 {
         let mut path = [NONE; DEEPEST as usize];
         let mut length = 0;
@@ -584,7 +589,8 @@ impl Tree {
         self.group(self.slot_of(id)?).map(f).ok_or(Denied::NoSuchGroup)
     }
 
-    /// The same under the mutex: it is not deleted meanwhile, and no other is changed.
+    /// Calls `f` with a group under the mutex. The group is not deleted meanwhile, and no other
+    /// changes.
     pub(crate) fn change<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
         let _lists = self.lists.lock();
         self.with(id, f)

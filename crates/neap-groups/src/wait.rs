@@ -1,15 +1,18 @@
 //! Waiting for room: a charge that does not fail at a limit at once, by a thread that sleeps or a future.
 //!
-//! Sits between whoever would rather wait than be refused, and the queues. First stocks and caches are emptied, as for any charge; then it waits, the group
-//! that it waits at asks for memory as often as it takes (`asking.rs`), and whoever makes room lets it in (`admit.rs`). The waiting thread itself runs no
-//! callback and waits for nothing but its grant, so a deadline is kept whatever shrinkers do. What is freed into a cache makes room when that is
-//! flushed, every [`INTERVAL`] and once behind the deadline: by ticks, or by a thread that waits. A thread sleeps on the state word of its
-//! entry; a future leaves its waker there, which [`Groups::deliver`] calls. No lock is held while waiting, and nobody is inside the gate. Every
-//! wait ends: by a grant, at its deadline with the error of a charge, when the group is deleted, when the future is dropped, or, for what is more
-//! than a limit, at once.
+//! Sits between whoever would rather wait than be refused, and the queues. First stocks and caches
+//! are emptied, as for any charge; then it waits, the group that it waits at asks for memory as
+//! often as it takes (`asking.rs`), and whoever makes room lets it in (`admit.rs`). The waiting
+//! thread itself runs no callback and waits for nothing but its grant, so a deadline is kept
+//! whatever shrinkers do. What is freed into a cache makes room when that is flushed, every
+//! [`INTERVAL`] and once behind the deadline: by ticks, or by a thread that waits. A thread sleeps
+//! on the state word of its entry; a future leaves its waker there, which [`Groups::deliver`]
+//! calls. No lock is held while waiting, and nobody is inside the gate. Every wait ends: by a
+//! grant, at its deadline with the error of a charge, when the group is deleted, when the future is
+//! dropped, or, for what is more than a limit, at once.
 //!
-//! A future that was granted its bytes above a `high` is held up as a thread is, but by its entry: it is pending until the delay is over or all groups on its
-//! way are below their `high` again.
+//! A future that was granted its bytes above a `high` is held up as a thread is, but by its entry:
+//! it is pending until the delay is over or all groups on its way are below their `high` again.
 //!
 //! Fork: a child has none of the waiters. A future that is polled there asks again, as the youngest.
 
@@ -385,8 +388,10 @@ enum Stage {
     Ended,
 }
 
-/// A charge that waits for room: [`Groups::charge_async`]. Its output is that of [`Groups::charge`], but that the caller is not to be held up: it was. What it was granted and did not
-/// answer goes back when it is dropped. Allocates nothing. Polled after its end it is pending for ever.
+/// A charge that waits for room: [`Groups::charge_async`]. Its output is that of
+/// [`Groups::charge`], but that the caller is not to be held up: it was. What it was granted and
+/// did not answer goes back when it is dropped. Allocates nothing. Polled after its end it is
+/// pending for ever.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ChargeAsync<'g, H: Reclaimer> {
     groups: &'g Groups,

@@ -1,9 +1,11 @@
 //! C++'s operators new and delete.
 //!
-//! Sits between C++ programs and [`family`](crate::family). A program may replace forms of them, and the standard says which other forms end in those:
-//! these go there, by way of the dynamic linker's choice. The others are `malloc` and `free`, as the dynamic linker chose these: a profiler that is loaded in
-//! front of this library sees what they do, as it does with the C++ library's own. Where there is no memory the C++ library's own operator takes over: it runs
-//! the program's new_handler, and throws; this library can do neither.
+//! Sits between C++ programs and [`family`](crate::family). A program may replace forms of them,
+//! and the standard says which other forms end in those: these go there, by way of the dynamic
+//! linker's choice. The others are `malloc` and `free`, as the dynamic linker chose these: a
+//! profiler that is loaded in front of this library sees what they do, as it does with the C++
+//! library's own. Where there is no memory the C++ library's own operator takes over: it runs the
+//! program's new_handler, and throws; this library can do neither.
 //!
 //! They are here although the C++ library's call malloc and free, because an allocator that a program is linked with has some, too, which go around malloc.
 //! What they hand out would come to our `free`.
@@ -29,7 +31,8 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// Forms that are another function with what the standard says, to whom that ever belongs; `first` puts the arguments in their places.
+/// Forms that are another function with what the standard says, to whom that ever belongs; `first`
+/// puts the arguments in their places.
 macro_rules! ends_in {
     ($($name:ident => $other:literal $(, $first:literal)?;)*) => { $(
         /// A form of an operator that is another function.
@@ -126,7 +129,8 @@ extern "C" fn take(size: usize) -> *mut c_void {
 
 extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
     let aligned_alloc = chosen!("aligned_alloc");
-    // SAFETY: every definition of `aligned_alloc` has this type, and this library has one, so the address is not 0.
+    // SAFETY: every definition of `aligned_alloc` has this type, and this library has one, so the
+    // address is not 0.
     unsafe { transmute::<usize, extern "C" fn(usize, usize) -> *mut c_void>(aligned_alloc)(align, size) }
 }
 

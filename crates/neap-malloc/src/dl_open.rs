@@ -1,10 +1,12 @@
 //! dlopen without RTLD_DEEPBIND.
 //!
-//! A library that is loaded with that flag has the C library's malloc and free, since its own dependencies come before what is preloaded. Memory that
-//! it and the program hand to each other then meets the wrong `free`, which PHP's extensions do. Without the flag the library has this one's.
+//! A library that is loaded with that flag has the C library's malloc and free, since its own
+//! dependencies come before what is preloaded. Memory that it and the program hand to each other
+//! then meets the wrong `free`, which PHP's extensions do. Without the flag the library has this
+//! one's.
 //!
-//! The C library's own dlopen asks its return address who has called: whose run path holds, and in which namespace. So it is reached by a jump, with
-//! the stack as it was.
+//! The C library's own dlopen asks its return address who has called: whose run path holds, and in
+//! which namespace. So it is reached by a jump, with the stack as it was.
 
 use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};

@@ -1,10 +1,12 @@
-//! The functions that make threads: the C library's, and neap's own thread besides the program's first one.
+//! The functions that make threads: the C library's, and neap's own thread besides the program's
+//! first one.
 //!
 //! # Design
-//! A process with one thread has no second one of neap's. Making a thread is the one call of the program's in which neap may
-//! make one, too: the C library allocates and takes its locks there anyway. The next definition of the function does the
-//! work: the C library's, or that of a library which is preloaded behind this one. neap's thread is made when it succeeded,
-//! so it never takes the place of the program's at a limit of threads.
+//! A process with one thread has no second one of neap's. Making a thread is the one call of the
+//! program's in which neap may make one, too: the C library allocates and takes its locks there
+//! anyway. The next definition of the function does the work: the C library's, or that of a library
+//! which is preloaded behind this one. neap's thread is made when it succeeded, so it never takes
+//! the place of the program's at a limit of threads.
 //!
 //! C11's function is here since the C library's does not call the other one by its name.
 
@@ -55,7 +57,8 @@ unsafe extern "C" fn pthread_create(
     if next.is_null() {
         return EAGAIN;
     }
-    // SAFETY: every definition of `pthread_create` has this type; the caller promises what it asks for.
+    // SAFETY: every definition of `pthread_create` has this type; the caller promises what it asks
+    // for.
     let answer = unsafe { transmute::<*mut c_void, Create>(next)(thread, attributes, body, argument) };
     if answer == 0 {
         PROCESS.start_background();
@@ -76,7 +79,8 @@ unsafe extern "C" fn thrd_create(thread: *mut c_void, body: *mut c_void, argumen
     if next.is_null() {
         return THRD_ERROR;
     }
-    // SAFETY: every definition of `thrd_create` has this type; the caller promises what it asks for.
+    // SAFETY: every definition of `thrd_create` has this type; the caller promises what it asks
+    // for.
     let answer = unsafe { transmute::<*mut c_void, Start>(next)(thread, body, argument) };
     if answer == 0 {
         PROCESS.start_background();

@@ -1,10 +1,13 @@
 //! vfork, whose child may allocate.
 //!
-//! Sits between a program and the system call. A child of `vfork` runs on its parent's stack and with its parent's thread area, while the parent's thread waits and
-//! the parent's other threads run on. The kernel does not tell that area which CPU the child is on, and does not abort the child's restartable sequences: the parent
-//! leaves the kernel's care for them before, so the child has no CPU id, and allocates by the slow path. Nothing is added to malloc or free.
+//! Sits between a program and the system call. A child of `vfork` runs on its parent's stack and
+//! with its parent's thread area, while the parent's thread waits and the parent's other threads
+//! run on. The kernel does not tell that area which CPU the child is on, and does not abort the
+//! child's restartable sequences: the parent leaves the kernel's care for them before, so the child
+//! has no CPU id, and allocates by the slow path. Nothing is added to malloc or free.
 //!
-//! The call itself cannot be a Rust function: it returns twice, and what the child calls afterwards overwrites the frame and the return address.
+//! The call itself cannot be a Rust function: it returns twice, and what the child calls afterwards
+//! overwrites the frame and the return address.
 
 use core::arch::naked_asm;
 use core::ffi::c_int;
@@ -28,7 +31,8 @@ unsafe extern "C" fn vfork() -> c_int {
         "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
         "call {before}",
         "add rsp, 8", ".cfi_adjust_cfa_offset -8",
-        // What was left stays in rsi and rdx, and the return address in r9: the kernel changes none of them.
+        // What was left stays in rsi and rdx, and the return address in r9: the kernel changes none
+        // of them.
         "mov rsi, rax",
         "mov r9, qword ptr [rsp]", ".cfi_register rip, r9",
         "mov eax, {vfork}",
@@ -50,7 +54,8 @@ unsafe extern "C" fn vfork() -> c_int {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn __vfork() -> c_int {
-    // The other one as the dynamic linker chose it, without a linkage table, which has no unwind information.
+    // The other one as the dynamic linker chose it, without a linkage table, which has no unwind
+    // information.
     naked_asm!(".cfi_startproc", "jmp qword ptr [rip + vfork@GOTPCREL]", ".cfi_endproc")
 }
 
@@ -58,7 +63,8 @@ extern "C" fn before() -> Left {
     leave()
 }
 
-/// What the parent does when the child has ended or become another program: `answer` is its number or an error's.
+/// What the parent does when the child has ended or become another program: `answer` is its number
+/// or an error's.
 extern "C" fn in_parent(answer: isize, area: usize, length: usize) -> c_int {
     enter(Left { area, length });
     if answer > 0 {

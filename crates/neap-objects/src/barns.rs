@@ -225,8 +225,9 @@ impl<P: Platform> Objects<P> {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Puts objects of the fullest barn of all back into slabs until about `bytes` bytes or `most` objects are there, or it is to `stop`.
-    /// Returns how many objects that were; `None` where all barns are empty. A few sheaves stay, since frees that follow need some.
+    /// Puts objects of the fullest barn of all back into slabs until about `bytes` bytes or `most`
+    /// objects are there, or it is to `stop`. Returns how many objects that were; `None` where all
+    /// barns are empty. A few sheaves stay, since frees that follow need some.
     pub fn shrink_fullest_barn(&self, bytes: u64, most: u64, stop: &dyn Fn() -> bool) -> Option<u64> {
         /// Sheaves without objects that a barn keeps.
         const FEW: u32 = 16;

@@ -1,8 +1,9 @@
 //! Emptying of other CPUs' stacks that an allocation leaves to another thread.
 //!
 //! # Design
-//! To take what is in another CPU's stacks needs a fence. An allocation may make no such system call where the process has
-//! several threads. It asks a thread that may, and waits for a bounded time:
+//! To take what is in another CPU's stacks needs a fence. An allocation may make no such system
+//! call where the process has several threads. It asks a thread that may, and waits for a bounded
+//! time:
 //! 1. It takes a ticket, and rings the bell on which that thread sleeps.
 //! 2. The thread empties the stacks of all CPUs, and says up to which ticket it has done so.
 //! 3. The allocation sees its ticket done, or goes on without.
@@ -41,7 +42,8 @@ impl Helper {
         futex::wake(&self.bell, 1, Scope::Process);
     }
 
-    /// How often the bell has rung: who finds nothing to do after this sleeps [on it](Helper::bell) as long as that is so.
+    /// How often the bell has rung: who finds nothing to do after this sleeps [on it](Helper::bell)
+    /// as long as that is so.
     pub fn rung(&self) -> u32 {
         self.bell.load(Ordering::Acquire) // Pairs with the Release in `ring`.
     }
@@ -51,7 +53,8 @@ impl Helper {
         &self.bell
     }
 
-    /// Has the stacks of all CPUs emptied, and waits so many nanoseconds for it at most. Returns whether it happened.
+    /// Has the stacks of all CPUs emptied, and waits so many nanoseconds for it at most. Returns
+    /// whether it happened.
     pub fn ask(&self, nanoseconds: u64) -> bool {
         if !self.present.load(Ordering::Relaxed) {
             return false;

@@ -5,8 +5,9 @@
 //! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
 //! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
 //!
-//! [`Hot::allocate`] and [`Hot::free`] are a block of assembly each, from the size or the pointer to the commit: as the compiler writes them they
-//! lie on three lines of the processor's instead of two, and lines are what calls of them cost (docs/design/fast-path.md).
+//! [`Hot::allocate`] and [`Hot::free`] are a block of assembly each, from the size or the pointer
+//! to the commit: as the compiler writes them they lie on three lines of the processor's instead of
+//! two, and lines are what calls of them cost (docs/design/fast-path.md).
 
 use crate::paid::Payback;
 use crate::region::STACKS_END;

@@ -1,8 +1,10 @@
-//! Whether a thread of the process runs on an isolated CPU, as calls that allocate or free need to know it.
+//! Whether a thread of the process runs on an isolated CPU, as calls that allocate or free need to
+//! know it.
 //!
 //! # Design
-//! The system answers that by a file for each thread. A tick asks it, and calls read a word with the tick's answer. A call asks
-//! the system itself only where the answer is older than an interval: no tick came, or none is due since nothing is cached.
+//! The system answers that by a file for each thread. A tick asks it, and calls read a word with
+//! the tick's answer. A call asks the system itself only where the answer is older than an
+//! interval: no tick came, or none is due since nothing is cached.
 //!
 //! # Concurrency
 //! One word, with the time of the look and the answer. Two callers that find it too old look twice.

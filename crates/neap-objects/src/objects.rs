@@ -70,7 +70,8 @@ pub enum Part {
     Stacks,
 }
 
-/// All objects of an instance, and the pages below them. The class caches, of which few are used at first, lie behind the rest.
+/// All objects of an instance, and the pages below them. The class caches, of which few are used at
+/// first, lie behind the rest.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Objects<P: Platform> {
@@ -190,12 +191,14 @@ impl<P: Platform> Objects<P> {
         Ok(())
     }
 
-    /// Whether a thread of the process runs on an isolated CPU, as of the last tick, or of at most an interval ago.
+    /// Whether a thread of the process runs on an isolated CPU, as of the last tick, or of at most
+    /// an interval ago.
     pub fn is_isolated_cpu_in_use(&self) -> bool {
         self.isolated_use.is_known(&self.platform)
     }
 
-    /// Asks the system whether a thread of the process runs on an isolated CPU: a file for each thread. For ticks.
+    /// Asks the system whether a thread of the process runs on an isolated CPU: a file for each
+    /// thread. For ticks.
     pub fn look_for_isolated_use(&self) -> bool {
         self.isolated_use.look(&self.platform)
     }

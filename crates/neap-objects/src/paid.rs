@@ -143,9 +143,11 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Calls `each` with class, owner and number of objects in stacks and full sheaves that somebody has paid for, several times for the same perhaps:
-    /// exactly while nobody allocates or frees, else about so. Looks take turns. Takes the class caches' locks, for [`FLUSH_BATCH`]
-    /// objects at a time; `each` is called with none of these held, and looks at nothing itself. On a stack of its own; where none can be had, nothing is seen.
+    /// Calls `each` with class, owner and number of objects in stacks and full sheaves that
+    /// somebody has paid for, several times for the same perhaps: exactly while nobody allocates or
+    /// frees, else about so. Looks take turns. Takes the class caches' locks, for [`FLUSH_BATCH`]
+    /// objects at a time; `each` is called with none of these held, and looks at nothing itself. On
+    /// a stack of its own; where none can be had, nothing is seen.
     pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
         if self.has_owned() {
             let _ = stack::apart(|| self.look_at_paid(each));

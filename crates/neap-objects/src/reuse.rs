@@ -245,8 +245,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Takes the stacks of a CPU, in the first step of them those of all CPUs where this thread may not fence. Returns how
-    /// many objects went back by this thread.
+    /// Takes the stacks of a CPU, in the first step of them those of all CPUs where this thread may
+    /// not fence. Returns how many objects went back by this thread.
     fn take_stacks(&self, cpu: usize) -> u64 {
         if !self.slots.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
             return self.drain_cpu(cpu, |_| true).unwrap_or(0);

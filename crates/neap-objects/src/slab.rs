@@ -173,9 +173,10 @@ impl SlabTable {
         unsafe { (&raw const (*self.pointer(id).as_ptr()).pfn).read() }
     }
 
-    /// A new slab over the block at `pfn`, all its objects free, on no list. `None` if there are no numbers left, which
-    /// the table's size rules out as long as slabs do not overlap. `mapped` says whether the table is mapped for an offset
-    /// into the arena: in a hole of the arena it need not be, and the numbers of those descriptors are left out.
+    /// A new slab over the block at `pfn`, all its objects free, on no list. `None` if there are no
+    /// numbers left, which the table's size rules out as long as slabs do not overlap. `mapped`
+    /// says whether the table is mapped for an offset into the arena: in a hole of the arena it
+    /// need not be, and the numbers of those descriptors are left out.
     pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape, mapped: impl Fn(usize) -> bool) -> Option<SlabId> {
         let id = {
             let mut numbers = self.numbers.lock();

@@ -1,7 +1,8 @@
 //! Monotonic time in nanoseconds.
 //!
-//! The time comes from the kernel's function in the [vDSO](crate::vdso), since a sandbox may end a process that asks for it by a
-//! system call. Where there is no such function it is the system call. No lock, signal-safe.
+//! The time comes from the kernel's function in the [vDSO](crate::vdso), since a sandbox may end a
+//! process that asks for it by a system call. Where there is no such function it is the system
+//! call. No lock, signal-safe.
 
 use crate::syscall::syscall5;
 use crate::vdso::{self, ClockGettime};
@@ -48,7 +49,8 @@ impl Clock {
     }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, with a look-up: exact to one timer interrupt (1 to 10 ms).
+/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, with a look-up: exact to one timer interrupt (1 to 10
+/// ms).
 pub fn coarse() -> u64 {
     Clock::find().coarse()
 }

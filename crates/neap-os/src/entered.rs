@@ -1,10 +1,14 @@
-//! Four words for each thread: what it has entered, what it is calling, which gate it is inside, and the latest of its guards, or 0.
+//! Four words for each thread: what it has entered, what it is calling, which gate it is inside,
+//! and the latest of its guards, or 0.
 //!
-//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has; between whoever calls a program's
-//! functions, and what these call in turn; and between a gate and a fork that looks whether its own thread is inside. The only thread-local of the library, and a bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
-//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr` may allocate. It takes 32
-//! bytes of what the C library keeps free for libraries that are opened late. No lock, no registration, signal-safe. A new
-//! thread has 0; a forked child has its parent's words of the thread that forked.
+//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has;
+//! between whoever calls a program's functions, and what these call in turn; and between a gate and
+//! a fork that looks whether its own thread is inside. The only thread-local of the library, and a
+//! bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
+//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr`
+//! may allocate. It takes 32 bytes of what the C library keeps free for libraries that are opened
+//! late. No lock, no registration, signal-safe. A new thread has 0; a forked child has its parent's
+//! words of the thread that forked.
 
 use core::arch::{asm, global_asm};
 

@@ -13,7 +13,8 @@ const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
 const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
 const FLAG_CPU: usize = 1;
 
-/// Announces that this process will fence. Once per process; a forked child does so with its first fence.
+/// Announces that this process will fence. Once per process; a forked child does so with its first
+/// fence.
 pub fn register() -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
     unsafe { syscall5(MEMBARRIER, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())

@@ -2,9 +2,9 @@
 //!
 //! glibc's `pthread_atfork` is no function of its shared object. Each library that uses it gets a
 //! copy, which calls `__register_atfork` through a linkage table that has no unwind information. A
-//! preload library with such a copy does not start in a program of another C library. Both names are
-//! weak here, and are called where they exist. A static program has `__register_atfork` if it has
-//! `fork`, which is in need of that part of the C library; without it no handler is ever run.
+//! preload library with such a copy does not start in a program of another C library. Both names
+//! are weak here, and are called where they exist. A static program has `__register_atfork` if it
+//! has `fork`, which is in need of that part of the C library; without it no handler is ever run.
 
 /// A fork handler.
 pub type Handler = extern "C" fn();
@@ -32,7 +32,8 @@ unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 
     type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
     let gnu = weak_variable!("__register_atfork", "");
     if gnu != 0 {
-        // SAFETY: glibc's function of this name. Null: no library whose end takes the handlers away.
+        // SAFETY: glibc's function of this name. Null: no library whose end takes the handlers
+        // away.
         return unsafe { transmute::<usize, Gnu>(gnu)(prepare, parent, child, null()) };
     }
     match weak_variable!("pthread_atfork", "") {

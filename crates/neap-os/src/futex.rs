@@ -35,9 +35,9 @@ fn timespec(nanoseconds: u64) -> Timespec {
     Timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }
 
-/// Sleeps while `own`, a word of this process, and `shared`, one that other processes may wake, both hold what they are
-/// given with, at most `nanoseconds`. Answers `false`, at once, where the kernel has no such call (before 5.16) or a sandbox refuses it. Spurious
-/// returns happen.
+/// Sleeps while `own`, a word of this process, and `shared`, one that other processes may wake,
+/// both hold what they are given with, at most `nanoseconds`. Answers `false`, at once, where the
+/// kernel has no such call (before 5.16) or a sandbox refuses it. Spurious returns happen.
 pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), nanoseconds: Option<u64>) -> bool {
     let wait = |(word, expected): (&AtomicU32, u32), flags| {
         let mut wait = Wait::new();

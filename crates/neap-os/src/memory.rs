@@ -131,7 +131,7 @@ pub unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 /// where the kernel knows how (5.18); elsewhere that is an error and nothing changed.
 ///
 /// # Safety
-/// Nobody needs the contents of the range.
+/// The contents of the range are no longer needed.
 pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     match unsafe { release_unless_locked(address, length) } {
@@ -147,20 +147,21 @@ pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
 /// `INVAL` where some of the range is locked; parts in front of that may be gone.
 ///
 /// # Safety
-/// Nobody needs the contents of the range.
+/// The contents of the range are no longer needed.
 pub unsafe fn release_unless_locked(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) }
 }
 
-/// Lets the system take the memory behind a range when it is short of any. Until then every page holds what it held, and zeroes
-/// afterwards; what is written from now on stays. The range counts as resident as long as the system has not taken it.
+/// Lets the system take the memory behind a range when it is short of any. Until then every page
+/// holds what it held, and zeroes afterwards; what is written from now on stays. The range counts
+/// as resident as long as the system has not taken it.
 ///
 /// # Errors
 /// `INVAL` where some of the range is locked.
 ///
 /// # Safety
-/// Nobody needs the contents of the range.
+/// The contents of the range are no longer needed.
 pub unsafe fn release_lazily(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxFree) }

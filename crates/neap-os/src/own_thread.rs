@@ -1,16 +1,19 @@
 //! Threads of neap's own: how they are made and joined, and what they are like.
 //!
 //! # Design
-//! 1. They are made and joined by the C library's own functions, which are looked up in that library. A definition of the
+//! 1. They are made and joined by the C library's own functions, which are looked up in that
+//!    library. A definition of the
 //!    same name that a program, a profiler or a preloaded library has is never called.
-//! 2. The C library knows them, so that its set*id functions change their user, too. It also counts them: a process does
+//! 2. The C library knows them, so that its set*id functions change their user, too. It also counts
+//!    them: a process does
 //!    not end before they do, so [`join`] is for the end of the main thread.
-//! 3. They begin with every signal blocked but those of the C library, so that no handler of the program runs on them.
+//! 3. They begin with every signal blocked but those of the C library, so that no handler of the
+//!    program runs on them.
 //! 4. [`settle`] takes what they inherited of their maker's policy, CPUs and priority from them.
 //!
 //! # Locking
-//! None of its own. [`Functions::find`] takes the dynamic linker's lock and [`make`] allocates: neither is called from
-//! within a call that allocates or frees.
+//! None of its own. [`Functions::find`] takes the dynamic linker's lock and [`make`] allocates:
+//! neither is called from within a call that allocates or frees.
 
 use crate::Errno;
 use crate::syscall::syscall5;
@@ -90,7 +93,8 @@ mod look_up {
         function(c"pthread_join")
     }
 
-    /// The address of a function of the C library, or of the next library that has one where that has another name; 0 if there is none.
+    /// The address of a function of the C library, or of the next library that has one where that
+    /// has another name; 0 if there is none.
     fn function(name: &CStr) -> usize {
         const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
         const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
@@ -98,7 +102,8 @@ mod look_up {
         if find == 0 {
             return 0;
         }
-        // SAFETY: the dynamic linker's function of this name has this type; RTLD_NEXT stands for a handle.
+        // SAFETY: the dynamic linker's function of this name has this type; RTLD_NEXT stands for a
+        // handle.
         let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
         // The next one: the preload library has a dlopen of its own.
         let open = find(NEXT, c"dlopen".as_ptr());
@@ -136,12 +141,14 @@ unsafe extern "C" {
     fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
 }
 
-/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one scattered release: 8 KiB) and the C
-/// library's own needs (thread-local storage of every loaded library lies on the stack as well).
+/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one
+/// scattered release: 8 KiB) and the C library's own needs (thread-local storage of every loaded
+/// library lies on the stack as well).
 pub const SMALL_STACK: usize = 256 << 10;
 /// Bytes of a stack on which a program's functions run.
 pub const ORDINARY_STACK: usize = 2 << 20;
-/// Bytes of a stack in a program with so many thread-local variables that they do not fit [`ORDINARY_STACK`].
+/// Bytes of a stack in a program with so many thread-local variables that they do not fit
+/// [`ORDINARY_STACK`].
 const LARGE_STACK: usize = 64 << 20;
 
 /// Whether a thread may be [joined](join).
@@ -153,11 +160,13 @@ pub enum End {
     Detached,
 }
 
-/// Makes a thread with every signal blocked, on a stack of so many bytes, or of more if the program's thread-local variables leave nothing of it.
+/// Makes a thread with every signal blocked, on a stack of so many bytes, or of more if the
+/// program's thread-local variables leave nothing of it.
 ///
 /// # Errors
-/// The answer of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel no longer lets threads
-/// register for rseq, though this one is registered: the C library would end the process over it.
+/// The answer of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel
+/// no longer lets threads register for rseq, though this one is registered: the C library would end
+/// the process over it.
 ///
 /// # Safety
 /// `body(argument)` is sound on another thread for as long as it runs.
@@ -181,7 +190,8 @@ pub unsafe fn make(
     // SAFETY: an all-ones set is a valid set (the kernel ignores the bits of KILL and STOP).
     let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
     let mut id = MaybeUninit::<Id>::uninit();
-    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid for the calls.
+    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid
+    // for the calls.
     let answer = unsafe {
         // The calls below may write errno, which the caller's caller does not expect.
         let errno = __errno_location().read();
@@ -222,8 +232,8 @@ pub unsafe fn join(functions: &Functions, id: Id) {
     unsafe { join(id, core::ptr::null_mut()) };
 }
 
-/// Gives the calling thread, neap's own, a name, normal policy and priority, and the CPUs of a set. What the system
-/// refuses stays as it was inherited.
+/// Gives the calling thread, neap's own, a name, normal policy and priority, and the CPUs of a set.
+/// What the system refuses stays as it was inherited.
 pub fn settle(name: &CStr, cpus: &CpuSet) {
     const ORDINARY: usize = 0; // SCHED_OTHER
     const THREAD: usize = 0; // PRIO_PROCESS, which names a thread

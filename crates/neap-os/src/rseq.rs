@@ -89,7 +89,8 @@ pub enum Outcome {
 
 /// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the GOT, or with nothing to read answers where it is; 0 if there is none.
 ///
-/// Weak: a C library before 2.35, or another one, has none of these, and that is an answer too. Each use says so, because each object file that uses the name has to.
+/// Weak: a C library before 2.35, or another one, has none of these, and that is an answer too.
+/// Each use says so, because each object file that uses the name has to.
 macro_rules! weak_variable {
     ($name:literal, $read:literal) => {{
         let value: usize;
@@ -151,10 +152,12 @@ pub fn cpu_at(offset: isize) -> Option<usize> {
 /// out of the way of the hot code. Descriptors lie among what is read-only once it is relocated: nobody writes them, and on pages of their own they
 /// cost every process two faults more. The body puts `22:` behind its commit; `23:` is the end. Labels from 25 on are free for what stands in and around it.
 ///
-/// The abort exit unwinds as if the sequence had called it without a return address on the stack: the frame of the exit begins at the stack pointer, and
-/// its return address is the start of the sequence, whose function has its own unwind information. The distance to that start lies in an instruction that
-/// nothing executes, at the start of the 32 bytes of each exit. The bytes of `.cfi_escape` are `DW_CFA_val_expression` for `rip`: round `rip` down
-/// to a multiple of 32, and add the eight bytes that lie two bytes behind.
+/// The abort exit unwinds as if the sequence had called it without a return address on the stack:
+/// the frame of the exit begins at the stack pointer, and its return address is the start of the
+/// sequence, whose function has its own unwind information. The distance to that start lies in an
+/// instruction that nothing executes, at the start of the 32 bytes of each exit. The bytes of
+/// `.cfi_escape` are `DW_CFA_val_expression` for `rip`: round `rip` down to a multiple of 32, and
+/// add the eight bytes that lie two bytes behind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {
@@ -178,24 +181,37 @@ macro_rules! critical {
     };
 }
 
-/// Unwind information for code from `start` to `end` that lies outside its function, in the function's section: what lies there unwinds as if it had been
-/// called from as far behind `like`, without a return address on the stack. From `like` on the function has as much code, with the stack
-/// pointer as it is in that code.
+/// Unwind information for code from `start` to `end` that lies outside its function, in the
+/// function's section: what lies there unwinds as if it had been called from as far behind `like`,
+/// without a return address on the stack. From `like` on the function has as much code, with the
+/// stack pointer as it is in that code.
 ///
-/// An assembler adds nothing to the unwind information of a function that it is within, but for code in another section. So this is a record of `.eh_frame`
-/// with its own head. In its instructions: the frame begins at `rsp` (`DW_CFA_def_cfa`), and the return address is `rip` and the distance
-/// (`DW_CFA_val_expression` of `DW_OP_breg16`, `DW_OP_const2s` and `DW_OP_plus`).
+/// An assembler adds nothing to the unwind information of a function that it is within, but for
+/// code in another section. So this is a record of `.eh_frame` with its own head. In its
+/// instructions: the frame begins at `rsp` (`DW_CFA_def_cfa`), and the return address is `rip` and
+/// the distance (`DW_CFA_val_expression` of `DW_OP_breg16`, `DW_OP_const2s` and `DW_OP_plus`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! unwinds_like {
     ($start:literal to $end:literal, like: $like:literal) => {
         concat!(
             ".pushsection .eh_frame, \"a\", @unwind\n",
-            // Version 1, "zR", code in units of 1 and data of -8 bytes, return address in column 16, addresses relative in 4 bytes.
+            // Version 1, "zR", code in units of 1 and data of -8 bytes, return address in column
+            // 16, addresses relative in 4 bytes.
             "201: .long 202f - . - 4, 0\n.byte 1\n.asciz \"zR\"\n.byte 1, 0x78, 16, 1, 0x1b\n",
             ".byte 0x0c, 7, 0\n.balign 8, 0\n202:\n",
-            ".long 203f - . - 4\n.long . - 201b\n.long ", $start, " - ., ", $end, " - ", $start, "\n.byte 0\n",
-            ".byte 0x16, 0x10, 6, 0x80, 0, 0x0b\n.short ", $like, " - ", $start, "\n.byte 0x22\n",
+            ".long 203f - . - 4\n.long . - 201b\n.long ",
+            $start,
+            " - ., ",
+            $end,
+            " - ",
+            $start,
+            "\n.byte 0\n",
+            ".byte 0x16, 0x10, 6, 0x80, 0, 0x0b\n.short ",
+            $like,
+            " - ",
+            $start,
+            "\n.byte 0x22\n",
             ".balign 8, 0\n203:\n.popsection\n",
         )
     };

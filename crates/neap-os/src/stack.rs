@@ -1,8 +1,11 @@
-//! Work on a stack of its own, for what is rare and needs more than the few kilobytes that a caller may have.
+//! Work on a stack of its own, for what is rare and needs more than the few kilobytes that a caller
+//! may have.
 //!
-//! Sits between `mmap` and what is done once, or a few times a second, from within calls of a program's: those may come from a coroutine with a small stack.
-//! Each stack is mapped for one piece of work and unmapped behind it, so there is no lock, and a piece of work may begin another. Below it lies a page without
-//! access. A debugger and a profiler find the way back to the caller: the frame that stands between has a frame pointer.
+//! Sits between `mmap` and what is done once, or a few times a second, from within calls of a
+//! program's: those may come from a coroutine with a small stack. Each stack is mapped for one
+//! piece of work and unmapped behind it, so there is no lock, and a piece of work may begin
+//! another. Below it lies a page without access. A debugger and a profiler find the way back to the
+//! caller: the frame that stands between has a frame pointer.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
@@ -10,7 +13,8 @@ use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// Bytes of a stack. Pages that are not touched cost nothing; a signal handler of the program's may run on it.
+/// Bytes of a stack. Pages that are not touched cost nothing; a signal handler of the program's may
+/// run on it.
 pub const BYTES: usize = 256 << 10;
 
 /// The page without access, and some more.
@@ -49,9 +53,11 @@ struct Errand<F, R> {
     answer: MaybeUninit<R>,
 }
 
-/// Does the work on a stack of its own, and answers what that does; `None` where none can be mapped, and nothing was done.
+/// Does the work on a stack of its own, and answers what that does; `None` where none can be
+/// mapped, and nothing was done.
 ///
-/// The work must not end otherwise than by returning, and calls no function of a program's that might.
+/// The work must not end otherwise than by returning, and calls no function of a program's that
+/// might.
 pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
     // Miri knows no assembly.
     if cfg!(miri) { Some(work()) } else { do_apart(work) }
@@ -61,7 +67,8 @@ pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
 fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
     let stack = Stack::map()?;
     let mut errand = Errand { work: Some(work), answer: MaybeUninit::uninit() };
-    // SAFETY: the stack is mapped, and as large as it says; `run` is of the errand's types, and leaves an answer.
+    // SAFETY: the stack is mapped, and as large as it says; `run` is of the errand's types, and
+    // leaves an answer.
     unsafe {
         switch(stack.top(), run::<F, R>, (&raw mut errand).cast());
         Some(errand.answer.assume_init())
@@ -83,7 +90,8 @@ unsafe extern "C" fn run<F: FnOnce() -> R, R>(errand: *mut u8) {
 /// Calls a function with the stack pointer at `top`, and comes back with the caller's.
 ///
 /// # Safety
-/// Below `top`, a multiple of 16, there is as much memory as the function needs; the function takes `argument`.
+/// Below `top`, a multiple of 16, there is as much memory as the function needs; the function takes
+/// `argument`.
 #[unsafe(naked)]
 unsafe extern "C" fn switch(top: *mut u8, function: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
     naked_asm!(

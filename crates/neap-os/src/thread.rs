@@ -104,8 +104,8 @@ pub fn allowed() -> CpuSet {
     cpus
 }
 
-/// Whether the process has no thread but this one, as far as the C library knows. A thread of the bare system call does
-/// not count. `false` where the C library does not say.
+/// Whether the process has no thread but this one, as far as the C library knows. A thread of the
+/// bare system call does not count. `false` where the C library does not say.
 pub fn is_alone() -> bool {
     weak_variable!("__libc_single_threaded", "movzx {0:e}, byte ptr [{0}]") != 0
 }

@@ -1,11 +1,13 @@
 //! The kernel's function for the time, which is no system call.
 //!
-//! The kernel maps a small shared object, the vDSO, into every process, and names its address at the start. This module finds
-//! `__vdso_clock_gettime` in the object's symbols. It does not go by way of the C library's `clock_gettime`: a program may have
-//! one of its own, which may allocate. valgrind hides the object; there is no function then.
+//! The kernel maps a small shared object, the vDSO, into every process, and names its address at
+//! the start. This module finds `__vdso_clock_gettime` in the object's symbols. It does not go by
+//! way of the C library's `clock_gettime`: a program may have one of its own, which may allocate.
+//! valgrind hides the object; there is no function then.
 //!
 //! # Invariants
-//! The object is the kernel's, stays mapped where it is, and is a valid shared object of this machine's word size.
+//! The object is the kernel's, stays mapped where it is, and is a valid shared object of this
+//! machine's word size.
 
 use core::ffi::CStr;
 use core::mem::size_of;
@@ -46,13 +48,15 @@ impl Object {
         unsafe { core::ptr::with_exposed_provenance::<T>(at).read_unaligned() }
     }
 
-    /// The distance from addresses in the file to those in memory, and the address of the dynamic section.
+    /// The distance from addresses in the file to those in memory, and the address of the dynamic
+    /// section.
     ///
     /// # Safety
     /// A valid object is mapped there.
     unsafe fn loaded(self) -> Option<(usize, usize)> {
-        // SAFETY: the header of a 64-bit object has these fields: where its program headers begin, how long one is, and how many
-        // there are. A program header begins with its kind; its offset in the file is at 8, and its address at 16.
+        // SAFETY: the header of a 64-bit object has these fields: where its program headers begin,
+        // how long one is, and how many there are. A program header begins with its kind; its
+        // offset in the file is at 8, and its address at 16.
         unsafe {
             let (first, length, count) = (
                 Object::read::<usize>(self.0 + 32),
@@ -77,7 +81,8 @@ impl Object {
     /// # Safety
     /// A valid object is mapped there, which stays.
     unsafe fn function(self, name: &CStr) -> Option<usize> {
-        // SAFETY: the dynamic section is pairs of a tag and an address up to an empty tag; the tables that it names are there.
+        // SAFETY: the dynamic section is pairs of a tag and an address up to an empty tag; the
+        // tables that it names are there.
         unsafe {
             let (base, mut entry) = self.loaded()?;
             let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
@@ -116,8 +121,9 @@ impl Object {
     /// # Safety
     /// `hash` is such a table.
     unsafe fn count(hash: usize) -> u32 {
-        // SAFETY: the table is four numbers, words of a filter, a bucket for each chain, and the chains: the first symbol of a
-        // chain is in its bucket, and the last one is odd in the chains.
+        // SAFETY: the table is four numbers, words of a filter, a bucket for each chain, and the
+        // chains: the first symbol of a chain is in its bucket, and the last one is odd in the
+        // chains.
         unsafe {
             let [buckets, first, words] = [0, 4, 8].map(|at| Object::read::<u32>(hash + at));
             let start = hash + 16 + words as usize * size_of::<usize>();

@@ -1,12 +1,14 @@
 //! The arena: a window of address space that grows upwards from a base, and the tables beside it.
 //!
-//! Sits between the platform's mappings and the zone. The window is aimed for, not reserved: segments are mapped one
-//! after the other as they are needed, and every table lies at an arithmetic address above the window, so that the byte
-//! of a table for an address is a shift and an add away. Every table is mapped for every segment. Where a foreign mapping lies
-//! in the way of a segment, or of a part of a table that speaks of one, the arena has a hole: of most tables nothing is mapped
-//! there. Growth runs under its own mutex, never under the zone's. The nodes of a machine share an arena: a segment belongs to the node
-//! that it was mapped for, and a byte per chunk says to which. Gives nothing back before [`Arena::close`]; what is inside
-//! a mapped page is not its concern.
+//! Sits between the platform's mappings and the zone. The window is aimed for, not reserved:
+//! segments are mapped one after the other as they are needed, and every table lies at an
+//! arithmetic address above the window, so that the byte of a table for an address is a shift and
+//! an add away. Every table is mapped for every segment. Where a foreign mapping lies in the way of
+//! a segment, or of a part of a table that speaks of one, the arena has a hole: of most tables
+//! nothing is mapped there. Growth runs under its own mutex, never under the zone's. The nodes of a
+//! machine share an arena: a segment belongs to the node that it was mapped for, and a byte per
+//! chunk says to which. Gives nothing back before [`Arena::close`]; what is inside a mapped page is
+//! not its concern.
 
 use crate::frames;
 use crate::huge_runs::HugeRuns;
@@ -42,7 +44,8 @@ const SMALL_SEGMENT: usize = 4 << 20;
 pub const MOST_ALIGNMENT: usize = 1 << 30;
 /// Attempts of the platform after which its hints are for half the span of the one before.
 const FULL_ATTEMPTS: u32 = 8;
-/// How often the span is halved after an attempt that the system refused: its whole tables may have been too much.
+/// How often the span is halved after an attempt that the system refused: its whole tables may have
+/// been too much.
 const REFUSED_HALVINGS: u32 = 3;
 /// How many times the limit on address space the span may be.
 const RAISED: usize = 1024;
@@ -50,7 +53,8 @@ const RAISED: usize = 1024;
 const ATTEMPTS: u32 = 32;
 /// Foreign mappings that the arena grows around, in its whole life.
 const HOLES: usize = 16;
-/// Steps, each twice as long as the one before, over one foreign mapping in the arena or behind a table.
+/// Steps, each twice as long as the one before, over one foreign mapping in the arena or behind a
+/// table.
 const HOLE_STEPS: u32 = 24;
 
 /// Offsets from the base: what growth has done so far.
@@ -84,7 +88,8 @@ impl Growth {
     }
 }
 
-/// Start and length of every mapped part of a table that is mapped as far as `mapped`, between the holes of the arena.
+/// Start and length of every mapped part of a table that is mapped as far as `mapped`, between the
+/// holes of the arena.
 fn pieces_of(
     table: &Table,
     holes: &[(usize, usize)],
@@ -169,7 +174,8 @@ impl Arena {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
-        // A limit may be raised, but hardly so much; the whole tables of such a span are less than a thousandth of it.
+        // A limit may be raised, but hardly so much; the whole tables of such a span are less than
+        // a thousandth of it.
         let limit = platform.most_address_space().saturating_mul(RAISED);
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
@@ -300,11 +306,12 @@ impl Arena {
         }
     }
 
-    /// Whether what a named table says of a block may come as a huge page: nobody has written to any of that yet. Not where nodes share it,
-    /// since it would lie on one of them; nor where address space is scarce, since it may not be mapped as a whole; nor under a limit, which
-    /// would have to pay for the whole of it. A hint: others may write now,
-    /// or put small pages there before whoever was told so has allowed huge ones, and then small ones come. Mostly one caller is told so: each
-    /// that allows and forbids huge pages stops all that fault.
+    /// Whether what a named table says of a block may come as a huge page: nobody has written to
+    /// any of that yet. Not where nodes share it, since it would lie on one of them; nor where
+    /// address space is scarce, since it may not be mapped as a whole; nor under a limit, which
+    /// would have to pay for the whole of it. A hint: others may write now, or put small pages
+    /// there before whoever was told so has allowed huge ones, and then small ones come. Mostly one
+    /// caller is told so: each that allows and forbids huge pages stops all that fault.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
         if self.nodes > 1 || self.is_limited || self.scarce {
@@ -319,7 +326,8 @@ impl Arena {
         (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
     }
 
-    /// Notes that named table `named` has memory for the chunk of `pfn`. Returns whether it had none so far.
+    /// Notes that named table `named` has memory for the chunk of `pfn`. Returns whether it had
+    /// none so far.
     pub(crate) fn mark_table(&self, pfn: Pfn, named: usize) -> bool {
         let is_new = self.marks(pfn).fetch_or(1 << named, Relaxed) >> named & 1 == 0;
         if is_new {
@@ -328,7 +336,8 @@ impl Arena {
         is_new
     }
 
-    /// Notes that no table has memory for the chunk of `pfn`. Returns a bit for each named table that had some.
+    /// Notes that no table has memory for the chunk of `pfn`. Returns a bit for each named table
+    /// that had some.
     pub(crate) fn unmark_tables(&self, pfn: Pfn) -> u8 {
         let marked = self.marks(pfn).swap(0, Relaxed);
         let share = |named: usize| u32::from(marked >> named & 1) * self.table_share(named);
@@ -342,7 +351,8 @@ impl Arena {
         if table.droppable { CHUNK >> table.shift } else { 0 }
     }
 
-    /// Pages that named tables have at most: all of their pages about the chunks for which they were written to.
+    /// Pages that named tables have at most: all of their pages about the chunks for which they
+    /// were written to.
     pub(crate) fn table_pages(&self) -> u32 {
         // Relaxed: a bound that follows late by what other threads write at the moment.
         self.table_pages.load(Relaxed)
@@ -443,7 +453,8 @@ impl Arena {
     /// One of the bytes about the chunk of a page: [`MARKS`], [`NODE`] or [`IN_RUNS`].
     #[inline]
     pub(crate) fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
-        // The frame is asked for its check alone: the chunk table is open as far as the arena reaches, in holes as well.
+        // The frame is asked for its check alone: the chunk table is open as far as the arena
+        // reaches, in holes as well.
         let _ = self.frames.frame(pfn);
         let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * ABOUT_CHUNK + byte;
         // SAFETY: mapped, and accessed as atomic bytes alone.
@@ -546,7 +557,8 @@ impl Arena {
         mapped
     }
 
-    /// Where the next mapping of a table begins that is mapped as far as `mapped`, for a segment from `start` on.
+    /// Where the next mapping of a table begins that is mapped as far as `mapped`, for a segment
+    /// from `start` on.
     fn first_unmapped(&self, table: &Table, mapped: usize, start: usize) -> usize {
         mapped.max(table.page_of(start, self.page_shift))
     }
@@ -602,7 +614,8 @@ impl Arena {
             growth.hole_count += 1;
         }
         growth.end = start + size;
-        // SAFETY: `map_segment` has mapped the frame table for every segment that far, and only `close` unmaps it. Frames in holes are nobody's.
+        // SAFETY: `map_segment` has mapped the frame table for every segment that far, and only
+        // `close` unmaps it. Frames in holes are nobody's.
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
         let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
         for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {

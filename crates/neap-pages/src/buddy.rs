@@ -116,7 +116,8 @@ pub(crate) struct Buddy {
     pub(crate) free_chunks: Map,
     /// A bit per chunk: all of it is free and some of it is backed.
     pub(crate) backed_chunks: Map,
-    /// A bit per chunk: it is a backed one whose memory the system may take when it is short of any.
+    /// A bit per chunk: it is a backed one whose memory the system may take when it is short of
+    /// any.
     pub(crate) lazy_chunks: Map,
     /// Backed pages of these.
     pub(crate) lazy: u32,

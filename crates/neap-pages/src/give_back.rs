@@ -158,8 +158,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report
     }
 
-    /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of those that nobody needed since the last
-    /// tick. `keep` free pages stay as they are. Returns how many pages were offered, which count as free and backed all the same.
+    /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of
+    /// those that nobody needed since the last tick. `keep` free pages stay as they are. Returns
+    /// how many pages were offered, which count as free and backed all the same.
     pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
         let Some(_turn) = self.release.turn() else { return 0 };
         let mut offered = 0;

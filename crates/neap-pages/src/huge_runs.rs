@@ -89,9 +89,9 @@ impl Arena {
         }
     }
 
-    /// Forbids huge pages behind what a run loses that had `old` pages and will have `new` ones. The
-    /// caller owns all of the old ones. Returns the pages that the system refused to forbid them
-    /// for; the caller leaves them to the next tick.
+    /// Forbids huge pages behind what a run loses that had `old` pages and will have `new` ones.
+    /// The caller owns all of the old ones. Returns the pages that the system refused to forbid
+    /// them for; the caller leaves them to the next tick.
     pub(crate) fn forbid_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
         if !self.huge_runs.wanted || old < UNIT {
             return None;

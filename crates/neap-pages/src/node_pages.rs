@@ -274,8 +274,8 @@ impl<P: Platform> NodePages<P> {
         self.first.zone.lock().buddy.keeps_chunks
     }
 
-    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has been written to the run
-    /// since it was handed out; `None` if every byte is zero.
+    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has
+    /// been written to the run since it was handed out; `None` if every byte is zero.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         self.node(self.node_of(head)).backed_part(head, part)
     }
@@ -292,8 +292,8 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Allows huge pages behind a run, if it is worth them, after its pages have come from elsewhere
-    /// ([`Platform::move_pages`]).
+    /// Allows huge pages behind a run, if it is worth them, after its pages have come from
+    /// elsewhere ([`Platform::move_pages`]).
     pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
     }
@@ -353,7 +353,8 @@ impl<P: Platform> NodePages<P> {
         })
     }
 
-    /// Lets the system take up to `most` free pages when it is short of memory, less those that are to be kept: see [`Pages::offer`].
+    /// Lets the system take up to `most` free pages when it is short of memory, less those that are
+    /// to be kept: see [`Pages::offer`].
     pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
         self.all().fold(0, |offered, pages| offered + pages.offer(platform, keep, most - offered.min(most)))
     }
@@ -460,7 +461,8 @@ impl<P: Platform> NodePages<P> {
         self.frames().pages() / CHUNK
     }
 
-    /// Whether the page at an offset from the base belongs to the arena, and not to a hole. All tables are mapped for such a page.
+    /// Whether the page at an offset from the base belongs to the arena, and not to a hole. All
+    /// tables are mapped for such a page.
     pub fn has(&self, offset: usize) -> bool {
         offset < self.limit() && self.first.arena.node(Pfn((offset >> self.page_shift()) as u32)).is_some()
     }

@@ -1,4 +1,5 @@
-//! Lists of pages per CPU: blocks of order 0 to 3, and cached runs, taken and given without the zone's lock.
+//! Lists of pages per CPU: blocks of order 0 to 3, and cached runs, taken and given without the
+//! zone's lock.
 //!
 //! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
 //! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
@@ -420,8 +421,8 @@ impl<T: Policy> PageLists<T> {
         Some(Block { pfn, zero: false })
     }
 
-    /// Caches a run of this CPU's that is [`State::Cached`] already. Returns the runs that it pushes out, which count as
-    /// travelling.
+    /// Caches a run of this CPU's that is [`State::Cached`] already. Returns the runs that it
+    /// pushes out, which count as travelling.
     pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: Run) -> Result<Runs, Busy> {
         let mut list = self.own(cpu)?;
         let out = list.runs.put(run);

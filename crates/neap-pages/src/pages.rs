@@ -44,8 +44,8 @@ pub struct SideTable {
     pub early: bool,
 }
 
-/// Pages that go back to the system at least when there is memory beyond the limit: those of a huge page, which releases as a
-/// whole.
+/// Pages that go back to the system at least when there is memory beyond the limit: those of a huge
+/// page, which releases as a whole.
 const LEAST_SHED: u32 = 512;
 
 /// What an arena is to be like.
@@ -183,8 +183,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.acquire(platform, wanted, |buddy, _| buddy.allocate_block(order))
     }
 
-    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Where pages are limited, as many free pages go
-    /// back to the system as there is memory beyond the limit now.
+    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Where pages are limited,
+    /// as many free pages go back to the system as there is memory beyond the limit now.
     fn acquire<R>(
         &self,
         platform: &P,
@@ -304,9 +304,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(run)
     }
 
-    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has been written to the run
-    /// since it was handed out. The map of backed pages is about free pages. Of the pages of a run it says what they were
-    /// when the zone handed the run out, so a run from a CPU's cache counts as written to.
+    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has
+    /// been written to the run since it was handed out. The map of backed pages is about free
+    /// pages. Of the pages of a run it says what they were when the zone handed the run out, so a
+    /// run from a CPU's cache counts as written to.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         if self.frames().frame(head).spare() == TOUCHED {
             return Some(part).filter(|part| !part.is_empty());
@@ -336,7 +337,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.free_run(pfn, pages, false);
     }
 
-    /// Puts a run that is freed into the CPU's cache; `false`: another thread holds that, or there is no such run.
+    /// Puts a run that is freed into the CPU's cache; `false`: another thread holds that, or there
+    /// is no such run.
     fn cache_run(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
         let frame = self.frames().frame(pfn);
         if frame.owner() != pages || !frame.cache_run() {
@@ -373,7 +375,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Forbids huge pages behind what a run of `old` pages loses when it becomes one of `new` pages.
+    /// Forbids huge pages behind what a run of `old` pages loses when it becomes one of `new`
+    /// pages.
     pub(crate) fn forbid_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
         if let Some(left) = self.arena.forbid_huge(platform, pfn, old, new) {
             self.zone.forbid_later(&left);
@@ -432,8 +435,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Whether all chunks that there are behind a run, up to its new end, are this node's: what another node has free there
-    /// is not for this one, and in a hole of the arena there may be no frames to look at. Under the zone's lock; chunks never change hands.
+    /// Whether all chunks that there are behind a run, up to its new end, are this node's: what
+    /// another node has free there is not for this one, and in a hole of the arena there may be no
+    /// frames to look at. Under the zone's lock; chunks never change hands.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
@@ -441,7 +445,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         behind.step_by(arena::CHUNK as usize).all(own)
     }
 
-    /// Gives up what it may still hand out, and the memory of free pages, for other nodes of the same budget.
+    /// Gives up what it may still hand out, and the memory of free pages, for other nodes of the
+    /// same budget.
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.zone.budget.is_some() {
             {

@@ -67,7 +67,8 @@ pub(crate) struct Population {
 }
 
 impl Population {
-    /// Lists keep up to `listed` pages, which count as used although they may never have been touched.
+    /// Lists keep up to `listed` pages, which count as used although they may never have been
+    /// touched.
     pub(crate) fn new(enabled: bool, listed: u32) -> Population {
         Population { enabled, floor: FLOOR.saturating_add(listed), ..Population::default() }
     }

@@ -1,4 +1,5 @@
-//! Cached runs of one CPU: large allocations of up to 1 MiB, taken and freed without the zone's lock.
+//! Cached runs of one CPU: large allocations of up to 1 MiB, taken and freed without the zone's
+//! lock.
 //!
 //! # Design
 //! A few freed runs, newest last, beside the CPU's page lists and under the lock of these. An

@@ -90,7 +90,8 @@ pub struct Statistics {
     pub mapped_bytes: usize,
     /// Bytes of side tables mapped.
     pub table_bytes: usize,
-    /// Pages of side tables that the budget pays for: all of those about chunks for which they were written to.
+    /// Pages of side tables that the budget pays for: all of those about chunks for which they were
+    /// written to.
     pub table_pages: u32,
 }
 

@@ -6,9 +6,10 @@
 //! nothing of one was there: of state bytes a block of two mebibytes, which is one fault itself, has eight small pages. Takes no lock: the arena's
 //! growth maps, and what is populated speaks of a block that the caller has.
 //!
-//! A page behind a table may be a foreign mapping. The arena then grows around the part that this page would speak of. To reserve address space for
-//! the tables instead would take a tenth of the span: a program that limits its own address space could map nothing any more. The three tables by the
-//! chunk are small, so these are reserved.
+//! A page behind a table may be a foreign mapping. The arena then grows around the part that this
+//! page would speak of. To reserve address space for the tables instead would take a tenth of the
+//! span: a program that limits its own address space could map nothing any more. The three tables
+//! by the chunk are small, so these are reserved.
 
 use crate::arena::CHUNK;
 use crate::pages::{MARKED, SideTable, TABLES};
@@ -28,7 +29,8 @@ pub(crate) const BACKED_CHUNKS: usize = 4;
 pub(crate) const LAZY_CHUNKS: usize = 5;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
-/// Tables by the chunk. They are read across foreign mappings that the arena grows around, and a page of one speaks of gibibytes.
+/// Tables by the chunk. They are read across foreign mappings that the arena grows around, and a
+/// page of one speaks of gibibytes.
 const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 
 /// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
@@ -133,7 +135,8 @@ impl Table {
     }
 }
 
-/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span. [Whole](Table::whole) tables lie elsewhere: [`place_whole`] says where.
+/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
+/// [Whole](Table::whole) tables lie elsewhere: [`place_whole`] says where.
 pub(crate) fn layout(
     base: usize,
     span: usize,
@@ -141,7 +144,8 @@ pub(crate) fn layout(
     named: &[SideTable; TABLES],
 ) -> ([Table; ALL_TABLES], usize) {
     let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and three times a bit a chunk.
+    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and three times a
+    // bit a chunk.
     for (table, shift) in
         [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13), (LAZY_CHUNKS, 13)]
     {

@@ -1,10 +1,11 @@
 //! Huge pages behind long runs.
 //!
-//! Goal: they are allowed behind exactly those huge pages that lie wholly in a run, after any history of runs that come, go and change
-//! their length, of small blocks that are populated in between, and of ticks; no memory that is nobody's allows them when
-//! it is released; where the system gives them on request, runs that are no longer than the rest that is resident have them;
-//! and nothing is said where they are switched off or a CPU may not be interrupted.
-//! Method: a virtual machine that writes down what it is told, against a model.
+//! Goal: they are allowed behind exactly those huge pages that lie wholly in a run, after any
+//! history of runs that come, go and change their length, of small blocks that are populated in
+//! between, and of ticks; no memory that is nobody's allows them when it is released; where the
+//! system gives them on request, runs that are no longer than the rest that is resident have them;
+//! and nothing is said where they are switched off or a CPU may not be interrupted. Method: a
+//! virtual machine that writes down what it is told, against a model.
 
 mod machine;
 
@@ -29,7 +30,8 @@ fn for_all() -> Virtual {
     Virtual::new(4096, 1).with_huge_pages_for_all()
 }
 
-/// A run: its pages, and whether it has huge pages. One that was there already when it came has none, until it gets its first whole huge page.
+/// A run: its pages, and whether it has huge pages. One that was there already when it came has
+/// none, until it gets its first whole huge page.
 type Runs = BTreeMap<u32, (u32, bool)>;
 
 fn has_whole_part(pfn: u32, pages: u32) -> bool {
@@ -45,7 +47,8 @@ fn note(o: &Opened<'_, Probe>, runs: &mut Runs, pfn: u32, pages: u32) {
     runs.insert(pfn, (pages, has));
 }
 
-/// Whether every huge page, up to the last page that there is, allows huge pages if it lies wholly in a run that has them, and only then.
+/// Whether every huge page, up to the last page that there is, allows huge pages if it lies wholly
+/// in a run that has them, and only then.
 fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
     assert!(machine.huge.lock().unwrap().iter().all(|(_, length, _)| *length > 0));
     assert_eq!(o.pages.huge_runs() as usize, runs.values().filter(|run| run.1).count());

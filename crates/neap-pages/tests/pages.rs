@@ -161,7 +161,8 @@ fn the_arena_grows_around_what_is_behind_a_table() {
             let o = Opened::new(&machine, &shape(None)).unwrap();
             let ends = mappings(&o).into_iter().filter(|(part, ..)| matches!(part, Part::Table(_) | Part::OwnTables));
             let Some((_, start, length)) = ends.into_iter().nth(table) else { break };
-            // What is reserved for the tables by the chunk does not grow: there need be no room behind it.
+            // What is reserved for the tables by the chunk does not grow: there need be no room
+            // behind it.
             let Ok(()) = memory::map_at(start + length, size) else { continue };
             let foreign_byte = core::ptr::with_exposed_provenance_mut::<u8>(start + length);
             // SAFETY: mapped above.

@@ -187,7 +187,8 @@ impl<C: Charge> PerCpuData<C> {
         report
     }
 
-    /// [`PerCpuData::depopulate`] on a stack of its own, since the runs are large; nothing where that cannot be had.
+    /// [`PerCpuData::depopulate`] on a stack of its own, since the runs are large; nothing where
+    /// that cannot be had.
     fn depopulate_apart<'a, P: Platform>(
         &'a self,
         platform: &P,

@@ -1,17 +1,22 @@
 //! neap's own thread: when there is one, how it is woken, and how it ends.
 //!
 //! # Design
-//! - A call that allocates or frees never makes it. It is made by [`Mm::start_background`], which the preload library calls
+//! - A call that allocates or frees never makes it. It is made by [`Mm::start_background`], which
+//!   the preload library calls
 //!   when the program makes its first thread, and by calls that ask for something that only a thread can do: a registered
 //!   shrinker, a subscription, a charge that is waited for.
-//! - A process with one thread has none otherwise. There, and where the system refuses one, ticks are made from within calls
+//! - A process with one thread has none otherwise. There, and where the system refuses one, ticks
+//!   are made from within calls
 //!   ([`maintenance`](crate::maintenance)).
-//! - It ticks while anything is cached. Then it sleeps without a deadline until a call that goes the slow way wakes it.
-//! - It ends with the main thread ([`Mm::end_background`]), since the C library counts it: the process would not end with the
+//! - It ticks while anything is cached. Then it sleeps without a deadline until a call that goes
+//!   the slow way wakes it.
+//! - It ends with the main thread ([`Mm::end_background`]), since the C library counts it: the
+//!   process would not end with the
 //!   last of the program's threads.
 //!
 //! # Locking
-//! None. The state says what the thread is about to do; it sleeps on the [helper's](neap_objects::helper) bell.
+//! None. The state says what the thread is about to do; it sleeps on the
+//! [helper's](neap_objects::helper) bell.
 
 use crate::maintenance::Tick;
 use crate::mm::{Core, Mm, Task};
@@ -76,9 +81,11 @@ impl Background {
         self.state.load(Ordering::Relaxed) == AWAKE
     }
 
-    /// Lets the thread tick once more if it is about to sleep. Returns whether it sleeps and has to be woken.
+    /// Lets the thread tick once more if it is about to sleep. Returns whether it sleeps and has to
+    /// be woken.
     fn keep_awake(&self) -> bool {
-        // Release pairs with the Acquire of the exchange in `background`: the thread looks once more.
+        // Release pairs with the Acquire of the exchange in `background`: the thread looks once
+        // more.
         self.state.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) == Err(ASLEEP)
             // Release pairs with the Acquire of the thread's next look.
             && self.state.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok()
@@ -113,7 +120,8 @@ impl Background {
 }
 
 impl<P: Platform> Core<P> {
-    /// What follows every call that went the slow way: wakes the thread, or ticks in its place. Not inside the gate.
+    /// What follows every call that went the slow way: wakes the thread, or ticks in its place. Not
+    /// inside the gate.
     #[inline]
     pub(crate) fn after(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
@@ -131,8 +139,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// What follows a call for per-CPU data: wakes the thread, or does its work in its place where that is wanted now. Not
-    /// inside the gate. A caller that is in a `hurry` leaves the work to others where there is no thread.
+    /// What follows a call for per-CPU data: wakes the thread, or does its work in its place where
+    /// that is wanted now. Not inside the gate. A caller that is in a `hurry` leaves the work to
+    /// others where there is no thread.
     pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, hurry: bool) {
         let background = &self.background;
         if hurry && !background.has_thread() {
@@ -146,16 +155,16 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Lets the thread come soon, from within anything: it is woken if it sleeps, and its nap ends. Where there is none it is
-    /// the next call that ticks.
+    /// Lets the thread come soon, from within anything: it is woken if it sleeps, and its nap ends.
+    /// Where there is none it is the next call that ticks.
     pub(crate) fn come_soon(&self) {
         self.background.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
         self.background.keep_awake();
         self.objects.helper.ring();
     }
 
-    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not inside the gate, and not from
-    /// within a call that allocates or frees.
+    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not inside
+    /// the gate, and not from within a call that allocates or frees.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let Background { state, id, .. } = &self.background;
         // Who makes it says AWAKE at once: it will be.
@@ -180,9 +189,10 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a thread of neap's own. No group is charged for what that allocates in this thread, and no cache is asked to
-    /// shrink for it, as far as that can be:
-    /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C library allocates for that,
+    /// Makes a thread of neap's own. No group is charged for what that allocates in this thread,
+    /// and no cache is asked to shrink for it, as far as that can be:
+    /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C
+    ///    library allocates for that,
     ///    under preload by this very manager. 3. That charge would post a job, and wait for the thread of 1.
     pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<usize, Errno> {
         let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
@@ -205,19 +215,20 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Makes neap's thread if it may have one (`NEAP=background:off`) and has none: about two seconds after a burst the memory of
-    /// it is back with the system then, also if all threads are idle. Returns whether there is one.
+    /// Makes neap's thread if it may have one (`NEAP=background:off`) and has none: about two
+    /// seconds after a burst the memory of it is back with the system then, also if all threads are
+    /// idle. Returns whether there is one.
     ///
-    /// The preload library calls this when the program makes a thread. Other programs call it where they have made their
-    /// threads, and not while they hold a lock that an allocation may need: making a thread allocates. A child of `fork` has none,
-    /// and calls it again.
+    /// The preload library calls this when the program makes a thread. Other programs call it where
+    /// they have made their threads, and not while they hold a lock that an allocation may need:
+    /// making a thread allocates. A child of `fork` has none, and calls it again.
     pub fn start_background(&self) -> bool {
         let Some(core) = self.core() else { return false };
         core.make_thread(self) || core.background.has_thread()
     }
 
-    /// Ends neap's thread for good, and calls `join` with what its making answered to wait for it. Memory goes back from within
-    /// calls from now on.
+    /// Ends neap's thread for good, and calls `join` with what its making answered to wait for it.
+    /// Memory goes back from within calls from now on.
     pub(crate) fn end_background(&self, join: impl FnOnce(usize)) {
         let Some(core) = self.core_if_open() else { return };
         let Background { state, ending, id, .. } = &core.background;
@@ -233,7 +244,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// What the thread does: ticks while there is anything to give back, then sleeps until it is woken.
+    /// What the thread does: ticks while there is anything to give back, then sleeps until it is
+    /// woken.
     pub(crate) fn background(&self) {
         let Some(core) = self.core_if_open() else { return };
         let state = &core.background.state;
@@ -241,9 +253,9 @@ impl<P: Platform> Mm<P> {
         let mut nap = interval;
         while core.nap(self, nap) {
             // What is cached from here on turns DROWSY back into AWAKE, so it is not slept over:
-            // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says AWAKE. 4. This thread
-            // finds the rest empty, but not DROWSY any more, and ticks again.
-            // SeqCst: before every look of the tick. Pairs with the load in `after`.
+            // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says
+            //    AWAKE. 4. This thread finds the rest empty, but not DROWSY any more, and ticks
+            //    again. SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
             let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();

@@ -123,8 +123,8 @@ impl<P: Platform> Core<P> {
         left.stacks.intersect(&self.objects.slots.used());
     }
 
-    /// One try at everything that is left, until it is to `stop`. Without `fences`, stacks stay that an allocation may not take.
-    /// Inside the gate.
+    /// One try at everything that is left, until it is to `stop`. Without `fences`, stacks stay
+    /// that an allocation may not take. Inside the gate.
     fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: bool, stop: &dyn Fn() -> bool) {
         let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);

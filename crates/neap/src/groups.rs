@@ -292,10 +292,12 @@ impl Group {
         grouped.subscribe(self.0, events, listener).map(Heard)
     }
 
-    /// Lets this thread be in the group until the answer is dropped: all that it allocates meanwhile, through `malloc`, Rust's collections or C++, where
-    /// neap is their allocator, is charged to the group, and goes back to it when it is freed, by whichever thread. It goes beyond a limit, counted, unless
-    /// `NEAP=refuse:on` is set. Guards may be dropped in any order. From the first on, every thread's malloc looks
-    /// whether the thread is in a group, until the process ends: a nanosecond.
+    /// Lets this thread be in the group until the answer is dropped: all that it allocates
+    /// meanwhile, through `malloc`, Rust's collections or C++, where neap is their allocator, is
+    /// charged to the group, and goes back to it when it is freed, by whichever thread. It goes
+    /// beyond a limit, counted, unless `NEAP=refuse:on` is set. Guards may be dropped in any order.
+    /// From the first on, every thread's malloc looks whether the thread is in a group, until the
+    /// process ends: a nanosecond.
     ///
     /// ```
     /// #[global_allocator]
@@ -361,8 +363,9 @@ impl Group {
     }
 }
 
-/// Being in a group, as this thread is until this is dropped, or until it enters another. A thread is in the group that it entered last of those whose guards
-/// are there, in whichever order guards are dropped.
+/// Being in a group, as this thread is until this is dropped, or until it enters another. A thread
+/// is in the group that it entered last of those whose guards are there, in whichever order guards
+/// are dropped.
 #[derive(Debug)]
 #[must_use = "the thread leaves the group when this is dropped"]
 pub struct Entered {
@@ -371,8 +374,9 @@ pub struct Entered {
     stays: PhantomData<*const ()>,
 }
 
-/// What is known of a guard: frames of a thread are a list, the latest first, to which the thread's own word leads. A guard that is dropped while a later one
-/// is there leaves its frame, which goes with the frames above it.
+/// What is known of a guard: frames of a thread are a list, the latest first, to which the thread's
+/// own word leads. A guard that is dropped while a later one is there leaves its frame, which goes
+/// with the frames above it.
 #[derive(Debug)]
 struct Frame {
     /// What the thread had entered before.
@@ -403,7 +407,8 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // SAFETY: a frame is freed below alone, after its guard is gone. A guard does not leave its thread.
+        // SAFETY: a frame is freed below alone, after its guard is gone. A guard does not leave its
+        // thread.
         unsafe { self.frame.as_ref() }.is_open.set(false);
         loop {
             let frame = with_exposed_provenance_mut::<Frame>(guards());
@@ -414,7 +419,8 @@ impl Drop for Entered {
             };
             PROCESS.leave(before);
             set_guards(below);
-            // SAFETY: it was allocated by `new`; its guard is gone, and the word does not lead to it any more.
+            // SAFETY: it was allocated by `new`; its guard is gone, and the word does not lead to
+            // it any more.
             unsafe { PROCESS.free(frame.cast()) };
         }
     }

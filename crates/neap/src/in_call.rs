@@ -34,7 +34,8 @@ use neap_objects::size_class::Class;
 const HIGH: u64 = 10 << 20;
 /// Bytes of surplus at which they stop.
 const LOW: u64 = 8 << 20;
-/// Both, while what is free lies between a few objects that keep their pages: the pages of those that stacks hold come on top.
+/// Both, while what is free lies between a few objects that keep their pages: the pages of those
+/// that stacks hold come on top.
 const SCATTERED: u64 = 3 << 20;
 /// Bytes that one call gives back at most, beyond the run that it frees.
 pub(crate) const MOST_BYTES: u64 = 16 << 20;
@@ -103,7 +104,8 @@ struct Learned {
     given: u64,
     /// Taken from the system so far.
     grown: u64,
-    /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough went at the last one.
+    /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough
+    /// went at the last one.
     fruitless: u32,
     /// Until when `kept` and `given` have been aged, in the platform's nanoseconds.
     aged: u64,
@@ -123,10 +125,12 @@ impl Learned {
         self.kept += again;
     }
 
-    /// How many bytes frees may return before the next look, where `rest` bytes of surplus were left between `live` ones, and `gone` went.
+    /// How many bytes frees may return before the next look, where `rest` bytes of surplus were
+    /// left between `live` ones, and `gone` went.
     ///
-    /// No more than what is live will be freed. Towards the end of a burst a few objects are all that keeps many pages, and what is
-    /// freed last is not looked at any more: then looks are as frequent as they are of use.
+    /// No more than what is live will be freed. Towards the end of a burst a few objects are all
+    /// that keeps many pages, and what is freed last is not looked at any more: then looks are as
+    /// frequent as they are of use.
     fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
         let ends = live < rest / 3;
         if gone >= FRUITFUL {
@@ -140,7 +144,8 @@ impl Learned {
         (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
     }
 
-    /// Takes an eighth of what stays, and half of what may be regretted, for every second that has passed.
+    /// Takes an eighth of what stays, and half of what may be regretted, for every second that has
+    /// passed.
     fn age(&mut self, now: u64) {
         let seconds = now.saturating_sub(self.aged) / SECOND;
         self.aged += seconds * SECOND;
@@ -184,7 +189,8 @@ impl<P: Platform> Core<P> {
         self.after(mm);
     }
 
-    /// Adds the surplus up and works it down; `own` bytes of it are a run that the caller has freed.
+    /// Adds the surplus up and works it down; `own` bytes of it are a run that the caller has
+    /// freed.
     #[cold]
     #[inline(never)]
     fn look(&self, mm: &Mm<P>, own: u64) {
@@ -193,7 +199,8 @@ impl<P: Platform> Core<P> {
         if keep == u64::MAX || platform.is_isolated(platform.cpu()) {
             return self.in_call.left.store(REFUSED as i64, Relaxed);
         }
-        // The gate first: a mutex that is held while fork finds no thread inside would stay held in the child.
+        // The gate first: a mutex that is held while fork finds no thread inside would stay held in
+        // the child.
         let _inside = mm.gate.enter(platform.cpu());
         let Some(mut learned) = self.in_call.learned.try_lock() else { return };
         learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), platform.now());
@@ -264,18 +271,21 @@ impl<P: Platform> Core<P> {
         worked
     }
 
-    /// Lets the system take what a tick within a call found unneeded and calls have learned to keep. Inside the gate.
+    /// Lets the system take what a tick within a call found unneeded and calls have learned to
+    /// keep. Inside the gate.
     pub(crate) fn offer_kept(&self) {
         let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
         self.objects.pages.offer(&self.objects.platform, keep, most);
     }
 
-    /// Gives back what the system may take: before an allocation fails. Returns how many bytes. Inside the gate.
+    /// Gives back what the system may take: before an allocation fails. Returns how many bytes.
+    /// Inside the gate.
     pub(crate) fn release_lazily_free(&self, stop: &dyn Fn() -> bool) -> u64 {
         self.release_pages(self.objects.pages.lazily_free() << self.objects.pages.page_shift(), stop).0
     }
 
-    /// Gives up to `bytes` bytes of free pages back. Returns how many bytes, and whether the system refused.
+    /// Gives up to `bytes` bytes of free pages back. Returns how many bytes, and whether the system
+    /// refused.
     fn release_pages(&self, bytes: u64, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let wanted = u32::try_from(bytes >> pages.page_shift()).unwrap_or(u32::MAX);
@@ -291,7 +301,8 @@ impl<P: Platform> Core<P> {
         (u64::from(released) << pages.page_shift(), released == 0 && failed > 0)
     }
 
-    /// Gives pages without objects back, of slabs that rest; where less is in use than is free, of others as well.
+    /// Gives pages without objects back, of slabs that rest; where less is in use than is free, of
+    /// others as well.
     fn release_holes(&self, bytes: u64, worked: &mut Worked, stop: &dyn Fn() -> bool) {
         let pages = &self.objects.pages;
         let rounds = if self.surplus() * 2 > self.resident() { 2 } else { 1 };
@@ -338,8 +349,8 @@ mod tests {
         mm.core().unwrap().resident()
     }
 
-    /// Takes `bytes` bytes in blocks of `size` and gives them back in some order, as seen from CPUs in turn. Returns the most bytes that
-    /// one free gave to the system.
+    /// Takes `bytes` bytes in blocks of `size` and gives them back in some order, as seen from CPUs
+    /// in turn. Returns the most bytes that one free gave to the system.
     fn burst(mm: &Mm<Virtual>, bytes: u64, size: usize, order: u64, cpus: usize) -> u64 {
         let mut blocks: Vec<*mut u8> = (0..bytes as usize / size).map(|_| mm.allocate(size)).collect();
         match order {

@@ -1,13 +1,16 @@
 //! The end of the main thread of a process that goes on.
 //!
 //! # Design
-//! A process ends with the last of its threads when the main thread has ended by `pthread_exit`, `thrd_exit` or cancellation.
-//! The C library counts neap's threads like all others. So they end with the main thread, for good:
-//! 1. The main thread has a value of a key whose destructor the C library calls in all three cases, and not at `exit`.
+//! A process ends with the last of its threads when the main thread has ended by `pthread_exit`,
+//! `thrd_exit` or cancellation. The C library counts neap's threads like all others. So they end
+//! with the main thread, for good:
+//! 1. The main thread has a value of a key whose destructor the C library calls in all three cases,
+//!    and not at `exit`.
 //! 2. The destructor has neap's thread end, and waits for it.
 //! 3. Reclaimers end after the callback that they are in; they are not waited for.
 //!
-//! The value is set when the main thread makes neap's thread, as it does where it makes the program's first thread.
+//! The value is set when the main thread makes neap's thread, as it does where it makes the
+//! program's first thread.
 
 use crate::process::PROCESS;
 use core::ffi::c_void;
@@ -44,8 +47,8 @@ pub(crate) fn notice_end() {
     // Relaxed: written by the thread that makes neap's thread.
     if known.load(Ordering::Relaxed) == 0 {
         let mut key = 0;
-        // SAFETY: the destructor is a function of this library, which is never unloaded. A process has 1024 keys: where
-        // they are used up the end of the main thread goes unnoticed.
+        // SAFETY: the destructor is a function of this library, which is never unloaded. A process
+        // has 1024 keys: where they are used up the end of the main thread goes unnoticed.
         if unsafe { pthread_key_create(&raw mut key, ended) } != 0 {
             return;
         }

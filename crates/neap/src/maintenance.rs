@@ -1,10 +1,11 @@
 //! Maintenance: giving back what is not needed.
 //!
-//! A tick drains the stacks of CPUs that did nothing since the last one, trims barns to their working sets, has slabs that
-//! rest give back pages without objects, releases pages, and is the worker of per-CPU data. neap's own thread
-//! ([`background`](crate::background)) makes it; where there is none, calls that go the slow way do. One tick at a time: a mutex
-//! that is only ever tried. No thread is stopped or signalled. The thread or call that ticks also answers what other processes ask
-//! ([`requests`](crate::requests)).
+//! A tick drains the stacks of CPUs that did nothing since the last one, trims barns to their
+//! working sets, has slabs that rest give back pages without objects, releases pages, and is the
+//! worker of per-CPU data. neap's own thread ([`background`](crate::background)) makes it; where
+//! there is none, calls that go the slow way do. One tick at a time: a mutex that is only ever
+//! tried. No thread is stopped or signalled. The thread or call that ticks also answers what other
+//! processes ask ([`requests`](crate::requests)).
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
@@ -14,8 +15,8 @@ use neap_base::platform::{Errno, Platform};
 use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Peek;
 
-/// Slow calls from one look for a due tick to the next, where there is no thread. Prime: in whatever rhythm a program
-/// allocates and frees, both are met.
+/// Slow calls from one look for a due tick to the next, where there is no thread. Prime: in
+/// whatever rhythm a program allocates and frees, both are met.
 const LOOK_EVERY: u32 = 7;
 /// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
 const PATIENCE: u32 = 8;

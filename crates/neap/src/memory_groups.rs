@@ -396,7 +396,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.source.node()
     }
 
-    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers, but not beyond the deadline. In a callback of a shrinker's it does not wait.
+    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers, but not
+    /// beyond the deadline. In a callback of a shrinker's it does not wait.
     ///
     /// # Errors
     /// As there.

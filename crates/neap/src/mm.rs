@@ -53,7 +53,8 @@ pub struct Mm<P: Platform> {
     /// Counts who is inside everything but the fast paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
-    /// The control block of neap's thread, which may make system calls that others may not; 0 without one.
+    /// The control block of neap's thread, which may make system calls that others may not; 0
+    /// without one.
     pub(crate) own_thread: AtomicUsize,
     pub(crate) of_process: OfProcess,
     /// Whether the C library's fork knows of it: of the process's manager alone.
@@ -90,7 +91,8 @@ unsafe impl<P: Platform> Sync for Mm<P> {}
 
 /// What there is once an `Mm` is open.
 ///
-/// What every program writes lies in front and side by side, then the class caches, and then what few programs use: so opening is few page faults.
+/// What every program writes lies in front and side by side, then the class caches, and then what
+/// few programs use: so opening is few page faults.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
@@ -100,7 +102,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Held by who flushes caches for those who pay for what they keep; and when that is worth its price again.
+    /// Held by who flushes caches for those who pay for what they keep; and when that is worth its
+    /// price again.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
     /// Where runs that were moved by their page tables begin and end.
@@ -484,8 +487,8 @@ impl<P: Platform> Mm<P> {
     }
 }
 
-/// Pages that may be resident within a limit of so many bytes. Each has 16 bytes of a frame and 4 of the kind map, and those
-/// of slabs have up to 32 bytes of descriptors.
+/// Pages that may be resident within a limit of so many bytes. Each has 16 bytes of a frame and 4
+/// of the kind map, and those of slabs have up to 32 bytes of descriptors.
 pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
     const BESIDE: u64 = 16 + 4 + 32;
     (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
@@ -549,10 +552,12 @@ impl<P: Platform> Core<P> {
         self.make_room_for(mm, bytes, attempt)
     }
 
-    /// What is given up for an allocation that has found no memory, before it fails; nothing else stands in between. Shrinkers are asked, outside the gate, as
-    /// long as they give something; where they do not, others may have freed something meanwhile. Then, or where there are none, every cache is emptied into
-    /// the pages, again after those have come out who were inside; and where it is the limit that refuses, pages of slabs that hold no object go to the system, which makes room. Last goes what the system may
-    /// take when it is short of memory.
+    /// What is given up for an allocation that has found no memory, before it fails; nothing else
+    /// stands in between. Shrinkers are asked, outside the gate, as long as they give something;
+    /// where they do not, others may have freed something meanwhile. Then, or where there are none,
+    /// every cache is emptied into the pages, again after those have come out who were inside; and
+    /// where it is the limit that refuses, pages of slabs that hold no object go to the system,
+    /// which makes room. Last goes what the system may take when it is short of memory.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // More than fits into the budget when nobody has anything, or than all that there is: caches would give everything up in vain.
@@ -616,7 +621,8 @@ impl<P: Platform> Core<P> {
 /// How often shrinkers are asked, for one allocation.
 const RECLAIMS: u32 = 4;
 
-/// Nanoseconds that an allocation that is about to fail waits for the stacks of all CPUs to be emptied by neap's thread.
+/// Nanoseconds that an allocation that is about to fail waits for the stacks of all CPUs to be
+/// emptied by neap's thread.
 const LAST_RESORT: u64 = 100_000_000;
 
 /// How often such an allocation tries again while others were inside.

@@ -251,7 +251,8 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.background.has_thread()
     }
 
-    /// Makes the thread for what only a thread can do. Not from within a call that allocates or frees.
+    /// Makes the thread for what only a thread can do. Not from within a call that allocates or
+    /// frees.
     pub(crate) fn want_thread(&self) {
         self.core.make_thread(self.mm);
     }

@@ -44,7 +44,8 @@ const FORK_LOOKS: u32 = 20_000;
 /// For some tenths of a second, where a thread that is inside forks, in a signal handler: others there may wait for a lock that it holds, and one that forks, too, for it.
 const LOOKS_IN_VAIN: u32 = 2_000;
 
-/// The first use of a process, which may come from a small stack. Where memory for another one is refused, so is what is asked for.
+/// The first use of a process, which may come from a small stack. Where memory for another one is
+/// refused, so is what is asked for.
 fn open(mm: &Mm<Linux>) {
     let _ = stack::apart(|| open_apart(mm));
 }

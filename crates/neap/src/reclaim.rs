@@ -39,16 +39,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the thread may hold the very lock that they take. It waits, for
-//! 200 ms at most each time that it asks, for neap's own threads, which come into being with the first shrinker, and call them. [`Group::charge_inline`] calls those
-//! that allow it ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all. A charge that waits ([`Group::charge_or_wait`], [`Group::charge_async`]) calls nothing itself: its
-//! group is asked again and again, by neap's threads, for as long as it waits. So is a group whose limit was set below what it uses, until it uses less.
+//! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the
+//! thread may hold the very lock that they take. It waits, for 200 ms at most each time that it
+//! asks, for neap's own threads, which come into being with the first shrinker, and call them.
+//! [`Group::charge_inline`] calls those that allow it ([`Shrinker::inline`](Builder::inline)) in
+//! its own thread, and [`reclaim`] all. A charge that waits ([`Group::charge_or_wait`],
+//! [`Group::charge_async`]) calls nothing itself: its group is asked again and again, by neap's
+//! threads, for as long as it waits. So is a group whose limit was set below what it uses, until it
+//! uses less.
 //!
-//! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget), is written off, and its thread replaced; its shrinker, a [culprit](each_culprit), is not called
-//! before it is back. One that has had a CPU for that long, one that waited for something three times in a row, a panic, or an answer that cannot be true, is not called for a
-//! second, and for twice as long each further time; half a minute takes one doubling back. A function that charges is not held up above a `high`, and may go an eighth beyond a `max`: so a
-//! cache may compress what it gives up. Where neap may have no thread (`NEAP=background:off`), and in a child of `fork` before it makes a thread or calls
-//! [`start_background`](crate::mm::Mm::start_background), only the last two calls call a function.
+//! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget),
+//! is written off, and its thread replaced; its shrinker, a [culprit](each_culprit), is not called
+//! before it is back. One that has had a CPU for that long, one that waited for something three
+//! times in a row, a panic, or an answer that cannot be true, is not called for a second, and for
+//! twice as long each further time; half a minute takes one doubling back. A function that charges
+//! is not held up above a `high`, and may go an eighth beyond a `max`: so a cache may compress what
+//! it gives up. Where neap may have no thread (`NEAP=background:off`), and in a child of `fork`
+//! before it makes a thread or calls [`start_background`](crate::mm::Mm::start_background), only
+//! the last two calls call a function.
 //!
 //! How hard memory is to get is told as events of the group that is asked ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to whoever has
 //! [subscribed](Group::subscribe) to it or to one above it.

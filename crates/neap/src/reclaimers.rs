@@ -1,10 +1,14 @@
 //! Reclaimers: threads that run the callbacks of a program's shrinkers for those who may not run them, and who watches over them.
 //!
-//! Sits between a charge at its limit, which may be made within `malloc` by a thread that holds the very lock a callback takes, and passes of
-//! reclaim. So such a thread calls nobody: it posts a [job](neap_reclaim::reclaim::board), and waits to a deadline. There is a thread for each node at most, or four; the first comes with the
-//! first shrinker, others when all are busy. Whoever waits, and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
-//! culprit, its thread is written off and another one made, which goes on with the job. A thread that was written off ends when its callback is
-//! back. No call that allocates or frees makes a reclaimer: registering a shrinker does, and neap's own thread. Takes no lock but those of the jobs and of blaming, both within the gate; no callback runs inside the gate.
+//! Sits between a charge at its limit, which may be made within `malloc` by a thread that holds the
+//! very lock a callback takes, and passes of reclaim. So such a thread calls nobody: it posts a
+//! [job](neap_reclaim::reclaim::board), and waits to a deadline. There is a thread for each node at
+//! most, or four; the first comes with the first shrinker, others when all are busy. Whoever waits,
+//! and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
+//! culprit, its thread is written off and another one made, which goes on with the job. A thread
+//! that was written off ends when its callback is back. No call that allocates or frees makes a
+//! reclaimer: registering a shrinker does, and neap's own thread. Takes no lock but those of the
+//! jobs and of blaming, both within the gate; no callback runs inside the gate.
 
 use crate::fair_clock::FairClock;
 use crate::mm::{Core, Mm, Task};
@@ -247,8 +251,8 @@ impl<P: Platform> Core<P> {
         reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
     }
 
-    /// Has neap's thread make a reclaimer if there are fewer than there are jobs for. Returns whether there is one now, or will
-    /// be. Not inside the gate.
+    /// Has neap's thread make a reclaimer if there are fewer than there are jobs for. Returns
+    /// whether there is one now, or will be. Not inside the gate.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads()));
@@ -258,8 +262,9 @@ impl<P: Platform> Core<P> {
         threads > 0 || self.background.has_thread()
     }
 
-    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Returns whether there is one now, or will be. Not inside the gate, and not
-    /// from within a call that allocates or frees: making a thread allocates.
+    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Returns
+    /// whether there is one now, or will be. Not inside the gate, and not from within a call that
+    /// allocates or frees: making a thread allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {

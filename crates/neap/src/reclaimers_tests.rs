@@ -107,7 +107,8 @@ fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
     Ok(1)
 }
 
-/// 1. A thread in a group at its limit makes a reclaimer. 2. That allocates. 3. It is neither refused, nor waits for the thread of 1.
+/// 1. A thread in a group at its limit makes a reclaimer. 2. That allocates. 3. It is neither
+///    refused, nor waits for the thread of 1.
 #[test]
 fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     let objects = AtomicU64::new(1000);

@@ -372,9 +372,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.blame(id, Verdict::Panicked);
     }
 
-    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock; callbacks run in this thread, which holds nothing
-    /// Asks the shrinkers of a group that allow it, in this thread: what a charge that the program makes inline asks for, and
-    /// an allocation never. Returns the bytes that came of it.
+    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock;
+    /// callbacks run in this thread, which holds nothing Asks the shrinkers of a group that allow
+    /// it, in this thread: what a charge that the program makes inline asks for, and an allocation
+    /// never. Returns the bytes that came of it.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64) -> u64 {
         let deadline = self.now().saturating_add(crate::reclaimers::PATIENCE);
@@ -382,7 +383,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) }).0.bytes
     }
 
-    /// that they take. Inside a callback it does nothing. Where too many threads run callbacks it waits for one of them to end.
+    /// that they take. Inside a callback it does nothing. Where too many threads run callbacks it
+    /// waits for one of them to end.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         while !self.reclaim.lanes.is_room() && self.now() < deadline {
             self.source().platform().sleep(NAP);

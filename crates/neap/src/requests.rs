@@ -228,8 +228,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Naps for so many nanoseconds, and helps and answers meanwhile; less if a call wants this thread to come soon. Returns
-    /// `false` where the thread is to end.
+    /// Naps for so many nanoseconds, and helps and answers meanwhile; less if a call wants this
+    /// thread to come soon. Returns `false` where the thread is to end.
     pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
         let end = clock::precise() + nanoseconds;
         loop {
@@ -256,8 +256,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until the bell has rung more often than so, or, with `requests`, another process writes one. Where the
-    /// kernel cannot wait for both, requests wait for another reason to look up.
+    /// Sleeps until the bell has rung more often than so, or, with `requests`, another process
+    /// writes one. Where the kernel cannot wait for both, requests wait for another reason to look
+    /// up.
     fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
         let bell = (self.objects.helper.bell(), rung);
         let taken = self.page.taken.load(Ordering::Relaxed);

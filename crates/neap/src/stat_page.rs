@@ -191,7 +191,8 @@ impl StatPage {
         if descriptor >= 0 {
             let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
             OpenFile { descriptor, device, inode }.close();
-            // A signal handler may have forked between the load of the page's address and a read there: that finds zeroes.
+            // A signal handler may have forked between the load of the page's address and a read
+            // there: that finds zeroes.
             let _ = memory::map_at(self.address.load(Ordering::Relaxed), LENGTH + REPORT);
             self.make(self.room.load(Ordering::Relaxed));
         }

@@ -32,8 +32,9 @@ fn name_of_thread(how: ThreadGroups) -> Line {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Lets the calling thread be in the group of its name, unless it has entered one by itself. Once for each thread, and on a stack of its own: a new group is
-    /// charged for, and what has to be given up for that is far below.
+    /// Lets the calling thread be in the group of its name, unless it has entered one by itself.
+    /// Once for each thread, and on a stack of its own: a new group is charged for, and what has to
+    /// be given up for that is far below.
     #[cold]
     pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
         let _ = stack::apart(|| self.put_into_group(how));

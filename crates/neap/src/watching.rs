@@ -1,9 +1,10 @@
-//! Watching over the callbacks of one pass: when each may begin, what it is blamed for, and when there is enough.
+//! Watching over the callbacks of one pass: when each may begin, what it is blamed for, and when
+//! there is enough.
 //!
 //! # Design
-//! A thread that runs a pass has a [`Watch`], which asks its lane before each callback and tells it after.
-//! How much of a CPU's time a callback took is measured from a moment not long before it began: to ask
-//! for that is a system call.
+//! A thread that runs a pass has a [`Watch`], which asks its lane before each callback and tells it
+//! after. How much of a CPU's time a callback took is measured from a moment not long before it
+//! began: to ask for that is a system call.
 //!
 //! # Locking
 //! None of its own; what it blames a shrinker for is under the lanes' mutex, inside the gate.
@@ -105,7 +106,8 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         }
         let is_count = asked.to_scan == 0;
         let objects = if answer >= EMPTY { 0 } else { answer };
-        // More than it was asked for, and more than it has just said that it has, nobody can have freed.
+        // More than it was asked for, and more than it has just said that it has, nobody can have
+        // freed.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
         if is_count {
             self.counted.set(objects);

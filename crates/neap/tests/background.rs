@@ -1,10 +1,12 @@
 //! The maintenance thread of the process's manager.
 //!
-//! Goal: no call that allocates or frees makes a thread; the one that the program asks for returns all memory that is held
-//! back and then sleeps; whatever is cached afterwards, by whatever call, wakes it again; nothing is ever left behind because a
-//! call came while it was falling asleep; it takes no signal of the program's; and a forked child has none before it asks. Method: the process's
-//! manager is used directly, with short intervals, in bursts that hit all phases of the thread; after each burst the test
-//! waits until nothing is cached, as long as that may take, and fails if it never comes.
+//! Goal: no call that allocates or frees makes a thread; the one that the program asks for returns
+//! all memory that is held back and then sleeps; whatever is cached afterwards, by whatever call,
+//! wakes it again; nothing is ever left behind because a call came while it was falling asleep; it
+//! takes no signal of the program's; and a forked child has none before it asks. Method: the
+//! process's manager is used directly, with short intervals, in bursts that hit all phases of the
+//! thread; after each burst the test waits until nothing is cached, as long as that may take, and
+//! fails if it never comes.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;

@@ -145,8 +145,9 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
     let map = |flags| {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let (length, flags) = (16 * MIB + 2 * 4096, libc::MAP_ANONYMOUS | flags);
-        // SAFETY: a new mapping wherever the kernel likes, with a page without access above and a page that is only read below: it is one mapping
-        // with no other, and no stack with its guard.
+        // SAFETY: a new mapping wherever the kernel likes, with a page without access above and a
+        // page that is only read below: it is one mapping with no other, and no stack with its
+        // guard.
         let memory = unsafe {
             let base = libc::mmap(core::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(base, libc::MAP_FAILED);

@@ -35,7 +35,8 @@ fn burst<P: Platform>(mm: &Mm<P>, cpus: usize) {
         Virtual::run_on(program.blocks.len() % cpus);
         program.free(*start);
     }
-    // A burst of one thread goes back by its own frees. What stacks hold of this is too little for that.
+    // A burst of one thread goes back by its own frees. What stacks hold of this is too little for
+    // that.
     for cpu in 0..cpus {
         Virtual::run_on(cpu);
         program.allocate(Request { size: 64, align: 1, zeroed: false });

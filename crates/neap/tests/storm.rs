@@ -1,6 +1,8 @@
-//! A storm of bad citizens: callbacks that block, lie, allocate, panic, unregister themselves and each other, call back, charge their own group at its limit, and take
-//! a lock that threads hold which charge, while shrinkers and groups come and go, charges wait in threads and futures, and limits are cut and raised. Nothing stops, nothing is lost, no
-//! limit is exceeded, and culprits are named.
+//! A storm of bad citizens: callbacks that block, lie, allocate, panic, unregister themselves and
+//! each other, call back, charge their own group at its limit, and take a lock that threads hold
+//! which charge, while shrinkers and groups come and go, charges wait in threads and futures, and
+//! limits are cut and raised. Nothing stops, nothing is lost, no limit is exceeded, and culprits
+//! are named.
 //!
 //! Good citizens are values on an LRU list by tenant, which walks evict and threads remove. `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run
 //! says what it was, with its seed.

@@ -42,8 +42,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// This executable in a role, under neap with some options; `before` is a command that runs it. Roles with one thread have one
-    /// of neap's all the same, unless the options say otherwise.
+    /// This executable in a role, under neap with some options; `before` is a command that runs it.
+    /// Roles with one thread have one of neap's all the same, unless the options say otherwise.
     pub(crate) fn start(role: &str, options: &str, before: &[&str]) -> Program {
         let options = if options.contains("background") { options.into() } else { format!("background:on,{options}") };
         let own = std::env::current_exe().unwrap();

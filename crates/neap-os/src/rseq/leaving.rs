@@ -1,7 +1,9 @@
 //! Taking a thread out of the kernel's care for a while, for a child that shares its thread area.
 //!
-//! Sits beside the sequences, below an interposed `vfork`. A child of `vfork` runs with its parent's area, which says the CPU of the parent's: to the kernel
-//! the child has none. Without a registration the area says that the thread has no CPU, and every sequence refuses. Takes no lock, never retries.
+//! Sits beside the sequences, below an interposed `vfork`. A child of `vfork` runs with its
+//! parent's area, which says the CPU of the parent's: to the kernel the child has none. Without a
+//! registration the area says that the thread has no CPU, and every sequence refuses. Takes no
+//! lock, never retries.
 
 use super::{is_registered, registered_offset};
 use crate::syscall::syscall5;
@@ -28,7 +30,8 @@ pub struct Left {
 
 fn call(area: usize, length: usize, flag: usize) -> bool {
     let number = linux_raw_sys::general::__NR_rseq as usize;
-    // SAFETY: the area is this thread's for as long as the thread lives, and as long as the C library said.
+    // SAFETY: the area is this thread's for as long as the thread lives, and as long as the C
+    // library said.
     unsafe { syscall5(number, area, length, flag, SIGNATURE, 0) }.is_ok()
 }
 

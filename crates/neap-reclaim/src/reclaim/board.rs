@@ -398,7 +398,8 @@ impl Jobs {
         (board.threads, board.lost, board.parents, board.until) = (0, 0, board.last, 0);
     }
 
-    /// Every reclaimer ends when it looks for a job the next time, and none is made any more. Inside the gate.
+    /// Every reclaimer ends when it looks for a job the next time, and none is made any more.
+    /// Inside the gate.
     pub fn dismiss(&self) {
         let mut board = self.board.lock();
         (board.threads, board.lost, board.parents, board.until) = (0, 0, u32::MAX, u64::MAX);

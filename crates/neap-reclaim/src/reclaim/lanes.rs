@@ -5,11 +5,15 @@
 //! nobody runs it while that callback, or another one of it that was written off, is not back. A thread that comes back to a lane that was written off ends, if it is a
 //! reclaimer: it has been replaced.
 //!
-//! What a callback is blamed for is the time of a CPU that it took, since a thread that is not scheduled can do nothing about that. A callback that took long only by the
-//! clock on the wall (it slept, or waited for a lock, or the machine was busy, or the process was stopped) is blamed from the third time in a row on, and not
-//! for a time in which threads that watch came late themselves ([`Lanes::looked`]). Culprits are barred for a second, and for twice as long each further time, up to a minute;
-//! each [`DECAY`] without a penalty takes one doubling off. Who of the two was first is decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else, unless it was written off; one mutex, a leaf, for writing off and blaming, and for
-//! coming back from that. Nothing here waits, and nobody is stopped.
+//! What a callback is blamed for is the time of a CPU that it took, since a thread that is not
+//! scheduled can do nothing about that. A callback that took long only by the clock on the wall (it
+//! slept, or waited for a lock, or the machine was busy, or the process was stopped) is blamed from
+//! the third time in a row on, and not for a time in which threads that watch came late themselves
+//! ([`Lanes::looked`]). Culprits are barred for a second, and for twice as long each further time,
+//! up to a minute; each [`DECAY`] without a penalty takes one doubling off. Who of the two was
+//! first is decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else,
+//! unless it was written off; one mutex, a leaf, for writing off and blaming, and for coming back
+//! from that. Nothing here waits, and nobody is stopped.
 
 use super::board::MOST_LOST;
 use super::seat::{Running, Seat};
@@ -275,8 +279,8 @@ impl Lanes {
         Some(record)
     }
 
-    /// Writes off callbacks that have run for longer than their budget, blames their shrinkers, by the `name` of one, and calls `each` with them; each once. Inside
-    /// the gate.
+    /// Writes off callbacks that have run for longer than their budget, blames their shrinkers, by
+    /// the `name` of one, and calls `each` with them; each once. Inside the gate.
     pub fn write_off(&self, now: u64, name: impl Fn(u64) -> Option<Name>, mut each: impl FnMut(Overdue)) {
         for place in &self.places {
             let is_overdue = |running: &Running| now > running.due;

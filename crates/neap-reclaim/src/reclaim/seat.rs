@@ -3,7 +3,8 @@
 //! Sits under [`Lanes`](super::Lanes); it is what a model checker explores. The word has a turn, which only grows, and three bits: the seat is taken, a callback
 //! runs, and that callback was written off. Who has the seat changes all but the last of these; any other thread does nothing but set that one, by one
 //! compare-and-exchange of the word that it has looked at. So:
-//! 1. W reads the word of turn T, and then what runs, and until when it may: it has run for too long. 2. The callback returns, which ends T: W's
+//! 1. W reads the word of turn T, and then what runs, and until when it may: it has run for too
+//!    long. 2. The callback returns, which ends T: W's
 //!    exchange fails, whatever has begun meanwhile. Or: 2. W sets the bit. 3. The callback returns, and reads it with the very exchange that ends T.
 //!
 //! One of the two happens, and both threads know which. What W read with T was not a later turn's: the numbers are written with Release and read with Acquire, so who
