@@ -1,11 +1,17 @@
-//! Why a counter's addition costs what it does: additions to this CPU's word in several forms, against a plain one.
+//! Measures a counter's addition in several forms, against a plain addition.
 //!
-//! Run by `cargo run --release -p neap-os --example addition_forms`. Each form adds the constant 1 to the word whose offset a table has for the
-//! CPU, and looks whether it has left its batch, as a counter does. *Stored*: the address of the sequence's descriptor is stored
-//! each time, as everywhere in neap. *Compared*: the sequence begins by comparing it with what stands there, and is left to store it if
-//! that is another's; so it costs a store less, but only where the same addition follows itself. What a form starts from is in
-//! registers, or loaded each time. *Bare* is what any sequence does at least: it finds the word by a shift of the CPU's number, which it trusts,
-//! and looks at nothing afterwards. No counter can be that. Prints the least time of many short runs, so that other work on the machine does not count.
+//! Run by `cargo run --release -p neap-os --example addition_forms`. Each form adds 1 to the word
+//! whose offset a table has for the CPU, and checks whether it has left its batch, as a counter
+//! does.
+//!
+//! * *Stored*: the address of the sequence's descriptor is stored each time, as everywhere in neap.
+//! * *Compared*: the sequence begins by comparing the address with the stored one, and is left to
+//!   store it if they differ. This saves a store, but only if the same addition is repeated.
+//! * *Bare*: the minimum of any sequence. It finds the word by a shift of the CPU's number without
+//!   a check, and checks nothing afterwards. No counter can do with that.
+//!
+//! The start values are in registers, or loaded each time. Prints the least time of many short
+//! runs, so other work on the machine does not count.
 
 use core::arch::asm;
 use core::hint::black_box;
@@ -19,7 +25,8 @@ use neap_os::topology::nameable;
 #[repr(align(64))]
 struct Word(#[allow(dead_code, reason = "only sequences see it")] i64);
 
-/// What an addition starts from: where a thread's rseq area lies, a table of offsets, the first word, the bits outside a batch.
+/// Start values of an addition: offset of a thread's rseq area, table of offsets, first word, and
+/// the bits outside a batch.
 #[derive(Clone, Copy)]
 struct Start {
     area: isize,
@@ -28,7 +35,7 @@ struct Start {
     mask: i64,
 }
 
-/// From the CPU's number to its word, which is added to; `22:` is behind the commit.
+/// Finds the CPU's word by its number and adds to it; `22:` is behind the commit.
 macro_rules! addition {
     () => {
         "mov {t:e}, dword ptr fs:[{area} + 4]\nmov {t}, qword ptr [{offsets} + {t} * 8]\nadd {t}, {words}\n\
@@ -36,14 +43,14 @@ macro_rules! addition {
     };
 }
 
-/// The same with a word at each multiple of 64 bytes, and nothing looked at.
+/// An addition with a word at each multiple of 64 bytes, and without a check.
 macro_rules! bare_addition {
     () => {
         "/* {offsets} {mask} {new} */\nmov {t:e}, dword ptr fs:[{area} + 4]\nshl {t}, 6\nadd qword ptr [{words} + {t}], 1\n22:\n23:\n"
     };
 }
 
-/// An addition as a sequence, which `$known` makes known to the kernel; `21:` is where it starts.
+/// An addition as a sequence, of which `$known` tells the kernel; `21:` is its start.
 macro_rules! sequence {
     ($known:literal, $addition:expr) => {
         concat!(
@@ -62,8 +69,8 @@ macro_rules! form {
     ($name:ident, $text:expr) => {
         #[inline(always)]
         fn $name(start: Start) {
-            // SAFETY: the table has an offset and the words a word for each CPU; they are this process's alone, and what is added is of
-            // no consequence.
+            // SAFETY: the table has an offset and the words a word for each CPU. Only this process
+            // uses them, and their values do not matter.
             unsafe {
                 asm!($text, area = in(reg) start.area, offsets = in(reg) start.offsets, words = in(reg) start.words,
                     mask = in(reg) start.mask, t = out(reg) _, new = out(reg) _, options(nostack));

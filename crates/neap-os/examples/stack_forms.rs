@@ -1,17 +1,17 @@
-//! Why a per-CPU stack has a head pointer and not a count: what a pop costs that follows a push, in both forms.
+//! Measures a pop after a push, for stacks with a head pointer and with a count.
 //!
-//! Run by `cargo run --release -p neap-os --example stack_forms`. Each form pops an object, finds by its address where its
-//! stack is (as `free` does), and pushes it back. Prints the least time of many short runs, so that other work on the
-//! machine does not count.
+//! Run by `cargo run --release -p neap-os --example stack_forms`. Each form pops an object, finds
+//! its stack by its address (as `free` does), and pushes it back. Prints the least time of many
+//! short runs, so other work on the machine does not count.
 
 use core::arch::asm;
 use core::hint::black_box;
 use std::time::Instant;
 
-/// What stands between an object's address and its stack: one load from a table, as in `free`.
+/// Table from an object's address to its stack: one load, as in `free`.
 static KINDS: [u16; 4096] = [8; 4096];
 
-/// Two stacks' worth of memory; what is used begins at word 8.
+/// Memory of a stack, which begins at word 8.
 #[repr(align(64))]
 struct Region([u64; 256]);
 
@@ -67,7 +67,8 @@ fn least(mut pair: impl FnMut()) -> f64 {
 fn main() {
     let (mut counted, mut pointed) = (Box::new(Region([0; 256])), Box::new(Region([0; 256])));
     let (counted, pointed) = (&raw mut *counted, &raw mut *pointed);
-    // SAFETY: both regions live to the end of main; the pointed stack's cells begin behind its head.
+    // SAFETY: both regions live to the end of main; the pointed stack's cells begin behind its
+    // head.
     unsafe { (*pointed).0[8] = (&raw mut (*pointed).0[9]).addr() as u64 };
     for object in 1..20 {
         push_counted(counted, object << 12);

@@ -8,12 +8,12 @@ use crate::syscall::syscall5;
 use crate::vdso::{self, ClockGettime};
 use linux_raw_sys::general::{__NR_clock_gettime, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_THREAD_CPUTIME_ID};
 
-/// A way to the time that was looked up once, for those who ask often.
+/// A way to read the time that was looked up once, for frequent callers.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Option<ClockGettime>);
 
 impl Clock {
-    /// The system call.
+    /// Reads the time by the system call.
     pub const CALL: Clock = Clock(None);
 
     /// Finds the kernel's function.
@@ -60,7 +60,7 @@ pub fn precise() -> u64 {
     Clock::find().precise()
 }
 
-/// Nanoseconds for which this thread has had a CPU: a system call, since the vDSO has none of it.
+/// Nanoseconds of CPU time that this thread has used. Makes a system call, since the vDSO lacks it.
 pub fn of_thread() -> u64 {
     Clock::CALL.nanoseconds(CLOCK_THREAD_CPUTIME_ID)
 }

@@ -1,20 +1,21 @@
-//! The list format of `/sys`: `0-3,8,10-11`.
+//! Parser of the list format of `/sys`: `0-3,8,10-11`.
 //!
-//! Sits between the text of the kernel and [`topology`](crate::topology). A pure function of bytes: no system call,
-//! no allocation. Never guesses: text that is not a list is an error that names the byte.
+//! A pure function of bytes: no system call, no allocation. Text that is not a list is an error
+//! that names the offending byte.
 
-/// A list that is not one: the position of the first byte that does not belong.
+/// Error for text that is not a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadList {
-    /// Offset of the offending byte in the text.
+    /// Offset of the first offending byte in the text.
     pub at: usize,
 }
 
-/// Calls `each` with the inclusive bounds of every range in `text`; white space at the end is allowed, and an empty text is an empty list.
+/// Calls `each` with the inclusive bounds of every range in `text`. White space at the end is
+/// allowed. An empty text is an empty list.
 ///
 /// # Errors
-/// [`BadList`] with the offset of the first byte that is neither digit, `-` nor `,` in its place, of a number over
-/// `u32::MAX`, or of a range that runs backwards.
+/// [`BadList`] with the offset of the first byte that is not a digit, `-` or `,` in its place, of a
+/// number over `u32::MAX`, or of a range that runs backwards.
 ///
 /// ```
 /// let mut cpus = vec![];

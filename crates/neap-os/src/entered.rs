@@ -1,18 +1,18 @@
-//! Four words for each thread: what it has entered, what it is calling, which gate it is inside,
-//! and the latest of its guards, or 0.
+//! Four thread-local words: the entered group, the running call, the gate that the thread is
+//! inside, and the latest guard. Each is 0 if there is none.
 //!
-//! Sits between whoever enters and leaves, and an allocation that looks whether its thread has;
-//! between whoever calls a program's functions, and what these call in turn; and between a gate and
-//! a fork that looks whether its own thread is inside. The only thread-local of the library, and a
-//! bare one: in initial-exec TLS, so it is at a fixed distance from the thread pointer, which a
-//! relocation says. Reading it is two loads and no call; std's thread-locals and `__tls_get_addr`
-//! may allocate. It takes 32 bytes of what the C library keeps free for libraries that are opened
-//! late. No lock, no registration, signal-safe. A new thread has 0; a forked child has its parent's
-//! words of the thread that forked.
+//! Allocations read the entered word, calls of a program's functions the calling word, and a fork
+//! the gate's word. These words are the library's only thread-locals.
+//!
+//! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
+//! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
+//! allocate. The words take 32 bytes of the space that the C library reserves for libraries which
+//! are opened late. No lock, no registration, signal-safe. A new thread has 0. A forked child has
+//! the words of the thread that forked.
 
 use core::arch::{asm, global_asm};
 
-// Hidden: each library and program has its own. Its name is no function of the C API's.
+// Hidden: each library and program has its own. No function of the C API has this name.
 global_asm!(
     ".pushsection .tbss.__entered_of_neap, \"awT\", @nobits",
     ".balign 8",
@@ -25,55 +25,56 @@ global_asm!(
     ".popsection",
 );
 
-/// Where the words lie behind the name, in bytes.
+/// Offsets of the words from the symbol, in bytes.
 const ENTERED: usize = 0;
 const CALLING: usize = 8;
 const INSIDE: usize = 16;
 const GUARDS: usize = 24;
 
-/// What this thread has entered; 0: nothing.
+/// Word of what this thread has entered; 0: nothing.
 #[inline(always)]
 pub fn entered() -> usize {
     word::<ENTERED>()
 }
 
-/// Says what this thread has entered from now on; 0: nothing.
+/// Sets the word of what this thread has entered; 0: nothing.
 #[inline(always)]
 pub fn set_entered(word: usize) {
     set_word::<ENTERED>(word);
 }
 
-/// What this thread is calling; 0: nothing.
+/// Word of the call that this thread makes; 0: none.
 #[inline(always)]
 pub fn calling() -> usize {
     word::<CALLING>()
 }
 
-/// Says what this thread is calling from now on; 0: nothing. What the word leads to is written before.
+/// Sets the word of the call that this thread makes; 0: none. The memory that it leads to is
+/// written before.
 #[inline(always)]
 pub fn set_calling(word: usize) {
     set_word::<CALLING>(word);
 }
 
-/// Which gate this thread is inside, as that writes it; 0: none.
+/// Word of the gate that this thread is inside, in the gate's format; 0: none.
 #[inline(always)]
 pub fn inside() -> usize {
     word::<INSIDE>()
 }
 
-/// Says which gate this thread is inside from now on; 0: none.
+/// Sets the word of the gate that this thread is inside; 0: none.
 #[inline(always)]
 pub fn set_inside(word: usize) {
     set_word::<INSIDE>(word);
 }
 
-/// The latest guard of what this thread has entered, as whoever made it writes it; 0: none.
+/// Word of the latest guard of what this thread has entered, in its maker's format; 0: none.
 #[inline(always)]
 pub fn guards() -> usize {
     word::<GUARDS>()
 }
 
-/// Says which guard is the latest from now on; 0: none. What the word leads to is written before.
+/// Sets the word of the latest guard; 0: none. The memory that it leads to is written before.
 #[inline(always)]
 pub fn set_guards(word: usize) {
     set_word::<GUARDS>(word);
@@ -82,7 +83,7 @@ pub fn set_guards(word: usize) {
 #[inline(always)]
 fn word<const AT: usize>() -> usize {
     let word: usize;
-    // SAFETY: reads a word of this thread's own, whose place the loader has put where the first instruction looks.
+    // SAFETY: reads a word of this thread. Its offset is the relocation of the first instruction.
     unsafe {
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
@@ -95,7 +96,7 @@ fn word<const AT: usize>() -> usize {
 
 #[inline(always)]
 fn set_word<const AT: usize>(word: usize) {
-    // SAFETY: writes a word of this thread's own, which nothing but the functions above knows.
+    // SAFETY: writes a word of this thread, which only the functions above access.
     unsafe {
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
@@ -164,7 +165,8 @@ mod tests {
 
     static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-    /// What a handler does that is not to be seen in what it interrupted: it steps out, and in again.
+    /// A handler whose changes the interrupted code must not see: it changes the word and restores
+    /// it.
     extern "C" fn step_out(_: i32) {
         let before = entered();
         set_entered(before + 1);

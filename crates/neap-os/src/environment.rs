@@ -1,7 +1,7 @@
-//! What a process is told from outside: environment variables and small files.
+//! Inputs of a process: environment variables, privileges, random numbers and small files.
 //!
-//! Sits between the C library's `environ` or the kernel's file systems and the options and the topology. Reads only;
-//! the environment is looked at once, at start-up, before the program can change it from another thread.
+//! Reads only. The environment is read once, at start-up, before the program can change it from
+//! another thread.
 
 use crate::Errno;
 use crate::syscall::{GETRANDOM, syscall5};
@@ -12,12 +12,12 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// The value of the environment variable `name`.
-///
-/// Before the C library has set `environ` (calls from the dynamic loader) there is none.
+/// The value of the environment variable `name`; `None` before the C library has set `environ`, as
+/// in calls from the dynamic loader.
 ///
 /// # Safety
-/// No other thread changes the environment during the call; the value lives until somebody does.
+/// No other thread changes the environment during the call. The value is valid until the
+/// environment changes.
 pub unsafe fn variable(name: &str) -> Option<&'static [u8]> {
     // SAFETY: `environ` is a plain pointer that the C library sets before it runs any constructor.
     let mut entry = unsafe { environ };
@@ -25,12 +25,14 @@ pub unsafe fn variable(name: &str) -> Option<&'static [u8]> {
         return None;
     }
     loop {
-        // SAFETY: `environ` is an array of C strings that ends with a null pointer; the caller keeps it still.
+        // SAFETY: `environ` is an array of C strings that ends with a null pointer. The caller
+        // promises that it does not change during the call.
         let text = unsafe { entry.read() };
         if text.is_null() {
             return None;
         }
-        // SAFETY: as above.
+        // SAFETY: `text` is not null, so it is a C string of `environ`, which does not change
+        // during the call.
         let text = unsafe { CStr::from_ptr(text) }.to_bytes();
         if let Some(value) = text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
             return Some(value);
@@ -40,37 +42,39 @@ pub unsafe fn variable(name: &str) -> Option<&'static [u8]> {
     }
 }
 
-/// Whether the program runs with more rights than its user (set-user-ID): the environment is not to be trusted then.
+/// Whether the program runs with more rights than its user (set-user-ID). Its environment must not
+/// be trusted then.
 pub fn is_privileged() -> bool {
     // SAFETY: getauxval has no preconditions.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// A random number, another one at every call.
+/// Returns a random number, a different one at every call.
 ///
-/// It is not made of the random bytes that the kernel gave the process at its start: the C library takes its stack guard and the guard of its pointers from
-/// those, which nothing that shows in an address may give away.
+/// It does not use the random bytes that the kernel gave the process at its start. The C library
+/// takes its stack guard and pointer guard from those, and an address must not reveal them.
 pub fn random() -> u64 {
     /// `GRND_INSECURE` since Linux 5.6, which never waits, and `GRND_NONBLOCK`.
     const FLAGS: [usize; 2] = [4, 1];
     let mut bytes = [0_u8; 8];
     for flags in FLAGS {
-        // SAFETY: the kernel writes at most as many bytes as there are.
+        // SAFETY: the kernel writes at most `bytes.len()` bytes.
         let got = unsafe { syscall5(GETRANDOM, bytes.as_mut_ptr().expose_provenance(), bytes.len(), flags, 0, 0) };
         if got == Ok(bytes.len()) {
             return u64::from_ne_bytes(bytes);
         }
     }
-    // A sandbox has no such call: the time, and where the kernel has put the stack, mixed by the finaliser of MurmurHash3 (public domain).
+    // A sandbox refused the call. Mixes the time and the stack's address by the finaliser of
+    // MurmurHash3 (public domain).
     let seed = crate::clock::precise() ^ (bytes.as_ptr().addr() as u64).rotate_left(24);
     let mixed = (seed ^ (seed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mixed ^ (mixed >> 33)
 }
 
-/// Reads the start of a file into `buffer`, and answers what was read: `buffer.len()` bytes at most.
+/// Reads the start of a file into `buffer`, and returns the bytes read: at most `buffer.len()`.
 ///
 /// # Errors
-/// Whatever opening or reading answered.
+/// The error of opening or reading.
 pub fn read_file<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
     let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut length = 0;

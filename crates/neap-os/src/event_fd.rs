@@ -1,29 +1,31 @@
-//! Telling whoever waits on an eventfd.
+//! Signals an eventfd, to wake the threads that wait on it.
 //!
-//! Sits between the kernel's eventfd and those who tell. The descriptor is its owner's, who keeps it open; a number that is none any more makes
-//! a call fail. Never blocks: a descriptor that would is refused before it is first used. No lock, no state.
+//! The owner of the descriptor keeps it open; with a closed one, a call fails. Never blocks:
+//! [`check`] refuses a descriptor that would. No lock, no state.
 
 use crate::Errno;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FileType, OFlags};
 
-/// Whether a descriptor is one that can be told by, and that never blocks.
+/// Checks that a descriptor is an eventfd or a similar object, and never blocks.
 ///
 /// # Errors
-/// `BADF` for none; `INVAL` for one of a file, a pipe or a socket; `WOULDBLOCK` for one without `EFD_NONBLOCK`.
+/// `BADF` if it is not open; `INVAL` for a file, a pipe or a socket; `WOULDBLOCK` without
+/// `EFD_NONBLOCK`.
 pub fn check(descriptor: i32) -> Result<(), Errno> {
     let borrowed = borrow(descriptor)?;
-    // What the kernel makes without a file has no type.
+    // Objects without a file, such as an eventfd, have no file type.
     if FileType::from_raw_mode(rustix::fs::fstat(borrowed)?.st_mode) != FileType::Unknown {
         return Err(Errno::INVAL);
     }
     if rustix::fs::fcntl_getfl(borrowed)?.contains(OFlags::NONBLOCK) { Ok(()) } else { Err(Errno::WOULDBLOCK) }
 }
 
-/// Adds one to it, which wakes whoever waits. One that is as high as it can be has not been read for long, and stays.
+/// Adds one to the eventfd's count, which wakes the threads that wait. A count at its maximum
+/// stays.
 ///
 /// # Errors
-/// Whatever the kernel answered: it is no eventfd any more.
+/// The kernel's error: the descriptor is no longer an eventfd.
 pub fn tell(descriptor: i32) -> Result<(), Errno> {
     match rustix::io::write(borrow(descriptor)?, &1_u64.to_ne_bytes()) {
         Ok(_) | Err(Errno::AGAIN) => Ok(()),
@@ -35,7 +37,7 @@ fn borrow(descriptor: i32) -> Result<BorrowedFd<'static>, Errno> {
     if descriptor < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: it is only given to the kernel, which looks whether it is one.
+    // SAFETY: the descriptor is only passed to the kernel, which checks it.
     Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
 }
 
@@ -50,7 +52,7 @@ mod tests {
     }
 
     fn close(descriptor: i32) {
-        // SAFETY: the test's own.
+        // SAFETY: the test owns the descriptor.
         unsafe { libc::close(descriptor) };
     }
 
@@ -60,11 +62,11 @@ mod tests {
         assert_eq!((check(descriptor), tell(descriptor), tell(descriptor)), (Ok(()), Ok(()), Ok(())));
         let mut count = 0_u64;
         let place: *mut c_void = (&raw mut count).cast();
-        // SAFETY: eight bytes of the test's.
+        // SAFETY: the buffer has eight bytes.
         assert_eq!(unsafe { libc::read(descriptor, place, 8) }, 8);
         assert_eq!(count, 5);
         let most = u64::MAX - 1;
-        // SAFETY: as above.
+        // SAFETY: the buffer has eight bytes.
         assert_eq!(unsafe { libc::write(descriptor, (&raw const most).cast(), 8) }, 8);
         assert_eq!(tell(descriptor), Ok(()));
         close(descriptor);
@@ -76,7 +78,7 @@ mod tests {
         assert_eq!(check(blocking), Err(Errno::WOULDBLOCK));
         close(blocking);
         let mut pipe = [0; 2];
-        // SAFETY: two numbers of the test's.
+        // SAFETY: the buffer has room for two descriptors.
         assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_NONBLOCK) }, 0);
         assert_eq!(check(pipe[1]), Err(Errno::INVAL));
         pipe.into_iter().for_each(close);

@@ -1,10 +1,11 @@
-//! Fences on other CPUs: `membarrier`.
+//! Fences on other CPUs, by `membarrier`.
 //!
-//! Sits between the kernel and whoever takes a slot that another CPU owns. When [`cpu`] has answered `Ok`, every
-//! restartable sequence of this process that was in progress on that CPU has been aborted or had committed, and its
-//! stores are visible to the caller. It interrupts the CPU only if a thread of this process runs there at that moment.
-//! An error means that nothing is known: the caller has not acquired anything. Success proves nothing about rseq itself
-//! (valgrind and kernels answer 0 for CPUs that do not exist); [`rseq`](crate::rseq) decides that.
+//! When [`cpu`] has returned `Ok`, every restartable sequence of this process that was in progress
+//! on that CPU was aborted or had committed. Its stores are visible to the caller. The call
+//! interrupts the CPU only if a thread of this process runs there at that moment. An error means
+//! that nothing is known: the caller has not acquired anything. Success proves nothing about rseq
+//! itself: valgrind and kernels return 0 for CPUs that do not exist. [`rseq`](crate::rseq) decides
+//! that.
 
 use crate::Errno;
 use crate::syscall::{MEMBARRIER, syscall5};
@@ -13,19 +14,21 @@ const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
 const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
 const FLAG_CPU: usize = 1;
 
-/// Announces that this process will fence. Once per process; a forked child does so with its first
+/// Registers this process for fences. Once per process; a forked child does so with its first
 /// fence.
 pub fn register() -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
     unsafe { syscall5(MEMBARRIER, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())
 }
 
-/// Aborts every restartable sequence of this process in progress on `cpu`, and makes its stores visible.
+/// Aborts every restartable sequence of this process in progress on `cpu`, and makes its stores
+/// visible.
 pub fn cpu(cpu: usize) -> Result<(), Errno> {
     fence(FLAG_CPU, cpu)
 }
 
-/// The same on every CPU at once.
+/// Aborts every restartable sequence of this process in progress on any CPU, and makes their stores
+/// visible.
 pub fn all() -> Result<(), Errno> {
     fence(0, 0)
 }
@@ -41,7 +44,7 @@ mod tests {
     #[test]
     fn a_registered_process_fences_its_own_cpus() {
         if super::register().is_err() {
-            return; // A kernel or a sandbox without membarrier: nothing above uses it then.
+            return; // The kernel or a sandbox has no membarrier.
         }
         assert_eq!(super::cpu(0), Ok(()));
         assert_eq!(super::all(), Ok(()));

@@ -1,9 +1,11 @@
-//! A file that a process writes by way of memory: what was stored is in the file even if the process is killed.
+//! A file that a process writes through memory: stored bytes are in the file even if the process is
+//! killed.
 //!
-//! The whole of the file is reserved before it is mapped, so that no [`store`] finds the disk full; nor is a file grown over
-//! `RLIMIT_FSIZE`, which the kernel answers with a deadly signal. A file can still be cut short by its owner, and an access to
-//! what is cut off is answered with a deadly signal too: so [`store`] has the kernel access it, and fails. No descriptor stays
-//! open. Takes no lock, keeps nothing.
+//! The whole file is reserved before it is mapped, so no [`store`] finds the disk full. A file is
+//! not grown over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal. If the owner cuts the
+//! file short, an access to the missing part would raise a deadly signal, too. Therefore [`store`]
+//! lets the kernel access it, and fails instead. No descriptor stays open. Takes no lock, keeps no
+//! state.
 
 use crate::Errno;
 use crate::syscall::{PROCESS_VM_WRITEV, syscall6};
@@ -20,23 +22,23 @@ use rustix::process::{Resource, getrlimit};
 pub struct File(OwnedFd);
 
 impl File {
-    /// Makes a file that is not there yet.
+    /// Creates a file that does not exist yet.
     ///
     /// # Errors
-    /// `EXIST` where it is.
+    /// `EXIST` if it exists.
     pub fn make(path: &CStr) -> Result<File, Errno> {
         let (read, write) = (Mode::RUSR | Mode::RGRP | Mode::ROTH, Mode::WUSR | Mode::WGRP | Mode::WOTH);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, read | write).map(File)
     }
 
-    /// Opens one that is there, and that only this process's user can have put there.
+    /// Opens an existing file that only this process's user can have created.
     ///
     /// # Errors
-    /// `INVAL` for what is no regular file, `LOOP` for a symbolic link, `PERM` for a file of another user, or with several
-    /// names.
+    /// `INVAL` for an object that is not a regular file, `LOOP` for a symbolic link, `PERM` for a
+    /// file of another user or with several names.
     pub fn open(path: &CStr) -> Result<File, Errno> {
-        // What is no file might block for ever.
+        // Other objects than files might block for ever.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
         let status = rustix::fs::fstat(&file)?;
@@ -47,20 +49,21 @@ impl File {
         if is_own { Ok(File(file)) } else { Err(Errno::PERM) }
     }
 
-    /// The bytes that it begins with, as many as it has of them.
+    /// Reads the first bytes of the file into `buffer`, and returns those that it has.
     ///
     /// # Errors
-    /// Whatever reading answered.
+    /// The error of reading.
     pub fn start<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
         let read = rustix::io::pread(&self.0, &mut *buffer, 0)?;
         Ok(&buffer[..read])
     }
 
-    /// Replaces what is in it by `length` zeroes, and maps them; answers where. They stay mapped.
+    /// Replaces the file's contents by `length` zeroes, and maps them. Returns the address. They
+    /// stay mapped.
     ///
     /// # Errors
-    /// `FBIG` over the limit for files, `NOSPC`, `OPNOTSUPP` where the file system reserves nothing. The file is as it was, or
-    /// empty, or all zeroes.
+    /// `FBIG` over the limit for files, `NOSPC`, `OPNOTSUPP` if the file system cannot reserve
+    /// space. The file is unchanged, empty, or all zeroes then.
     pub fn map_zeroes(self, length: usize) -> Result<usize, Errno> {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64) {
             return Err(Errno::FBIG);
@@ -68,20 +71,21 @@ impl File {
         rustix::fs::ftruncate(&self.0, 0)?;
         rustix::fs::fallocate(&self.0, FallocateFlags::empty(), 0, length as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without an address the kernel chooses one that is free.
+        // SAFETY: without an address the kernel chooses a free range.
         let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, &self.0, 0) }?;
         Ok(got.expose_provenance())
     }
 }
 
-/// Copies bytes to two addresses in this process, one after the other. Where there is no memory the call fails, and no
-/// signal comes.
+/// Copies bytes to two addresses in this process, one after the other. If there is no memory, the
+/// call fails and raises no signal.
 ///
 /// # Errors
-/// `FAULT` where a page cannot be had: then the bytes of neither or of the first are stored. `NOSYS` or `PERM` in a sandbox.
+/// `FAULT` if a page cannot be provided: none of the bytes or the first part's are stored. `NOSYS`
+/// or `PERM` in a sandbox.
 ///
 /// # Safety
-/// `process` is this process's id; what is at the addresses may be overwritten.
+/// `process` is this process's id. The memory at the addresses may be overwritten.
 pub unsafe fn store(process: u32, parts: [(usize, &[u8]); 2]) -> Result<(), Errno> {
     let from = parts.map(|(_, bytes)| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     let to = parts.map(|(address, bytes)| iovec {
@@ -89,7 +93,8 @@ pub unsafe fn store(process: u32, parts: [(usize, &[u8]); 2]) -> Result<(), Errn
         iov_len: bytes.len(),
     });
     let (from, to) = (from.as_ptr().expose_provenance(), to.as_ptr().expose_provenance());
-    // SAFETY: both lists are alive during the call, which reads the parts and writes where the caller allows it.
+    // SAFETY: both lists live during the call, which reads the parts and writes where the caller
+    // allows.
     let stored = unsafe { syscall6(PROCESS_VM_WRITEV, process as usize, from, 2, to, 2, 0) }?;
     let wanted = parts[0].1.len() + parts[1].1.len();
     if stored == wanted { Ok(()) } else { Err(Errno::FAULT) }
@@ -120,12 +125,12 @@ mod tests {
         assert_eq!(File::open(&c_path).unwrap().start(&mut buffer[..3]), Ok(&b"old"[..]));
         let address = file.map_zeroes(10_000).unwrap();
         let first = core::ptr::with_exposed_provenance_mut::<u8>(address);
-        // SAFETY: the mapping was made above and is this test's alone.
+        // SAFETY: the mapping was made above, and only this test uses it.
         unsafe { first.copy_from_nonoverlapping(b"new".as_ptr(), 3) };
         let found = fs::read(&path).unwrap();
         assert_eq!((&found[..9], found.len()), (&b"new\0\0\0\0\0\0"[..], 10_000));
         fs::remove_file(&path).unwrap();
-        // SAFETY: nobody uses the memory any more.
+        // SAFETY: no code uses the memory any more.
         unsafe { crate::memory::unmap(address, 10_000) }.unwrap();
     }
 
@@ -133,7 +138,7 @@ mod tests {
     fn store_into_a_file_that_was_cut_short_fails() {
         let (path, c_path) = place("cut");
         let address = File::make(&c_path).unwrap().map_zeroes(10_000).unwrap();
-        // SAFETY: the mapping is this test's.
+        // SAFETY: the mapping was made above, and only this test uses it.
         let put = || unsafe { store(process::id(), [(address + 8192, b"second"), (address, b"first")]) };
         put().unwrap();
         let found = fs::read(&path).unwrap();
@@ -143,7 +148,7 @@ mod tests {
             assert_eq!(put(), Err(Errno::FAULT), "{length} bytes are left");
         }
         fs::remove_file(&path).unwrap();
-        // SAFETY: nobody uses the memory any more.
+        // SAFETY: no code uses the memory any more.
         unsafe { crate::memory::unmap(address, 10_000) }.unwrap();
     }
 
@@ -160,7 +165,7 @@ mod tests {
         assert_eq!(File::open(&c_path).err(), Some(Errno::PERM), "a second name");
         fs::remove_file(&other).unwrap();
         assert!(File::open(&c_path).is_ok());
-        // Only root can make a file of another user's.
+        // Only root can create a file that another user owns.
         if std::os::unix::fs::chown(&path, Some(65_534), None).is_ok() {
             assert_eq!(File::open(&c_path).err(), Some(Errno::PERM), "another user's");
         }

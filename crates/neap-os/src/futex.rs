@@ -1,7 +1,7 @@
-//! Waiting for a word to change.
+//! Waits for a word to change, by the kernel's futex.
 //!
-//! Sits between the kernel's futex and the mutex and the maintenance thread's sleep. Holds nothing; a wait may end for
-//! no reason, so callers look at the word again.
+//! The users are the mutex and the sleep of neap's thread. Keeps no state. A wait may end without a
+//! reason, so callers check the word again.
 
 use crate::Errno;
 use core::sync::atomic::AtomicU32;
@@ -9,12 +9,12 @@ use rustix::thread::ClockId;
 use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::time::Timespec;
 
-/// Who may share the word: threads of one process, or any process that maps the page.
+/// Users of the word: threads of one process, or any process that maps its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Threads of this process.
     Process,
-    /// Every process that maps the page the word lies in.
+    /// Threads of every process that maps the word's page.
     Shared,
 }
 
@@ -24,10 +24,11 @@ impl Scope {
     }
 }
 
-/// Sleeps while `word` holds `expected`, at most `nanoseconds` (`None`: without limit). Spurious returns happen.
+/// Sleeps while `word` holds `expected`, at most `nanoseconds` (`None`: without limit). Spurious
+/// returns happen.
 pub fn wait(word: &AtomicU32, expected: u32, nanoseconds: Option<u64>, scope: Scope) {
     let timeout = nanoseconds.map(timespec);
-    // EAGAIN (the word changed), EINTR and ETIMEDOUT all mean: look again.
+    // EAGAIN (the word changed), EINTR and ETIMEDOUT all mean: check again.
     let _ = futex::wait(word, scope.flags(), expected, timeout.as_ref());
 }
 
@@ -35,9 +36,9 @@ fn timespec(nanoseconds: u64) -> Timespec {
     Timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }
 
-/// Sleeps while `own`, a word of this process, and `shared`, one that other processes may wake,
-/// both hold what they are given with, at most `nanoseconds`. Answers `false`, at once, where the
-/// kernel has no such call (before 5.16) or a sandbox refuses it. Spurious returns happen.
+/// Sleeps while both words hold their expected values, at most `nanoseconds`. Other processes may
+/// wake `shared`; `own` is a word of this process. Returns `false` at once if the kernel lacks the
+/// call (before 5.16) or a sandbox refuses it. Spurious returns happen.
 pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), nanoseconds: Option<u64>) -> bool {
     let wait = |(word, expected): (&AtomicU32, u32), flags| {
         let mut wait = Wait::new();
@@ -47,7 +48,7 @@ pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), nanosecond
         wait
     };
     let words = [wait(own, WaitFlags::PRIVATE), wait(shared, WaitFlags::empty())];
-    // An absolute time, unlike that of `wait`.
+    // An absolute time; `wait` takes a relative one.
     let until = nanoseconds.map(|n| timespec(crate::clock::precise().saturating_add(n)));
     let answer = futex::waitv(&words, WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic);
     matches!(answer, Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT))

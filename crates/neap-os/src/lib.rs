@@ -1,8 +1,9 @@
-//! Linux as a memory allocator needs it, and nothing else.
+//! System calls, rseq and process information: Linux as a memory allocator needs it.
 //!
-//! Sits between the kernel (and a few symbols of the C library: `pthread_create`, `__rseq_offset`, `getauxval`, those of [`streams`]) and
-//! everything above. Usable alone. It takes no lock, keeps no state but a word for each thread, allocates nothing,
-//! and never writes `errno`: a failed call answers with an [`Errno`].
+//! Uses the kernel and a few symbols of the C library: `pthread_create`, `__rseq_offset`,
+//! `getauxval`, those of [`streams`] and of [`fork_handlers`]. Usable alone. Takes no lock, keeps
+//! no state but four words for each thread ([`entered`]), and preserves `errno`: a failed call
+//! returns an [`Errno`]. Only [`own_thread`] may allocate.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,7 +1,8 @@
-//! What the kernel says of a process's address space: its mappings, how much of each is resident, and which pages of a range are.
+//! Reads a process's mappings, how much of each is resident, and which pages of a range are
+//! present.
 //!
-//! Sits between `/proc/PID/smaps` and `pagemap` and whoever compares them with what an allocator believes. Reads only, into
-//! buffers on the stack: nothing is allocated. The kernel answers a page of text at a time, so what a busy process maps
+//! The source is `/proc/PID/smaps` and `pagemap`. Reads only, into buffers on the stack; allocates
+//! nothing. The kernel returns the text a page at a time, so mappings that a busy process makes
 //! meanwhile may be missing. Takes no lock.
 
 use crate::Errno;
@@ -9,56 +10,57 @@ use core::ffi::CStr;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// Bytes that are read at once, and the most of a line that is looked at: the end of a longer path is lost.
+/// Bytes that are read at once, and the maximum of a line that is kept. The end of a longer path is
+/// lost.
 const BUFFER: usize = 4096;
 const LINE: usize = 512;
 
 /// A mapping of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'t> {
-    /// Its first byte.
+    /// Address of its first byte.
     pub start: usize,
-    /// The byte behind its last one.
+    /// Address behind its last byte.
     pub end: usize,
-    /// What may be done with it: `rwxp`, with a `-` for what may not, and `s` where it is shared.
+    /// Access rights: `rwxp`, with `-` for a missing right, and `s` for a shared mapping.
     pub rights: [u8; 4],
-    /// A file's path, what the kernel calls it, or nothing.
+    /// A file's path, the kernel's name for the mapping, or nothing.
     pub name: &'t [u8],
-    /// Bytes of it that are resident. A page that was only read before anything was written to it has no memory.
+    /// Resident bytes. A page that was only read and never written has no memory.
     pub resident: u64,
 }
 
-/// The files that say so of a process.
+/// The files that describe a process's mappings.
 #[derive(Debug)]
 pub struct Mappings {
     text: OwnedFd,
-    /// Where the kernel has one.
+    /// `None` if the kernel has no such file.
     pages: Option<OwnedFd>,
     page_size: usize,
 }
 
 impl Mappings {
-    /// Those of this process.
+    /// Opens the files of this process.
     ///
     /// # Errors
-    /// Where `/proc` is not there, or descriptors are used up.
+    /// `/proc` is missing, or descriptors are used up.
     pub fn own() -> Result<Mappings, Errno> {
         Mappings::open(c"/proc/self/smaps", c"/proc/self/pagemap")
     }
 
-    /// Those of a process by the paths of its two files.
+    /// Opens the files of a process by their paths.
     ///
     /// # Errors
-    /// `NOENT` where it is gone, `ACCESS` where it is somebody else's.
+    /// `NOENT` if the process has ended, `ACCESS` if it belongs to another user.
     pub fn open(smaps: &CStr, pagemap: &CStr) -> Result<Mappings, Errno> {
         let open = |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         Ok(Mappings { text: open(smaps)?, pages: open(pagemap).ok(), page_size: crate::memory::page_size() })
     }
 
-    /// Calls `each` with every mapping, lowest first. Once: the next call finds the end.
+    /// Calls `each` with every mapping, lowest first. A second call finds the end of the file.
     ///
     /// # Errors
-    /// Whatever reading answered.
+    /// The error of reading.
     pub fn each(&self, each: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Errno> {
         let (mut parser, mut buffer) = (Parser::new(), [0; BUFFER]);
         loop {
@@ -71,11 +73,11 @@ impl Mappings {
         }
     }
 
-    /// Calls `each` with the address of every page of a range, whole pages, that something is behind; also of those that were
-    /// only read, which share one page of zeroes.
+    /// Calls `each` with the address of every page of a range that is present. This includes pages
+    /// that were only read, which share one page of zeroes. Only whole pages of the range count.
     ///
     /// # Errors
-    /// `NOSYS` where the kernel has no such file; whatever reading answered.
+    /// `NOSYS` if the kernel has no such file; the error of reading.
     pub fn each_present(&self, start: usize, length: usize, each: &mut dyn FnMut(usize)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         let pages = self.pages.as_ref().ok_or(Errno::NOSYS)?;
@@ -99,11 +101,11 @@ impl Mappings {
     }
 }
 
-/// Finds mappings in the text, which comes in pieces.
+/// Finds mappings in the text, which arrives in pieces.
 struct Parser {
     line: [u8; LINE],
     length: usize,
-    /// Of the mapping whose fields are being read.
+    /// Start and end of the mapping whose fields are being read.
     place: (usize, usize),
     rights: [u8; 4],
     name: [u8; LINE],
@@ -140,7 +142,7 @@ impl Parser {
     }
 }
 
-/// The line that a mapping begins with: `start-end rights offset device inode name`.
+/// Parses the first line of a mapping: `start-end rights offset device inode name`.
 fn head(line: &[u8]) -> Option<Mapping<'_>> {
     let mut rest = line;
     let mut word = || {
@@ -158,7 +160,7 @@ fn head(line: &[u8]) -> Option<Mapping<'_>> {
     Some(Mapping { start, end, rights, name: rest.trim_ascii_start(), resident: 0 })
 }
 
-/// The number that a text begins with.
+/// The number at the start of a text.
 fn number(text: &[u8], base: u32) -> Option<usize> {
     let digits = text.iter().map_while(|&byte| char::from(byte).to_digit(base));
     let mut seen = false;
@@ -221,10 +223,10 @@ mod tests {
             }
         })
         .unwrap();
-        // It may have been joined to another mapping.
+        // The kernel may have merged it with another mapping.
         let (rights, resident) = around.unwrap();
         assert!(rights == *b"rw-p" && resident >= (touched.len() * page) as u64, "{resident}");
-        // SAFETY: mapped above, used by nobody else.
+        // SAFETY: mapped above, and used by no other code.
         unsafe { crate::memory::unmap(start, pages * page) }.unwrap();
     }
 }

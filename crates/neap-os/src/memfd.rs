@@ -1,14 +1,17 @@
-//! Memory that another process of the same user can look at while this one lives: a memfd, mapped shared.
+//! A memfd, mapped shared: memory that another process of the same user can read while this one
+//! lives.
 //!
-//! The file has a name in `/proc/PID/fd`, no place in any file system, and is gone with the last process that has it. Its
-//! descriptor is closed by exec and out of the way of the low numbers that programs count on. Takes no lock, keeps nothing.
+//! The file has a name in `/proc/PID/fd` and none in a file system. It vanishes with the last
+//! process that has it. Exec closes its descriptor, which is above the low numbers that programs
+//! rely on. Takes no lock, keeps no state.
 //!
 //! # Invariants
-//! * No access to the first bytes, as many as the maker wants, meets a page that the system can refuse: their pages are
-//!   allocated before they are mapped.
-//! * Nothing can cut the file short below the mapping: it is sealed.
-//! * No other user can open the file, and a forked child, however it is forked, does not have the mapping.
-//! * No file grows over `RLIMIT_FSIZE`, which the kernel answers with a deadly signal.
+//!
+//! * No access to the first bytes, as many as the maker requests, needs a page that the system can
+//!   refuse. Their pages are allocated before they are mapped.
+//! * No process can cut the file short below the mapping: it is sealed.
+//! * No other user can open the file. A child, however it is forked, does not have the mapping.
+//! * No file grows over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal.
 
 use crate::Errno;
 use core::ffi::CStr;
@@ -18,12 +21,12 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-/// The lowest descriptor to aim at.
+/// The lowest number for the descriptor, if the limit allows it.
 const HIGH: u64 = 1000;
-/// With fewer descriptors than this to have, the program needs all of them.
+/// Limit of descriptors below which the program needs all of them.
 const FEW: u64 = 64;
 
-/// Signals during the allocation of pages, each of which ends the attempt, before it is given up.
+/// Maximum attempts to allocate pages, each of which a signal may interrupt.
 const MOST_INTERRUPTED: u32 = 100;
 
 /// A mapped memfd.
@@ -31,13 +34,13 @@ const MOST_INTERRUPTED: u32 = 100;
 pub struct Memfd {
     /// Address of the first byte.
     pub address: usize,
-    /// Bytes, as many as were asked for.
+    /// Length in bytes, as requested.
     pub length: usize,
-    /// The file, by which it is recognised.
+    /// The file, by which the memfd is recognised.
     pub file: OpenFile,
 }
 
-/// A descriptor, and which file it was when it was opened.
+/// A descriptor, and the identity of its file when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFile {
     /// The descriptor.
@@ -49,17 +52,18 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Closes the descriptor if it still is this file's: a program may have closed it and been given its number for
-    /// something else. Returns whether it was.
+    /// Closes the descriptor if it is still this file's; returns whether it was. A program may have
+    /// closed it, and its number may belong to another file now.
     ///
     /// No other thread may close or open files during the call.
     pub fn close(self) -> bool {
-        // SAFETY: the descriptor is borrowed for one call; where it is closed the call fails.
+        // SAFETY: the descriptor is borrowed for one call, which fails if it is closed.
         let descriptor = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
         let found = rustix::fs::fstat(descriptor);
         let is_ours = found.is_ok_and(|status| (status.st_dev, status.st_ino) == (self.device, self.inode));
         if is_ours {
-            // SAFETY: it was found to be the one that `make` made, and nothing else uses it.
+            // SAFETY: `fstat` has found the file that `make` created, and no other code uses its
+            // descriptor.
             unsafe { rustix::io::close(self.descriptor) };
         }
         is_ours
@@ -67,11 +71,12 @@ impl OpenFile {
 }
 
 impl Memfd {
-    /// Makes a memfd of `length` zeroes, the first `allocated` of them with pages, and maps it. Until it is moved its
-    /// descriptor has the lowest free number: only where no other thread of the program runs, which could meet it there.
+    /// Creates a memfd of `length` zeroes, allocates the first `allocated` bytes, and maps it. For
+    /// a moment the descriptor has the lowest free number, where other threads of the program could
+    /// meet it. No other thread of the program should run.
     ///
     /// # Errors
-    /// What the first step that failed answered, a limit or a sandbox; nothing is left behind.
+    /// The error of the first step that failed: a limit or a sandbox. Nothing is left behind.
     pub fn make(name: &CStr, length: usize, allocated: usize) -> Result<Memfd, Errno> {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64) {
             return Err(Errno::FBIG);
@@ -92,12 +97,12 @@ impl Memfd {
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let status = rustix::fs::fstat(&file)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without an address the kernel chooses one that is free.
+        // SAFETY: without an address the kernel chooses a free range.
         let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, &file, 0) }?;
         let address = got.expose_provenance();
-        // SAFETY: nothing changes in this process.
+        // SAFETY: the advice changes nothing in this process.
         if let Err(error) = unsafe { rustix::mm::madvise(got, length, Advice::LinuxDontFork) } {
-            // SAFETY: mapped above, and nothing refers to it.
+            // SAFETY: mapped above, and no code refers to it.
             let _ = unsafe { crate::memory::unmap(address, length) };
             return Err(error);
         }
@@ -105,19 +110,21 @@ impl Memfd {
         Ok(Memfd { address, length, file: OpenFile { descriptor: file.into_raw_fd(), device, inode } })
     }
 
-    /// Takes the mapping away, and closes the descriptor as [`OpenFile::close`] does. Other processes that have the file
-    /// keep it.
+    /// Unmaps the memory, and closes the descriptor as [`OpenFile::close`] does. Other processes
+    /// that have the file keep it.
     ///
     /// # Safety
-    /// This process made it, and nothing in this process uses the memory any more.
+    /// This process created the memfd, and no code in this process uses the memory any more.
     pub unsafe fn leave(self) {
         self.file.close();
-        // SAFETY: `make` mapped it, and as the caller promises. It cannot fail for a whole mapping.
+        // SAFETY: `make` mapped it, and the caller promises that no code uses it. Unmapping a whole
+        // mapping cannot fail.
         let _ = unsafe { crate::memory::unmap(self.address, self.length) };
     }
 }
 
-/// A sealable memfd that cannot be made executable, where the kernel knows that (6.3); one may be refused without.
+/// Creates a sealable memfd that cannot be made executable, where the kernel supports that (6.3).
+/// Such a kernel may refuse one without the flag.
 fn create(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -144,14 +151,14 @@ mod tests {
     fn what_is_written_to_the_memory_is_read_from_the_file() {
         let memfd = Memfd::make(c"neap-read", LENGTH, LENGTH / 2).unwrap();
         let first = core::ptr::with_exposed_provenance_mut::<u8>(memfd.address);
-        // SAFETY: the mapping was made above and is this test's alone.
+        // SAFETY: the mapping was made above, and only this test uses it.
         unsafe { first.copy_from_nonoverlapping(b"numbers".as_ptr(), 7) };
         let is_there =
             || fs::read_link(path(&memfd)).is_ok_and(|link| link.as_os_str() == "/memfd:neap-read (deleted)");
         assert!(is_there());
         let file = fs::read(path(&memfd)).unwrap();
         assert_eq!((&file[..8], file.len()), (&b"numbers\0"[..], LENGTH));
-        // SAFETY: nobody uses the memory any more.
+        // SAFETY: no code uses the memory any more.
         unsafe { memfd.leave() };
         assert!(!is_there(), "the descriptor is closed");
     }
@@ -173,7 +180,7 @@ mod tests {
         assert!(flags.split_whitespace().any(|flag| flag == "dc"), "not for children: {flags}");
         let again = fs::OpenOptions::new().write(true).open(path(&memfd)).unwrap();
         assert!(again.set_len(0).is_err());
-        // SAFETY: nobody uses the memory any more.
+        // SAFETY: no code uses the memory any more.
         unsafe { memfd.leave() };
     }
 
@@ -181,13 +188,13 @@ mod tests {
     fn a_descriptor_that_is_something_else_by_now_stays_open() {
         let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH / 2).unwrap();
         let other = fs::File::open("/dev/null").unwrap();
-        // SAFETY: the program's side of the story: it closes what is not its own, and opens something there.
+        // SAFETY: plays a program that closes a foreign descriptor, and opens a file there.
         let there = unsafe { libc::dup2(other.as_raw_fd(), memfd.file.descriptor) };
         assert_eq!(there, memfd.file.descriptor);
-        // SAFETY: nobody uses the memory any more.
+        // SAFETY: no code uses the memory any more.
         unsafe { memfd.leave() };
         assert_eq!(fs::read_link(path(&memfd)).unwrap().to_str(), Some("/dev/null"));
-        // SAFETY: made above.
+        // SAFETY: the test made this descriptor.
         unsafe { rustix::io::close(there) };
     }
 }

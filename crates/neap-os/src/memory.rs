@@ -1,8 +1,9 @@
-//! Address space and the memory behind it.
+//! Address space and the memory behind it: `mmap` and its family, as the arena uses them.
 //!
-//! Sits between `mmap` and its family and the arena. Every function is one system call (`release_scattered`: one per
-//! [`SCATTERED_RANGES`] ranges), keeps nothing, and takes addresses, since an arena computes them. Lengths and addresses
-//! are bytes and multiples of the page size. Never maps over something that is there.
+//! Most functions make one system call; [`map`], [`reserve`], [`release`] and [`move_pages`] may
+//! make several. None keeps state. Addresses are numbers, since an arena computes them. Addresses
+//! and lengths are in bytes, multiples of the page size. No function maps over an existing mapping
+//! but [`move_pages`].
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -11,16 +12,16 @@ use core::ffi::c_void;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-/// The most ranges that one call of [`release_scattered`] hands to the kernel.
+/// The maximum number of ranges in one call of [`release_scattered`].
 pub const SCATTERED_RANGES: usize = 512;
 
-/// A piece of address space, laid out as the kernel's `struct iovec`.
+/// A range of address space, laid out as the kernel's `struct iovec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Range {
     /// Address of the first byte.
     pub start: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
@@ -34,11 +35,11 @@ fn pointer(address: usize) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Maps `length` bytes of zeroes at exactly `address`, as address space that is not accounted for: what is accounted for
-/// and freed but still mapped would keep a large process from forking.
+/// Maps `length` bytes of zeroes at exactly `address`, without accounting (`MAP_NORESERVE`). Memory
+/// that is accounted for, freed and still mapped would keep a large process from forking.
 ///
 /// # Errors
-/// `EXIST` where something is mapped there already; `NOMEM` at a limit.
+/// `EXIST` if the range overlaps a mapping; `NOMEM` at a limit.
 pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: FIXED_NOREPLACE never replaces a mapping, so no memory in use changes.
@@ -48,57 +49,60 @@ pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
         return Ok(());
     }
     // A kernel before 4.17, or valgrind, took the address for a hint.
-    // SAFETY: the mapping was made by the call above and nobody knows of it.
+    // SAFETY: the call above made the mapping, and no other code knows its address.
     let _ = unsafe { rustix::mm::munmap(got, length) };
     Err(Errno::EXIST)
 }
 
-/// Whether the system would let a program use `length` bytes more: by its own rule for overcommitment, which refuses what
-/// could never be filled. Asks by a mapping that is accounted for and goes away at once.
+/// Whether the system's rule for overcommitment would grant a program `length` more bytes. Makes a
+/// mapping that is accounted for, and removes it at once.
 pub fn is_grantable(length: usize) -> bool {
-    // SAFETY: without an address the kernel chooses one that is free.
+    // SAFETY: without an address the kernel chooses a free range.
     let got = unsafe {
         rustix::mm::mmap_anonymous(pointer(0), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
-    // SAFETY: made a moment ago, used by nobody.
+    // SAFETY: the call above made the mapping, and no other code knows its address.
     got.is_ok_and(|got| unsafe { rustix::mm::munmap(got, length) }.is_ok())
 }
 
-/// Maps `length` bytes of zeroes wherever the kernel likes, and answers where. Of a long mapping a program that has locked its memory
-/// before (`mlockall`) has what was touched, and not all at once.
+/// Maps `length` bytes of zeroes at an address that the kernel chooses, and returns it. In a
+/// program that has locked its memory (`mlockall`), pages of a long mapping are filled when touched
+/// only.
 ///
 /// # Errors
-/// `NOMEM` at a limit, `AGAIN` at that of locked memory.
+/// `NOMEM` at a limit, `AGAIN` at the limit of locked memory.
 pub fn map(length: usize) -> Result<usize, Errno> {
     if length < LONG {
         return map_with(length, ProtFlags::READ | ProtFlags::WRITE);
     }
     let address = reserve(length)?;
-    // SAFETY: the mapping was made by the call above, and nobody knows of it.
+    // SAFETY: `reserve` made the mapping just now, and no other code knows its address.
     unsafe { open(address, length).inspect_err(|_| _ = unmap(address, length))? };
     Ok(address)
 }
 
-/// From this length on a mapping is tables of which most may never be used.
+/// Length in bytes from which a mapping holds tables that are mostly never used.
 const LONG: usize = 16 << 20;
 
 fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: without an address the kernel chooses one that is free.
+    // SAFETY: without an address the kernel chooses a free range.
     let got = unsafe { rustix::mm::mmap_anonymous(pointer(0), length, rights, flags) }?;
     Ok(got.expose_provenance())
 }
 
-/// Keeps `length` bytes of address space free of other mappings, without access, and answers where. What is [`open`]ed of it comes by touch, also to a
-/// program that has locked its memory before.
+/// Reserves `length` bytes of address space without access, and returns its address. Its [`open`]ed
+/// pages are filled when touched, even in a program that has locked its memory.
 ///
 /// # Errors
-/// `NOMEM` at a limit, `AGAIN` at that of locked memory.
+/// `NOMEM` at a limit, `AGAIN` at the limit of locked memory.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
     let address = map_with(length, ProtFlags::empty())?;
-    // SAFETY: the mapping was made by the call above, and nobody knows of it.
+    // SAFETY: the call above made the mapping; it holds no contents and no other code knows its
+    // address.
     unsafe {
-        // Memory that is locked is not given back by this call. What may not be touched is not filled, nor is what is locked by touch.
+        // `INVAL` means that the range is locked. It is not filled yet, since it has no access.
+        // Locking it again with ONFAULT fills its pages when they are touched only.
         if rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) == Err(Errno::INVAL) {
             let _ = rustix::mm::mlock_with(pointer(address), length, rustix::mm::MlockFlags::ONFAULT);
         }
@@ -106,88 +110,95 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     Ok(address)
 }
 
-/// Gives a part of a reservation its zeroes: readable and writable from now on. What is so already stays as it is.
+/// Makes a part of a reservation readable and writable, as zeroes. Open parts stay unchanged.
 ///
 /// # Errors
-/// `NOMEM` at a limit; some of it may be open then.
+/// `NOMEM` at a limit; some of the range may be open then.
 ///
 /// # Safety
-/// The range lies in a [`reserve`]d piece of the caller's.
+/// The range lies in address space that [`reserve`] returned to the caller.
 pub unsafe fn open(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: the caller owns the range; it only gains rights.
+    // SAFETY: the caller owns the range, which only gains access rights.
     unsafe { rustix::mm::mprotect(pointer(address), length, MprotectFlags::READ | MprotectFlags::WRITE) }
 }
 
-/// Takes a mapping away.
+/// Removes a mapping.
 ///
 /// # Safety
-/// Nobody uses the range any more.
+/// No code uses the range any more.
 pub unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that no code uses the range any more.
     unsafe { rustix::mm::munmap(pointer(address), length) }
 }
 
-/// Gives the memory behind a range back; it reads as zeroes afterwards. Locked memory (`mlockall`) is given back as well,
-/// where the kernel knows how (5.18); elsewhere that is an error and nothing changed.
+/// Releases the memory behind a range, which reads as zeroes afterwards. Releases locked memory
+/// (`mlockall`) as well, from Linux 5.18 on.
+///
+/// # Errors
+/// `INVAL` if some of the range is locked and the kernel is older. Pages in front of a locked one
+/// may be released.
 ///
 /// # Safety
-/// The contents of the range are no longer needed.
+/// The contents of the range are not needed any more.
 pub unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the contents are not needed.
     match unsafe { release_unless_locked(address, length) } {
-        // SAFETY: as the caller promises; EINVAL is the answer for locked pages.
+        // SAFETY: the caller promises that the contents are not needed. INVAL means locked pages.
         Err(Errno::INVAL) => unsafe { madvise(address, length, linux_raw_sys::general::MADV_DONTNEED_LOCKED as i32) },
         answer => answer,
     }
 }
 
-/// Gives the memory behind a range back, but no memory that is locked; the range reads as zeroes afterwards.
+/// Releases the memory behind a range unless it is locked. The range reads as zeroes after `Ok`.
 ///
 /// # Errors
-/// `INVAL` where some of the range is locked; parts in front of that may be gone.
+/// `INVAL` if some of the range is locked. Pages in front of a locked one may be released.
 ///
 /// # Safety
-/// The contents of the range are no longer needed.
+/// The contents of the range are not needed any more.
 pub unsafe fn release_unless_locked(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the contents are not needed.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) }
 }
 
-/// Lets the system take the memory behind a range when it is short of any. Until then every page
-/// holds what it held, and zeroes afterwards; what is written from now on stays. The range counts
-/// as resident as long as the system has not taken it.
+/// Lets the system take the memory behind a range when it is short of memory. Until then every page
+/// holds its contents, and zeroes afterwards; bytes written from now on stay. The range counts as
+/// resident as long as the system has not taken it.
 ///
 /// # Errors
-/// `INVAL` where some of the range is locked.
+/// `INVAL` if some of the range is locked. Pages in front of a locked one may be lazily free.
 ///
 /// # Safety
-/// The contents of the range are no longer needed.
+/// The contents of the range are not needed any more.
 pub unsafe fn release_lazily(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the contents are not needed.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxFree) }
 }
 
-/// `madvise` with an advice that rustix has no name for.
+/// Calls `madvise` with an advice that rustix has no name for.
 ///
 /// # Safety
-/// Whatever the advice asks.
+/// The caller meets the requirements of the advice.
 unsafe fn madvise(address: usize, length: usize, advice: i32) -> Result<(), Errno> {
     let number = linux_raw_sys::general::__NR_madvise as usize;
-    // SAFETY: as the caller promises.
+    // SAFETY: `madvise` accesses no memory of this process by pointer; the caller meets the
+    // requirements of the advice.
     unsafe { syscall5(number, address, length, advice as usize, 0, 0) }.map(|_| ())
 }
 
-/// Gives many ranges back by one call, and answers how many bytes from the start of the list are done.
+/// Releases many ranges by one call. Returns how many bytes are released, counted from the start of
+/// the list.
 ///
 /// # Errors
-/// Where the kernel (before 5.10 for this, 6.13 for MADV_DONTNEED on oneself) or a sandbox refuses.
+/// The kernel (before 5.10 for the call, 6.13 for MADV_DONTNEED on oneself) or a sandbox refuses.
 ///
 /// # Safety
-/// Nobody needs the contents of the ranges; at most [`SCATTERED_RANGES`] of them.
+/// The contents of the ranges are not needed any more. There are at most [`SCATTERED_RANGES`].
 pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
-    /// `PIDFD_SELF_THREAD_GROUP` of 6.14: this process, without opening a descriptor.
+    /// `PIDFD_SELF_THREAD_GROUP` of Linux 6.14: this process, without a descriptor.
     const SELF: usize = -10001_isize as usize;
-    // SAFETY: as the caller promises; `Range` is laid out as `struct iovec`.
+    // SAFETY: the caller promises that the contents are not needed. `Range` is laid out as `struct
+    // iovec`, and the pointer and length are those of a slice.
     unsafe {
         syscall5(
             PROCESS_MADVISE,
@@ -200,80 +211,85 @@ pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
     }
 }
 
-/// Keeps what is in a range from children: a forked one, however it is forked, finds zeroes there.
+/// Keeps a range's contents from children: a child, however it is forked, reads zeroes.
 ///
 /// # Errors
 /// `INVAL` before 4.14.
 pub fn keep_from_children(address: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: nothing changes in this process.
+    // SAFETY: the advice changes no contents in this process.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxWipeOnFork) }
 }
 
-/// Puts memory behind a whole range at once, as if every page had been written to.
+/// Allocates memory for a whole range, as if every page had been written to.
 ///
 /// # Errors
-/// `INVAL` before 5.14; `NOMEM`, `FAULT` or `HWPOISON` with an unknown part of the range done.
+/// `INVAL` before 5.14; `NOMEM`, `FAULT` or `HWPOISON` with an unknown part of the range populated.
 pub fn populate(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: populating changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxPopulateWrite) }
 }
 
-/// Whether the kernel may put huge pages behind a range.
+/// Sets whether the kernel may back a range with huge pages.
 ///
 /// # Errors
-/// `INVAL` where the kernel was built without them.
+/// `INVAL` if the kernel was built without them.
 pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
     let advice = if allowed { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
     // SAFETY: the advice changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, advice) }
 }
 
-/// Whether the system gives huge pages to everybody who does not refuse them (`always`), and not to who asks, or to nobody.
+/// Whether the system uses huge pages wherever a program does not refuse them (`always`).
 pub fn gives_huge_pages() -> bool {
     let mut text = [0; 16];
     read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut text).is_ok_and(|text| text.starts_with(b"[always]"))
 }
 
-/// Makes small pages of the huge page that a small one is part of, if it is; a page whose contents are not needed any more.
-/// Parts of a huge page that are given back are otherwise counted as free and stay where they are, until the kernel is
-/// short of memory.
+/// Splits the huge page that contains `address`, if there is one, into small pages. Without this,
+/// the released parts of a huge page count as free but stay in memory until the kernel is short of
+/// it.
 ///
 /// # Errors
 /// `INVAL` before 5.4, or for locked memory.
 pub fn split(address: usize) -> Result<(), Errno> {
-    // SAFETY: the advice changes no contents: it says that a part of a page is not likely to be used.
+    // SAFETY: the advice changes no contents: it says that the page is not likely to be used.
     unsafe { madvise(address, page_size(), linux_raw_sys::general::MADV_COLD as i32) }
 }
 
-/// Moves the pages of one range to another of the same length; the old range stays mapped and reads as zeroes.
+/// Moves the pages of a range to another one of equal length. The old range stays mapped and reads
+/// as zeroes.
 ///
 /// # Errors
-/// `INVAL` before 5.7; `FAULT` where `from` is several mappings, as the kernel counts them; `NOMEM` at the limit of mappings. Nothing has moved then, and
-/// `to` is mapped as it was or not at all.
+/// `INVAL` before 5.7; `FAULT` if `from` spans several of the kernel's mappings; `NOMEM` at the
+/// limit of mappings. Nothing has moved then, and `to` is mapped as before or not at all.
 ///
 /// # Safety
-/// Both ranges are the caller's, lie in mappings of [`map_at`], do not overlap, and nobody uses what is behind `to`.
+/// The caller owns both ranges. They lie in mappings of [`map_at`] and do not overlap. No code uses
+/// the memory behind `to`.
 pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller owns `from`.
     if !unsafe { is_one_mapping(from, length) } {
         return Err(Errno::FAULT);
     }
-    // Not all builds of rustix have a name for it.
+    // Some builds of rustix have no name for this flag.
     let leave_mapped = MremapFlags::from_bits_retain(linux_raw_sys::general::MREMAP_DONTUNMAP);
     let flags = MremapFlags::MAYMOVE | leave_mapped;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller owns both ranges, which do not overlap, and no code uses the memory behind
+    // `to`.
     unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
 }
 
-/// Whether a range lies in one mapping. Since 6.17 the kernel moves several one after the other, and where a later one fails the earlier have gone. Nothing
-/// says so but an attempt to grow where there is no room: the kernel looks first whether it is one that is to grow.
+/// Whether a range lies in one mapping. Since 6.17 the kernel moves several mappings one after the
+/// other, and if one fails the earlier ones have moved. The check tries to grow the range where
+/// there is no room: the kernel checks first that the range is one mapping.
 ///
 /// # Safety
-/// The range is the caller's.
+/// The caller owns the range.
 unsafe fn is_one_mapping(address: usize, length: usize) -> bool {
-    /// More than there is between any address and the next that is taken: half of what a process can have.
+    /// Longer than any gap between mappings: half of a process's address space.
     const FAR: usize = 1 << 46;
-    // SAFETY: a mapping that grows takes only what nobody has, and is cut back.
+    // SAFETY: without MAYMOVE a mapping grows in place, into free addresses only, and is cut back
+    // here.
     unsafe {
         match rustix::mm::mremap(pointer(address), length, length + FAR, MremapFlags::empty()) {
             Err(error) => error == Errno::NOMEM,
@@ -282,8 +298,8 @@ unsafe fn is_one_mapping(address: usize, length: usize) -> bool {
     }
 }
 
-/// The most address space this process may have in bytes, all of it (`RLIMIT_AS`) or such as it may write to (`RLIMIT_DATA`), touched or not; `None`
-/// without such a limit.
+/// The maximum address space of this process in bytes: the lower of `RLIMIT_AS` (all of it) and
+/// `RLIMIT_DATA` (writable). Untouched address space counts. `None` without such a limit.
 pub fn address_space_limit() -> Option<u64> {
     [Resource::As, Resource::Data].into_iter().filter_map(|resource| getrlimit(resource).current).min()
 }
@@ -300,7 +316,7 @@ mod tests {
     use super::*;
     use rustix::process::Rlimit;
 
-    /// So large a limit stands in nobody's way.
+    /// The limit is too large to disturb other tests.
     #[test]
     fn a_limit_of_data_is_one_of_address_space() {
         const DATA: u64 = 1 << 46;
@@ -323,17 +339,17 @@ mod tests {
     fn map_at_refuses_a_place_that_is_taken() {
         let here = map(LENGTH).unwrap();
         assert_eq!(map_at(here, LENGTH), Err(Errno::EXIST));
-        // SAFETY: mapped above, used by nobody else.
+        // SAFETY: mapped above, and used by no other code.
         unsafe { unmap(here, LENGTH) }.unwrap();
         assert_eq!(map_at(here, LENGTH), Ok(()));
-        // SAFETY: mapped above, used by nobody else.
+        // SAFETY: mapped above, and used by no other code.
         unsafe { unmap(here, LENGTH) }.unwrap();
     }
 
     #[test]
     fn released_memory_reads_as_zeroes() {
         let here = map(LENGTH).unwrap();
-        // SAFETY: every access lies in the mapping made above.
+        // SAFETY: every access lies in the mapping made above, and within its rights.
         unsafe {
             byte(here).write(7);
             byte(here + LENGTH - 1).write(7);
@@ -376,14 +392,14 @@ mod tests {
         }
     }
 
-    /// Since 6.17 the kernel would, and leave half of it where a later one fails.
+    /// Since 6.17 the kernel would move them, and leave half of them if a later one fails.
     #[test]
     fn what_is_several_mappings_is_not_moved() {
         let [from, to] = [(); 2].map(|()| map(LENGTH).unwrap());
         // SAFETY: every access lies in the mappings made above.
         unsafe {
             byte(from + LENGTH / 2).write(7);
-            // Another advice makes another mapping.
+            // A different advice splits the mapping.
             keep_from_children(from, LENGTH / 2).unwrap();
             assert_eq!(move_pages(from, to, LENGTH), Err(Errno::FAULT));
             assert_eq!((byte(from + LENGTH / 2).read(), byte(to + LENGTH / 2).read()), (7, 0));

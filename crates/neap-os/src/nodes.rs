@@ -1,8 +1,8 @@
-//! Which memory is near: the machine's nodes, how far they are from each other, and memory that is to come from one.
+//! NUMA nodes: which have memory, how far they are from each other, and placing memory on one.
 //!
-//! Sits between `/sys/devices/system/node`, `mbind`, `getcpu` and the pages. A *node* here is one that has memory, by a
-//! number that counts from 0 without gaps; the kernel's own ids may have gaps and name nodes without memory, whose CPUs
-//! get the nearest one that has some. Files are read at start-up only. Where the kernel says nothing, there is one node.
+//! A *node* is one that has memory. Nodes are numbered from 0 without gaps. The kernel's own ids
+//! may have gaps, and name nodes without memory. The CPUs of a node without memory get the nearest
+//! node with memory. If the kernel reports nothing, there is one node.
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -11,11 +11,10 @@ use crate::topology::{CpuSet, MAX_CPUS};
 use core::ffi::CStr;
 use core::fmt::Write;
 
-/// The most nodes that are told apart, and the kernel's ids below which a node is known: one from there on is taken for
-/// node 0.
+/// Maximum number of nodes. Nodes with a kernel id from this number on are treated as node 0.
 pub const MAX_NODES: usize = 32;
 
-/// What the kernel calls the distance of a node from itself.
+/// The kernel's distance of a node from itself.
 pub const LOCAL: u8 = 10;
 
 /// The nodes with memory.
@@ -30,12 +29,12 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// A machine that makes no difference between its memory.
+    /// A machine with one node.
     pub const ONE: Nodes =
         Nodes { count: 1, ids: [0; MAX_NODES], nearest: [0; MAX_NODES], distances: [[LOCAL; MAX_NODES]; MAX_NODES] };
 
-    /// Reads `/sys`. One node where this thread's memory policy is not the default (`numactl`): then somebody has decided
-    /// where memory is to come from. Only nodes that the process may use count.
+    /// Reads `/sys`. Only nodes that the process may use count. Returns one node if this thread's
+    /// memory policy is not the default (`numactl`): the user has decided where memory comes from.
     pub fn read() -> Nodes {
         /// `MPOL_F_MEMS_ALLOWED`.
         const ALLOWED: usize = 4;
@@ -45,7 +44,7 @@ impl Nodes {
             return Nodes::ONE;
         };
         let Some(online) = list(c"/sys/devices/system/node/online") else { return Nodes::ONE };
-        // What is refused (containers often refuse both) counts as the default and as everything.
+        // A refused call (containers often refuse both) means the default policy, and every node.
         if get_mempolicy(0).is_ok_and(|(mode, _)| mode != 0) {
             return Nodes::ONE;
         }
@@ -65,10 +64,11 @@ impl Nodes {
         )
     }
 
-    /// The nodes that are `usable`, where `line` calls its second argument with the distances of the node with an id from
-    /// all that are `online`, in order.
+    /// Describes the `usable` nodes. `line` calls its second argument with the distances of one
+    /// kernel id from all ids that are `online`, in order.
     ///
-    /// Out of line: `line` has a buffer on the stack of a process's first `malloc`, where there are nodes to describe.
+    /// Out of line: `line` has a buffer on the stack of a process's first `malloc`, if there are
+    /// several nodes.
     #[inline(never)]
     pub fn describe(
         usable: impl Fn(usize) -> bool,
@@ -90,7 +90,7 @@ impl Nodes {
                 let node = others.next().and_then(|other| nodes.ids().position(|known| known == other));
                 node.into_iter().for_each(|node| from[node] = distance);
             });
-            // The first of those that are equally near, which for a node with memory is itself.
+            // The first of the nearest ones; for a node with memory, itself.
             let own = nodes.ids().position(|known| known == id);
             let nearest = own.or_else(|| (0..nodes.count()).min_by_key(|&node| from[node])).unwrap_or(0);
             nodes.nearest[id] = nearest as u8;
@@ -105,22 +105,23 @@ impl Nodes {
         self.ids[..self.count()].iter().map(|&id| usize::from(id))
     }
 
-    /// How many there are, at least 1.
+    /// Number of nodes, at least 1.
     pub fn count(&self) -> usize {
         self.count.into()
     }
 
-    /// How far the memory of node `to` is from node `from`; [`LOCAL`] is near.
+    /// Distance of node `to`'s memory from node `from`; [`LOCAL`] is the nearest.
     pub fn distance(&self, from: usize, to: usize) -> u8 {
         self.distances.get(from).and_then(|line| line.get(to)).copied().unwrap_or(u8::MAX)
     }
 
-    /// The node nearest to one that the kernel calls `id`.
+    /// The nearest node to the one with the kernel's `id`.
     pub fn nearest(&self, id: usize) -> usize {
         self.nearest.get(id).copied().unwrap_or(0).into()
     }
 
-    /// Calls `each` with every CPU that is near a node other than the first, as far as the kernel says, and that node. Reads `/sys`.
+    /// Calls `each` with every CPU that is known to be near a node other than the first, and that
+    /// node. Reads `/sys`.
     pub fn each_cpu(&self, each: &mut dyn FnMut(usize, usize)) {
         for id in (0..MAX_NODES).filter(|&id| self.nearest(id) > 0) {
             let mut text = [0; 4096];
@@ -129,49 +130,52 @@ impl Nodes {
         }
     }
 
-    /// Asks that fresh memory of a range come from a node. A preference and no order: where the node is full the kernel
-    /// takes the next one, instead of killing the program for memory that another node has.
+    /// Requests that new memory of a range come from a node. It is a preference: if the node is
+    /// full, the kernel uses the next one instead of killing the program.
     ///
     /// # Errors
-    /// `PERM` in a container that forbids it, `INVAL` for a node that the process may not use; `NOMEM`. Nothing changed then.
+    /// `PERM` in a container that forbids it, `INVAL` for a node that the process may not use;
+    /// `NOMEM`. Nothing changed then.
     pub fn prefer(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
         /// `MPOL_PREFERRED`.
         const PREFERRED: usize = 1;
         let id = self.ids[..self.count()].get(node).copied().ok_or(Errno::INVAL)?;
         let (number, mask) = (linux_raw_sys::general::__NR_mbind as usize, 1_u64 << id);
-        // SAFETY: a policy changes no contents; the kernel reads the mask, which lives across the call.
+        // SAFETY: a policy changes no contents. The kernel reads the mask, which lives across the
+        // call.
         unsafe { syscall6(number, address, length, PREFERRED, (&raw const mask).expose_provenance(), MASK_BITS, 0) }
             .map(|_| ())
     }
 }
 
-/// Bits of a mask of one word, as the kernel counts them: one less than it is told.
+/// Length argument for a mask of one word: the kernel uses one bit fewer than it is told.
 const MASK_BITS: usize = u64::BITS as usize + 1;
 
-/// This thread's policy and its nodes, or those that it may use; the kernel wants room for all that it could have.
+/// This thread's memory policy and its nodes; with the flag, the nodes that the process may use.
+/// The kernel requires room for every node that it supports.
 fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
     let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
     let number = linux_raw_sys::general::__NR_get_mempolicy as usize;
     let (at_mode, at_mask) = ((&raw mut mode).expose_provenance(), mask.as_mut_ptr().expose_provenance());
-    // SAFETY: the kernel writes to the mode and the mask, as much as it is told there is.
+    // SAFETY: the kernel writes the mode, and at most the mask's length that it is told.
     unsafe { syscall5(number, at_mode, at_mask, size_of_val(&mask) * 8, 0, flags) }?;
     Ok((mode, mask[0]))
 }
 
-/// The CPU that this thread is on and the kernel's id of its node, a moment ago.
+/// The CPU that this thread was on a moment ago, and the kernel's id of its node.
 ///
 /// # Errors
-/// What a sandbox answers.
+/// The error of a sandbox.
 pub fn whereabouts() -> Result<(usize, usize), Errno> {
     let (mut cpu, mut node) = (0_u32, 0_u32);
     let number = linux_raw_sys::general::__NR_getcpu as usize;
     let (at_cpu, at_node) = ((&raw mut cpu).expose_provenance(), (&raw mut node).expose_provenance());
-    // SAFETY: the kernel writes two numbers of this size.
+    // SAFETY: the kernel writes one `u32` to each address.
     unsafe { syscall5(number, at_cpu, at_node, 0, 0, 0) }?;
     Ok((cpu as usize, node as usize))
 }
 
-/// What the kernel says of the node that it calls `id`, in one of its files.
+/// Reads one of the kernel's files about the node with its id `id`.
 fn node_file<'b>(id: usize, name: &str, text: &'b mut [u8]) -> Option<&'b [u8]> {
     let mut path = Path { text: [0; 64], length: 0 };
     // The buffer holds the longest such path, so this cannot fail.
@@ -179,7 +183,7 @@ fn node_file<'b>(id: usize, name: &str, text: &'b mut [u8]) -> Option<&'b [u8]> 
     read_file(path.as_c_str()?, text).ok()
 }
 
-/// A path being put together.
+/// A path under construction.
 struct Path {
     text: [u8; 64],
     length: usize,
@@ -205,7 +209,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Nodes from lists of ids and lines of distances by id.
+    /// Nodes from a list of usable ids and lines of distances by id.
     fn nodes(usable: &[usize], lines: &[(usize, &[u8])]) -> Nodes {
         let line = |id: usize, each: &mut dyn FnMut(u8)| {
             lines.iter().filter(|line| line.0 == id).for_each(|line| line.1.iter().for_each(|&number| each(number)));
@@ -258,10 +262,10 @@ mod tests {
     #[test]
     fn memory_may_be_asked_of_a_node_that_there_is_only() {
         let (here, length) = (crate::memory::map(1 << 20).unwrap(), 1 << 20);
-        // A machine without such nodes, or a container, may refuse; the range is as usable as before.
+        // A machine without such nodes, or a container, may refuse; the range stays usable.
         let _ = Nodes::ONE.prefer(here, length, 0);
         assert_eq!(Nodes::ONE.prefer(here, length, 1), Err(Errno::INVAL));
-        // SAFETY: mapped above, used by nobody else.
+        // SAFETY: mapped above, used by no other code.
         unsafe {
             core::ptr::with_exposed_provenance_mut::<u8>(here).write(1);
             crate::memory::unmap(here, length).unwrap();

@@ -1,19 +1,19 @@
-//! Threads of neap's own: how they are made and joined, and what they are like.
+//! Creates, joins and configures neap's own threads.
 //!
 //! # Design
-//! 1. They are made and joined by the C library's own functions, which are looked up in that
-//!    library. A definition of the
-//!    same name that a program, a profiler or a preloaded library has is never called.
-//! 2. The C library knows them, so that its set*id functions change their user, too. It also counts
-//!    them: a process does
-//!    not end before they do, so [`join`] is for the end of the main thread.
-//! 3. They begin with every signal blocked but those of the C library, so that no handler of the
-//!    program runs on them.
-//! 4. [`settle`] takes what they inherited of their maker's policy, CPUs and priority from them.
+//!
+//! 1. The C library's own functions create and join them. They are looked up in that library, so a
+//!    function of the program, a profiler or a preloaded library with their names is never called.
+//! 2. The C library knows the threads. Its set*id functions change their user, too, and a process
+//!    does not end before they do. Therefore [`join`] belongs to the end of the main thread.
+//! 3. They start with every signal blocked except those of the C library. No handler of the program
+//!    runs on them.
+//! 4. [`settle`] resets the inherited policy, CPUs and priority.
 //!
 //! # Locking
-//! None of its own. [`Functions::find`] takes the dynamic linker's lock and [`make`] allocates:
-//! neither is called from within a call that allocates or frees.
+//!
+//! No lock of its own. [`Functions::find`] takes the dynamic linker's lock, and [`make`] allocates.
+//! Neither is called from within a call that allocates or frees.
 
 use crate::Errno;
 use crate::syscall::syscall5;
@@ -23,7 +23,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use linux_raw_sys::general::{__NR_sched_setscheduler, __NR_setpriority};
 
-/// What a thread runs.
+/// Function that a thread runs.
 pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
 
 /// A thread, as the C library names it.
@@ -32,7 +32,7 @@ pub type Id = libc::pthread_t;
 type Create = unsafe extern "C" fn(*mut Id, *const libc::pthread_attr_t, Body, *mut c_void) -> i32;
 type Join = unsafe extern "C" fn(Id, *mut *mut c_void) -> i32;
 
-/// The C library's `pthread_create` and `pthread_join`, once they were found.
+/// Addresses of the C library's `pthread_create` and `pthread_join`; 0 before they are found.
 #[derive(Debug)]
 pub struct Functions {
     create: AtomicUsize,
@@ -40,17 +40,17 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Functions that are looked up when they are first needed.
+    /// Creates the table; the functions are looked up when first needed.
     pub const fn new() -> Functions {
         Functions { create: AtomicUsize::new(0), join: AtomicUsize::new(0) }
     }
 
-    /// Finds both functions. Later calls answer without a look-up.
+    /// Finds both functions. Later calls use the found addresses.
     ///
     /// # Errors
-    /// `NOSYS` where there is no dynamic linker that knows them.
+    /// `NOSYS` if there is no dynamic linker that knows the functions.
     fn find(&self) -> Result<(Create, Join), Errno> {
-        // Relaxed: addresses of code, which was there before.
+        // Relaxed: the values are addresses of code, which exists already.
         let find = |known: &AtomicUsize, look: fn() -> usize| match known.load(Ordering::Relaxed) {
             0 => {
                 let found = look();
@@ -82,7 +82,7 @@ mod look_up {
     use core::mem::transmute;
     use core::ptr::{null_mut, without_provenance_mut};
 
-    // Weak: it is the C library's from 2.34 on.
+    // Weak: the C library has it from 2.34 on.
     global_asm!(".weak dlsym");
 
     pub(super) fn create() -> usize {
@@ -93,8 +93,8 @@ mod look_up {
         function(c"pthread_join")
     }
 
-    /// The address of a function of the C library, or of the next library that has one where that
-    /// has another name; 0 if there is none.
+    /// The address of a function of the C library, or of the next library that has one if the C
+    /// library has another name; 0 if there is none.
     fn function(name: &CStr) -> usize {
         const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
         const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
@@ -105,7 +105,7 @@ mod look_up {
         // SAFETY: the dynamic linker's function of this name has this type; RTLD_NEXT stands for a
         // handle.
         let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
-        // The next one: the preload library has a dlopen of its own.
+        // RTLD_NEXT, since the preload library has a `dlopen` of its own.
         let open = find(NEXT, c"dlopen".as_ptr());
         let library = if open.is_null() {
             null_mut()
@@ -120,7 +120,7 @@ mod look_up {
     }
 }
 
-/// A static program has one definition of each name.
+/// In a static program each name has one definition.
 #[cfg(target_feature = "crt-static")]
 mod look_up {
     pub(super) fn create() -> usize {
@@ -141,32 +141,31 @@ unsafe extern "C" {
     fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
 }
 
-/// Bytes of a stack that is enough for the deepest call of the maintenance thread (ranges for one
-/// scattered release: 8 KiB) and the C library's own needs (thread-local storage of every loaded
-/// library lies on the stack as well).
+/// Bytes of a stack for the deepest call of neap's thread and the C library's own needs. The ranges
+/// of a scattered release take 8 KiB. Thread-local storage of every loaded library lies on the
+/// stack.
 pub const SMALL_STACK: usize = 256 << 10;
-/// Bytes of a stack on which a program's functions run.
+/// Bytes of a stack for a program's functions.
 pub const ORDINARY_STACK: usize = 2 << 20;
-/// Bytes of a stack in a program with so many thread-local variables that they do not fit
-/// [`ORDINARY_STACK`].
+/// Bytes of a stack in a program whose thread-local variables do not fit [`ORDINARY_STACK`].
 const LARGE_STACK: usize = 64 << 20;
 
 /// Whether a thread may be [joined](join).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// It is joined.
+    /// The thread is joined.
     Joined,
-    /// It is never joined.
+    /// The thread is never joined.
     Detached,
 }
 
-/// Makes a thread with every signal blocked, on a stack of so many bytes, or of more if the
-/// program's thread-local variables leave nothing of it.
+/// Creates a thread with every signal blocked, on a stack of `stack` bytes. The stack is larger if
+/// the program's thread-local variables do not fit.
 ///
 /// # Errors
-/// The answer of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` where the kernel
-/// no longer lets threads register for rseq, though this one is registered: the C library would end
-/// the process over it.
+/// The error of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` if this thread is
+/// registered for rseq, but the kernel no longer lets threads register: the C library would end the
+/// process.
 ///
 /// # Safety
 /// `body(argument)` is sound on another thread for as long as it runs.
@@ -186,14 +185,14 @@ pub unsafe fn make(
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // A new thread inherits the mask. The C library takes its own signals out of it.
-    // SAFETY: an all-ones set is a valid set (the kernel ignores the bits of KILL and STOP).
+    // A new thread inherits the mask. The C library removes its own signals from it.
+    // SAFETY: a set with every bit is valid (the kernel ignores KILL and STOP).
     let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
     let mut id = MaybeUninit::<Id>::uninit();
     // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid
     // for the calls.
     let answer = unsafe {
-        // The calls below may write errno, which the caller's caller does not expect.
+        // The calls below may write errno, which the program's call must preserve.
         let errno = __errno_location().read();
         let answer = pthread_attr_init(attributes.as_mut_ptr());
         if answer != 0 {
@@ -218,22 +217,23 @@ pub unsafe fn make(
     if answer != 0 {
         return Err(Errno::from_raw_os_error(answer));
     }
-    // SAFETY: `pthread_create` has written it.
+    // SAFETY: `pthread_create` returned 0, so it has written the id.
     Ok(unsafe { id.assume_init() })
 }
 
-/// Waits until a thread has ended, for the C library's count of threads as well.
+/// Waits until a thread has ended, also in the C library's count of threads.
 ///
 /// # Safety
-/// `id` is a thread that [`make`] made as [`End::Joined`] in this process, and that was not joined.
+/// [`make`] created the thread `id` in this process as [`End::Joined`], and it was not joined yet.
 pub unsafe fn join(functions: &Functions, id: Id) {
     let Ok((_, join)) = functions.find() else { return };
-    // SAFETY: the caller promises what this asks for.
+    // SAFETY: the caller promises a joinable thread of this process that was not joined. A null
+    // pointer discards the thread's result.
     unsafe { join(id, core::ptr::null_mut()) };
 }
 
-/// Gives the calling thread, neap's own, a name, normal policy and priority, and the CPUs of a set.
-/// What the system refuses stays as it was inherited.
+/// Sets the name and the CPUs of the calling thread, one of neap's own, and resets its policy and
+/// priority. Settings that the system refuses stay as inherited.
 pub fn settle(name: &CStr, cpus: &CpuSet) {
     const ORDINARY: usize = 0; // SCHED_OTHER
     const THREAD: usize = 0; // PRIO_PROCESS, which names a thread
@@ -244,12 +244,12 @@ pub fn settle(name: &CStr, cpus: &CpuSet) {
         let _ = rustix::thread::sched_setaffinity(None, &set);
     }
     let priority = 0_i32;
-    // SAFETY: the kernel reads one number there; thread 0 is the caller.
+    // SAFETY: the kernel reads one `i32`, which lives across the call; thread 0 is the caller.
     let _ = unsafe {
         let priority = (&raw const priority).expose_provenance();
         syscall5(__NR_sched_setscheduler as usize, 0, ORDINARY, priority, 0, 0)
     };
-    // SAFETY: the call has numbers alone.
+    // SAFETY: the call has no pointers.
     let _ = unsafe { syscall5(__NR_setpriority as usize, THREAD, 0, 0, 0, 0) };
 }
 

@@ -1,34 +1,49 @@
-//! Restartable sequences: operations on per-CPU stacks of pointers, and on per-CPU words, without a lock and without a locked
-//! instruction.
+//! Restartable sequences on per-CPU stacks of pointers and on per-CPU words, without a lock or a
+//! locked instruction.
 //!
-//! Sits between the kernel's rseq (registered by the C library, never by neap) and the slots of `neap-objects` and the words
-//! of `neap-percpu` and RCU. A sequence reads the CPU id, loads the pointer of that CPU's region, finds a stack in it, and commits by its last
-//! instruction, which stores one word; if the thread is preempted, migrated or signalled before that, the kernel sends it to the
-//! abort exit and nothing has happened.
+//! The C library registers threads for the kernel's rseq; neap never does. The users are the slots
+//! of `neap-objects`, the words of `neap-percpu`, memory groups and RCU.
+//!
+//! # Design
+//!
+//! A sequence reads the CPU id, loads the pointer to that CPU's region, and finds a stack in the
+//! region. Its last instruction commits: it stores one word. If the thread is preempted, migrated
+//! or signalled before, the kernel continues it at the abort exit, and nothing has happened.
 //!
 //! ```text
 //! Table { offset, regions } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
 //!                                                                      ^ at the stack's place
 //! ```
 //!
-//! Rules kept here (the measurements and the forms that broke are in docs/design/fast-path.md):
-//! * the first instruction of a sequence directly follows the store to `rseq_cs`: a signal in a gap would disarm it;
-//! * nothing that counts is written before every check has passed, and the commit is the last instruction;
-//! * a stack is pointers to cells, not a count and an index: with `[base + index * 8]` a pop that follows a push waits for
-//!   16 cycles, with `[base]` for 6 (the processor forwards a store to a load before it knows their addresses);
-//! * a push changes the head in place, an instruction less, which keeps `free` on two lines; a pop stores what it has worked out from the
-//!   head that it loaded, which is faster than an instruction that loads the head once more where the next object is of another class
-//!   than the last. Nobody else writes to it but who has fenced the CPU;
-//! * the pointers to regions lie in the table itself, at an address that the program's code knows: all that a sequence does
-//!   waits for one load after the other, and this is one less;
-//! * a pop looks at the cell and not at the bottom: the cell below the lowest holds null, and is written by nobody;
-//! * no call, no system call and no use of the machine stack inside;
-//! * `cpu_id` is read, never `cpu_id_start`; neither is written. An unregistered thread has the id -1 or -2: the table has
-//!   entries there, too, which lead to a region whose stacks have no room and no objects. So has a table that is closed,
-//!   everywhere. No compare is needed for either.
+//! # Invariants
 //!
-//! Takes no lock, never retries: one attempt, one answer. Signal-safe. A child of `vfork` shares its parent's thread
-//! area: the parent [leaves](leave) before, and no child of `clone(CLONE_VM)` must call these.
+//! * The first instruction of a sequence directly follows the store to `rseq_cs`. A signal in a gap
+//!   would disarm the sequence.
+//! * No visible word is written before every check has passed. The commit is the last instruction.
+//! * No call, no system call and no use of the machine stack inside.
+//! * `cpu_id` is read, never `cpu_id_start`; neither is written.
+//! * An unregistered thread has the id -1 or -2. The table has entries for these ids, which lead to
+//!   a region whose stacks have no room and no objects. In a closed table every entry does. So no
+//!   sequence compares the id.
+//! * A pop checks the cell and not the bottom: the cell below the lowest holds null and is never
+//!   written.
+//! * Only a thread that has fenced the CPU writes to a stack besides sequences.
+//!
+//! The forms are chosen for speed:
+//!
+//! * A stack holds pointers to cells, not an index. With `[base + index * 8]` a pop after a push
+//!   waits longer for the stored word than with `[base]`.
+//! * A push adds to the head in memory, which saves an instruction and keeps `free` on two cache
+//!   lines. A pop stores the new head from a register, which is faster when the class changes
+//!   between pops.
+//! * The region pointers lie in the table itself, at an address known at link time. This saves one
+//!   dependent load.
+//!
+//! # Concurrency
+//!
+//! Takes no lock and never retries: each call is one attempt. Signal-safe. A child of `vfork`
+//! shares its parent's thread area. Therefore the parent [leaves](leave) rseq before. A child of
+//! `clone(CLONE_VM)` must not call these functions.
 //!
 //! Source: Linux `kernel/rseq.c`, `include/uapi/linux/rseq.h`.
 
@@ -36,65 +51,68 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
-/// A stack in a region; its cells, pointers, lie somewhere in the same region.
+/// A stack in a region. Its cells are pointers and lie in the same region.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Stack {
     /// The cell above the topmost object.
     pub head: AtomicPtr<*mut u8>,
-    /// The lowest cell; the one below it holds null. Never changes while the region is in a table.
+    /// The lowest cell; the cell below it holds null. Constant while the region is in a table.
     pub bottom: AtomicPtr<*mut u8>,
-    /// The cell above the highest; the same as `bottom` sends every operation to the caller's slow path.
+    /// The cell above the highest. If it equals `bottom`, every operation takes the slow path.
     pub end: AtomicPtr<*mut u8>,
 }
 
-/// Entries of a table below that of CPU 0: for -1 and -2, the ids of threads that are not registered.
+/// Entries of a table in front of CPU 0's: for -1 and -2, the ids of unregistered threads.
 pub const UNREGISTERED: usize = 2;
 
-/// CPUs that a table has entries for: those of the largest kernels.
+/// CPUs that a table has entries for: the maximum of the largest kernels.
 pub const MOST_CPUS: usize = 8192;
 
-/// What the sequences start from, on cache lines of its own.
+/// The start of all sequences, on cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Table {
-    /// Where the thread's rseq area lies from its thread pointer. Everybody reads it; what follows is written by takers.
+    /// Offset of the thread's rseq area from its thread pointer. Read by all threads, and kept
+    /// apart from the entries, which takers write.
     pub offset: AtomicIsize,
     apart: [usize; 7],
-    /// One pointer per CPU that the kernel may name, to its region, behind those of [`UNREGISTERED`].
+    /// Pointers to the regions: [`UNREGISTERED`] entries, then one for each CPU that the kernel may
+    /// name.
     pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
 }
 
 impl Table {
-    /// A table that no sequence may start from yet.
+    /// Creates a table that no sequence may use yet.
     pub const fn unopened() -> Table {
         let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
         Table { offset: AtomicIsize::new(0), apart: [0; 7], regions }
     }
 
-    /// Where the entry of CPU 0 is, in bytes.
+    /// Offset of CPU 0's entry in bytes.
     pub const FIRST: usize = offset_of!(Table, regions) + UNREGISTERED * size_of::<AtomicPtr<u8>>();
 }
 
-/// One attempt's answer.
+/// Result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It happened.
+    /// The operation took effect.
     Committed,
     /// The stack has too few objects (pop) or too little room (push).
     Refused,
-    /// The thread was interrupted; nothing happened.
+    /// The thread was interrupted; nothing changed.
     Aborted,
 }
 
-/// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the GOT, or with nothing to read answers where it is; 0 if there is none.
+/// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the
+/// GOT. With an empty `$read`, returns its address. 0 if the C library has no such variable.
 ///
-/// Weak: a C library before 2.35, or another one, has none of these, and that is an answer too.
-/// Each use says so, because each object file that uses the name has to.
+/// The symbol is weak, since C libraries other than glibc 2.35 and later lack it. Each use declares
+/// it weak, since each object file that uses the name must do so.
 macro_rules! weak_variable {
     ($name:literal, $read:literal) => {{
         let value: usize;
-        // SAFETY: loads the address from the GOT, and from it only where it is not null.
+        // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
         unsafe {
             core::arch::asm!(concat!(".weak ", $name), concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
                 out(reg) value, options(nostack, readonly));
@@ -104,60 +122,67 @@ macro_rules! weak_variable {
 }
 pub(crate) use weak_variable;
 
-/// Whether the C library registers its threads; not if it is an older one, under `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind, or in a sandbox.
+/// Whether the C library registers its threads. It does not if it is too old, under
+/// `GLIBC_TUNABLES=glibc.pthread.rseq=0`, under valgrind, or in some sandboxes.
 pub fn is_registered() -> bool {
     weak_variable!("__rseq_size", "mov {0:e}, dword ptr [{0}]") != 0
 }
 
-/// Where its area of a thread lies from the thread pointer, if it [registers threads](is_registered): in the thread's control block, behind the
-/// pointer, or with thread-local variables, in front of it (glibc from 2.41 on). Never 0, where the pointer itself is.
+/// Offset of a thread's rseq area from the thread pointer, if the C library [registers
+/// threads](is_registered). It lies in the thread's control block, behind the pointer, or, from
+/// glibc 2.41 on, in front of it with thread-local variables. Never 0, where the pointer itself is.
 pub fn registered_offset() -> Option<isize> {
     let offset = weak_variable!("__rseq_offset", "mov {0}, qword ptr [{0}]");
     (is_registered() && offset != 0).then_some(offset.cast_signed())
 }
 
-/// Whether the kernel knows the call that registers a thread, and a sandbox lets it through.
+/// Whether the kernel has the call that registers a thread, and a sandbox allows it.
 pub fn may_register() -> bool {
     let number = linux_raw_sys::general::__NR_rseq as usize;
-    // SAFETY: nothing is registered at address 0 with length 0; the kernel only looks at the arguments and refuses.
+    // SAFETY: nothing is registered at address 0 with length 0; the kernel checks the arguments and
+    // refuses.
     let answer = unsafe { crate::syscall::syscall5(number, 0, 0, 0, 0, 0) };
     matches!(answer, Err(crate::Errno::INVAL | crate::Errno::BUSY | crate::Errno::FAULT))
 }
 
-/// Whether the processor has what malloc's and free's sequences are made of beside loads and stores, counts of trailing zeros and shifts that leave the flags
-/// alone (BMI1 and BMI2: Intel's since 2013, AMD's since 2015).
+/// Whether the processor has the instructions of malloc's and free's sequences: `tzcnt` and shifts
+/// that preserve the flags (BMI1 and BMI2; Intel since 2013, AMD since 2015).
 pub fn has_instructions() -> bool {
     const BOTH: u32 = 1 << 3 | 1 << 8;
     let leaf = |leaf| core::arch::x86_64::__cpuid_count(leaf, 0);
     leaf(0).eax >= 7 && leaf(7).ebx & BOTH == BOTH
 }
 
-/// The CPU this thread is on; `None` for a thread that is not registered.
+/// The CPU that this thread is on; `None` if the thread is not registered.
 pub fn current_cpu() -> Option<usize> {
     registered_offset().and_then(cpu_at)
 }
 
-/// The same where [`registered_offset`] is known already.
+/// The CPU that this thread is on, with the [`registered_offset`] given; `None` if the thread is
+/// not registered.
 #[inline]
 pub fn cpu_at(offset: isize) -> Option<usize> {
     let cpu: u32;
-    // SAFETY: the C library keeps a `struct rseq` at this offset for every thread; cpu_id is its second word.
+    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
+    // for every thread, whose second word is `cpu_id`.
     unsafe {
         asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
     };
     (cpu < u32::MAX - 15).then_some(cpu as usize)
 }
 
-/// What every sequence begins and ends with: the descriptor that the kernel reads, and the abort exit with its signature, both
-/// out of the way of the hot code. Descriptors lie among what is read-only once it is relocated: nobody writes them, and on pages of their own they
-/// cost every process two faults more. The body puts `22:` behind its commit; `23:` is the end. Labels from 25 on are free for what stands in and around it.
+/// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
+/// its signature, both outside the hot code. Descriptors lie in the section that is read-only after
+/// relocation: they are never written, and pages of their own would cost two more faults. The body
+/// has `22:` behind its commit; `23:` is the end. Labels from 25 on are free for the body and its
+/// surroundings.
 ///
-/// The abort exit unwinds as if the sequence had called it without a return address on the stack:
-/// the frame of the exit begins at the stack pointer, and its return address is the start of the
-/// sequence, whose function has its own unwind information. The distance to that start lies in an
-/// instruction that nothing executes, at the start of the 32 bytes of each exit. The bytes of
-/// `.cfi_escape` are `DW_CFA_val_expression` for `rip`: round `rip` down to a multiple of 32, and
-/// add the eight bytes that lie two bytes behind.
+/// The abort exit unwinds as if the sequence had called it without a return address on the stack.
+/// The exit's frame begins at the stack pointer. Its return address is the start of the sequence,
+/// whose function has its own unwind information. The distance to that start lies in an instruction
+/// that is never executed, at the start of each exit's 32 bytes. The bytes of `.cfi_escape` are
+/// `DW_CFA_val_expression` for `rip`: round `rip` down to a multiple of 32, and add the eight bytes
+/// that lie two bytes behind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {
@@ -182,14 +207,14 @@ macro_rules! critical {
 }
 
 /// Unwind information for code from `start` to `end` that lies outside its function, in the
-/// function's section: what lies there unwinds as if it had been called from as far behind `like`,
-/// without a return address on the stack. From `like` on the function has as much code, with the
-/// stack pointer as it is in that code.
+/// function's section. The code unwinds as if it had been called from an equal distance behind
+/// `like`, without a return address on the stack. From `like` on the function has as much code,
+/// with the same stack pointer.
 ///
-/// An assembler adds nothing to the unwind information of a function that it is within, but for
-/// code in another section. So this is a record of `.eh_frame` with its own head. In its
-/// instructions: the frame begins at `rsp` (`DW_CFA_def_cfa`), and the return address is `rip` and
-/// the distance (`DW_CFA_val_expression` of `DW_OP_breg16`, `DW_OP_const2s` and `DW_OP_plus`).
+/// An assembler extends the unwind information of a function only with code in another section.
+/// Therefore this is a record of `.eh_frame` with its own head. In its instructions, the frame
+/// begins at `rsp` (`DW_CFA_def_cfa`). The return address is `rip` plus the distance
+/// (`DW_CFA_val_expression` of `DW_OP_breg16`, `DW_OP_const2s` and `DW_OP_plus`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! unwinds_like {
@@ -217,8 +242,9 @@ macro_rules! unwinds_like {
     };
 }
 
-/// The same with the way from the CPU id to the region, whose address is in `t` when the body starts; `look` is at the id, in `t`, and changes no
-/// other register of the body's but what it says. `first` is [`Table::FIRST`], or what is that of another table.
+/// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
+/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id; it
+/// changes only registers that it names. `first` is the table's [`Table::FIRST`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sequence {
@@ -233,9 +259,9 @@ macro_rules! sequence {
     };
 }
 
-/// Takes the topmost object, `value`, of the stack at `place`; null where there is none. `look` is at the object before it is taken, and refuses null;
-/// `then` is done with it.
-/// `place`, `offset`, `t` and `next` change.
+/// Pops the topmost object of the stack at `place` into `value`; null if there is none. `look`
+/// checks the object before the commit, and refuses null. `then` runs after the commit. Changes
+/// `place`, `offset`, `t` and `next`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
@@ -257,7 +283,8 @@ macro_rules! pop_sequence {
     };
 }
 
-/// Puts `value` on the stack at `place` if the low 16 bits of the CPU's id are those of `home`, or on the one behind that. `place`, `home` and `t` change.
+/// Pushes `value` on the stack at `place` if the low 16 bits of the CPU's id equal `home`,
+/// otherwise on the next stack behind it. Changes `place`, `home` and `t`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! push_sequence {
@@ -282,15 +309,17 @@ mod words;
 pub use leaving::{Left, enter, leave};
 pub use words::{Counted, add, alter, count, count_one};
 
-/// Takes the topmost pointer of this CPU's stack at `place` (in bytes from the start of a region); null if that
-/// was refused or aborted.
+/// Pops the topmost pointer of this CPU's stack at `place` (bytes from the start of a region). Null
+/// if the pop was refused or aborted.
 ///
 /// # Safety
-/// The table is as described there, with [`registered_offset`] and regions that have stacks at `place`, and these stay mapped.
+/// * The table holds [`registered_offset`], and a region for each entry, as [`Table`] describes.
+/// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     let value: *mut u8;
-    // SAFETY: as the caller promises; the only store is the commit, into the head of a stack of this CPU.
+    // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
+    // commit, into the head of a stack of this CPU.
     unsafe {
         asm!(
             pop_sequence!(),
@@ -303,13 +332,15 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
     value
 }
 
-/// Puts `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are `home`, on any other CPU on the stack behind that.
+/// Pushes `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are
+/// `home`; otherwise on the next stack behind it.
 ///
 /// # Safety
-/// As for [`pop`].
+/// As for [`pop`], with a second stack behind the one at `place`.
 #[inline(always)]
 pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Outcome {
-    // SAFETY: as the caller promises; the cell at the head is nobody's until the commit.
+    // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
+    // to the cell at the head, which no thread reads until the commit.
     unsafe {
         asm!(
             push_sequence!(),
@@ -324,8 +355,9 @@ pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Ou
     Outcome::Committed
 }
 
-/// One attempt of a sequence that moves several pointers, or none, at `place`: its body from the region's address in `t` to the commit, and the
-/// operands of its own. It leaves for `refused` before that.
+/// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
+/// the region's address in `t` to the commit, and its operands. The body jumps to `refused` before
+/// the commit.
 macro_rules! attempt {
     ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
         asm!(
@@ -341,13 +373,15 @@ macro_rules! attempt {
     }};
 }
 
-/// Takes the topmost `to.len()` pointers off this CPU's stack at `place`, in the order they lie there; all or none.
+/// Pops the topmost `to.len()` pointers of this CPU's stack at `place`, all or none. They keep the
+/// order in which they lie in the stack.
 ///
 /// # Safety
 /// As for [`pop`].
 #[inline]
 pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outcome {
-    // SAFETY: as the caller promises; the copies go to the caller's own memory and count only after the commit.
+    // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
+    // for them, and count only after the commit.
     unsafe {
         attempt!(
             table, place:
@@ -365,13 +399,14 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
     }
 }
 
-/// Puts all of `from` on top of this CPU's stack at `place`; all or none.
+/// Pushes all pointers of `from` on this CPU's stack at `place`, all or none.
 ///
 /// # Safety
 /// As for [`pop`]; no pointer is null.
 #[inline]
 pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcome {
-    // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
     unsafe {
         attempt!(
             table, place:
@@ -387,14 +422,15 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
     }
 }
 
-/// Puts `count` pointers on top of this CPU's stack at `place`: `value`, and each `step` bytes behind the one before; all or
-/// none.
+/// Pushes `count` pointers on this CPU's stack at `place`, all or none: `value`, and each further
+/// one `step` bytes behind the one before.
 ///
 /// # Safety
 /// As for [`pop`]; there is at least one pointer, and none is null.
 #[inline]
 pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
-    // SAFETY: as the caller promises; the cells from the head on are nobody's until the commit.
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
     unsafe {
         attempt!(
             table, place:
@@ -415,14 +451,15 @@ pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step
     }
 }
 
-/// Raises the capacity of this CPU's stack at `place` to `capacity`, unless it has as much, or the region's first word is 0:
-/// that marks the one region that nobody may write to.
+/// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refused
+/// if the region's first word is 0, which marks the region that must not be written.
 ///
 /// # Safety
-/// As for [`pop`]; the region has that many cells.
+/// As for [`pop`]; the region has that many cells for the stack.
 #[inline]
 pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
-    // SAFETY: as the caller promises; the only store is the commit.
+    // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
+    // stack's `end`.
     unsafe {
         attempt!(
             table, place:
@@ -461,10 +498,10 @@ mod tests {
 
     const FULL: usize = size_of::<u64>();
     const STACK: usize = FULL + size_of::<Stack>();
-    /// No CPU.
+    /// A value of `home` that no CPU of this machine has.
     const ELSEWHERE: u16 = u16::MAX;
 
-    /// A table whose every entry is one region, so that it does not matter which CPU the test is on.
+    /// Creates a table in which one region serves every entry, so the test may run on any CPU.
     fn table(capacity: usize) -> Option<(Box<Table>, Box<Region>)> {
         let offset = registered_offset()?;
         let null = || AtomicPtr::new(core::ptr::null_mut());
@@ -489,13 +526,13 @@ mod tests {
         Some((table, region))
     }
 
-    /// Tries until it is not aborted. A pop that is aborted answers as one that is refused: several in a row are not chance.
+    /// Repeats an attempt until it is not aborted. (A pop cannot tell an abort from a refusal.)
     fn settled(mut attempt: impl FnMut() -> Outcome) -> Outcome {
         core::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
     }
 
     unsafe fn settled_pop(table: &Table) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises a valid table with a stack at `STACK`.
         (0..100).map(|_| unsafe { pop(table, STACK) }).find(|value| !value.is_null()).unwrap_or_default()
     }
 
@@ -505,14 +542,15 @@ mod tests {
 
     /// Pushes from a CPU that is not the object's home.
     unsafe fn push_guest(table: &Table, value: usize) -> Outcome {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises a valid table with stacks at `FULL` and behind it.
         settled(|| unsafe { push(table, FULL, ELSEWHERE, pointer(value)) })
     }
 
     #[test]
     fn a_stack_is_last_in_first_out_and_bounded() {
         let Some((table, region)) = table(4) else { return };
-        // SAFETY: the table and its one region live to the end of the test, and only this thread uses them.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         unsafe {
             for value in 1..=4 {
                 assert_eq!(push_guest(&table, value), Outcome::Committed);
@@ -530,20 +568,21 @@ mod tests {
     fn an_object_goes_to_the_first_stack_at_home_and_to_the_second_elsewhere() {
         let Some((table, region)) = table(4) else { return };
         let home = pin();
-        // SAFETY: as above.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         unsafe {
             assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), Outcome::Refused);
             assert_eq!(push_guest(&table, 2), Outcome::Committed);
-            // The second stack as the first: there is room at home, and behind it nothing is touched.
+            // With the second stack's place, home has room, and no cell behind it is touched.
             assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), Outcome::Committed);
             assert_eq!([settled_pop(&table), settled_pop(&table)], [3, 2].map(pointer));
         }
         assert_eq!((region.before, region.after), (7, 7));
     }
 
-    /// Keeps this thread on the CPU it is on.
+    /// Pins this thread to its current CPU, and returns the CPU.
     fn pin() -> u16 {
-        // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+        // SAFETY: a zeroed set of CPUs is valid, and the calls only read or write it.
         unsafe {
             let cpu = libc::sched_getcpu();
             let mut set: libc::cpu_set_t = core::mem::zeroed();
@@ -558,7 +597,8 @@ mod tests {
         let Some((table, region)) = table(4) else { return };
         let three = [1, 2, 3].map(pointer);
         let mut taken = [pointer(0); 2];
-        // SAFETY: as above.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         unsafe {
             assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Committed);
             assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Refused);
@@ -573,7 +613,8 @@ mod tests {
     #[test]
     fn a_progression_goes_up_or_down_and_together() {
         let Some((table, region)) = table(4) else { return };
-        // SAFETY: as above.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         unsafe {
             let progression =
                 |first, step, count| settled(|| push_progression(&table, STACK, pointer(first), step, count));
@@ -588,13 +629,15 @@ mod tests {
         assert_eq!((region.before, region.after), (7, 7));
     }
 
-    /// Many threads on all CPUs, each push and pop interrupted or not: what is in the stacks is what was put there and not taken. Until each sequence that
-    /// moves several was interrupted, which the fences see to.
+    /// Eight threads push and pop on all CPUs, interrupted by fences: the stacks hold exactly the
+    /// pointers that were pushed and not popped. Runs until each operation on several pointers was
+    /// interrupted.
     #[test]
     fn no_object_is_lost_between_threads() {
         const CELLS: usize = 64;
         let Some(offset) = registered_offset() else { return };
-        // A region: a word, the stack at `FULL` without room, the one behind it, null, and its cells.
+        // A region: one word, the stack at `FULL` without room, the next stack, null, and its
+        // cells.
         let stack = STACK / size_of::<usize>();
         let length = stack + 4 + CELLS;
         let mut memory = vec![0_usize; crate::topology::nameable() * length];
@@ -602,12 +645,12 @@ mod tests {
         table.offset.store(offset, Ordering::Relaxed);
         for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
             let cells = region[stack + 4..].as_ptr().expose_provenance();
-            region[0] = 1; // It may be written to.
+            region[0] = 1; // The region is writable.
             region[stack..stack + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
             entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
         }
         let aborted = [(); 4].map(|()| AtomicU32::new(0));
-        // How many pointers one of those moved.
+        // Number of pointers that an attempt moved.
         let moved = |which: usize, outcome: Outcome, count: isize| {
             aborted[which].fetch_add(u32::from(outcome == Outcome::Aborted), Ordering::Relaxed);
             if outcome == Outcome::Committed { count } else { 0 }
@@ -617,7 +660,8 @@ mod tests {
         let work = || {
             let mut left = 0_isize;
             for round in 0..50_000_000_u32 {
-                // SAFETY: the table has a region for each CPU; the stacks are changed by such calls alone.
+                // SAFETY: the table has a region for each CPU, which lives to the end of the test.
+                // Only these calls change the stacks.
                 unsafe {
                     left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
                     left -= isize::from(!pop(&table, STACK).is_null());
@@ -637,7 +681,7 @@ mod tests {
         };
         let left: isize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
-            // Each interrupts whoever runs elsewhere.
+            // Each fence interrupts the threads that run on other CPUs.
             while threads.iter().any(|thread| !thread.is_finished()) {
                 let _ = crate::fence::all();
             }
@@ -652,10 +696,12 @@ mod tests {
     fn a_stack_refuses_beyond_its_capacity_which_only_grows() {
         let Some((table, mut region)) = table(0) else { return };
         region.writable = 0;
-        // SAFETY: as above.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), Outcome::Refused);
         region.writable = 1;
-        // SAFETY: as above.
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
         unsafe {
             assert_eq!(push_guest(&table, 1), Outcome::Refused);
             assert_eq!(settled(|| widen(&table, STACK, 1)), Outcome::Committed);

@@ -1,11 +1,10 @@
-//! Work on a stack of its own, for what is rare and needs more than the few kilobytes that a caller
-//! may have.
+//! Runs rare work on a separate stack, if it needs more than the few kilobytes that a caller may
+//! have.
 //!
-//! Sits between `mmap` and what is done once, or a few times a second, from within calls of a
-//! program's: those may come from a coroutine with a small stack. Each stack is mapped for one
-//! piece of work and unmapped behind it, so there is no lock, and a piece of work may begin
-//! another. Below it lies a page without access. A debugger and a profiler find the way back to the
-//! caller: the frame that stands between has a frame pointer.
+//! Such work runs from within calls of a program, once or a few times a second. The calls may come
+//! from a coroutine with a small stack. Each stack is mapped for one piece of work and unmapped
+//! afterwards. So there is no lock, and work may nest. Below the stack lies a guard without access.
+//! Debuggers and profilers find the caller: the frame between has a frame pointer.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
@@ -13,11 +12,10 @@ use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// Bytes of a stack. Pages that are not touched cost nothing; a signal handler of the program's may
-/// run on it.
+/// Bytes of a stack. Untouched pages cost nothing. A signal handler of the program may run on it.
 pub const BYTES: usize = 256 << 10;
 
-/// The page without access, and some more.
+/// Bytes without access below a stack.
 const GUARD: usize = 64 << 10;
 
 /// A mapped stack.
@@ -26,11 +24,11 @@ struct Stack(*mut c_void);
 impl Stack {
     fn map() -> Option<Stack> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::STACK;
-        // SAFETY: a new mapping, where the kernel likes.
+        // SAFETY: without an address the kernel chooses a free range.
         let base = unsafe { mmap_anonymous(null_mut(), GUARD + BYTES, ProtFlags::empty(), flags) }.ok()?;
         let stack = Stack(base);
         let usable = base.wrapping_byte_add(GUARD);
-        // SAFETY: a part of the mapping above, which nothing uses yet.
+        // SAFETY: the range is a part of the mapping above, which no code uses yet.
         unsafe { mprotect(usable, BYTES, MprotectFlags::READ | MprotectFlags::WRITE) }.ok()?;
         Some(stack)
     }
@@ -42,24 +40,24 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and the work on it is done.
+        // SAFETY: this value owns the mapping, and the work on it is done.
         let _ = unsafe { munmap(self.0, GUARD + BYTES) };
     }
 }
 
-/// What goes from one stack to the other.
+/// Work and result, passed from one stack to the other.
 struct Errand<F, R> {
     work: Option<F>,
     answer: MaybeUninit<R>,
 }
 
-/// Does the work on a stack of its own, and answers what that does; `None` where none can be
-/// mapped, and nothing was done.
+/// Runs `work` on a separate stack and returns its result. `None` if no stack can be mapped; the
+/// work did not run then.
 ///
-/// The work must not end otherwise than by returning, and calls no function of a program's that
-/// might.
+/// The work must end by returning, and must call no function of the program that might end
+/// otherwise.
 pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
-    // Miri knows no assembly.
+    // Miri does not run assembly.
     if cfg!(miri) { Some(work()) } else { do_apart(work) }
 }
 
@@ -67,8 +65,8 @@ pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
 fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
     let stack = Stack::map()?;
     let mut errand = Errand { work: Some(work), answer: MaybeUninit::uninit() };
-    // SAFETY: the stack is mapped, and as large as it says; `run` is of the errand's types, and
-    // leaves an answer.
+    // SAFETY: the stack has `BYTES` bytes below `top`. `run` has the errand's types, and writes its
+    // answer before it returns.
     unsafe {
         switch(stack.top(), run::<F, R>, (&raw mut errand).cast());
         Some(errand.answer.assume_init())
@@ -80,18 +78,19 @@ fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
 /// # Safety
 /// `errand` is an [`Errand`] of these types, whose work has not been done.
 unsafe extern "C" fn run<F: FnOnce() -> R, R>(errand: *mut u8) {
-    // SAFETY: as the caller promises; its owner waits.
+    // SAFETY: the caller promises an errand of these types. Its owner waits in `do_apart`, so this
+    // is the only reference.
     let errand = unsafe { &mut *errand.cast::<Errand<F, R>>() };
     if let Some(work) = errand.work.take() {
         errand.answer.write(work());
     }
 }
 
-/// Calls a function with the stack pointer at `top`, and comes back with the caller's.
+/// Calls a function with the stack pointer at `top`, and restores the caller's.
 ///
 /// # Safety
-/// Below `top`, a multiple of 16, there is as much memory as the function needs; the function takes
-/// `argument`.
+/// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
+/// accepts `argument`.
 #[unsafe(naked)]
 unsafe extern "C" fn switch(top: *mut u8, function: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
     naked_asm!(

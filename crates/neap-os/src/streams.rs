@@ -1,9 +1,16 @@
-//! The lock of the C library's list of streams, which its `fork` takes when the handlers have run.
+//! The lock of the C library's list of streams, which its `fork` takes after the fork handlers.
 //!
-//! Sits between fork handlers and stdio, for who keeps others from allocating from a handler on: 1. A thread reads a line, and has the stream's lock. 2. Another
-//! flushes all streams: it has the list's lock, and waits for the stream's. 3. A third forks: allocations wait for it from its handler on, and it waits for the
-//! list's. 4. The first needs a longer buffer, and waits for the third. With the list's lock taken first the third is still before its handler. The
-//! lock counts how often its thread has taken it. C libraries that have no such lock under these names are left alone.
+//! A fork handler that keeps other threads from allocating must take this lock first. Otherwise:
+//!
+//! | reader | flusher | forking thread |
+//! |---|---|---|
+//! | 1. locks a stream | | |
+//! | | 2. locks the list, waits for the stream | |
+//! | | | 3. stops allocations, waits for the list |
+//! | 4. needs a longer buffer, waits for the forking thread | | |
+//!
+//! With the list's lock taken first, the forking thread waits before it stops allocations. The lock
+//! is recursive. In C libraries without these functions, all calls do nothing.
 
 use crate::rseq::weak_variable;
 
@@ -11,23 +18,23 @@ macro_rules! call {
     ($name:literal) => {
         let function = weak_variable!($name, "");
         if function != 0 {
-            // SAFETY: glibc's function of this name takes nothing and answers nothing.
+            // SAFETY: glibc's functions of these names take no argument and return nothing.
             unsafe { core::mem::transmute::<usize, extern "C" fn()>(function)() };
         }
     };
 }
 
-/// Takes it, once more where the thread has it. Waits for who flushes all streams, as `fork` does.
+/// Takes the lock; it is recursive. Waits for a thread that flushes all streams, as `fork` does.
 pub fn lock() {
     call!("_IO_list_lock");
 }
 
-/// Takes one [`lock`] back.
+/// Undoes one [`lock`].
 pub fn unlock() {
     call!("_IO_list_unlock");
 }
 
-/// In a forked child: nobody has it, which `fork` has seen to already where there were several threads.
+/// Resets the lock in a forked child. `fork` has done so already if the parent had several threads.
 pub fn forget() {
     call!("_IO_list_resetlock");
 }

@@ -1,7 +1,7 @@
-//! The system calls that rustix does not wrap, made directly.
+//! Direct system calls, for those that rustix does not wrap.
 //!
-//! Sits between this crate's modules and the kernel. Goes around the C library on purpose: its `syscall` writes
-//! `errno`, which `free` has to keep. Never retries and never interprets an answer.
+//! The C library's `syscall` is not used, since it writes `errno`, which `free` must preserve.
+//! Never retries and never interprets a result.
 
 use crate::Errno;
 use core::arch::asm;
@@ -11,12 +11,10 @@ pub(crate) const GETRANDOM: usize = linux_raw_sys::general::__NR_getrandom as us
 pub(crate) const PROCESS_MADVISE: usize = linux_raw_sys::general::__NR_process_madvise as usize;
 pub(crate) const PROCESS_VM_WRITEV: usize = linux_raw_sys::general::__NR_process_vm_writev as usize;
 
-/// Makes one system call with up to five arguments.
-///
-/// # Safety
-/// The caller owes whatever the call numbered `number` asks of its arguments.
+/// The arguments meet the requirements of the call numbered `number`.
 pub(crate) unsafe fn syscall5(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Result<usize, Errno> {
-    // SAFETY: as the caller promises; a call of five arguments does not look at a sixth.
+    // SAFETY: the caller meets the call's requirements. A call of five arguments does not read a
+    // sixth.
     unsafe { syscall6(number, a, b, c, d, e, 0) }
 }
 
@@ -35,7 +33,8 @@ pub(crate) unsafe fn syscall6(
     f: usize,
 ) -> Result<usize, Errno> {
     let answer: isize;
-    // SAFETY: the x86-64 system call convention: number in rax, arguments in rdi rsi rdx r10 r8 r9, rcx and r11 clobbered.
+    // SAFETY: the caller meets the call's requirements. The x86-64 convention: number in rax,
+    // arguments in rdi, rsi, rdx, r10, r8 and r9; rcx and r11 are clobbered.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
             in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));

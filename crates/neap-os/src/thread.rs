@@ -1,6 +1,6 @@
-//! Threads: what this one is, how many there are, and which CPUs they run on.
+//! Threads: this thread's identity, the number of threads, and the CPUs that they run on.
 //!
-//! Sits between the C library, the kernel and `/proc/self` and the layers that ask. Takes no lock.
+//! Asks the C library, the kernel and `/proc/self`. Takes no lock.
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -13,19 +13,19 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
 global_asm!(".weak __libc_single_threaded"); // The C library has it from 2.32 on.
 
-/// Where this thread's control block is: a number of its own, not 0.
+/// Address of this thread's control block, which identifies the thread; never 0.
 #[inline]
 pub fn pointer() -> usize {
     let pointer: usize;
-    // SAFETY: the first word of a thread's control block is its own address.
+    // SAFETY: on x86-64 the first word of a thread's control block is its own address.
     unsafe {
         core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
     };
     pointer
 }
 
-/// A small number that stands for this thread, for spreading threads where nobody says which CPU they are on. The kernel
-/// would, for the price of a system call.
+/// A number below 65536 that is derived from this thread, to spread threads without a CPU id. A
+/// system call for the CPU would cost more.
 #[inline]
 pub fn number() -> usize {
     // Fibonacci hashing: control blocks lie at multiples of large powers of two.
@@ -37,9 +37,9 @@ pub fn yield_now() {
     rustix::thread::sched_yield();
 }
 
-/// Sleeps about so many nanoseconds; a signal may end it early.
+/// Sleeps for about `nanoseconds`; a signal may end the sleep early.
 pub fn sleep(nanoseconds: u64) {
-    // Nobody changes the word and nobody wakes.
+    // The word is local, so no thread changes it or wakes the sleeper.
     crate::futex::wait(&core::sync::atomic::AtomicU32::new(0), 0, Some(nanoseconds), crate::futex::Scope::Process);
 }
 
@@ -54,14 +54,15 @@ pub fn is_process(id: u32) -> bool {
     id.is_some_and(|id| rustix::process::test_kill_process(id) != Err(Errno::SRCH))
 }
 
-/// How many threads this process has; `None` without `/proc`.
+/// Number of threads of this process; `None` without `/proc`.
 pub fn count() -> Option<usize> {
-    // A directory has two links of its own and one per entry: `/proc/PID/task` one per thread.
+    // A directory has two links of its own and one per entry. `/proc/PID/task` has one entry per
+    // thread.
     let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink as usize;
     links.checked_sub(2).filter(|&threads| threads > 0)
 }
 
-/// Whether any thread of this process is on one of `cpus`, or was when it last ran; `None` without `/proc`.
+/// Whether any thread of this process runs, or last ran, on one of `cpus`; `None` without `/proc`.
 pub fn any_on(cpus: &CpuSet) -> Option<bool> {
     const TASKS: &CStr = c"/proc/self/task";
     let folder = rustix::fs::openat(CWD, TASKS, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -77,9 +78,9 @@ pub fn any_on(cpus: &CpuSet) -> Option<bool> {
     Some(false)
 }
 
-/// The CPU that a thread is on, or was when it last ran; `None` for one that has ended.
+/// The CPU that a thread runs or last ran on; `None` if the thread has ended.
 fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
-    /// Where it stands in `stat`, counted from behind the name, which may contain anything.
+    /// Index of the CPU in `stat`, counted from behind the name, which may contain anything.
     const FIELD: usize = 36;
     let mut path = [0; 48];
     let mut length = 0;
@@ -94,7 +95,7 @@ fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
     core::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// The CPUs that the calling thread may run on; none where the kernel does not say.
+/// The CPUs that the calling thread may run on; empty if the kernel does not say.
 pub fn allowed() -> CpuSet {
     let mut cpus = CpuSet::EMPTY;
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
@@ -104,13 +105,13 @@ pub fn allowed() -> CpuSet {
     cpus
 }
 
-/// Whether the process has no thread but this one, as far as the C library knows. A thread of the
-/// bare system call does not count. `false` where the C library does not say.
+/// Whether this is the process's only thread, as far as the C library knows. Threads of the bare
+/// system call do not count. `false` if the C library does not say.
 pub fn is_alone() -> bool {
     weak_variable!("__libc_single_threaded", "movzx {0:e}, byte ptr [{0}]") != 0
 }
 
-/// The bytes of a thread's name, and how many they are.
+/// The bytes of a thread's name, and its length.
 pub type Name = ([u8; 16], usize);
 
 /// The calling thread's name.
@@ -118,7 +119,7 @@ pub fn own_name() -> Name {
     let mut name = [0; 16];
     let number = linux_raw_sys::general::__NR_prctl as usize;
     let option = linux_raw_sys::prctl::PR_GET_NAME as usize;
-    // SAFETY: the kernel writes 16 bytes there at most.
+    // SAFETY: the kernel writes at most 16 bytes, the buffer's length.
     let answer = unsafe { crate::syscall::syscall5(number, option, name.as_mut_ptr().expose_provenance(), 0, 0, 0) };
     let length = if answer.is_ok() { name.iter().position(|&byte| byte == 0).unwrap_or(name.len()) } else { 0 };
     (name, length)
@@ -129,10 +130,10 @@ pub fn id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Whether a thread of this process has an id.
+/// Whether this process has a thread with the id `id`.
 pub fn exists(id: u32) -> bool {
     let number = linux_raw_sys::general::__NR_tgkill as usize;
-    // SAFETY: signal 0 is none; the kernel only looks.
+    // SAFETY: the call has no pointers; signal 0 is never sent.
     let answer = unsafe { crate::syscall::syscall5(number, process_id() as usize, id as usize, 0, 0, 0) };
     answer != Err(crate::Errno::SRCH)
 }

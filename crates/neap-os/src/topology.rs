@@ -1,14 +1,14 @@
-//! Which CPUs and nodes the machine has.
+//! The machine's CPUs, from `/sys/devices/system`.
 //!
-//! Sits between `/sys/devices/system` and the tables that have one entry per CPU. CPU ids may be sparse and more may be
-//! possible than online, so tables are sized by the highest possible id. Where `/sys` is not readable the answer is one
-//! CPU more than the highest that this thread may run on. Reads files at start-up only; keeps nothing.
+//! CPU ids may be sparse, and more may be possible than online. Tables with one entry per CPU are
+//! therefore sized by the highest possible id. Without a readable `/sys`, all CPUs up to the
+//! highest that this thread may run on count. Files are read at start-up only; no state is kept.
 
 use crate::cpuset;
 use crate::environment::read_file;
 use core::ffi::CStr;
 
-/// The most CPUs that neap keeps tables for; threads on higher ids take the shared paths.
+/// Maximum number of CPUs in neap's tables. Threads on higher ids use the shared paths.
 pub const MAX_CPUS: usize = 1024;
 
 /// A set of CPU ids below [`MAX_CPUS`].
@@ -21,19 +21,19 @@ impl CpuSet {
     /// A set without members.
     pub const EMPTY: CpuSet = CpuSet { words: [0; MAX_CPUS / 64] };
 
-    /// Puts `cpu` into the set; ids from [`MAX_CPUS`] on are left out.
+    /// Adds `cpu`; ids from [`MAX_CPUS`] on are ignored.
     pub fn insert(&mut self, cpu: usize) {
         if let Some(word) = self.words.get_mut(cpu / 64) {
             *word |= 1 << (cpu % 64);
         }
     }
 
-    /// Puts all of `more` into the set.
+    /// Adds all CPUs of `more`.
     pub fn insert_all(&mut self, more: &CpuSet) {
         self.words.iter_mut().zip(more.words).for_each(|(word, more)| *word |= more);
     }
 
-    /// Takes `cpu` out of the set.
+    /// Removes `cpu`.
     pub fn remove(&mut self, cpu: usize) {
         if let Some(word) = self.words.get_mut(cpu / 64) {
             *word &= !(1 << (cpu % 64));
@@ -45,7 +45,7 @@ impl CpuSet {
         self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
-    /// Leaves only what is in `other`, too.
+    /// Removes the CPUs that are not in `other`.
     pub fn intersect(&mut self, other: &CpuSet) {
         self.words.iter_mut().zip(other.words).for_each(|(word, other)| *word &= other);
     }
@@ -68,18 +68,18 @@ impl CpuSet {
         &mut self.words
     }
 
-    /// How many CPUs are in the set.
+    /// Number of CPUs in the set.
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The highest id in the set.
+    /// The highest id in the set; `None` if it is empty.
     pub fn last(&self) -> Option<usize> {
         let word = self.words.iter().rposition(|&word| word != 0)?;
         Some(word * 64 + 63 - self.words[word].leading_zeros() as usize)
     }
 
-    /// The set that the kernel's list `text` names; `None` where it is not such a list.
+    /// Parses the kernel's list `text`; `None` if it is not a list.
     pub fn parse(text: &[u8]) -> Option<CpuSet> {
         let mut set = CpuSet::EMPTY;
         let parsed = cpuset::parse(text, |low, high| {
@@ -90,7 +90,10 @@ impl CpuSet {
         parsed.ok().map(|()| set)
     }
 
-    /// Out of line: its buffer is on the stack of a process's first `malloc`, once and not for each file.
+    /// Reads and parses a file.
+    ///
+    /// Out of line: its buffer lies on the stack of a process's first `malloc`, once and not for
+    /// each file.
     #[inline(never)]
     fn read(path: &CStr) -> Option<CpuSet> {
         let mut text = [0; 4096];
@@ -98,13 +101,13 @@ impl CpuSet {
     }
 }
 
-/// What is known of the machine's CPUs.
+/// The machine's CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Topology {
-    /// CPUs that may ever come online.
+    /// CPUs that may come online.
     pub possible: CpuSet,
-    /// CPUs that the administrator took out of the scheduler's hands (`isolcpus`, `nohz_full`), or the user by an option:
-    /// never fenced, never interrupted.
+    /// CPUs that the administrator removed from general scheduling (`isolcpus`, `nohz_full`), or
+    /// that the user named by an option. They are never fenced and never interrupted.
     pub isolated: CpuSet,
 }
 
@@ -119,26 +122,26 @@ impl Topology {
         Topology { possible: possible.unwrap_or_else(allowed), isolated }
     }
 
-    /// Entries that a table with one per CPU needs.
+    /// Length of a table with one entry per CPU.
     pub fn table_length(&self) -> usize {
         self.possible.last().map_or(1, |last| last + 1)
     }
 }
 
-/// How many CPU ids the kernel could ever hand out: no thread is on a CPU with an id as high as that. Asked of the
-/// scheduler, which answers even where `/sys` is missing.
+/// Upper bound of the kernel's CPU ids: each thread's CPU id is below it. Asks the scheduler, which
+/// answers even without `/sys`.
 pub fn nameable() -> usize {
     // Room for the largest kernels: 8192 CPUs.
     let mut mask = [0_u64; 128];
     let number = linux_raw_sys::general::__NR_sched_getaffinity as usize;
-    // SAFETY: the kernel writes at most as many bytes as it is told there are.
+    // SAFETY: the kernel writes at most the mask's length, which it is told.
     let bytes =
         unsafe { crate::syscall::syscall5(number, 0, size_of_val(&mask), mask.as_mut_ptr().expose_provenance(), 0, 0) };
-    // It answers the size of its own masks, which has a bit for every id.
+    // The kernel returns the size of its own masks, which have a bit for every id.
     bytes.map_or(8192, |bytes| bytes * 8)
 }
 
-/// The CPUs up to the highest that this thread may run on.
+/// All CPUs up to the highest that this thread may run on.
 fn allowed() -> CpuSet {
     let mut set = CpuSet::EMPTY;
     let mask = rustix::thread::sched_getaffinity(None);

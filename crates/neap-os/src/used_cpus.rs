@@ -1,8 +1,8 @@
-//! Which CPUs something was ever used on.
+//! The set of CPUs on which a structure was used.
 //!
-//! State with one part per CPU is made when a thread first uses it on that CPU. A set of these CPUs lets walks over all
-//! such parts skip those that do not exist: they cost nothing, and stay without memory. Takes no lock. CPUs are never
-//! taken out, since a part stays once it was made.
+//! Per-CPU state is made when a thread first uses it on a CPU. With this set, walks over the state
+//! skip CPUs without any, and their memory stays untouched. Takes no lock. CPUs are never removed,
+//! since state stays once it was made.
 
 use crate::topology::{CpuSet, MAX_CPUS};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +19,11 @@ impl UsedCpus {
         UsedCpus { words: [const { AtomicU64::new(0) }; MAX_CPUS / 64] }
     }
 
-    /// Adds `cpu`; ids from [`MAX_CPUS`] on are left out.
+    /// Adds `cpu`; ids from [`MAX_CPUS`] on are ignored.
     pub fn insert(&self, cpu: usize) {
         if let Some(word) = self.words.get(cpu / 64) {
-            // Release pairs with the Acquire loads below: who finds the CPU finds the part that was made for it.
+            // Release pairs with the Acquire loads below: a thread that finds the CPU finds its
+            // state.
             word.fetch_or(1 << (cpu % 64), Ordering::Release);
         }
     }
@@ -34,7 +35,7 @@ impl UsedCpus {
         self.words.get(cpu / 64).is_some_and(|word| word.load(Ordering::Acquire) >> (cpu % 64) & 1 == 1)
     }
 
-    /// The set at this moment.
+    /// A copy of the set at this moment.
     pub fn now(&self) -> CpuSet {
         let mut set = CpuSet::EMPTY;
         // Acquire pairs with the Release in `insert`.

@@ -1,18 +1,19 @@
-//! The kernel's function for the time, which is no system call.
+//! Finds the kernel's function for the time, which is not a system call.
 //!
-//! The kernel maps a small shared object, the vDSO, into every process, and names its address at
-//! the start. This module finds `__vdso_clock_gettime` in the object's symbols. It does not go by
-//! way of the C library's `clock_gettime`: a program may have one of its own, which may allocate.
-//! valgrind hides the object; there is no function then.
+//! The kernel maps a small shared object, the vDSO, into every process, and passes its address at
+//! the start. This module finds `__vdso_clock_gettime` in the object's symbols. It does not use the
+//! C library's `clock_gettime`: a program may define its own, which may allocate. valgrind hides
+//! the object, so there is no function then.
 //!
 //! # Invariants
-//! The object is the kernel's, stays mapped where it is, and is a valid shared object of this
+//!
+//! The object is the kernel's, stays mapped at its address, and is a valid shared object of this
 //! machine's word size.
 
 use core::ffi::CStr;
 use core::mem::size_of;
 
-/// `clock_gettime` as the vDSO has it: 0, or an error.
+/// Type of the vDSO's `clock_gettime`: returns 0 or an error.
 pub(crate) type ClockGettime = unsafe extern "C" fn(i32, *mut [u64; 2]) -> i32;
 
 const PT_LOAD: u32 = 1;
@@ -27,7 +28,7 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 #[derive(Clone, Copy)]
 struct Object(usize);
 
-/// The parts of a symbol, in their order in the file.
+/// A symbol, with the fields in their order in the file.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -39,12 +40,10 @@ struct Symbol {
 }
 
 impl Object {
-    /// Reads a number at an address of the object's.
-    ///
-    /// # Safety
-    /// There is a `T` at the address.
+    /// Reads a number at an address in the object.
     unsafe fn read<T: Copy>(at: usize) -> T {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises a `T` at the address; an unaligned read has no other
+        // requirement.
         unsafe { core::ptr::with_exposed_provenance::<T>(at).read_unaligned() }
     }
 
@@ -54,9 +53,9 @@ impl Object {
     /// # Safety
     /// A valid object is mapped there.
     unsafe fn loaded(self) -> Option<(usize, usize)> {
-        // SAFETY: the header of a 64-bit object has these fields: where its program headers begin,
-        // how long one is, and how many there are. A program header begins with its kind; its
-        // offset in the file is at 8, and its address at 16.
+        // SAFETY: the caller promises a valid object. Its header has these fields: the offset of
+        // the program headers at 32, their length at 54, their number at 56. A program header
+        // begins with its kind; its offset in the file is at 8, and its address at 16.
         unsafe {
             let (first, length, count) = (
                 Object::read::<usize>(self.0 + 32),
@@ -76,13 +75,10 @@ impl Object {
         }
     }
 
-    /// The address of a function; `None` if there is none of that name.
-    ///
-    /// # Safety
-    /// A valid object is mapped there, which stays.
+    /// The address of a function; `None` if no function has that name.
     unsafe fn function(self, name: &CStr) -> Option<usize> {
-        // SAFETY: the dynamic section is pairs of a tag and an address up to an empty tag; the
-        // tables that it names are there.
+        // SAFETY: the caller promises a valid object. Its dynamic section is pairs of a tag and an
+        // address up to an empty tag. The tables that it names are mapped.
         unsafe {
             let (base, mut entry) = self.loaded()?;
             let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
@@ -100,7 +96,7 @@ impl Object {
             }
             let (symbols, names) = (symbols?, names?);
             let count = match (hash, gnu_hash) {
-                // The second number is how many chains there are: one for each symbol.
+                // The second number is the number of chains: one for each symbol.
                 (Some(hash), _) => Object::read::<u32>(hash + 4),
                 (None, Some(hash)) => Object::count(hash),
                 (None, None) => return None,
@@ -116,14 +112,11 @@ impl Object {
         }
     }
 
-    /// How many symbols there are, by the object's GNU hash table.
-    ///
-    /// # Safety
-    /// `hash` is such a table.
+    /// Number of symbols, from the object's GNU hash table.
     unsafe fn count(hash: usize) -> u32 {
-        // SAFETY: the table is four numbers, words of a filter, a bucket for each chain, and the
-        // chains: the first symbol of a chain is in its bucket, and the last one is odd in the
-        // chains.
+        // SAFETY: the caller promises such a table: four numbers, the filter's words, a bucket for
+        // each chain, and the chains. A chain's first symbol is in its bucket, and its last one is
+        // odd in the chains.
         unsafe {
             let [buckets, first, words] = [0, 4, 8].map(|at| Object::read::<u32>(hash + at));
             let start = hash + 16 + words as usize * size_of::<usize>();
@@ -138,16 +131,16 @@ impl Object {
     }
 }
 
-/// Finds the kernel's function; `None` where there is none.
+/// Finds the kernel's function; `None` if there is none.
 pub(crate) fn find() -> Option<ClockGettime> {
     // SAFETY: getauxval has no preconditions.
     let address = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
     if address == 0 {
         return None;
     }
-    // SAFETY: the kernel has mapped a valid object there, which stays.
+    // SAFETY: the kernel has mapped a valid object at this address, which stays.
     let function = unsafe { Object(address).function(c"__vdso_clock_gettime") }?;
-    // SAFETY: the kernel gives the function of this name this type.
+    // SAFETY: the kernel's function of this name has this type.
     Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })
 }
 

@@ -1,20 +1,20 @@
-//! One line of text to standard error, without allocation, and the end of the process.
+//! Writes one line to standard error without allocating, and ends the process.
 //!
-//! Sits between a fatal finding and the person who reads it. Formats into a buffer on the stack, so that a line goes out
-//! by one write and lines of two threads do not mix. Signal-safe. Never returns an error: there is nobody to tell.
+//! Formats into a buffer on the stack. A line is one write, so lines of two threads do not mix.
+//! Signal-safe. Errors of the write are ignored, since they cannot be reported.
 
 use core::fmt::{self, Write};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 
-/// A line of at most 512 bytes; what does not fit is cut off.
+/// A line of at most 512 bytes; longer text is cut off.
 pub struct Line {
     bytes: [u8; 512],
     length: usize,
 }
 
 impl Line {
-    /// An empty line.
+    /// Creates an empty line.
     pub const fn new() -> Line {
         Line { bytes: [0; 512], length: 0 }
     }
@@ -48,15 +48,16 @@ pub fn say(message: fmt::Arguments<'_>) {
     line.length = line.length.min(line.bytes.len() - 1);
     line.bytes[line.length] = b'\n';
     line.length += 1;
-    // Not by rustix's function for it, which is safe or unsafe as a feature says that another crate may switch on.
-    // SAFETY: descriptor 2 is only borrowed for this call; where it is closed the write fails and nothing happens.
+    // rustix's own function is safe or unsafe depending on a feature that another crate may enable.
+    // SAFETY: descriptor 2 is only borrowed for this call. If it is closed, the write fails.
     let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
     let _ = rustix::io::write(error, line.as_bytes());
 }
 
-/// The same in a process that goes on: only where it neither waits for who reads that, nor ends because nobody does.
+/// Writes a message as [`say`] does, unless that would block or raise SIGPIPE. For a process that
+/// goes on.
 pub fn say_if_heard(message: fmt::Arguments<'_>) {
-    // SAFETY: as above.
+    // SAFETY: descriptor 2 is only borrowed for this call. If it is closed, `poll` reports it.
     let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
     let mut asked = [PollFd::new(&error, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -65,27 +66,30 @@ pub fn say_if_heard(message: fmt::Arguments<'_>) {
     }
 }
 
-/// Says the message, then ends the process with an exit status; runs none of the program's handlers.
+/// Writes the message, then ends the process with an exit status. Runs no handler of the program.
 pub fn stop(status: i32, message: fmt::Arguments<'_>) -> ! {
     say(message);
     let number = linux_raw_sys::general::__NR_exit_group as usize;
-    // SAFETY: ends all threads at once.
+    // SAFETY: the call has no pointers and ends all threads.
     let _ = unsafe { crate::syscall::syscall5(number, status as usize, 0, 0, 0, 0) };
-    // SAFETY: a sandbox that refuses the call comes this far; an undefined instruction ends the process in any case.
+    // SAFETY: reached only if a sandbox refuses the call. An undefined instruction ends the
+    // process.
     unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }
 
 const SIGABRT: usize = 6;
 
-/// Says the message, then ends the process by SIGABRT.
+/// Writes the message, then ends the process by SIGABRT.
 pub fn die(message: fmt::Arguments<'_>) -> ! {
     say(message);
-    // The C library's abort takes a lock that a crashing thread may hold; a signal to this very thread does not.
+    // The C library's abort takes a lock that a crashing thread may hold. A signal to this thread
+    // does not.
     let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
     let (process, thread) = (process.as_raw_pid() as usize, thread.as_raw_pid() as usize);
     let number = linux_raw_sys::general::__NR_tgkill as usize;
-    // SAFETY: a signal to oneself; what it does is the program's to say.
+    // SAFETY: the call has no pointers; the signal goes to this thread.
     let _ = unsafe { crate::syscall::syscall5(number, process, thread, SIGABRT, 0, 0) };
-    // SAFETY: a program that ignores or blocks SIGABRT comes this far; an undefined instruction ends it in any case.
+    // SAFETY: reached only if the program ignores, blocks or handles SIGABRT. An undefined
+    // instruction ends the process.
     unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }

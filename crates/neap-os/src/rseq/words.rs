@@ -1,24 +1,27 @@
-//! Restartable sequences on per-CPU words: additions, and changes of a word that is looked at first.
+//! Restartable sequences on per-CPU words: additions, unconditional or after a check of the word.
 //!
-//! Sits beside the sequences on stacks, whose rules and macros it shares, below counters, references, RCU's readers and the stocks of memory groups.
-//! Takes no lock, never retries. Signal-safe.
+//! The rules and macros are those of the sequences on stacks. The users are counters, references,
+//! RCU's readers and the stocks of memory groups. Takes no lock, never retries. Signal-safe.
 
 use super::Outcome;
 use core::arch::asm;
 use core::sync::atomic::AtomicPtr;
 
-/// Adds `value` to this CPU's word of per-CPU data. Answers whether it happened: not if the thread was interrupted or has no CPU
-/// id, its CPU has no word, or there are none for anybody.
+/// Adds `value` to this CPU's word of per-CPU data. Returns whether the addition took effect. It
+/// did not if the thread was interrupted or has no CPU id, the CPU has no word, or there is no
+/// table.
 ///
-/// `offsets` points to where the address of a table lies: a word's offset from `base` for each of `cpus` CPUs, and `usize::MAX`
-/// for one that has none. It is read inside the sequence, so who replaces it by 0 and then fences knows that no word changes
-/// any more.
+/// `offsets` points to the address of a table, or to 0. The table has for each of `cpus` CPUs a
+/// word's offset from `base`; `usize::MAX` means that the CPU has none. The address is read inside
+/// the sequence. After a thread has replaced it by 0 and fenced all CPUs, no word changes any more.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
+/// `offset` is [`registered_offset`](super::registered_offset); `offsets` is as described. Only
+/// this function changes the words.
 #[inline(always)]
 pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
+    // commit, into this CPU's word.
     unsafe {
         asm!(
             critical!(
@@ -44,25 +47,27 @@ pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize
     true
 }
 
-/// How [`count`] ended.
+/// Result of [`count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
-    /// The word has none of the mask's bits.
+    /// The word was changed, and has none of the mask's bits.
     Within,
-    /// It was added to, and has some.
+    /// The word was changed, and has some of the mask's bits.
     Beyond,
-    /// Nothing happened.
+    /// Nothing changed.
     Refused,
 }
 
-/// Adds `value` to this CPU's word, like [`add`], for counters, which do nothing else most of the time: the table lies at
-/// `offsets` and has an offset for every CPU, and of what the word is then only its bits in `mask` are looked at.
+/// Adds `value` to this CPU's word, for counters, and checks the new value against `mask`. Differs
+/// from
+/// [`add`]: the table lies at `offsets` itself, and has an offset for every CPU.
 ///
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
 pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
+    // commit, into this CPU's word.
     unsafe {
         asm!(
             critical!(
@@ -89,13 +94,14 @@ pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, val
     Counted::Within
 }
 
-/// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region) if the word, less the bits of
-/// `tag`, is at least `low` and at most `low + span`: a word is a tag and a number below it, and a word with another tag is
-/// larger than any number.
+/// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region), if
+/// its number is in bounds. A word is a tag and a number below it. The word `xor` `tag` must be at
+/// least `low` and at most `low + span`. A word with another tag exceeds every such bound.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`], and `regions` as in a [`Table`](super::Table) from CPU 0 on, with words instead of stacks: `place` is that of a word, which
-/// where nothing may be written is larger than any number under every tag.
+/// `offset` is [`registered_offset`](super::registered_offset). `regions` is laid out as in a
+/// [`Table`](super::Table) from CPU 0 on, with words instead of stacks, and `place` is that of a
+/// word. In a region that must not be written, the word exceeds every bound under every tag.
 #[inline(always)]
 pub unsafe fn alter(
     offset: isize,
@@ -106,7 +112,8 @@ pub unsafe fn alter(
     span: u64,
     delta: u64,
 ) -> Outcome {
-    // SAFETY: as the caller promises; the only store is the commit, into a word of this CPU.
+    // SAFETY: the caller promises regions with a word at `place`. The only store is the commit,
+    // into a word of this CPU that the checks have admitted.
     unsafe {
         asm!(
             sequence!(
@@ -132,14 +139,15 @@ pub unsafe fn alter(
     Outcome::Committed
 }
 
-/// Adds one to the word number `word` of this CPU's, for readers of RCU: `table` has for each of `cpus` CPUs where its words
-/// begin, and 0 for one that has none. Answers whether it happened.
+/// Adds one to word number `word` of this CPU, for readers of RCU. `table` has for each of `cpus`
+/// CPUs the address of its words; 0: the CPU has none. Returns whether the addition took effect.
 ///
 /// # Safety
-/// As for [`add`].
+/// As for [`add`], with `table` as described here.
 #[inline(always)]
 pub unsafe fn count_one(offset: isize, table: usize, cpus: usize, word: usize) -> bool {
-    // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
+    // SAFETY: the caller promises a valid table, whose addresses lead to words. The only store is
+    // the commit, into this CPU's word.
     unsafe {
         asm!(
             critical!(
@@ -176,7 +184,8 @@ mod tests {
         // Every CPU's word is the second one, or none.
         let tables = [vec![8_usize; 1024], vec![usize::MAX; 1024]];
         let add = |table: usize, cpus: usize, value: i64| {
-            // SAFETY: the table has an entry for each CPU, and leads to the words; only this thread uses them.
+            // SAFETY: the table has an entry for each CPU, and leads to the words; only this thread
+            // uses them.
             unsafe { add(offset, &raw const table, cpus, words.as_ptr().addr(), value) }
         };
         let mut sum = 0;
@@ -190,9 +199,10 @@ mod tests {
             assert!(!add(tables[0].as_ptr().addr(), 0, 1), "no CPU");
             assert!(!add(tables[1].as_ptr().addr(), 1024, 1), "no word");
         }
-        // The same word as the first one behind an address, for every CPU or for none.
+        // Every CPU's address is that of the second word, or none.
         let addresses = [vec![words[1].as_ptr().addr(); 1024], vec![0; 1024]];
-        // SAFETY: as above.
+        // SAFETY: the tables have an entry for each CPU, and lead to a word; only this thread uses
+        // it.
         let one = |table: usize, cpus| unsafe { count_one(offset, addresses[table].as_ptr().addr(), cpus, 0) };
         assert!((0..100).any(|_| one(0, 1024)) && (0..100).all(|_| !one(1, 1024) && !one(0, 0)));
         assert_eq!(words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>(), [0, sum + 1, 0]);
@@ -204,7 +214,8 @@ mod tests {
         let word = core::sync::atomic::AtomicI64::new(0);
         let table = vec![0_usize; 1024];
         let count = |cpus: usize, value: i64| {
-            // SAFETY: the table has an entry for each CPU, and leads to the word; only this thread uses it.
+            // SAFETY: the table has an entry for each CPU, and leads to the word; only this thread
+            // uses it.
             unsafe { super::count(offset, table.as_ptr().addr(), cpus, (&raw const word).addr(), value, !7) }
         };
         let settled = |value| (0..100).map(|_| count(1024, value)).find(|counted| *counted != Counted::Refused);
@@ -215,7 +226,8 @@ mod tests {
         assert_eq!((count(0, 1), word.load(Ordering::Relaxed)), (Counted::Refused, 0));
     }
 
-    /// Many threads on all CPUs, each add interrupted or not: the words are exactly what was answered.
+    /// Eight threads add on all CPUs, interrupted by fences: the words' sum equals the reported
+    /// additions.
     #[test]
     fn no_add_is_lost_between_threads() {
         let Some(offset) = registered_offset() else { return };
@@ -226,16 +238,18 @@ mod tests {
         let places: Vec<usize> = (0..cpus).map(|cpu| base + cpu * 64).collect();
         let places = places.as_ptr().addr();
         let work = || {
-            // SAFETY: as above; the words are changed by such adds alone.
+            // SAFETY: the table has an entry for each CPU, which leads to a word. Only such
+            // additions change it.
             let one = |_: &_| unsafe { add(offset, &raw const table, cpus, base, 1) };
-            // SAFETY: as above.
+            // SAFETY: the table has an address for each CPU, which leads to words. Only such
+            // additions change them.
             let another = |_: &_| unsafe { count_one(offset, places, cpus, 1) };
             (0..5_000_000).filter(one).count() + (0..5_000_000).filter(another).count()
         };
         let _ = crate::fence::register();
         let answered: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
-            // Each interrupts whoever runs elsewhere.
+            // Each fence interrupts the threads that run on other CPUs.
             while threads.iter().any(|thread| !thread.is_finished()) {
                 let _ = crate::fence::all();
             }
@@ -246,7 +260,8 @@ mod tests {
         assert!(answered > 40_000_000, "most adds are not interrupted");
     }
 
-    /// Many threads take from and give to tagged words, interrupted or not: what is in the words is what was given and not taken.
+    /// Eight threads add to and subtract from tagged words: the words' sum equals the reported
+    /// changes.
     #[test]
     fn a_word_is_altered_under_its_own_tag_alone_and_within_bounds() {
         const TAG: u64 = 5 << 20;
@@ -257,7 +272,7 @@ mod tests {
             words.chunks(8).map(|line| AtomicPtr::new(line.as_ptr().cast_mut().cast::<u8>())).collect();
         let regions = regions.as_mut_ptr().expose_provenance();
         let alter = |tag: u64, low: u64, span: u64, delta: u64| {
-            // SAFETY: the table has a line for each CPU; the words are changed by such calls alone.
+            // SAFETY: the table has a line for each CPU; only such calls change the words.
             unsafe { alter(offset, core::ptr::with_exposed_provenance(regions), 3, tag, low, span, delta) }
         };
         let give = |n: u64| alter(TAG, 0, MOST - n, n);
