@@ -11,8 +11,9 @@
 //! or signalled before, the kernel continues it at the abort exit, and nothing has happened.
 //!
 //! ```text
-//! Table { offset, regions } -> pointer of this CPU -> region: writable | head, bottom, end | head, bottom, end | ... and cells
-//!                                                                      ^ at the stack's place
+//! Table { offset, regions } -> pointer of this CPU -> region
+//! region: writable | head, bottom, end | head, bottom, end | ... and cells
+//!                    ^ at the stack's place
 //! ```
 //!
 //! # Invariants
