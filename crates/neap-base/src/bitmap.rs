@@ -1,7 +1,8 @@
 //! Bits in 64-bit words: set, clear, count and find, by range.
 //!
-//! Sits between plain memory and the chunk map, the backed map and the slabs. Pure functions over `&[u64]`; whoever
-//! holds the lock over the words calls them. Out-of-range arguments are the caller's bug and are met by slice checks.
+//! Pure functions over `&[u64]`, used by the chunk map, the backed map and the slabs. The caller
+//! holds the lock that protects the words. An out-of-range argument is the caller's bug; the slice
+//! checks panic.
 
 /// Whether `bit` is set.
 #[inline]
@@ -9,7 +10,7 @@ pub fn get(words: &[u64], bit: usize) -> bool {
     words[bit / 64] >> (bit % 64) & 1 == 1
 }
 
-/// Sets `bit`; answers whether it was set before.
+/// Sets `bit`; returns whether it was set before.
 #[inline]
 pub fn set(words: &mut [u64], bit: usize) -> bool {
     let (word, mask) = (&mut words[bit / 64], 1 << (bit % 64));
@@ -18,7 +19,7 @@ pub fn set(words: &mut [u64], bit: usize) -> bool {
     before
 }
 
-/// Clears `bit`; answers whether it was set before.
+/// Clears `bit`; returns whether it was set before.
 #[inline]
 pub fn clear(words: &mut [u64], bit: usize) -> bool {
     let (word, mask) = (&mut words[bit / 64], 1 << (bit % 64));
@@ -53,7 +54,7 @@ pub fn clear_range(words: &mut [u64], start: usize, end: usize) {
     masks(start, end, |word, mask| words[word] &= !mask);
 }
 
-/// How many bits of `start..end` are set.
+/// Number of set bits in `start..end`.
 pub fn count_range(words: &[u64], start: usize, end: usize) -> usize {
     let mut count = 0;
     masks(start, end, |word, mask| count += (words[word] & mask).count_ones() as usize);

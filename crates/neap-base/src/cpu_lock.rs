@@ -1,9 +1,10 @@
-//! The CPU lock, Atomic kind: one compare-and-swap, never a wait.
+//! The CPU lock of per-CPU state: one compare-and-swap, never a wait.
 //!
-//! Sits between per-CPU state (page lists; the object slots where restartable sequences are missing) and the two sides
-//! that want it: the thread on that CPU, and anybody who drains it. Both try; whoever finds the lock taken goes another
-//! way (the shared path, or "skipped"). The CPU id is a hint, the lock is the truth. A holder only detaches what it
-//! wants, splices it out, and unlocks; it never sleeps and makes no system call while it holds one.
+//! It protects page lists, and object stacks where restartable sequences are missing. Two sides
+//! take it: the thread on that CPU, and any thread that drains the CPU. Both only try. A thread
+//! that finds the lock taken uses the shared path, or counts a skip. The CPU id is a hint; the lock
+//! decides. A holder detaches objects or pages, and unlocks. It never sleeps and makes no system
+//! call.
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
@@ -22,49 +23,51 @@ unsafe impl<T: Send> Sync for CpuLock<T> {}
 
 impl<T> CpuLock<T> {
     constructor! {
-        /// A free lock around `value`.
+        /// Creates a free lock around `value`.
         pub fn new(value: T) -> CpuLock<T> {
             CpuLock { held: AtomicU32::new(0), value: UnsafeCell::new(value) }
         }
     }
 
-    /// Takes the lock if it is free: from the CPU itself or from any other.
+    /// Takes the lock if it is free. May be called on the CPU itself and on any other.
     #[inline]
     pub fn try_lock(&self) -> Option<CpuGuard<'_, T>> {
-        // Acquire pairs with the Release in CpuGuard::drop: what the last holder wrote is visible.
+        // Acquire pairs with the Release in CpuGuard::drop: the last holder's stores are visible.
         let taken = self.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok().then(|| CpuGuard { lock: self })
     }
 
-    /// The value, without taking the lock.
+    /// Returns a copy of the value without taking the lock.
     ///
     /// # Safety
-    /// Nobody holds the lock, and nobody takes it meanwhile.
+    /// No thread holds the lock except the caller by a forgotten guard, and no thread takes it
+    /// meanwhile.
     pub unsafe fn peek(&self) -> T
     where
         T: Copy,
     {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that no other thread holds the lock or takes it, so the value
+        // does not change.
         self.value.with_mut(|value| unsafe { *value })
     }
 
-    /// Takes the lock without a look at it: for measuring what the look costs.
+    /// Returns a guard without taking the lock, to measure the cost of taking it.
     ///
     /// # Safety
-    /// Nobody holds the lock, and nobody takes it before the guard is dropped.
+    /// No thread holds the lock, and no thread takes it before the guard is dropped.
     pub unsafe fn assume(&self) -> CpuGuard<'_, T> {
         CpuGuard { lock: self }
     }
 
-    /// Gives the lock back whose guard was forgotten.
+    /// Frees a lock whose guard was forgotten.
     ///
     /// # Safety
-    /// The caller, or the process that forked it, took the lock and has forgotten the guard.
+    /// The caller, or the process that forked it, took the lock and forgot the guard.
     pub unsafe fn unlock(&self) {
         drop(CpuGuard { lock: self });
     }
 
-    /// Takes the lock, at most `tries` times; a remote side's bounded wait.
+    /// Takes the lock in at most `tries` attempts: the bounded wait of a thread on another CPU.
     pub fn lock_bounded(&self, tries: u32) -> Option<CpuGuard<'_, T>> {
         (0..tries).find_map(|_| {
             let guard = self.try_lock();
@@ -76,7 +79,7 @@ impl<T> CpuLock<T> {
     }
 }
 
-/// The right to reach one CPU's value; gives the lock back when dropped.
+/// Access to a CPU's value; frees the lock when dropped.
 #[derive(Debug)]
 pub struct CpuGuard<'a, T> {
     lock: &'a CpuLock<T>,
@@ -87,7 +90,8 @@ impl<T> Deref for CpuGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard stands for the held lock, so nobody else reaches the value.
+        // SAFETY: the guard exists only while the lock is held, so no other thread accesses the
+        // value.
         self.lock.value.with_mut(|value| unsafe { &*value })
     }
 }
@@ -95,7 +99,7 @@ impl<T> Deref for CpuGuard<'_, T> {
 impl<T> DerefMut for CpuGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the guard itself is borrowed exclusively.
+        // SAFETY: the guard exists only while the lock is held, and is itself borrowed exclusively.
         self.lock.value.with_mut(|value| unsafe { &mut *value })
     }
 }
@@ -121,7 +125,7 @@ mod tests {
         drop(guard);
         core::mem::forget(lock.lock_bounded(1).unwrap());
         assert!(lock.try_lock().is_none());
-        // SAFETY: taken and forgotten above.
+        // SAFETY: this thread took the lock above, and forgot the guard.
         unsafe { lock.unlock() };
         assert_eq!(*lock.lock_bounded(1).unwrap(), 2);
     }

@@ -1,21 +1,26 @@
-//! The fork gate: who is inside the allocator's cold paths, and a way to keep everybody out for a moment.
+//! The fork gate: counts threads in slow paths, and lets `fork` keep all threads out for a moment.
 //!
-//! Sits between the public entry points of the facade and `fork`. A cold path holds objects and pages in its registers
-//! that are in no structure; a child forked at that moment would lose them, and inherit held mutexes. So every cold path
-//! passes the gate (but for what is done under a lock that fork takes, too), and fork closes it and waits until nobody is inside: then all mutexes are free and everything is in
-//! its place. One mechanism instead of taking every mutex in order; it costs a cold path two locked instructions on a
-//! cache line of its own CPU.
+//! # Design
 //!
-//! Closers queue before it, so it is also what makes one fork wait for another: the C library's own lock does not (since
-//! glibc 2.36 it is dropped around each handler).
+//! A slow path holds objects and pages in registers that are in no structure. A child forked at
+//! that moment would lose them, and inherit held mutexes. Therefore every slow path enters the
+//! gate, except for work under a lock that fork takes, too. `fork` closes the gate and waits until
+//! no thread is inside. Then all mutexes are free, and every object and page is in a structure.
+//! Entering and leaving cost one locked instruction each, on a cache line that is selected by the
+//! CPU.
 //!
-//! Never nested: only entry points pass it, and a signal handler that interrupts one and allocates, which none may, or forks: then the closer is inside
-//! itself. A word of each thread's own says where it is counted, and how often, so the closer knows whom it would wait for in vain, and a child which count is its own.
+//! Closers queue, so the gate also makes one fork wait for another. The C library's own lock does
+//! not: glibc 2.36 and later drop it around each handler.
 //!
-//! A child that the bare system call `clone` made has run no fork handler: it finds the counts of
-//! its parent's threads, and a gate that one of these has closed. Before anything waits, it
-//! compares the number of its process with that of the last one that did, and forgets threads that
-//! it does not have.
+//! Only entry points enter the gate, so sections do not nest. Exception: a signal handler that
+//! forks or, against the rules, allocates while its thread is inside. A thread's own word holds the
+//! counter that it is counted in, and how often. From it, a closer subtracts its own count, and a
+//! child keeps the count of its only thread.
+//!
+//! A child of the bare system call `clone` has run no fork handler. It finds the counts of its
+//! parent's threads, and possibly a gate that one of them closed. Before a thread waits, it
+//! therefore compares the number of its process with that of the last process that waited. If they
+//! differ, it resets the counts of threads that it does not have.
 
 use crate::constructor;
 use crate::sync::{
@@ -25,41 +30,41 @@ use core::marker::PhantomData;
 use crossbeam_utils::CachePadded;
 
 const OPEN: u32 = 0;
-/// Nobody is inside.
+/// Closed, and no thread is inside.
 const CLOSED: u32 = 1;
-/// Closed, and somebody is still inside, or may be.
+/// Closed, and a thread is or may be inside.
 const CLOSED_IN_VAIN: u32 = 2;
 
-/// Counters that threads are spread over, by CPU.
+/// Counters, over which threads are spread by CPU.
 const LANES: usize = 16;
-/// Where a lane lies leaves these bits of a thread's word for how often it is counted there.
+/// Mask of the low bits of a thread's word, zero in a lane's address. They hold the thread's depth.
 const DEPTH: usize = align_of::<CachePadded<AtomicU32>>() - 1;
 
 /// A gate: open from the start.
 #[derive(Debug)]
 pub struct Gate {
     closed: AtomicU32,
-    /// Who closed it: [`me`](crate::sync::me).
+    /// The thread that closed the gate, as [`me`](crate::sync::me) names it.
     closer: AtomicUsize,
-    /// How often the closer has closed it again; nobody else looks.
+    /// How often the closer closed the gate again. Only the closer uses it.
     again: AtomicU32,
-    /// Threads that are inside and are about to close it.
+    /// Threads that are inside and are closing the gate.
     stuck: AtomicU32,
-    /// The process whose threads are counted; 0: none has been told. No part of what is explored: a
-    /// model is one process.
+    /// The process whose threads are counted; 0: not known yet. A plain atomic, since a model is
+    /// one process and has nothing to explore here.
     process: core::sync::atomic::AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
 
 impl Gate {
     constructor! {
-        /// An open gate with nobody inside.
+        /// Creates an open gate with no thread inside.
         pub fn new() -> Gate {
             Gate { closed: AtomicU32::new(OPEN), closer: AtomicUsize::new(0), again: AtomicU32::new(0), stuck: AtomicU32::new(0), process: core::sync::atomic::AtomicU32::new(0), inside: lanes() }
         }
     }
 
-    /// Goes in; waits while the gate is closed. `cpu` only spreads threads over counters.
+    /// Enters the gate; waits while it is closed. `cpu` selects the counter and may be any number.
     #[inline]
     pub fn enter(&self, cpu: usize) -> Inside<'_> {
         loop {
@@ -73,14 +78,13 @@ impl Gate {
         }
     }
 
-    /// Says that the counts are of this process's threads. In a child that was not made by `fork`
-    /// they are not: it forgets them, and opens a gate that a thread of its parent's has closed.
-    /// Where it has several threads by then, nothing says which counts are theirs, and waiting is
-    /// in vain from then on.
+    /// Declares that the counts are those of this process's threads. A child that was made without
+    /// `fork` resets them, and opens a gate that a thread of its parent closed. If the child has
+    /// several threads by then, their counts cannot be told apart, and [`Gate::is_wait_vain`] stays
+    /// `true`.
     pub fn adopt(&self) {
         let own = process();
-        // Relaxed: a child finds what its parent had, and of several threads of its own one
-        // forgets.
+        // Relaxed: a child sees its parent's value, and of several threads one sees the old value.
         let before = self.process.swap(own, Ordering::Relaxed);
         if before == own || before == 0 {
             return;
@@ -95,12 +99,12 @@ impl Gate {
         }
     }
 
-    /// Goes in, unless the gate is closed.
+    /// Enters the gate, unless it is closed.
     pub fn try_enter(&self, cpu: usize) -> Option<Inside<'_>> {
         self.attempt(cpu).ok()
     }
 
-    /// Goes in, or answers how the gate is closed.
+    /// Enters the gate, or returns how it is closed.
     #[inline(always)]
     fn attempt(&self, cpu: usize) -> Result<Inside<'_>, u32> {
         let before = inside();
@@ -108,17 +112,24 @@ impl Gate {
             None => (&self.inside[cpu % LANES], 0),
             Some(own) => own,
         };
-        // Before the count: a signal handler that forks in between takes the thread for one that is inside.
+        // Before the count: a signal handler that forks in between takes this thread for one
+        // inside.
         set_inside(core::ptr::from_ref(lane).addr() | (depth + 1));
-        // All four accesses are SeqCst, so either the closer sees this thread inside or this thread sees the gate closed:
-        // 1. A counts itself, B closes. 2. A reads `closed`, B reads the counters.
+        // SeqCst on the accesses of both sides: either the closer sees this thread inside, or this
+        // thread sees the gate closed.
+        //
+        // | this thread | closer |
+        // |---|---|
+        // | 1. adds to the counter | 1. closes `closed` |
+        // | 2. loads `closed` | 2. loads the counters |
         lane.fetch_add(1, Ordering::SeqCst); // Pairs with the load in `close`.
         model_fence();
-        // SeqCst pairs with the exchange in `close_in_vain`, and as an Acquire with the Release in `open`.
+        // SeqCst pairs with the exchange in `close_in_vain`, and as an Acquire with the Release in
+        // `open`.
         let closed = self.closed.load(Ordering::SeqCst);
         let inside = Inside { lane, before, thread: PhantomData };
-        // The closer itself passes: a fork handler of the program's that allocates, run between ours and the fork. And so does who is inside already, whom
-        // the closer waits for.
+        // The closer passes: a later fork handler of the program may allocate. A thread that is
+        // inside already passes, too, since the closer waits for it.
         if closed == OPEN || depth > 0 || self.closer.load(Ordering::Relaxed) == me() {
             Ok(inside)
         } else {
@@ -126,26 +137,30 @@ impl Gate {
         }
     }
 
-    /// Where this thread is counted, and how often; `None`: it is not inside.
+    /// The counter of this thread and its depth there; `None`: the thread is not inside.
     fn own_lane(&self) -> Option<(&CachePadded<AtomicU32>, usize)> {
         let word = inside();
         let own = |lane: &&CachePadded<AtomicU32>| core::ptr::from_ref(*lane).addr() == word & !DEPTH;
         if word == 0 { None } else { self.inside.iter().find(own).map(|lane| (lane, word & DEPTH)) }
     }
 
-    /// Whether this thread is inside: a signal handler asks, which has interrupted a cold path.
+    /// Whether this thread is inside. A signal handler asks, since it may have interrupted a slow
+    /// path.
     pub fn is_inside(&self) -> bool {
         self.own_lane().is_some()
     }
 
-    /// Closes the gate and waits until nobody is inside but this thread itself, as long as there is `patience`, which is asked after each look in vain. Answers
-    /// whether nobody is; the gate is closed either way. Closers queue: where the gate is closed already, this first
-    /// waits until it is open again.
+    /// Closes the gate and waits until no other thread is inside, as long as `patience` returns
+    /// `true`. `patience` is called after each unsuccessful check. If the gate is closed already,
+    /// waits first until it is open. Returns whether no thread is inside, this one included; the
+    /// gate is closed either way.
     pub fn close(&self, mut patience: impl FnMut() -> bool) -> bool {
-        // Again where a signal handler has forked meanwhile, and this is its child, which has opened the gate.
+        // Repeats if a signal handler forked meanwhile and this is its child, which has opened the
+        // gate.
         while !self.is_closed_by_me() {
             self.close_in_vain();
-            // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in Inside::drop.
+            // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in
+            // Inside::drop.
             while self.lanes_and_own().any(|(lane, own)| lane.load(Ordering::SeqCst) > own) {
                 if !patience() {
                     return false;
@@ -154,33 +169,39 @@ impl Gate {
         }
         let is_empty = !self.is_inside();
         if is_empty {
-            // Not before, so that a signal handler which forks meanwhile finds no more than there is. Relaxed: for this thread and its child.
+            // Not earlier: a signal handler that forks meanwhile must not find the gate marked as
+            // empty.
+            // Relaxed: read by this thread and its child only.
             self.closed.store(CLOSED, Ordering::Relaxed);
         }
         is_empty
     }
 
-    /// Runs `close`, which is to close the gate, by a thread that may be inside: who closes it at the same moment would wait for that thread, and it for that one.
+    /// Runs `close`, which closes the gate, for a thread that may be inside. Other closers learn
+    /// that waiting for this thread is in vain: it waits for them.
     pub fn close_by<R>(&self, close: impl FnOnce() -> R) -> R {
         if !self.is_inside() {
             return close();
         }
-        // Relaxed: whoever waits looks again.
+        // Relaxed: a waiting closer checks again.
         self.stuck.fetch_add(1, Ordering::Relaxed);
         let answer = close();
         self.stuck.fetch_sub(1, Ordering::Relaxed);
         answer
     }
 
-    /// Whether waiting for those inside may be in vain: this thread is one of them, or another one is about to close the gate.
+    /// Whether waiting for the threads inside may be in vain: this thread is one of them, or
+    /// another one inside is closing the gate.
     pub fn is_wait_vain(&self) -> bool {
         self.is_inside() || self.stuck.load(Ordering::Relaxed) > 0
     }
 
-    /// Closes the gate, whoever is inside.
+    /// Closes the gate without waiting for the threads inside. Waits until an earlier closer opens
+    /// it.
     pub fn close_in_vain(&self) {
         self.adopt();
-        // SeqCst pairs with the load in `attempt`; as an Acquire with the Release in `open` of the last closer.
+        // SeqCst pairs with the load in `attempt`; as an Acquire with the Release in `open` of the
+        // last closer.
         while let Err(closed) = self.closed.compare_exchange(OPEN, CLOSED_IN_VAIN, Ordering::SeqCst, Ordering::Relaxed)
         {
             wait(&self.closed, closed);
@@ -189,15 +210,16 @@ impl Gate {
         model_fence();
     }
 
-    /// Every counter, and how much of it is this thread.
+    /// Every counter with the part of it that is this thread's.
     fn lanes_and_own(&self) -> impl Iterator<Item = (&CachePadded<AtomicU32>, u32)> {
         let own = self.own_lane();
         let part = move |lane| own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
         self.inside.iter().map(move |lane| (lane, part(lane)))
     }
 
-    /// Waits until whoever is inside has come out, whether others go in or not: until every counter was seen at zero once, in at most `looks` looks with
-    /// `pause` in between. Answers whether anybody was there at first. For who is outside.
+    /// Waits until the threads inside at the call have left. Further threads may enter meanwhile.
+    /// Each counter must be seen at zero once, in at most `looks` checks with `pause` in between.
+    /// Returns whether any thread was inside at first. The caller must be outside.
     pub fn outwait(&self, looks: u32, mut pause: impl FnMut()) -> bool {
         let mut left = [true; LANES];
         for look in 0..looks {
@@ -213,22 +235,24 @@ impl Gate {
         true
     }
 
-    /// Whether somebody wants everybody out: those inside for long look at this.
+    /// Whether the gate is closed. Long operations inside check this, to leave early.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) != OPEN
     }
 
-    /// The same for who may be the closer, which nobody waits for.
+    /// Whether a thread other than the caller has closed the gate. The closer does not wait for
+    /// itself.
     pub fn is_closed_to_me(&self) -> bool {
         self.is_closed() && !self.is_closed_by_me()
     }
 
-    /// Whether the caller has closed it.
+    /// Whether this thread has closed the gate.
     pub fn is_closed_by_me(&self) -> bool {
         self.is_closed() && self.closer.load(Ordering::Relaxed) == me()
     }
 
-    /// Closes it once more where it is the caller's already: a signal handler that forks has interrupted a fork. `false`: it is not.
+    /// Closes the gate once more if this thread has closed it: a signal handler that forks has
+    /// interrupted a fork. `false`: this thread has not closed it.
     pub fn close_again(&self) -> bool {
         let is_mine = self.is_closed_by_me();
         if is_mine {
@@ -237,33 +261,35 @@ impl Gate {
         is_mine
     }
 
-    /// Takes back the last [`Gate::close_again`]; `false` if there is none.
+    /// Undoes one [`Gate::close_again`]; `false` if there is none.
     pub fn open_again(&self) -> bool {
         let again = self.again.load(Ordering::Relaxed);
         self.again.store(again.saturating_sub(1), Ordering::Relaxed);
         again > 0
     }
 
-    /// Takes all of them back: in a child, which may stay in the signal handler for good.
+    /// Undoes every [`Gate::close_again`], in a child, which may never leave the signal handler.
     pub fn forget_again(&self) {
         self.again.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the gate is closed and nobody was inside when it was.
+    /// Whether the gate is closed and no thread was inside then.
     pub fn is_empty(&self) -> bool {
         self.closed.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// In a forked child, where only the closer is left: takes back the counts of threads that do not exist here. Some may have been inside, and whoever finds the
-    /// gate closed has counted itself first, and the fork may have come in between. The closer's own stays: it comes out in the child as well. (Where a signal
-    /// handler forks that has come between a thread's word and its count, that may be one too many.)
+    /// Resets the counts of threads that do not exist in a forked child, where only the closer is
+    /// left. Such a thread was inside, or had counted itself before it found the gate closed. The
+    /// closer's own count stays, since it leaves in the child as well. If a signal handler forks
+    /// between the store to its thread's word and the count, the kept count may be one too high.
     pub fn forget_others(&self) {
         self.lanes_and_own().for_each(|(lane, own)| _ = lane.fetch_min(own, Ordering::Relaxed));
         self.stuck.store(0, Ordering::Relaxed);
         self.process.store(process(), Ordering::Relaxed);
     }
 
-    /// Opens the gate again and wakes who waits before it. By the closer, or by its copy in a forked child.
+    /// Opens the gate and wakes the threads that wait. Called by the closer, or by its copy in a
+    /// child.
     pub fn open(&self) {
         self.closer.store(0, Ordering::Relaxed);
         self.closed.store(OPEN, Ordering::Release); // Pairs with the Acquire in `enter` and `close`.
@@ -290,13 +316,13 @@ constructor! {
     }
 }
 
-/// Being inside; goes out when dropped.
+/// A thread's stay inside the gate, which ends when the value is dropped.
 #[derive(Debug)]
 pub struct Inside<'a> {
     lane: &'a AtomicU32,
-    /// The thread's word as it was.
+    /// The thread's word before it entered.
     before: usize,
-    /// It goes out where it came in.
+    /// Not `Send`: a thread leaves by the counter that it entered by.
     thread: PhantomData<*const ()>,
 }
 
@@ -312,7 +338,7 @@ impl Drop for Inside<'_> {
 mod tests {
     use super::*;
 
-    /// Another thread comes in, and it is the caller who lets it out.
+    /// Counts another thread, which the caller removes through the returned counter.
     fn count_another(gate: &Gate, lane: usize) -> &AtomicU32 {
         gate.inside[lane].fetch_add(1, Ordering::Relaxed);
         &gate.inside[lane]
@@ -326,7 +352,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri knows no assembly, which a thread's word is read by")]
     fn a_closer_that_is_inside_waits_for_others_and_not_for_itself() {
         let gate = Gate::new();
-        // A signal handler that allocates has interrupted a cold path, on another CPU by now, and is interrupted in its turn.
+        // Two signal handlers on top of each other: each allocates, the second on another CPU.
         let outer = gate.enter(3);
         let inner = gate.enter(4);
         assert_eq!((gate.inside[3].load(Ordering::Relaxed), gate.inside[4].load(Ordering::Relaxed)), (2, 0));
@@ -341,7 +367,7 @@ mod tests {
             assert!(looks == 7 && !gate.is_empty() && gate.is_inside());
             gate.open();
         }
-        // Another one that forks does not wait for it for ever.
+        // Another thread that forks does not wait for this thread for ever.
         gate.close_by(|| {
             assert!(std::thread::scope(|scope| scope
                 .spawn(|| gate.is_wait_vain() && !gate.is_inside())
@@ -349,7 +375,7 @@ mod tests {
                 .unwrap()));
         });
         assert!(std::thread::scope(|scope| scope.spawn(|| !gate.is_wait_vain()).join().unwrap()));
-        // A child has neither who was inside for too long, nor who was about to find the gate closed.
+        // A child has no thread that stayed inside, nor one that was about to find the gate closed.
         let _ = [3, 5].map(|lane| count_another(&gate, lane));
         assert!(!gate.close(|| false));
         gate.forget_others();
@@ -359,8 +385,7 @@ mod tests {
         assert!(!gate.is_inside() && gate.close(not_again));
     }
 
-    /// The test's process has other threads, so none of the counts can be told to be another
-    /// process's.
+    /// All threads belong to this test's process, so no count can be attributed to another process.
     #[test]
     fn counts_of_another_process_are_not_waited_out() {
         let gate = Gate::new();
@@ -408,7 +433,8 @@ mod tests {
         let ([one, other], mut looks) = ([3, 5].map(|lane| count_another(&gate, lane)), 0);
         assert!(gate.outwait(u32::MAX, || {
             looks += 1;
-            // One goes out and another goes in by the same counter; the other one stays for another look.
+            // A thread leaves and another enters by the same counter; the third stays for one more
+            // check.
             match looks {
                 1 => _ = one.fetch_sub(1, Ordering::Relaxed),
                 2 => _ = one.fetch_add(1, Ordering::Relaxed),
@@ -423,7 +449,7 @@ mod tests {
     fn a_thread_that_was_about_to_find_the_gate_closed_is_not_in_a_child() {
         let gate = Gate::new();
         assert!(gate.close(not_again));
-        // What `enter` does first. Then the fork: nobody takes it back in the child.
+        // The first action of `enter`, then the fork: in the child, no thread undoes it.
         gate.inside[5].fetch_add(1, Ordering::Relaxed);
         gate.forget_others();
         gate.open();

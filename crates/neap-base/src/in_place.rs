@@ -1,13 +1,15 @@
-//! Filling a large value where it stays.
+//! Fills a large value in place.
 //!
-//! A constructor that returns a large value by value builds it on the caller's stack and copies it. The first
-//! `malloc` of a process runs on whatever stack calls it, which may be small, and each page of the copy is a page
-//! fault. [`fill_in_place!`](crate::fill_in_place) writes the fields one by one instead.
+//! A constructor that returns a large value builds it on the caller's stack and copies it. A
+//! process's first `malloc` runs on its caller's stack, which may be small, and each page of the
+//! copy is a page fault. [`fill_in_place!`](crate::fill_in_place) writes the fields one by one
+//! instead.
 
-/// Writes fields of a value behind a raw pointer, and leaves those that are `kept` as they are.
+/// Writes fields of the value behind a raw pointer, and leaves the `kept` fields unchanged.
 ///
-/// The lists name every field of the type once: a field that is in neither does not compile. The caller is in an
-/// `unsafe` block, and owes that the pointer is valid for writes, and that the kept fields are initialised.
+/// The lists name every field of the type once; a missing field does not compile. The caller is in
+/// an `unsafe` block. It guarantees that the pointer is valid for writes, and that the kept fields
+/// are initialised.
 #[macro_export]
 macro_rules! fill_in_place {
     ($place:expr => $type:ident<$parameter:ident> { $($field:ident: $value:expr,)* } keeping $($kept:ident),*) => {{
@@ -29,7 +31,7 @@ mod tests {
     }
 
     fn fill<T>(place: *mut Pair<T>, first: T) {
-        // SAFETY: the place is the test's, whose second field is initialised.
+        // SAFETY: the place is a local of the test, and its second field is initialised.
         unsafe { fill_in_place!(place => Pair<T> { first: first, } keeping second) }
     }
 

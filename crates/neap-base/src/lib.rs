@@ -1,7 +1,7 @@
-//! What every layer of neap stands on.
+//! Shared foundations of neap's layers: locks, the fork gate, RCU, units and the platform.
 //!
-//! Sits between `neap-os` and the page, object and facade crates. Nothing here knows what a page list or an object is,
-//! allocates, or keeps state outside the values it hands out.
+//! Nothing here depends on page lists or objects, allocates, or keeps state outside the values that
+//! it hands out.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,9 +1,9 @@
 //! A mutex that sleeps in the kernel and needs no memory but its own word.
 //!
-//! Sits between the futex and the cold paths of every layer. std's mutex is promised neither to be free of allocation
-//! nor to exist without std; a lock over `lock_api` wants a constant of the lock's type, which loom's atomics cannot
-//! be, so the guard is our own. Not fair, not recursive, no poisoning (nothing here unwinds). Never held across a
-//! system call that can block.
+//! std's mutex guarantees neither freedom from allocation nor existence without std. A lock over
+//! `lock_api` needs a constant of the lock's type, which loom's atomics cannot be. Therefore the
+//! guard is neap's own. Not fair, not recursive, no poisoning (nothing here unwinds). Never held
+//! across a system call that can block.
 //!
 //! Source: U. Drepper, "Futexes Are Tricky", 2011, mutex 2.
 
@@ -13,10 +13,10 @@ use core::ops::{Deref, DerefMut};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// Held, and a thread may sleep.
 const CONTENDED: u32 = 2;
 
-/// A value that one thread at a time may reach.
+/// A value that one thread at a time can access.
 #[derive(Debug)]
 pub struct Mutex<T> {
     state: AtomicU32,
@@ -30,7 +30,7 @@ unsafe impl<T: Send> Send for Mutex<T> {}
 
 impl<T> Mutex<T> {
     constructor! {
-        /// A free mutex around `value`.
+        /// Creates a free mutex around `value`.
         pub fn new(value: T) -> Mutex<T> {
             Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
         }
@@ -45,7 +45,7 @@ impl<T> Mutex<T> {
     /// Takes the mutex if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        // Acquire pairs with the Release in Guard::drop: what the last holder wrote is visible.
+        // Acquire pairs with the Release in Guard::drop: the last holder's stores are visible.
         let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok().then(|| Guard { mutex: self })
     }
@@ -60,8 +60,9 @@ impl<T> Mutex<T> {
                 return guard;
             }
         }
-        // Acquire pairs with the Release in Guard::drop. Taking the lock as CONTENDED though nobody may sleep costs one
-        // needless wake-up; taking it as HELD though somebody sleeps would lose theirs.
+        // Acquire pairs with the Release in Guard::drop. A lock taken as CONTENDED without a
+        // sleeper costs one needless wake-up. A lock taken as HELD with a sleeper would lose the
+        // sleeper's wake-up.
         while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
             wait(&self.state, CONTENDED);
         }
@@ -69,7 +70,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The right to reach the value; gives the mutex back when dropped.
+/// Access to the value; frees the mutex when dropped.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     mutex: &'a Mutex<T>,
@@ -80,7 +81,8 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard stands for the held lock, so nobody else reaches the value.
+        // SAFETY: the guard exists only while the lock is held, so no other thread accesses the
+        // value.
         self.mutex.value.with_mut(|value| unsafe { &*value })
     }
 }
@@ -88,7 +90,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the guard itself is borrowed exclusively.
+        // SAFETY: the guard exists only while the lock is held, and is itself borrowed exclusively.
         self.mutex.value.with_mut(|value| unsafe { &mut *value })
     }
 }

@@ -1,8 +1,8 @@
-//! What differs between a Linux process and a simulated machine.
+//! The interface to the machine: a Linux process, or a simulated machine in a test.
 //!
-//! Sits between `neap-os` (or a virtual machine in a test) and every structure that acts: it is the `P` in `Zone<P>`,
-//! `Mm<P>` and their like. Policies never see it; they are functions of numbers. Memory is named by address because an
-//! arena computes addresses; the contracts of the unsafe functions are those of [`neap_os::memory`].
+//! It is the `P` of `Zone<P>`, `Mm<P>` and similar types. Policies do not use it: they are
+//! functions of numbers. Memory is named by address, because an arena computes addresses. The
+//! contracts of the unsafe functions are those of [`neap_os::memory`].
 
 use crate::Pfn;
 use core::fmt;
@@ -13,20 +13,20 @@ use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
 use nodes::{MAX_NODES, Nodes};
 
-/// A block or run of pages that is handed out or comes back.
+/// A block or run of pages that is handed out or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
     /// Its first page.
     pub pfn: Pfn,
-    /// How many pages it has.
+    /// Its number of pages.
     pub pages: u32,
-    /// It comes back.
+    /// Whether it is freed; otherwise it is handed out.
     pub freed: bool,
 }
 
-/// Who wants to know of every [`Handover`].
+/// Receiver of every [`Handover`].
 pub trait Recorder: Sync + fmt::Debug {
-    /// Notes one, which happens on `cpu`. Must neither allocate nor wait.
+    /// Records one handover on `cpu`. Must neither allocate nor wait.
     fn note(&self, cpu: usize, handover: Handover);
 }
 
@@ -35,65 +35,69 @@ pub trait Platform: Send + Sync {
     /// Bytes of a page: a power of two, at least 4096.
     fn page_size(&self) -> usize;
 
-    /// An address to aim a new arena of up to `span` bytes at; `attempt` counts from 0, `None` ends the attempts.
+    /// An address at which to try a new arena of up to `span` bytes. `attempt` counts from 0;
+    /// `None` ends the attempts.
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize>;
 
-    /// Whether mapped but unused address space costs the program something (`RLIMIT_AS`, `RLIMIT_DATA`, strict overcommit): then
-    /// address space is taken in small steps.
+    /// Whether mapped but unused address space counts against a limit of the program (`RLIMIT_AS`,
+    /// `RLIMIT_DATA`, strict overcommit). Address space is then taken in small steps.
     fn address_space_is_scarce(&self) -> bool;
 
-    /// The most address space that the process may have at the moment, in bytes.
+    /// The maximum address space of the process, in bytes.
     fn most_address_space(&self) -> usize {
         usize::MAX
     }
 
-    /// Whether a program could use `length` bytes more.
+    /// Whether the system would grant the program `length` more bytes.
     fn is_grantable(&self, length: usize) -> bool;
 
-    /// Maps zeroes at exactly `address`, over nothing.
+    /// Maps zeroes at exactly `address`, and never over an existing mapping.
     ///
     /// # Errors
-    /// `EXIST` where something is mapped there; otherwise a limit.
+    /// `EXIST` if the range overlaps a mapping; otherwise a limit.
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno>;
 
-    /// Maps zeroes anywhere.
+    /// Maps zeroes at any address, and returns the address.
     ///
     /// # Errors
     /// A limit.
     fn map(&self, length: usize) -> Result<usize, Errno>;
 
-    /// Keeps address space anywhere, which nobody may touch before it is [opened](Platform::open). It is nothing that the system would have to fill, whatever
-    /// becomes of the process's memory: neither where all of it is locked, nor in a dump.
+    /// Reserves address space, which must not be accessed before it is [opened](Platform::open).
+    /// Returns its address. The system never fills it: neither when memory is locked, nor for a
+    /// core dump.
     ///
     /// # Errors
     /// A limit.
     fn reserve(&self, length: usize) -> Result<usize, Errno>;
 
-    /// Lets a part of such address space be touched: zeroes. What is open already stays as it is.
+    /// Makes a part of reserved address space accessible, as zeroes. Parts that are open stay
+    /// unchanged.
     ///
     /// # Errors
-    /// A limit; some of it may be open.
+    /// A limit; some of the range may be open.
     ///
     /// # Safety
-    /// The range lies in what [`Platform::reserve`] answered the caller.
+    /// The range lies in address space that [`Platform::reserve`] returned to the caller.
     unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno>;
 
-    /// Takes a mapping away.
+    /// Removes a mapping.
     ///
     /// # Safety
-    /// Nobody uses the range any more.
+    /// No code uses the range any more.
     unsafe fn unmap(&self, address: usize, length: usize);
 
-    /// Gives memory back; the range reads as zeroes once this answered `Ok`.
+    /// Releases memory to the system; the range reads as zeroes after `Ok`.
     ///
     /// # Errors
-    /// The range is as it was.
+    /// The range is not known to be zero.
     ///
     /// # Safety
     /// The contents are no longer needed.
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno>;
 
-    /// Gives memory back that the program has not locked ([`memory::release_unless_locked`]); the range reads as zeroes once this answered `Ok`.
+    /// Releases memory that the program has not locked ([`memory::release_unless_locked`]). The
+    /// range reads as zeroes after `Ok`.
     ///
     /// # Errors
     /// The range is not known to be zero.
@@ -101,15 +105,16 @@ pub trait Platform: Send + Sync {
     /// # Safety
     /// The contents are no longer needed.
     unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: the caller promises what this asks for.
+        // SAFETY: `release` requires that the contents are not needed, which the caller promises.
         unsafe { self.release(address, length) }
     }
 
-    /// Lets the system take a range when it is short of memory: until then it counts as resident,
-    /// and each page of it holds what it held or zeroes.
+    /// Lets the system take a range when it is short of memory. Until then the range counts as
+    /// resident, and each page of it holds its contents or zeroes.
     ///
     /// # Errors
-    /// The range is as it was: memory is locked, or the system knows no such thing.
+    /// Some of the range is locked, or the system lacks this call. Pages in front of a locked one
+    /// may be lazily free.
     ///
     /// # Safety
     /// The contents are no longer needed.
@@ -117,11 +122,11 @@ pub trait Platform: Send + Sync {
         Err(Errno::NOSYS)
     }
 
-    /// Gives up to [`memory::SCATTERED_RANGES`] ranges back at once and answers how many bytes from the start of the
-    /// list are done.
+    /// Releases up to [`memory::SCATTERED_RANGES`] ranges by one call. Returns how many bytes are
+    /// released, counted from the start of the list.
     ///
     /// # Errors
-    /// Where there is no such call; nothing is known about the ranges then.
+    /// The call does not exist; the state of the ranges is unknown.
     ///
     /// # Safety
     /// The contents are no longer needed.
@@ -132,25 +137,27 @@ pub trait Platform: Send + Sync {
         true
     }
 
-    /// Puts memory behind a range.
+    /// Allocates memory for a range before it is accessed.
     ///
     /// # Errors
-    /// Some of the range may be done.
+    /// A part of the range may be populated.
     fn populate(&self, address: usize, length: usize) -> Result<(), Errno>;
 
-    /// Whether huge pages may stand behind a range. Where there are none this does nothing.
+    /// Sets whether huge pages may back a range. Without huge pages in the system this does
+    /// nothing.
     ///
     /// # Errors
-    /// It is as it was: there are as many mappings as there can be.
+    /// The range is unchanged: the process has its maximum of mappings.
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno>;
 
-    /// Whether the system gives huge pages to everybody who does not refuse them.
+    /// Whether the system uses huge pages wherever a program does not refuse them.
     fn gives_huge_pages(&self) -> bool {
         false
     }
 
-    /// Makes small pages of the huge page that a page is part of, so that the system has what is given back of it at once. Where
-    /// there are no huge pages this does nothing. Nobody needs the page's contents.
+    /// Splits the huge page that contains `address` into small pages, so that parts of it can be
+    /// released at once. Without huge pages this does nothing. The page's contents must not be
+    /// needed.
     fn split(&self, _address: usize) {}
 
     /// Moves pages; the old range stays mapped and reads as zeroes.
@@ -162,58 +169,60 @@ pub trait Platform: Send + Sync {
     /// As for [`memory::move_pages`].
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno>;
 
-    /// Entries of a table with one per CPU.
+    /// Length of a table with one entry per CPU.
     fn cpus(&self) -> usize;
 
-    /// Entries of a table that the CPU id of any thread is within.
+    /// Length of a table that any thread's CPU id is within.
     fn nameable_cpus(&self) -> usize;
 
     /// Whether `cpu` must never be interrupted.
     fn is_isolated(&self, cpu: usize) -> bool;
 
-    /// Whether a thread of this process may be running on an isolated CPU: then nothing may be done that makes the kernel
-    /// flush address translations, which interrupts every CPU that runs the process.
+    /// Whether a thread of this process may run on an isolated CPU. If so, neap makes no call that
+    /// flushes address translations, which interrupts every CPU that runs the process.
     fn is_isolated_cpu_in_use(&self) -> bool {
         false
     }
 
-    /// The CPU this thread is on; a hint, below [`Platform::cpus`].
+    /// The CPU that this thread is on; a hint, below [`Platform::cpus`].
     fn cpu(&self) -> usize;
 
-    /// Nodes of memory: at least 1, at most [`nodes::MAX_NODES`].
+    /// Number of memory nodes: 1 to [`nodes::MAX_NODES`].
     fn nodes(&self) -> usize {
         1
     }
 
-    /// The node nearest to this thread, below [`Platform::nodes`]; and whether it is that of every thread for which
-    /// [`Platform::cpu`] answers `cpu`, for good. May be a system call.
+    /// The node nearest to this thread, below [`Platform::nodes`]. The second value: whether it is
+    /// permanently the node of every thread for which [`Platform::cpu`] returns `cpu`. May be a
+    /// system call.
     fn node(&self, _cpu: usize) -> (usize, bool) {
         (0, true)
     }
 
-    /// Calls `each` with every CPU that is near a node other than the first, as far as that is known, and that node; perhaps with
-    /// others as well. May be several system calls.
+    /// Calls `each` with every CPU that is known to be near a node other than the first, and that
+    /// node. May call it with more CPUs. May be several system calls.
     fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
         (0..self.cpus()).for_each(|cpu| each(cpu, self.node(cpu).0));
     }
 
-    /// How far the memory of node `to` is from node `from`.
+    /// Distance of node `to`'s memory from node `from`.
     fn distance(&self, _from: usize, _to: usize) -> u8 {
         nodes::LOCAL
     }
 
-    /// Asks that fresh memory of a range come from a node.
+    /// Requests that new memory of a range come from a node.
     ///
     /// # Errors
-    /// It comes from wherever the kernel likes.
+    /// The kernel chooses the node.
     fn bind(&self, _address: usize, _length: usize, _node: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Where the thread's rseq area lies from the thread pointer, where restartable sequences and fences work; never 0.
+    /// Offset of the thread's rseq area from the thread pointer, never 0. `None` if restartable
+    /// sequences or fences do not work.
     fn rseq_offset(&self) -> Option<isize>;
 
-    /// Whether a call that allocates or frees may fence. Calls that do something else always may.
+    /// Whether calls that allocate or free may fence. Other calls always may.
     fn may_fence(&self) -> bool {
         true
     }
@@ -224,56 +233,56 @@ pub trait Platform: Send + Sync {
     /// Nothing is known; the caller has acquired nothing.
     fn fence(&self, cpu: usize) -> Result<(), Errno>;
 
-    /// The same for every CPU that is not isolated.
+    /// Aborts the sequences in progress on every CPU that is not isolated.
     ///
     /// # Errors
     /// Nothing is known.
     fn fence_all(&self) -> Result<(), Errno>;
 
-    /// Is told of every block or run, after it is handed out and before it comes back: so nobody is seen to get a page that
-    /// somebody else has.
+    /// Receives every block or run after it is handed out and before it is freed. In this order, no
+    /// page appears to have two owners.
     #[inline]
     fn note(&self, _handover: Handover) {}
 
-    /// Nanoseconds, monotonic; may be coarse.
+    /// Monotonic time in nanoseconds; may be coarse.
     fn now(&self) -> u64;
 
-    /// Lets others run, in a bounded wait.
+    /// Lets other threads run, in a bounded wait.
     fn pause(&self);
 
-    /// Sleeps about so many nanoseconds.
+    /// Sleeps for about `nanoseconds`.
     fn sleep(&self, nanoseconds: u64);
 }
 
-/// A Linux process: everything answered by the kernel.
+/// A Linux process: the kernel answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Linux {
     page_size: usize,
     cpus: usize,
     topology: neap_os::topology::Topology,
     nodes: Nodes,
-    /// Nodes that are made up, if any: CPUs are dealt out to them.
+    /// Number of simulated nodes, to which CPUs are assigned in turn; 0: the nodes are real.
     simulated: usize,
     gives_huge_pages: bool,
     scarce: bool,
     most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
     recorder: Option<&'static dyn Recorder>,
-    /// CPUs that the process was allowed when it was probed.
+    /// The CPUs that the process was allowed when it was probed.
     allowed: CpuSet,
     clock: Clock,
-    /// Where the control block of neap's thread is noted; 0 there for none.
+    /// Address of the control block of neap's thread; 0 without one.
     own_thread: Option<&'static AtomicUsize>,
 }
 
-/// Why restartable sequences cannot be used here.
+/// Why restartable sequences cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSequences {
     /// The C library has registered none: it is too old, was told not to, or the kernel refused.
     Unregistered,
-    /// It has, but the first thread has no CPU id.
+    /// The C library has registered them, but the first thread has no CPU id.
     NoCpu,
-    /// `membarrier` answered this.
+    /// `membarrier` returned this error.
     NoFence(Errno),
 }
 
@@ -291,11 +300,13 @@ impl fmt::Display for NoSequences {
 }
 
 impl Linux {
-    /// Asks the kernel what there is: `/sys`, limits, and whether rseq and fences answer. Registers this process for fences.
+    /// Reads `/sys` and limits, and checks whether rseq and fences work. Registers the process for
+    /// fences.
     pub fn probe() -> Linux {
         let fences = neap_os::fence::register().map_err(NoSequences::NoFence);
         let registered = neap_os::rseq::registered_offset().ok_or(NoSequences::Unregistered);
-        // A thread that the C library could not register has no CPU id: then no other thread will have one either.
+        // If the C library could not register this thread, it will not register any other thread
+        // either.
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
         let topology = neap_os::topology::Topology::read();
@@ -317,40 +328,39 @@ impl Linux {
         }
     }
 
-    /// The same machine, with somebody who is told of every block and run.
+    /// Adds a recorder, which receives every block and run.
     pub fn with_recorder(self, recorder: &'static dyn Recorder) -> Linux {
         Linux { recorder: Some(recorder), ..self }
     }
 
-    /// The same machine with more isolated CPUs than the kernel lists.
+    /// Treats more CPUs as isolated than the kernel lists.
     pub fn with_isolated(mut self, more: &CpuSet) -> Linux {
         self.topology.isolated.insert_all(more);
         self
     }
 
-    /// The machine of a process whose calls make harmless system calls only. `own_thread` holds the
-    /// [control block](neap_os::thread::pointer) of the thread that may make others, or 0.
+    /// Limits this process's calls to harmless system calls. `own_thread` holds the [control
+    /// block](neap_os::thread::pointer) of the thread that may make others, or 0.
     pub fn with_own_thread(self, own_thread: &'static AtomicUsize) -> Linux {
         Linux { own_thread: Some(own_thread), ..self }
     }
 
-    /// The CPUs for threads of neap's own: those that the process was allowed when it was probed,
-    /// less isolated ones if that leaves any.
+    /// The CPUs for neap's own threads: those that the process was allowed when it was probed,
+    /// without isolated ones. If none is left, isolated ones are included.
     pub fn own_cpus(&self) -> CpuSet {
         let mut cpus = self.allowed;
         self.topology.isolated.iter().for_each(|cpu| cpus.remove(cpu));
         if cpus.count() > 0 { cpus } else { self.allowed }
     }
 
-    /// Answers `true` where the process has one thread, which needs no other fence.
+    /// Fences a process with one thread without a system call; `false` if it has several threads.
     ///
-    /// No other registered thread exists: this one is in no sequence, and a handler that interrupts
-    /// it between the caller's store and this look, or later, sees the store in program order. A
-    /// thread that is made from here on sees it, since the kernel's making of a thread is a full
-    /// barrier. A thread of the bare system call that is not registered for rseq runs no sequence,
-    /// and its readers use fences of their own.
+    /// This thread runs no sequence now, and no other registered thread exists. A signal handler on
+    /// this thread sees the caller's store in program order. A thread created later sees it, since
+    /// its creation by the kernel is a full barrier. A thread of the bare system call `clone` that
+    /// is not registered for rseq runs no sequence, and its readers use fences of their own.
     fn fence_alone(&self) -> bool {
-        // The caller's store comes before the look in program order, which is what a handler sees.
+        // Keeps the caller's store before the check in program order, which a signal handler sees.
         compiler_fence(Ordering::SeqCst);
         neap_os::thread::is_alone()
     }
@@ -361,18 +371,18 @@ impl Linux {
         self.own_thread.is_none_or(|thread| thread.load(Ordering::Relaxed) == neap_os::thread::pointer())
     }
 
-    /// What stands in the way of restartable sequences, if anything.
+    /// The obstacle to restartable sequences, if any.
     pub fn no_sequences(&self) -> Option<NoSequences> {
         self.rseq_offset.err()
     }
 
-    /// The same machine with `count` nodes that are made up, at most [`nodes::MAX_NODES`], whose CPUs are dealt out to them
-    /// in turn; with one node it makes no difference between its memory. None of this binds memory.
+    /// Simulates `count` nodes, at most [`nodes::MAX_NODES`], and assigns CPUs to them in turn. No
+    /// memory is bound to a node then.
     pub fn with_nodes(self, count: usize) -> Linux {
         Linux { nodes: Nodes::ONE, simulated: count.clamp(1, MAX_NODES), ..self }
     }
 
-    /// A place to hold the result of [`Linux::probe`] before it is known.
+    /// Creates a placeholder for the result of [`Linux::probe`].
     pub const fn unprobed() -> Linux {
         Linux {
             page_size: 4096,
@@ -398,21 +408,22 @@ impl Platform for Linux {
     }
 
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        /// Far above where programs and small heaps lie, far below stacks and libraries, and low enough for valgrind.
+        /// Far above programs and small heaps, far below stacks and libraries, and low enough for
+        /// valgrind.
         const LOW: usize = 0x0800_0000_0000;
         const RANGE: usize = 7 << 40;
         const LEAST: usize = 1 << 30;
         let somewhere = |range: usize| (neap_os::environment::random() % range as u64) as usize;
         match attempt {
-            // Somewhere else in every process, so that no address can be guessed.
+            // Random in every process, so that addresses cannot be guessed.
             0..8 => Some(LOW + somewhere(RANGE)),
-            // A machine with a small or crowded address space: wherever the kernel sees a gap.
+            // A machine with a small or crowded address space: a gap that the kernel selects.
             8..24 => {
                 let span = span >> (attempt - 8);
-                // The kernel's own choice differs in few bits where addresses are short.
+                // The kernel's own choice varies in few bits where addresses are short.
                 let room = (span / 8).clamp(LEAST, 1 << 34);
                 let gap = memory::reserve(span + room).ok()?;
-                // SAFETY: made a moment ago, used by nobody.
+                // SAFETY: `reserve` returned this range just now, and no code has accessed it.
                 unsafe { self.unmap(gap, span + room) };
                 Some(gap + somewhere(room - LEAST / 2))
             }
@@ -445,32 +456,34 @@ impl Platform for Linux {
     }
 
     unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the range lies in address space from `reserve`, which is
+        // what `memory::open` requires.
         unsafe { memory::open(address, length) }
     }
 
     unsafe fn unmap(&self, address: usize, length: usize) {
-        // SAFETY: as the caller promises. It fails only where it would have to split a mapping at the limit of them.
+        // SAFETY: the caller promises that no code uses the range any more. The call fails only
+        // where it would split a mapping at the limit of mappings.
         let _ = unsafe { memory::unmap(address, length) };
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the contents are not needed.
         unsafe { memory::release(address, length) }
     }
 
     unsafe fn release_unless_locked(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: the caller promises what this asks for.
+        // SAFETY: the caller promises that the contents are not needed.
         unsafe { memory::release_unless_locked(address, length) }
     }
 
     unsafe fn release_lazily(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: the caller promises what this asks for.
+        // SAFETY: the caller promises that the contents are not needed.
         unsafe { memory::release_lazily(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the contents of all ranges are not needed.
         unsafe { memory::release_scattered(ranges) }
     }
 
@@ -484,7 +497,7 @@ impl Platform for Linux {
 
     fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
         match memory::huge_pages(address, length, allowed) {
-            // There are none.
+            // The kernel has no huge pages.
             Err(Errno::INVAL) => Ok(()),
             answer => answer,
         }
@@ -499,7 +512,7 @@ impl Platform for Linux {
     }
 
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `memory::move_pages`.
         unsafe { memory::move_pages(from, to, length) }
     }
 
@@ -519,7 +532,7 @@ impl Platform for Linux {
 
     fn is_isolated_cpu_in_use(&self) -> bool {
         let isolated = &self.topology.isolated;
-        // Where the kernel does not say, it may be.
+        // Without an answer from the kernel, assume so.
         isolated.count() > 0 && neap_os::thread::any_on(isolated) != Some(false)
     }
 
@@ -529,7 +542,7 @@ impl Platform for Linux {
             Ok(offset) => neap_os::rseq::cpu_at(offset).unwrap_or_else(neap_os::thread::number),
             Err(_) => neap_os::thread::number(),
         };
-        // Where nobody says which CPU it is, threads are spread over all.
+        // Without a CPU id, threads are spread over all CPUs by their number.
         if cpu < self.cpus { cpu } else { cpu % self.cpus }
     }
 
@@ -542,7 +555,8 @@ impl Platform for Linux {
             return (cpu % self.simulated, true);
         }
         match nodes::whereabouts() {
-            // Without sequences `cpu` is a number of the thread's, which may be that of a CPU by chance.
+            // Without sequences `cpu` is derived from the thread's number, and may equal a CPU id
+            // by chance.
             Ok((here, id)) => (self.nodes.nearest(id), here == cpu && self.rseq_offset.is_ok()),
             Err(_) => (0, true),
         }
@@ -568,7 +582,7 @@ impl Platform for Linux {
     }
 
     fn may_fence(&self) -> bool {
-        // A fence of a process with one thread is no system call.
+        // A fence of a process with one thread makes no system call.
         neap_os::thread::is_alone() || self.may_call()
     }
 
@@ -603,7 +617,7 @@ impl Platform for Linux {
         if self.may_call() {
             neap_os::thread::yield_now();
         } else {
-            // By the futex, which sandboxes let through, for as short as the kernel can.
+            // By the futex, which sandboxes allow, for the shortest time that the kernel supports.
             neap_os::thread::sleep(1);
         }
     }
@@ -617,7 +631,7 @@ impl Platform for Linux {
 mod tests {
     use super::*;
 
-    /// What differs between a thousand arenas' bases, in multiples of a chunk of 4 MiB.
+    /// Number of bits in which a thousand arenas' bases differ, in multiples of a chunk of 4 MiB.
     fn differing_bits(attempt: u32, span: usize) -> u32 {
         let machine = Linux::probe();
         let bases = (0..1000)
@@ -630,7 +644,7 @@ mod tests {
     #[test]
     fn arenas_begin_anywhere() {
         assert!(differing_bits(0, 16 << 40) >= 20, "{} bits", differing_bits(0, 16 << 40));
-        // What a machine with 39 bits has room for: a gap that the kernel names.
+        // A machine with 39 address bits uses a gap that the kernel selects.
         assert!(differing_bits(8, 128 << 30) >= 12, "{} bits", differing_bits(8, 128 << 30));
     }
 }

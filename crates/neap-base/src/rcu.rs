@@ -1,29 +1,39 @@
-//! Read-copy-update: readers of what others replace, without a lock, a locked instruction or a wait; what was replaced is
-//! freed when everybody who could have seen it has gone.
+//! Read-copy-update: readers use data that is seldom replaced, without a lock, a locked instruction
+//! or a wait. Replaced data is freed once no reader can still use it.
 //!
-//! Sits between structures that are read everywhere and changed seldom, and the maintenance thread, which frees. A reader counts
-//! itself in and out by one restartable sequence each, on the CPU that it is on then. Counts are kept in two *phases*;
-//! in either, as many as came in went out if nobody is inside. Where there are no sequences, and on isolated CPUs, which are
-//! never fenced, a reader counts by a locked instruction and a fence on words that only such readers use.
+//! # Design
 //!
-//! A *grace period*, in numbered steps:
-//! 1. all that was deferred is taken; whoever deferred it had made sure that no new reader finds it;
-//! 2. one fence on all CPUs but isolated ones: a reader whose count it did not make visible begins behind it, and finds nothing of that;
-//! 3. each phase is looked at until it was seen without readers: those who went out are added up first, those who came in
-//!    after, so nobody is seen to go out who was not seen to come in;
-//! 4. once one phase was, new readers count in that one, so that the other's come to an end however many there are;
-//! 5. once both were, what was taken is freed.
+//! A reader counts its entry and its exit by one restartable sequence each, in words of the CPU
+//! that it is on at that moment. A reader counts in one of two *phases*. A phase has no readers if
+//! as many have left it as have entered it. Without sequences, and on isolated CPUs, which are
+//! never fenced, a reader counts by a locked instruction in shared words. When it enters, a full
+//! fence follows.
 //!
-//! Step 4 needs no fence: a reader that counts in a phase after that was seen without readers begins behind step 2. If the fence
-//! fails nothing is known, nothing is freed, and it is tried again.
+//! A *grace period*:
+//! 1. A step takes all deferred objects. No new reader finds them.
+//! 2. It fences all CPUs that are not isolated. A reader whose count the fence did not make visible
+//!    began after the fence, and finds none of these objects.
+//! 3. Each phase must be seen without readers once. The exits are summed before the entries, so no
+//!    reader is seen to leave that was not seen to enter.
+//! 4. Once one phase was seen empty, new readers count in it. The other phase therefore drains,
+//!    however many readers follow each other.
+//! 5. Once both phases were seen empty, the objects are freed.
 //!
-//! Locks: the *turn*, held for one look and while functions run that free; it is only ever tried, but by [`Rcu::open`]. Never
-//! allocates, and frees nothing from within [`Rcu::enter`] or [`Rcu::defer`].
+//! Step 4 needs no fence: a reader that counts in a phase after the phase was seen empty began
+//! after step 2. If the fence fails, nothing is freed, and a later call tries again.
 //!
-//! Fork: [`Rcu::advance`] and [`Rcu::grace`] belong inside the gate, or a child may find the turn taken and free nothing any more.
-//! Readers and [`Rcu::defer`] need no gate: [`Rcu::forget_others`] is for those who were inside.
+//! # Locking
 //!
-//! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, counts that are added up).
+//! The *turn* is held for one step and while functions free objects. [`Rcu::open`] waits for it;
+//! all other calls only try it. No call allocates. [`Rcu::enter`] and [`Rcu::defer`] free nothing.
+//!
+//! # Fork
+//!
+//! [`Rcu::advance`] and [`Rcu::grace`] must be called inside the fork gate. Otherwise a child may
+//! find the turn taken, and never free again. Readers and [`Rcu::defer`] need no gate. In the
+//! child, [`Rcu::forget_others`] subtracts the readers that were inside.
+//!
+//! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, summed counts).
 
 use crate::platform::{Errno, Platform};
 use crate::sync::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
@@ -33,33 +43,35 @@ use core::ptr::{NonNull, null_mut, with_exposed_provenance};
 use core::sync::atomic::compiler_fence;
 use crossbeam_utils::CachePadded;
 
-/// Where who came in is counted, by phase, and where who went out is.
+/// Index of the first of two words that count entries, by phase.
 const ENTERED: usize = 0;
 const LEFT: usize = 2;
 
-/// Words of one place: those who came in in phase 0 and 1, and those who went out.
+/// Counters of one lane: entries in phases 0 and 1, then exits of phases 0 and 1.
 type Words = CachePadded<[AtomicUsize; 4]>;
 
-/// The same on a CPU, changed by restartable sequences alone.
+/// Counters of one CPU, in the order of [`Words`]. Only restartable sequences change them.
 type Record = CachePadded<[core::sync::atomic::AtomicUsize; 4]>;
 
-/// Places for those who have no sequence, spread by thread.
+/// Lanes for readers without sequences, selected by thread.
 const LANES: usize = 8;
 
-/// Attempts of a sequence: a debugger interrupts all of them.
+/// Attempts of a sequence before a reader counts in a lane: a debugger interrupts every attempt.
 const ATTEMPTS: usize = 3;
 
-/// Both phases were seen without readers.
+/// Value of [`Turn::seen`] after both phases were seen without readers.
 const BOTH: usize = 0b11;
 
-/// Looks of [`Rcu::grace`] with a mere yield in between, before naps of so many nanoseconds.
+/// Steps of [`Rcu::grace`] that are followed by a yield; later ones by a nap of [`NAP`]
+/// nanoseconds.
 const YIELDS: u32 = 20;
 const NAP: u64 = 50_000;
 
-/// What frees an object whose head this is. It may defer more, and take locks, but not wait for a grace period.
+/// Function that frees the object with this head. It may defer other objects and take locks. It
+/// must not wait for a grace period.
 pub type Run<C> = unsafe fn(NonNull<RcuHead<C>>, &C);
 
-/// What an object that is to be freed is deferred by: a part of the object. All zeroes are a head, too.
+/// Part of an object by which the object is deferred. Zeroed memory is a valid head.
 pub struct RcuHead<C = ()>(UnsafeCell<Link<C>>);
 
 struct Link<C> {
@@ -67,9 +79,11 @@ struct Link<C> {
     run: Option<Run<C>>,
 }
 
-// SAFETY: only whoever deferred the head, then whoever has the turn, looks inside.
+// SAFETY: a head's link is accessed by the thread that calls `Rcu::defer`, which owns the head
+// then, and afterwards only by the thread that holds the turn. The list hands it over by Release
+// and AcqRel.
 unsafe impl<C> Sync for RcuHead<C> {}
-// SAFETY: it names no thread.
+// SAFETY: a head holds two pointers, and none of them depends on a thread.
 unsafe impl<C> Send for RcuHead<C> {}
 
 impl<C> RcuHead<C> {
@@ -93,13 +107,14 @@ impl<C> fmt::Debug for RcuHead<C> {
     }
 }
 
-/// What readers look at, on a line that is seldom written.
+/// Fields that readers load, on a cache line that is seldom written.
 struct Front {
-    /// The phase that readers count in, and above that bit how many forks were between this process and its ancestor's.
+    /// Bit 0: the phase in which readers count. Other bits: the number of forks between this
+    /// process and the first one.
     now: AtomicUsize,
-    /// Where a thread's rseq area lies; 0 without sequences.
+    /// Offset of a thread's rseq area from the thread pointer; 0 without sequences.
     sequences: AtomicIsize,
-    /// Where a table of each CPU's record lies, with 0 for one that has none.
+    /// Address of a table with the address of each CPU's record; 0 for a CPU without one.
     table: AtomicUsize,
     cpus: AtomicUsize,
 }
@@ -107,28 +122,29 @@ struct Front {
 /// The grace period under way.
 struct Turn<C> {
     fenced: bool,
-    /// A bit for each phase that was seen without readers since the fence.
+    /// Bit for each phase: seen without readers since the fence.
     seen: usize,
-    /// What is freed at its end.
+    /// List of the objects that are freed at the period's end.
     batch: *mut RcuHead<C>,
 }
 
-// SAFETY: the heads of a batch are whoever's who has the turn.
+// SAFETY: the heads of a batch may be freed by any thread, as `Rcu::defer` requires, and only the
+// thread that holds the turn accesses them.
 unsafe impl<C> Send for Turn<C> {}
 
-/// A moment of a domain's, and the number of the grace period that begins after it.
+/// A moment of a domain: the number of the grace period that begins after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(usize);
 
-/// One domain of readers and of what is freed behind them. `C` is what the functions that free are told, such as the
-/// instance that everything is part of.
+/// A domain: readers, and the objects that wait for them. `C` is the context that functions which
+/// free receive, such as the instance that the objects belong to.
 pub struct Rcu<C = ()> {
     front: CachePadded<Front>,
     deferred: AtomicPtr<RcuHead<C>>,
-    /// Grace periods begun and over, the one under way included in the former.
+    /// Grace periods that began, including the current one; then those that are complete.
     started: AtomicUsize,
     completed: AtomicUsize,
-    /// Readers of each phase who came in and will never go out: they were in a process that this one is a fork of.
+    /// Readers by phase that entered in a parent process and will never leave.
     forgotten: [AtomicUsize; 2],
     turn: Mutex<Turn<C>>,
     lanes: [Words; LANES],
@@ -142,7 +158,7 @@ constructor! {
 
 impl<C> Rcu<C> {
     constructor! {
-        /// A domain without sequences: it can be used at once, and is faster after [`Rcu::open`].
+        /// Creates a domain without sequences, usable at once. [`Rcu::open`] makes it faster.
         pub fn new() -> Rcu<C> {
             Rcu {
                 front: CachePadded::new(Front {
@@ -161,13 +177,15 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Lets readers count by restartable sequences where the platform has them: maps 136 bytes for each of its CPUs. At any
-    /// time, also while there are readers, but not by a function that frees; from the second time on it does nothing.
+    /// Lets readers count by restartable sequences if the platform has them. Maps 136 bytes for
+    /// each CPU, in whole pages. Readers may be active. A function that frees must not call this.
+    /// Further calls do nothing.
     ///
     /// # Errors
-    /// A limit; readers go on without sequences.
+    /// The mapping's error, at a limit. Readers continue without sequences.
     pub fn open<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
-        // Readers by sequences begin behind this turn, and grace periods that do not know of them are over, or fenced, before.
+        // Readers begin to use sequences while this thread holds the turn. A period that is fenced
+        // already needs no later reader, and a later fence includes sequences.
         let _turn = self.turn.lock();
         let Some(sequences) = platform.rseq_offset() else { return Ok(()) };
         if self.front.sequences.load(Ordering::Relaxed) != 0 {
@@ -178,7 +196,8 @@ impl<C> Rcu<C> {
         let table = records + cpus * size_of::<Record>();
         for cpu in 0..cpus {
             let record = if platform.is_isolated(cpu) { 0 } else { records + cpu * size_of::<Record>() };
-            // SAFETY: within the mapping, which nobody else knows of yet.
+            // SAFETY: `map` returned `length` bytes, and the table's `cpus` words are their end. No
+            // other thread knows the mapping yet.
             unsafe { core::ptr::with_exposed_provenance_mut::<usize>(table).add(cpu).write(record) };
         }
         self.front.cpus.store(cpus, Ordering::Relaxed);
@@ -188,7 +207,7 @@ impl<C> Rcu<C> {
         Ok(())
     }
 
-    /// Start and length of what [`Rcu::open`] mapped, if it has.
+    /// Start and length in bytes of the mapping that [`Rcu::open`] made, if any.
     pub fn mapping<P: Platform>(&self, platform: &P) -> Option<(usize, usize)> {
         // Acquire pairs with the Release in `open`.
         let opened = self.front.sequences.load(Ordering::Acquire) != 0;
@@ -196,27 +215,29 @@ impl<C> Rcu<C> {
         opened.then(|| (table - cpus * size_of::<Record>(), length(platform, cpus)))
     }
 
-    /// Gives back what [`Rcu::open`] mapped.
+    /// Unmaps the memory that [`Rcu::open`] mapped.
     ///
     /// # Safety
-    /// The domain is not used any more.
+    /// No thread uses the domain any more.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
         let cpus = self.front.cpus.load(Ordering::Relaxed);
         if self.front.sequences.swap(0, Ordering::Relaxed) != 0 {
             let records = self.front.table.load(Ordering::Relaxed) - cpus * size_of::<Record>();
-            // SAFETY: the mapping of `open`, of which nobody knows any more, as the caller promises.
+            // SAFETY: `open` mapped these bytes. The caller promises that no thread uses the domain
+            // any more, so none accesses them.
             unsafe { platform.unmap(records, length(platform, cpus)) };
         }
     }
 
-    /// Comes in: what is found from now on is not freed before the answer is dropped. Never waits, may be nested and slept in, and
-    /// may be moved to another thread. Signal-safe.
+    /// Begins a read section. Objects found until the returned value is dropped are not freed
+    /// before. Never waits. Sections may nest and sleep, and the value may be moved to another
+    /// thread. Signal-safe.
     #[inline]
     pub fn enter(&self) -> Reading<'_, C> {
-        // Any phase will do: both are looked at in every grace period.
+        // A stale phase is fine: every grace period checks both.
         let now = self.front.now.load(Ordering::Relaxed);
         self.count(ENTERED + (now & 1));
-        // SeqCst pairs with the fence on this CPU in `step`, which makes a real one of it.
+        // SeqCst for the compiler only: the fence on this CPU in `step` makes it a real one.
         compiler_fence(Ordering::SeqCst);
         Reading { rcu: self, now }
     }
@@ -228,13 +249,15 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Adds one to a word of this CPU, by one attempt.
+    /// Adds one to a word of this CPU by one attempt of a sequence. `false`: not added.
     #[inline(always)]
     fn count_here(&self, word: usize) -> bool {
         // Acquire pairs with the Release in `open`: the table is there.
         let sequences = self.front.sequences.load(Ordering::Acquire);
         let [table, cpus] = [&self.front.table, &self.front.cpus].map(|number| number.load(Ordering::Relaxed));
-        // SAFETY: the platform says where the thread's area is; the table leads to records, whose words change by nothing else.
+        // SAFETY: `sequences` is the platform's offset of the rseq area. `open` published the table
+        // before it, with `cpus` entries that are 0 or lead to a mapped record. Only sequences
+        // change a record.
         sequences != 0 && unsafe { neap_os::rseq::count_one(sequences, table, cpus, word) }
     }
 
@@ -243,27 +266,34 @@ impl<C> Rcu<C> {
         if (1..ATTEMPTS).any(|_| self.count_here(word)) {
             return;
         }
-        // Release pairs with the Acquire in `sum`: whoever sees this reader go out sees what it did inside.
+        // Release pairs with the Acquire in `sum`: a thread that sees this exit sees this reader's
+        // accesses.
         self.lanes[spread() % LANES][word].fetch_add(1, Ordering::Release);
         if word < LEFT {
-            // SeqCst pairs with the fence in `step`: either that sees this reader, or this reader sees what was done before.
+            // SeqCst pairs with the fence in `step`: either the step sees this reader, or this
+            // reader sees the stores before the step.
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Has `run` called with `head` and the context of whoever advances, when every reader of this moment has gone. Answers
-    /// whether nothing else waits to be taken up: then somebody has to see to it that [`Rcu::advance`] is called. Never
-    /// waits, and calls nothing itself.
+    /// Defers an object: `run` is called with `head` and the advancing thread's context once all
+    /// current readers have left. Returns whether the list of deferred objects was empty before.
+    /// The caller must then see to it that [`Rcu::advance`] is called. Never waits and calls no
+    /// function.
     ///
     /// # Safety
-    /// New readers do not find the object; the head is part of it, stays where it is and is nobody else's until `run` is called; `run` may
-    /// be called with it, by any thread.
+    /// * New readers do not find the object.
+    /// * The head is part of the object. Until `run` is called it does not move, and no other code
+    ///   accesses it.
+    /// * Any thread may call `run` with the head after the grace period.
     pub unsafe fn defer(&self, head: NonNull<RcuHead<C>>, run: Run<C>) -> bool {
         let mut next = self.deferred.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the head is there, and this thread's alone, as the caller promises.
+            // SAFETY: the caller promises that the head is valid and that no other code accesses
+            // it.
             unsafe { head.as_ref().0.with_mut(|link| *link = Link { next, run: Some(run) }) };
-            // Release pairs with the AcqRel in `step`: who takes it sees the head, and what was done before.
+            // Release pairs with the AcqRel in `step`: the step sees the head, and all stores
+            // before.
             match self.deferred.compare_exchange_weak(next, head.as_ptr(), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return next.is_null(),
                 Err(other) => next = other,
@@ -271,30 +301,33 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// One step of what is deferred: takes it up, looks whether its readers have gone, frees it if so. Never waits. Answers
-    /// whether anything is left, for another call; a call while another is under way does nothing and says so, too.
+    /// Makes one step: takes deferred objects, checks for readers, and frees the objects if there
+    /// are none. Never waits. Returns whether work is left for another call. While another thread
+    /// makes a step, this does nothing and returns `true`.
     ///
     /// # Errors
-    /// That of the fence: nothing was freed. To be tried again.
+    /// The fence's error. Nothing was freed; a later call tries again.
     pub fn advance<P: Platform>(&self, platform: &P, context: &C) -> Result<bool, Errno> {
         self.step(platform, context, 0)
     }
 
-    /// Waits until every reader of this moment has gone and all that was deferred until now has been freed, as
-    /// [`Rcu::advance`] does, by whoever. Not by a reader and not by a function that frees: they would wait for themselves.
+    /// Waits until all current readers have left and all objects deferred until now are freed, by
+    /// any thread. Readers and functions that free must not call this: they would wait for
+    /// themselves.
     ///
     /// # Errors
-    /// That of the fence.
+    /// The fence's error.
     pub fn grace<P: Platform>(&self, platform: &P, context: &C) -> Result<(), Errno> {
         let Mark(wanted) = self.mark();
         let mut looks = 0;
-        // Acquire pairs with the Release in `step`: what readers did is visible, and what freeing did.
+        // Acquire pairs with the Release in `step`: accesses of readers and of freeing functions
+        // are visible.
         while self.completed.load(Ordering::Acquire) < wanted {
             let before = self.completed.load(Ordering::Relaxed);
             self.step(platform, context, wanted)?;
             if self.completed.load(Ordering::Relaxed) == before {
                 looks += 1;
-                // In a model this runs somebody else, and the others do nothing.
+                // In a model this runs another thread.
                 spin();
                 if looks < YIELDS { platform.pause() } else { platform.sleep(NAP) }
             }
@@ -304,22 +337,25 @@ impl<C> Rcu<C> {
 
     /// Marks this moment, for [`Rcu::advance_past`].
     pub fn mark(&self) -> Mark {
-        // SeqCst pairs with the fence in `step`: a period that is not seen begun here sees what was done before.
+        // SeqCst pairs with the fence in `step`: a period that this thread does not see begun sees
+        // this thread's earlier stores.
         fence(Ordering::SeqCst);
         Mark(self.started.load(Ordering::Relaxed) + 1)
     }
 
-    /// One step, as [`Rcu::advance`], towards the moment when every reader of a marked one has gone: whether that has come.
+    /// Makes one step as [`Rcu::advance`] does. Returns whether all readers of the marked moment
+    /// have left.
     ///
     /// # Errors
-    /// That of the fence: nothing is known. To be tried again.
+    /// The fence's error: whether they left is unknown. A later call tries again.
     pub fn advance_past<P: Platform>(&self, platform: &P, context: &C, mark: Mark) -> Result<bool, Errno> {
         self.step(platform, context, mark.0)?;
-        // Acquire pairs with the Release in `step`: what readers did is visible.
+        // Acquire pairs with the Release in `step`: accesses of readers are visible.
         Ok(self.completed.load(Ordering::Acquire) >= mark.0)
     }
 
-    /// One step; a new period also begins if fewer than `wanted` are over.
+    /// Makes one step. Without deferred objects, a new period begins only if fewer than `wanted`
+    /// are complete.
     fn step<P: Platform>(&self, platform: &P, context: &C, wanted: usize) -> Result<bool, Errno> {
         let Some(mut turn) = self.turn.try_lock() else { return Ok(true) };
         let completed = self.completed.load(Ordering::Relaxed);
@@ -328,12 +364,14 @@ impl<C> Rcu<C> {
                 return Ok(false);
             }
             self.started.store(completed + 1, Ordering::Relaxed);
-            // AcqRel pairs with the Release in `defer`, and with the fence in `grace`: who defers too late for this sees it begun.
+            // AcqRel pairs with the Release in `defer`. With the fence in `mark`, a thread that
+            // defers too late for this swap sees the period begun.
             let batch = self.deferred.swap(null_mut(), Ordering::AcqRel);
             *turn = Turn { fenced: false, seen: 0, batch };
         }
         if !turn.fenced {
-            // SeqCst pairs with the fences in `count_elsewhere` and `grace`; the platform's with those that only a compiler sees.
+            // SeqCst pairs with the fences in `count_elsewhere` and `mark`. The platform's fence
+            // pairs with the compiler fences of readers.
             fence(Ordering::SeqCst);
             if self.front.sequences.load(Ordering::Relaxed) != 0 {
                 platform.fence_all()?;
@@ -353,20 +391,23 @@ impl<C> Rcu<C> {
             return Ok(true);
         }
         while let Some(head) = NonNull::new(turn.batch) {
-            // SAFETY: it was deferred and has not been freed.
+            // SAFETY: `defer` put the head into the list that became this batch, so its object
+            // still exists. The turn makes this thread the only one that accesses it.
             let Link { next, run } = unsafe { head.as_ref().0.with_mut(|link| link.read()) };
             turn.batch = next;
             if let Some(run) = run {
-                // SAFETY: whoever deferred it has promised that, for when every reader of then has gone.
+                // SAFETY: `defer`'s caller promised that `run` may be called after a grace period.
+                // Both phases were seen without readers since the fence, so the period is over.
                 unsafe { run(head, context) };
             }
         }
-        // Release pairs with the Acquire in `grace`.
+        // Release pairs with the Acquire in `grace` and `advance_past`.
         self.completed.store(completed + 1, Ordering::Release);
         Ok(!self.deferred.load(Ordering::Relaxed).is_null())
     }
 
-    /// Whether as many have gone out as came in. For readers whom a fence before made visible.
+    /// Whether a phase has as many exits as entries. Counts every reader that an earlier fence made
+    /// visible.
     fn is_empty(&self, phase: usize) -> bool {
         let left = self.sum(LEFT + phase);
         self.sum(ENTERED + phase).wrapping_sub(left) == self.forgotten[phase].load(Ordering::Relaxed)
@@ -379,28 +420,31 @@ impl<C> Rcu<C> {
         let records = self.front.table.load(Ordering::Relaxed).wrapping_sub(cpus * size_of::<Record>());
         let records = (0..cpus).map(|cpu| {
             let record = with_exposed_provenance::<Record>(records).wrapping_add(cpu);
-            // SAFETY: `open` mapped a record for each CPU.
+            // SAFETY: `open` mapped a zeroed record for each CPU before it published `sequences`. A
+            // record's words are atomics.
             let record = unsafe { &*record };
-            // Acquire pairs with the commits of sequences, which the processor keeps in order.
+            // Acquire pairs with the commits of sequences: x86-64 keeps stores in order.
             record[word].load(Ordering::Acquire)
         });
-        // Acquire pairs with the Release in `count_elsewhere`; what is added up after this is read after it.
+        // Acquire pairs with the Release in `count_elsewhere`, and orders the sum of entries after
+        // this one.
         let lanes = self.lanes.iter().map(|lane| lane[word].load(Ordering::Acquire));
         lanes.chain(records).fold(0, usize::wrapping_add)
     }
 
-    /// In a forked child: readers of threads that do not exist here do not count any more. What was deferred stays deferred.
-    /// (Fences have to be registered again, too, before [`Rcu::advance`] can have one.)
+    /// Subtracts the readers of threads that do not exist in a forked child. Deferred objects stay
+    /// deferred. The child must register for fences again before [`Rcu::advance`] can fence.
     ///
     /// # Safety
-    /// The caller is the only thread of the child. What it has found as a reader itself before the fork, if it was one (a signal handler
-    /// that forks may have interrupted one), is not protected any more; a [`Reading`] that it has may be dropped.
+    /// The caller is the only thread of the child. If a signal handler forked and interrupted a
+    /// reader of this thread, the data that the reader found is no longer protected. Its
+    /// [`Reading`] may be dropped.
     pub unsafe fn forget_others(&self) {
         for phase in 0..2 {
             let inside = loop {
                 let left = self.sum(LEFT + phase);
                 let inside = self.sum(ENTERED + phase).wrapping_sub(left);
-                // Otherwise a signal handler was in and out meanwhile.
+                // Otherwise a signal handler entered and left in between.
                 if self.sum(LEFT + phase) == left {
                     break inside;
                 }
@@ -429,7 +473,7 @@ impl<C> fmt::Debug for Rcu<C> {
     }
 }
 
-/// Being a reader; goes out when dropped.
+/// An active read section, which ends when the value is dropped.
 pub struct Reading<'r, C = ()> {
     rcu: &'r Rcu<C>,
     now: usize,
@@ -438,9 +482,10 @@ pub struct Reading<'r, C = ()> {
 impl<C> Drop for Reading<'_, C> {
     #[inline]
     fn drop(&mut self) {
-        // SeqCst pairs with the Acquire in `sum`: what was done inside is done before the count, which the processor keeps in order.
+        // SeqCst for the compiler only, pairs with the Acquire in `sum`: the section's accesses
+        // come before the count, since x86-64 does not move a store before earlier accesses.
         compiler_fence(Ordering::SeqCst);
-        // After a fork it is forgotten already.
+        // A reader from before a fork is subtracted already.
         if self.rcu.front.now.load(Ordering::Relaxed) ^ self.now <= 1 {
             self.rcu.count(LEFT + (self.now & 1));
         }

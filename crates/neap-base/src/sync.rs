@@ -1,8 +1,9 @@
-//! The atomics and cells of everything that a model checker explores.
+//! Atomics, cells and waiting, for code that the model checker loom explores.
 //!
-//! Sits between `core` (or loom, under `--cfg loom`) and the mutex, the CPU lock, the gate and RCU. The only file of the
-//! workspace that asks for `cfg(loom)`. loom's atomics cannot be made in a constant, so constructors go through
-//! [`constructor!`](crate::constructor), and its threads do not sleep on a futex, so waiting goes through here as well.
+//! Under `--cfg loom` these are loom's types, otherwise those of `core`. The users are the mutex,
+//! the CPU lock, the gate and RCU. loom's atomics cannot be made in a constant, so constructors use
+//! [`constructor!`](crate::constructor). loom's threads do not sleep on a futex, so waiting is here
+//! as well. Only this file of the workspace selects code by `cfg(loom)`.
 
 #[cfg(loom)]
 mod imp {
@@ -11,7 +12,7 @@ mod imp {
     pub use loom::cell::UnsafeCell;
     pub use loom::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
-    /// A number of this thread's own, not 0.
+    /// A number that identifies this thread, not 0.
     pub fn me() -> usize {
         use core::hash::{Hash, Hasher};
         let mut hasher = std::hash::DefaultHasher::new();
@@ -19,31 +20,31 @@ mod imp {
         hasher.finish() as usize | 1
     }
 
-    /// One place for all threads: every further atomic is states to explore.
+    /// Returns one lane for all threads: every further atomic adds states to explore.
     pub fn spread() -> usize {
         0
     }
 
-    /// A model is one process.
+    /// Number of the process: a model is one process.
     pub fn process() -> u32 {
         1
     }
 
-    /// No model has a child.
+    /// A model has no child, so each process counts as having one thread.
     pub fn is_alone() -> bool {
         true
     }
 
-    /// No thread of a model forks while it is inside.
+    /// Word of the gate that this thread is inside: no thread of a model forks inside.
     pub fn inside() -> usize {
         0
     }
 
-    /// Nobody asks.
+    /// Does nothing, since [`inside`] always returns 0.
     pub fn set_inside(_word: usize) {}
 
-    /// loom takes SeqCst accesses for AcqRel ones, but knows SeqCst fences: this one stands where the accesses around it
-    /// need their order.
+    /// A full fence where the accesses around it need SeqCst order. loom treats SeqCst accesses as
+    /// AcqRel, but supports SeqCst fences.
     pub fn model_fence() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
@@ -51,11 +52,12 @@ mod imp {
     type Sleepers = loom::sync::Mutex<std::vec::Vec<(usize, std::sync::Arc<loom::sync::Condvar>)>>;
 
     loom::lazy_static! {
-        /// Who sleeps on the word of which address, the first first.
+        /// Sleeping threads with the addresses of their words, in order of arrival.
         static ref SLEEPERS: Sleepers = Sleepers::default();
     }
 
-    /// Sleeps until somebody wakes it: the model stops where nobody does, so a wake-up that is lost is found.
+    /// Sleeps until another thread wakes it. Without a wake-up the model stops, so lost wake-ups
+    /// are found.
     pub fn wait(word: &AtomicU32, expected: u32) {
         let own = std::sync::Arc::new(loom::sync::Condvar::new());
         let Ok(mut sleepers) = SLEEPERS.lock() else { return };
@@ -68,12 +70,13 @@ mod imp {
         }
     }
 
-    /// The same: no deadline comes, so a wake-up that one would make up for is found as well.
+    /// Sleeps as [`wait`] does, without a deadline. So wake-ups that a deadline would hide are
+    /// found.
     pub fn wait_for(word: &AtomicU32, expected: u32, _nanoseconds: u64) {
         wait(word, expected);
     }
 
-    /// Wakes up to `count` who sleep on `word`.
+    /// Wakes up to `count` threads that sleep on `word`.
     pub fn wake(word: &AtomicU32, count: u32) {
         let Ok(mut sleepers) = SLEEPERS.lock() else { return };
         for _ in 0..count {
@@ -83,12 +86,12 @@ mod imp {
         }
     }
 
-    /// One turn of a short wait.
+    /// One iteration of a short wait.
     pub fn spin() {
         loom::thread::yield_now();
     }
 
-    /// Turns to spin before sleeping: none, each is a state to explore.
+    /// Iterations before a sleep: none, since each adds states to explore.
     pub const SPINS: u32 = 0;
 }
 
@@ -108,13 +111,13 @@ mod imp {
         neap_os::thread::count() == Some(1)
     }
 
-    /// What this thread is inside; nothing under Miri, which knows no assembly.
+    /// Word of the gate that this thread is inside; 0 under Miri, which does not run assembly.
     #[inline(always)]
     pub fn inside() -> usize {
         if cfg!(miri) { 0 } else { neap_os::entered::inside() }
     }
 
-    /// Says what this thread is inside.
+    /// Sets the word of the gate that this thread is inside.
     #[inline(always)]
     pub fn set_inside(word: usize) {
         if !cfg!(miri) {
@@ -122,23 +125,23 @@ mod imp {
         }
     }
 
-    /// A number to spread threads by, where it does not matter which CPU they are on.
+    /// A number that spreads threads where their CPU does not matter.
     pub fn spread() -> usize {
-        // Miri knows no assembly, which the thread's number is read by.
+        // Miri does not run the assembly that reads the thread's number.
         if cfg!(miri) { 0 } else { neap_os::thread::number() }
     }
 
-    /// Nothing: the SeqCst accesses around it do it.
+    /// Does nothing: the SeqCst accesses around it suffice.
     #[inline(always)]
     pub fn model_fence() {}
 
-    /// `core`'s cell with loom's way of reaching into it.
+    /// `core`'s cell with loom's interface.
     #[derive(Debug)]
     #[repr(transparent)]
     pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
-        /// A cell that holds `value`.
+        /// Creates a cell that holds `value`.
         pub const fn new(value: T) -> UnsafeCell<T> {
             UnsafeCell(core::cell::UnsafeCell::new(value))
         }
@@ -150,12 +153,12 @@ mod imp {
         }
     }
 
-    /// Sleeps while `word` holds `expected`; may return for no reason.
+    /// Sleeps while `word` holds `expected`. Spurious returns happen.
     pub fn wait(word: &AtomicU32, expected: u32) {
         futex::wait(word, expected, None, Scope::Process);
     }
 
-    /// The same, for so many nanoseconds at most.
+    /// Sleeps while `word` holds `expected`, for `nanoseconds` at most. Spurious returns happen.
     pub fn wait_for(word: &AtomicU32, expected: u32, nanoseconds: u64) {
         futex::wait(word, expected, Some(nanoseconds), Scope::Process);
     }
@@ -165,27 +168,27 @@ mod imp {
         futex::wake(word, count, Scope::Process);
     }
 
-    /// One turn of a short wait.
+    /// One iteration of a short wait.
     #[inline(always)]
     pub fn spin() {
         core::hint::spin_loop();
     }
 
-    /// Turns to spin before sleeping, some 20 us: a mutex here is held for a batch of pages or objects, which takes up to
-    /// 5 us where another CPU used them last, and a sleep interrupts the CPU that is to go on.
+    /// Iterations before a sleep, about 20 us. A mutex is held for one batch of pages or objects,
+    /// some microseconds. A sleep would interrupt the CPU of the thread that is woken.
     pub const SPINS: u32 = 1000;
 }
 
 pub use imp::*;
 
-/// A `const fn` where atomics can be made in constants, a plain `fn` under loom.
+/// A `const fn`; a plain `fn` under loom, where atomics cannot be made in constants.
 #[cfg(not(loom))]
 #[macro_export]
 macro_rules! constructor {
     ($(#[$attribute:meta])* $visibility:vis fn $($rest:tt)*) => { $(#[$attribute])* $visibility const fn $($rest)* };
 }
 
-/// A `const fn` where atomics can be made in constants, a plain `fn` under loom.
+/// A plain `fn` under loom, where atomics cannot be made in constants; otherwise a `const fn`.
 #[cfg(loom)]
 #[macro_export]
 macro_rules! constructor {

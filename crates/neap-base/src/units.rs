@@ -1,9 +1,9 @@
 //! Page frame numbers and orders.
 //!
-//! Sits between arithmetic and everybody who would mix up a page with a count of pages. Plain numbers in their own
-//! types, no behaviour beyond conversion.
+//! Separate types keep page numbers apart from counts of pages. They have no behaviour beyond
+//! conversion.
 
-/// A page of an arena, counted from its base. 32 bits hold 16 TiB of 4 KiB pages.
+/// Number of a page of an arena, counted from its base. 32 bits hold 16 TiB of 4 KiB pages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(transparent)]
 pub struct Pfn(pub u32);

@@ -1,8 +1,10 @@
-//! A machine that a test makes up: any page size, any number of CPUs, its own time, and calls that fail on demand.
+//! A simulated machine for tests: any page size, any number of CPUs, its own time, and failing
+//! calls.
 //!
-//! Sits where [`Linux`](crate::Linux) sits. Memory is real memory of this process, so that contents can be checked;
-//! everything else is a number that the test sets. Which virtual CPU a thread is on is a thread-local of the test's.
-//! Restartable sequences need a real CPU, so a virtual machine has Atomic slots only, unless it is asked for them.
+//! It takes the place of [`Linux`](crate::Linux). Memory is real memory of this process, so tests
+//! can check contents. All else is a number that the test sets. A thread-local of the test holds
+//! the virtual CPU of a thread. Restartable sequences need a real CPU, so a virtual machine has
+//! Atomic stacks only, unless a test requests sequences.
 
 use crate::platform::Platform;
 use core::cell::Cell;
@@ -17,7 +19,8 @@ use std::sync::Mutex;
 use std::thread_local;
 use std::vec::Vec;
 
-/// Miri knows few system calls: there, memory is the allocator's.
+/// Replacement of memory calls under Miri, which supports few system calls: memory is the
+/// allocator's.
 #[cfg(miri)]
 mod memory {
     use neap_os::Errno;
@@ -42,23 +45,21 @@ mod memory {
 
     pub(super) fn map(length: usize) -> Result<usize, Errno> {
         let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: nobody maps nothing.
+        // SAFETY: no test maps 0 bytes, so the layout has a size.
         Ok(unsafe { alloc_zeroed(layout) }.expose_provenance())
     }
 
     pub(super) use map as reserve;
 
-    /// # Safety
-    /// Of a range that [`reserve`] answered.
+    /// The range lies in one that [`reserve`] returned.
     pub(super) unsafe fn open(_address: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// # Safety
-    /// All of a range that [`map`] answered, unused.
+    /// The whole of a range that [`map`] returned, which no code uses any more.
     pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
         let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises all of a range that `map` allocated with this layout.
         unsafe { dealloc(core::ptr::with_exposed_provenance_mut(address), layout) };
         Ok(())
     }
@@ -66,7 +67,8 @@ mod memory {
     /// # Safety
     /// The contents are no longer needed.
     pub(super) unsafe fn release(address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the contents are not needed; the range lies in one that
+        // `map` made.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(0, length) };
         Ok(())
     }
@@ -75,14 +77,13 @@ mod memory {
         Ok(())
     }
 
-    /// # Safety
-    /// None: nothing moves.
+    /// None: the call moves nothing.
     pub(super) unsafe fn move_pages(_from: usize, _to: usize, _length: usize) -> Result<(), Errno> {
         Err(Errno::INVAL)
     }
 }
 
-/// The calls that can be told to fail.
+/// Calls that a test can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Call {
@@ -114,7 +115,7 @@ pub enum Call {
 
 const CALLS: usize = 12;
 
-/// Every [`Call`], for tests that go through all.
+/// Every [`Call`], for tests that iterate over all.
 pub const ALL_CALLS: [Call; CALLS] = [
     Call::MapAt,
     Call::Map,
@@ -130,8 +131,8 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::ReleaseLazily,
 ];
 
-/// In the `impl` of [`Platform`](crate::Platform) for a wrapper around another platform, its field `$inner`: the calls that no
-/// wrapper has a word to say about.
+/// Passes the calls of [`Platform`](crate::Platform) that wrappers do not change to the platform in
+/// field `$inner`. For the `impl` of a wrapper around another platform.
 #[macro_export]
 macro_rules! hand_on {
     ($inner:ident) => {
@@ -164,17 +165,18 @@ macro_rules! hand_on {
         }
 
         unsafe fn open(&self, address: usize, length: usize) -> Result<(), $crate::platform::Errno> {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises the contract of `Platform::open`, which is passed on.
             unsafe { self.$inner.open(address, length) }
         }
 
         unsafe fn unmap(&self, address: usize, length: usize) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises the contract of `Platform::unmap`, which is passed on.
             unsafe { self.$inner.unmap(address, length) }
         }
 
         unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), $crate::platform::Errno> {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises the contract of `Platform::move_pages`, which is passed
+            // on.
             unsafe { self.$inner.move_pages(from, to, length) }
         }
 
@@ -232,13 +234,13 @@ pub struct Virtual {
     scarce: bool,
     /// The nearest node of each CPU.
     nearest: Vec<usize>,
-    /// Ranges that were bound, or unmapped: address, length, node.
+    /// Ranges that were bound, or unmapped (`None`): address, length, node.
     bound: Mutex<Vec<(usize, usize, Option<usize>)>>,
     /// Whether a refused move has unmapped its destination.
     moves_unmap: AtomicBool,
-    /// Whether it says that huge pages are for everybody.
+    /// Whether huge pages are used wherever a program does not refuse them.
     gives_huge_pages: bool,
-    /// What it was told of huge pages: address, length, allowed.
+    /// Calls about huge pages: address, length, allowed.
     advice: Mutex<Vec<(usize, usize, bool)>>,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
@@ -247,18 +249,19 @@ pub struct Virtual {
     sequences: Option<isize>,
     now: AtomicU64,
     made: [AtomicUsize; CALLS],
-    /// Calls left before one fails; 0: none ever fails. After that many calls `failures` fail in a row.
+    /// Calls that succeed before `failures` calls fail in a row. Without failures, all succeed.
     countdown: [AtomicUsize; CALLS],
     failures: [AtomicUsize; CALLS],
     released: AtomicU64,
-    /// Released lazily.
+    /// Bytes released lazily.
     offered: AtomicU64,
-    /// Mapped and not unmapped.
+    /// Bytes mapped and not unmapped.
     mapped: AtomicUsize,
 }
 
 impl Virtual {
-    /// A machine with pages of `page_size` bytes (a multiple of the real one, or tests of memory fail) and `cpus` CPUs.
+    /// Creates a machine with pages of `page_size` bytes and `cpus` CPUs. The page size must be a
+    /// multiple of the real one.
     pub fn new(page_size: usize, cpus: usize) -> Virtual {
         assert!(page_size.is_power_of_two() && page_size.is_multiple_of(memory::page_size()) && cpus > 0);
         let zeros = || [const { AtomicUsize::new(0) }; CALLS];
@@ -285,19 +288,19 @@ impl Virtual {
         }
     }
 
-    /// The same machine where address space is scarce.
+    /// Makes address space scarce.
     pub fn with_scarce_address_space(self) -> Virtual {
         Virtual { scarce: true, ..self }
     }
 
-    /// The same machine with nodes; `nearest` says for every CPU which one it is nearest to. They lie in a row: the
-    /// distance grows with the difference of their numbers.
+    /// Adds nodes; `nearest` holds the nearest node of every CPU. The nodes lie in a row: distance
+    /// grows with the difference of their numbers.
     pub fn with_nodes(self, nearest: &[usize]) -> Virtual {
         assert_eq!(nearest.len(), self.cpus);
         Virtual { nearest: nearest.to_vec(), ..self }
     }
 
-    /// The node that an address was bound to.
+    /// The node that an address was bound to; `None` if it was not, or was unmapped since.
     pub fn bound_to(&self, address: usize) -> Option<usize> {
         let bound = self.bound.lock().expect("nobody panics with it");
         bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address))?.2
@@ -316,13 +319,14 @@ impl Virtual {
         self.moves_unmap.store(true, Ordering::Relaxed);
     }
 
-    /// The same machine, which says that huge pages are for everybody. It refuses to move pages out of a range of which parts
-    /// allow them and others do not, as Linux does before 6.17: that is more than one mapping.
+    /// Uses huge pages wherever a program does not refuse them. Such a machine refuses to move
+    /// pages of a range that allows huge pages in parts only. Linux before 6.17 does so, since such
+    /// a range is more than one mapping.
     pub fn with_huge_pages_for_all(self) -> Virtual {
         Virtual { gives_huge_pages: true, ..self }
     }
 
-    /// Whether huge pages may stand behind an address: what was said last.
+    /// Whether huge pages may back an address, by the latest call about it.
     pub fn allows_huge_pages(&self, address: usize) -> bool {
         let advice = self.advice.lock().expect("nobody panics with it");
         advice
@@ -332,29 +336,29 @@ impl Virtual {
             .is_some_and(|last| last.2)
     }
 
-    /// The same machine with isolated CPUs.
+    /// Isolates CPUs.
     pub fn with_isolated(self, isolated: CpuSet) -> Virtual {
         Virtual { isolated, ..self }
     }
 
-    /// The same machine with the restartable sequences and fences of the real one, if that has them: they go by the CPU that
-    /// a thread is really on.
+    /// Uses the restartable sequences and fences of the real machine, if it has them. They go by
+    /// the real CPU of a thread.
     pub fn with_sequences(self) -> Virtual {
         let sequences = fence::register().ok().and_then(|()| neap_os::rseq::registered_offset());
         Virtual { sequences, ..self }
     }
 
-    /// Lets a thread run on an isolated CPU, or leave it.
+    /// Sets whether a thread runs on an isolated CPU.
     pub fn use_isolated_cpu(&self, in_use: bool) {
         self.isolated_in_use.store(in_use, Ordering::Relaxed);
     }
 
-    /// Locks all memory of the process, or unlocks it.
+    /// Sets whether all memory of the process is locked.
     pub fn lock_memory(&self, locked: bool) {
         self.locked.store(locked, Ordering::Relaxed);
     }
 
-    /// Puts the calling thread on a CPU: for this thread, whatever the machine.
+    /// Puts the calling thread on a CPU, for every virtual machine.
     pub fn run_on(cpu: usize) {
         CPU.set(cpu);
     }
@@ -370,12 +374,12 @@ impl Virtual {
         self.failures[call as usize].store(failures, Ordering::Relaxed);
     }
 
-    /// How often `call` was made.
+    /// Number of times that `call` was made.
     pub fn made(&self, call: Call) -> usize {
         self.made[call as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes given back so far.
+    /// Bytes released so far.
     pub fn released_bytes(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }
@@ -408,7 +412,7 @@ impl Platform for Virtual {
     }
 
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        // Every machine of the process starts looking somewhere else.
+        // Each machine of the process starts at another address.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let (chunk, span) = (self.page_size << 10, span.next_multiple_of(1 << 30));
         (attempt < 16).then(|| {
@@ -429,7 +433,7 @@ impl Platform for Virtual {
         self.attempt(Call::MapAt)?;
         memory::map_at(address, length)?;
         self.mapped.fetch_add(length, Ordering::Relaxed);
-        // Whatever the system is set to: tests count what is there by the page.
+        // Independent of the system's setting: tests count resident memory by the page.
         let _ = memory::huge_pages(address, length, false);
         Ok(())
     }
@@ -446,12 +450,12 @@ impl Platform for Virtual {
 
     unsafe fn open(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.attempt(Call::Open)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the range lies in address space from `reserve`.
         unsafe { memory::open(address, length) }
     }
 
     unsafe fn unmap(&self, address: usize, length: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that no code uses the range any more.
         unsafe { memory::unmap(address, length) }.expect("a mapping of the test's own goes away");
         self.note_bound(address, length, None);
         self.mapped.fetch_sub(length, Ordering::Relaxed);
@@ -463,7 +467,7 @@ impl Platform for Virtual {
             "release of a part of a page"
         );
         self.attempt(Call::Release)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the contents are not needed.
         unsafe { memory::release(address, length)? };
         self.released.fetch_add(length as u64, Ordering::Relaxed);
         Ok(())
@@ -473,11 +477,11 @@ impl Platform for Virtual {
         if self.locked.load(Ordering::Relaxed) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller promises what this asks for.
+        // SAFETY: the caller promises that the contents are not needed.
         unsafe { self.release(address, length) }
     }
 
-    /// This system takes every second page at once, and never the others.
+    /// The simulated system takes every second page at once, and never the others.
     unsafe fn release_lazily(&self, address: usize, length: usize) -> Result<(), Errno> {
         assert!(
             address.is_multiple_of(self.page_size) && length.is_multiple_of(self.page_size),
@@ -488,7 +492,7 @@ impl Platform for Virtual {
             return Err(Errno::INVAL);
         }
         for page in (address..address + length).step_by(2 * self.page_size) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises that the contents of the whole range are not needed.
             unsafe { memory::release(page, self.page_size)? };
         }
         self.offered.fetch_add(length as u64, Ordering::Relaxed);
@@ -506,7 +510,7 @@ impl Platform for Virtual {
                 range.start.is_multiple_of(self.page_size) && range.length.is_multiple_of(self.page_size),
                 "a part of a page"
             );
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises that the contents of all ranges are not needed.
             unsafe { memory::release(range.start, range.length)? };
         }
         let bytes = ranges.iter().map(|range| range.length).sum();
@@ -532,7 +536,7 @@ impl Platform for Virtual {
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {
         if let Err(error) = self.attempt(Call::MovePages) {
             if self.moves_unmap.load(Ordering::Relaxed) {
-                // SAFETY: nobody uses what is behind the destination, as the caller promises.
+                // SAFETY: the caller promises that no code uses the memory behind the destination.
                 unsafe { self.unmap(to, length) };
             }
             return Err(error);
@@ -542,9 +546,9 @@ impl Platform for Virtual {
         if self.gives_huge_pages && pages.any(|address| allows(address) != allows(from)) {
             return Err(Errno::FAULT);
         }
-        // The mapping comes along.
+        // The setting of huge pages moves with the mapping.
         self.note_advice(to, length, allows(from));
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `memory::move_pages`.
         unsafe { memory::move_pages(from, to, length) }
     }
 

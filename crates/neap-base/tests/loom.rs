@@ -1,5 +1,5 @@
-//! Every interleaving of the mutex, the CPU lock, the gate and RCU without sequences, by loom. Empty unless built with `--cfg loom`
-//! (`cargo xtask loom`).
+//! Explores the mutex, the CPU lock, the gate, and RCU without sequences in every interleaving, by
+//! loom. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -41,10 +41,10 @@ fn the_cpu_lock_excludes_and_hands_the_value_on() {
     });
 }
 
-/// What a CPU's list holds, and what the zone behind it has.
+/// Pages in a CPU's list, and in the zone behind it.
 type Places = (CpuLock<usize>, Mutex<usize>);
 
-/// Empties the list into the zone, if nobody holds it: a drain.
+/// Plays a drain: empties the list into the zone, unless the list stays locked.
 fn drain((list, zone): &Places) {
     let Some(mut held) = list.lock_bounded(2) else { return };
     let pages = std::mem::take(&mut *held);
@@ -52,7 +52,7 @@ fn drain((list, zone): &Places) {
     *zone.lock() += pages;
 }
 
-/// Puts a page into the list, or past it into the zone: an owner.
+/// Plays an owner: puts a page into the list, or into the zone if the list is locked.
 fn put((list, zone): &Places) {
     match list.try_lock() {
         Some(mut held) => *held += 1,
@@ -66,7 +66,7 @@ fn an_owner_a_drain_and_an_exit_lose_nothing() {
         let places: Arc<Places> = Arc::new((CpuLock::new(0), Mutex::new(0)));
         let owner = {
             let places = places.clone();
-            // It ends with something in the list, and nobody ever runs on that CPU again.
+            // It ends with pages in the list, and no thread runs on that CPU again.
             thread::spawn(move || (0..2).for_each(|_| put(&places)))
         };
         let drainer = {
@@ -89,12 +89,13 @@ fn a_forgotten_guard_excludes_until_the_unlock() {
             let places = places.clone();
             thread::spawn(move || put(&places))
         };
-        // Fork: what is copied between these does not change.
+        // Plays fork: the value does not change between these steps.
         if let Some(guard) = places.0.lock_bounded(2) {
             let copied = *guard;
             std::mem::forget(guard);
             thread::yield_now();
-            // SAFETY: taken and forgotten above; held, so the value is not being changed.
+            // SAFETY: this thread took the lock above and forgot the guard, so no other thread
+            // changes the value.
             unsafe {
                 assert_eq!(places.0.peek(), copied);
                 places.0.unlock();
@@ -113,16 +114,17 @@ fn nobody_is_inside_a_closed_gate() {
             let (gate, value) = (gate.clone(), value.clone());
             thread::spawn(move || {
                 let _inside = gate.enter(0);
-                // SAFETY: who is inside has the cell alone; loom checks that.
+                // SAFETY: the closer waits until this thread has left, so this is the only access.
+                // loom checks that.
                 value.with_mut(|value| unsafe { *value += 1 });
             })
         };
-        // loom reports it if the two accesses to the cell are not ordered.
+        // loom reports an error if the two accesses to the cell are not ordered.
         if gate.close(|| {
             thread::yield_now();
             true
         }) {
-            // SAFETY: nobody is inside, so the closer has the cell alone; loom checks that.
+            // SAFETY: no thread is inside, so this is the only access. loom checks that.
             value.with_mut(|value| unsafe { *value += 1 });
         }
         gate.open();
@@ -130,7 +132,7 @@ fn nobody_is_inside_a_closed_gate() {
     });
 }
 
-/// What was freed: a bit for each object's number.
+/// Freed objects: a bit for each object's number.
 type Freed = loom::sync::atomic::AtomicUsize;
 
 struct Object {
@@ -142,24 +144,25 @@ fn object(number: usize) -> *mut Object {
     Box::into_raw(Box::new(Object { head: RcuHead::new(), number: loom::cell::UnsafeCell::new(number) }))
 }
 
-/// Gives an object back; its number.
+/// Frees an object and returns its number.
 ///
 /// # Safety
-/// It is one of [`object`], and nobody looks at it any more.
+/// [`object`] made it, and no thread uses it any more.
 unsafe fn bury(object: *mut Object) -> usize {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that `object` made the box, and that no thread uses it any more.
     let object = unsafe { Box::from_raw(object) };
-    // SAFETY: as the caller promises; loom checks that.
+    // SAFETY: the box is this function's own, so this is the only access. loom checks that.
     object.number.with_mut(|number| unsafe { std::mem::replace(&mut *number, usize::MAX) })
 }
 
 unsafe fn free(head: NonNull<RcuHead<Freed>>, freed: &Freed) {
-    // SAFETY: the head is that of an object.
+    // SAFETY: every deferred head is a field of an object that `object` made, and no reader is
+    // left.
     let number = unsafe { bury(head.byte_sub(std::mem::offset_of!(Object, head)).as_ptr().cast()) };
     freed.fetch_add(1 << number, Ordering::Relaxed);
 }
 
-/// A domain, and a cell that leads to an object, at first to number 0.
+/// A domain, and a cell that points to an object, at first to number 0.
 struct World {
     rcu: Rcu<Freed>,
     cell: loom::sync::atomic::AtomicPtr<Object>,
@@ -173,18 +176,19 @@ impl World {
         // Acquire pairs with the AcqRel in `replace`.
         let object = self.cell.load(Ordering::Acquire);
         thread::yield_now();
-        // SAFETY: it is not freed before the reader goes; loom checks that.
+        // SAFETY: the object is not freed before the read section ends; loom checks that.
         unsafe { (*object).number.with(|number| assert_ne!(*number, usize::MAX)) };
     }
 
-    /// Puts an object with this number into the cell, and defers the one that is there.
+    /// Puts an object with this number into the cell, and defers the previous one.
     fn replace(&self, number: usize) {
         // AcqRel pairs with itself and with the Acquire in `read`.
         self.defer(self.cell.swap(object(number), Ordering::AcqRel));
     }
 
     fn defer(&self, object: *mut Object) {
-        // SAFETY: no new reader finds it, and it is this thread's alone.
+        // SAFETY: no new reader finds the object, and only this thread has it; `free` accepts its
+        // head.
         unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), free) };
     }
 
@@ -199,12 +203,12 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // SAFETY: the last to know it is this.
+        // SAFETY: `drop` has the only reference to the world, so no other thread uses the object.
         unsafe { bury(self.cell.load(Ordering::Relaxed)) };
     }
 }
 
-/// Runs two threads on a domain, however often they are preempted: it takes four to see some of what can be wrong.
+/// Runs two threads on a domain, without a bound on preemptions: some errors need four.
 fn two(one: fn(&World), other: fn(&World), at_the_end: usize) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = None;
@@ -234,8 +238,8 @@ fn nothing_is_freed_under_a_reader() {
     two(writer, World::read, 0b1);
 }
 
-/// The reader may have looked which phase it is before the first period and come in during the second; it may come and go while
-/// counts are added up.
+/// The reader may read the phase before the first period and enter during the second. It may enter
+/// and leave while counts are summed.
 #[test]
 fn a_reader_of_any_phase_is_waited_for() {
     fn writer(world: &World) {

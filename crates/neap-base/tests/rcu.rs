@@ -1,9 +1,12 @@
-//! RCU on the real machine: readers on all CPUs that move and sleep, writers, somebody who advances, and forks.
+//! RCU on the real machine: readers on all CPUs that move and sleep, writers, steps, and forks.
 //!
-//! Goal: what a reader holds is what it found, until it goes; everything that was deferred is freed in the end, once; and a child
-//! that was forked while other threads read frees what was deferred before. Method: objects are poisoned when they are freed and used
-//! again at once, so whoever looks at a freed one sees another number. In every kind of counting: by sequences, without, and with one
-//! CPU isolated. `NEAP_RCU_READS` sets how often each reader comes in.
+//! Goals: an object that a reader found stays valid until the reader leaves. Every deferred object
+//! is freed in the end, once. A child that was forked while other threads read frees the objects
+//! that were deferred before.
+//!
+//! Method: freed objects are poisoned and reused at once, so a reader of a freed object sees
+//! another number. The tests run with every kind of counting: by sequences, without, and with one
+//! CPU isolated. `NEAP_RCU_READS` sets the number of sections of each reader.
 #![cfg(not(loom))]
 
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -29,23 +32,24 @@ struct Object {
     number: AtomicU64,
 }
 
-/// Cells that are read, and objects that nobody uses.
+/// Cells that are read, and unused objects.
 struct World {
     rcu: Rcu<World>,
     cells: [AtomicPtr<Object>; CELLS],
     unused: Mutex<Vec<NonNull<Object>>>,
     /// Objects made, deferred, freed.
     counts: [AtomicUsize; 3],
-    /// Threads are to end.
+    /// Tells threads to end.
     done: AtomicBool,
 }
 
-// SAFETY: the objects that nobody uses are whoever's who takes them out.
+// SAFETY: an unused object belongs to the thread that takes it out of the mutex. The other fields
+// are atomics and a domain.
 unsafe impl Sync for World {}
 
 unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
     let object = head.cast::<Object>();
-    // SAFETY: the head is the first field of an object, which is never given back.
+    // SAFETY: the head is the first field of an object, and objects are never deallocated.
     let was = unsafe { object.as_ref() }.number.swap(POISON, Ordering::Relaxed);
     assert_ne!(was, POISON, "freed twice");
     world.counts[2].fetch_add(1, Ordering::Relaxed);
@@ -68,14 +72,14 @@ impl World {
         world
     }
 
-    /// An object that nobody knows.
+    /// An object that no other thread knows.
     fn fresh(&self, number: u64) -> NonNull<Object> {
         let unused = self.unused.lock().unwrap().pop();
         let object = unused.unwrap_or_else(|| {
             self.counts[0].fetch_add(1, Ordering::Relaxed);
             NonNull::from(Box::leak(Box::new(Object { head: RcuHead::new(), number: AtomicU64::new(POISON) })))
         });
-        // SAFETY: objects are never given back.
+        // SAFETY: objects are never deallocated.
         unsafe { object.as_ref() }.number.store(number, Ordering::Relaxed);
         object
     }
@@ -85,16 +89,17 @@ impl World {
         // AcqRel pairs with itself, and as a Release with the Acquire in `read`.
         let old = self.cells[cell].swap(self.fresh(number).as_ptr(), Ordering::AcqRel);
         self.counts[1].fetch_add(1, Ordering::Relaxed);
-        // SAFETY: it was taken out of the cell by this thread alone, and `free` takes an object's head.
+        // SAFETY: this thread alone took the object out of the cell, and `free` accepts an object's
+        // head.
         unsafe { self.rcu.defer(NonNull::new_unchecked(old).cast(), free) };
     }
 
-    /// Looks at a cell's object, lets `meanwhile` happen, and looks again.
+    /// Reads a cell's object, runs `meanwhile`, and reads it again.
     fn read(&self, cell: usize, meanwhile: impl FnOnce()) {
         let _reading = self.rcu.enter();
         // Acquire pairs with the AcqRel in `replace`.
         let object = self.cells[cell].load(Ordering::Acquire);
-        // SAFETY: objects are never given back.
+        // SAFETY: objects are never deallocated.
         let object = unsafe { &*object };
         let before = object.number.load(Ordering::Relaxed);
         meanwhile();
@@ -103,7 +108,7 @@ impl World {
     }
 }
 
-/// Lets threads end, also where a test fails.
+/// Tells threads to end when dropped, also if a test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -112,9 +117,9 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Keeps this thread on a CPU, if it may run there.
+/// Pins this thread to a CPU, if it may run there.
 fn move_to(cpu: usize) {
-    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    // SAFETY: a zeroed set of CPUs is valid, and the calls only read or write it.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -135,7 +140,7 @@ fn reader(world: &World, machine: &Linux, mut random: Random) {
     }
 }
 
-/// Every kind of counting, by name: whether the domain is opened, and on which machine.
+/// Every kind of counting: its name, whether the domain is opened, and the machine.
 fn kinds() -> Vec<(&'static str, bool, Linux)> {
     let mut isolated = CpuSet::EMPTY;
     isolated.insert(0);
@@ -163,7 +168,7 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
                 scope.spawn(move || {
                     let mut random = Random(seed + READERS + at);
                     let mut next = 1;
-                    // Relaxed: one more turn does no harm.
+                    // Relaxed: one more iteration is harmless.
                     while !world.done.load(Ordering::Relaxed) {
                         world.replace(random.below(CELLS), next);
                         next += 1;
@@ -188,8 +193,8 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
     }
 }
 
-/// What the fence is for: a reader whose count still waits in its CPU's store buffer, behind stores that take long, while it has
-/// found an object already. On two CPUs; with one there is no such reader.
+/// Checks the purpose of the fence. A reader's count still waits in its CPU's store buffer, behind
+/// slow stores, while the reader has found an object already. Needs two CPUs.
 #[test]
 fn a_reader_whose_count_nobody_sees_yet_is_waited_for() {
     const LINE: usize = 64 / size_of::<AtomicU64>();
@@ -217,48 +222,48 @@ fn a_reader_whose_count_nobody_sees_yet_is_waited_for() {
     });
 }
 
-/// Runs `body` in a forked child, which is to come to its end.
+/// Runs `body` in a forked child, which must reach its end.
 fn in_a_child(body: impl FnOnce()) {
-    // SAFETY: what the child does it may do; it ends by _exit.
+    // SAFETY: the child runs `body` only, which the caller wrote for a child, and ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: nothing of the harness is to run in the child.
+            // SAFETY: ends the child without running the test harness.
             unsafe { libc::_exit(if done { 0 } else { 1 }) }
         }
         child => {
             let mut status = 0;
             assert!(child > 0, "fork failed");
-            // SAFETY: the status is this function's.
+            // SAFETY: the status is a local of this function.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(status, 0, "the child ended with status {status:#x}");
         }
     }
 }
 
-/// Reads in a thread that is not the standard library's: another thread of the parent may have been starting when the child was forked, and
-/// holds in it for ever what std takes then.
+/// Reads in a thread that the standard library did not create. When the child was forked, another
+/// thread of the parent may have been starting one, and its locks stay held in the child for ever.
 fn read_in_a_thread(world: &World, machine: &Linux) {
     extern "C" fn reads(of: *mut c_void) -> *mut c_void {
-        // SAFETY: what was passed below, which stays until this thread was joined.
+        // SAFETY: `of` is the pair below, which lives until this thread was joined.
         let (world, machine) = unsafe { *of.cast::<(&World, &Linux)>() };
         (0..100).for_each(|_| world.read(0, || machine.pause()));
         null_mut()
     }
     let (mut of, mut thread) = ((world, machine), 0);
-    // SAFETY: both are what the calls want, and the thread is joined once.
+    // SAFETY: the pointers are valid during the calls, and the thread is joined once.
     unsafe {
         assert_eq!(libc::pthread_create(&raw mut thread, null(), reads, (&raw mut of).cast()), 0);
         assert_eq!(libc::pthread_join(thread, null_mut()), 0);
     }
 }
 
-/// The child of a process whose readers were anywhere: it waits for its own readers and for nobody else.
+/// The child of a process with readers everywhere. It waits for its own readers only.
 fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
     if machine.rseq_offset().is_some() {
         neap_os::fence::register().unwrap();
     }
-    // SAFETY: this thread is the only one, and looks at nothing that it has found before.
+    // SAFETY: this thread is the only one, and uses no object that it found before.
     unsafe { world.rcu.forget_others() };
     let all_freed = || world.counts[1].load(Ordering::Relaxed) == world.counts[2].load(Ordering::Relaxed);
     let mut steps = (0..100).map(|_| world.rcu.advance(machine, world).unwrap());
@@ -270,7 +275,7 @@ fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
     drop(reading);
     world.rcu.grace(machine, world).unwrap();
     assert!(all_freed());
-    // And so do its threads.
+    // Threads of the child can read, too.
     read_in_a_thread(world, machine);
     world.replace(0, 2);
     world.rcu.grace(machine, world).unwrap();
@@ -289,7 +294,7 @@ fn a_child_forgets_its_parents_readers_and_frees_what_was_deferred() {
             for at in 0..READERS {
                 scope.spawn(move || {
                     let mut random = Random(seed + at);
-                    // Relaxed: one more turn does no harm.
+                    // Relaxed: one more iteration is harmless.
                     while !world.done.load(Ordering::Relaxed) {
                         world.read(random.below(CELLS), || machine.pause());
                     }
@@ -299,7 +304,7 @@ fn a_child_forgets_its_parents_readers_and_frees_what_was_deferred() {
             for number in 1..=50 {
                 let own = world.rcu.enter();
                 (0..random.below(5) + 1).for_each(|_| world.replace(random.below(CELLS), number));
-                // The child finds a period that has not begun, or one that has, and waits for somebody.
+                // In the child, the period has not begun, or it has begun and waits for a reader.
                 if random.below(2) == 0 {
                     world.rcu.advance(machine, world).unwrap();
                 }

@@ -1,4 +1,4 @@
-//! Tests of RCU that need one thread or two, on machines that are made up.
+//! Tests of RCU with one or two threads, on simulated machines.
 
 use super::*;
 use crate::virtual_platform::{Call, Virtual};
@@ -6,7 +6,7 @@ use neap_os::topology::{CpuSet, nameable};
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// What functions that free are told: where they defer again, and what was freed.
+/// Context of functions that free: the domain that they defer to, and the names of freed objects.
 #[derive(Default)]
 struct World {
     rcu: Rcu<World>,
@@ -19,14 +19,14 @@ struct Object {
 }
 
 unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
-    // SAFETY: the head is that of a boxed object, as whoever deferred it knows.
+    // SAFETY: every deferred head of these tests is a field of a boxed `Object`.
     let object = unsafe { Box::from_raw(head.byte_sub(core::mem::offset_of!(Object, head)).cast::<Object>().as_ptr()) };
     world.graves.lock().unwrap().push(object.name);
 }
 
 /// Frees an object and defers the next.
 unsafe fn free_and_defer(head: NonNull<RcuHead<World>>, world: &World) {
-    // SAFETY: as the caller promises.
+    // SAFETY: a deferred head of these tests is that of a boxed `Object`, and is freed once.
     unsafe { free(head, world) };
     let last = world.graves.lock().unwrap().last().copied().unwrap();
     world.defer_by(last + 1, free);
@@ -41,7 +41,8 @@ impl World {
 
     fn defer_by(&self, name: u32, run: Run<World>) -> bool {
         let object = Box::into_raw(Box::new(Object { name, head: RcuHead::new() }));
-        // SAFETY: nobody else has the object.
+        // SAFETY: the object was just made, so no other code has it, and `run` accepts an object's
+        // head.
         unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), run) }
     }
 
@@ -53,7 +54,7 @@ impl World {
         self.rcu.advance(machine, self)
     }
 
-    /// What was freed since the last call.
+    /// Names of the objects that were freed since the last call.
     fn freed(&self) -> Vec<u32> {
         let mut freed = core::mem::take(&mut *self.graves.lock().unwrap());
         freed.sort();
@@ -65,7 +66,7 @@ fn with_sequences() -> Virtual {
     Virtual::new(4096, nameable()).with_sequences()
 }
 
-/// Without sequences, and with them where there are any.
+/// A machine without sequences, and one with the real machine's, if it has them.
 fn machines() -> Vec<Virtual> {
     let mut machines = Vec::from([Virtual::new(4096, 2)]);
     if !cfg!(miri) {
@@ -129,7 +130,7 @@ fn what_is_deferred_while_others_are_waited_for_waits_for_its_own_readers() {
 #[test]
 fn a_function_that_frees_may_defer_and_advances_nothing() {
     unsafe fn advancing(head: NonNull<RcuHead<World>>, world: &World) {
-        // SAFETY: as the caller promises.
+        // SAFETY: a deferred head of these tests is that of a boxed `Object`, and is freed once.
         unsafe { free_and_defer(head, world) };
         assert_eq!(world.advance(&Virtual::new(4096, 1)), Ok(true));
         assert_eq!(world.graves.lock().unwrap().len(), 1);
@@ -147,7 +148,7 @@ fn a_grace_period_frees_what_was_deferred_before_and_no_more() {
     for machine in machines() {
         let world = World::open(&machine);
         assert_eq!(world.rcu.grace(&machine, &world), Ok(()));
-        // One that is under way has begun too early for what comes now.
+        // The current period began too early for the objects deferred from here on.
         let reading = world.rcu.enter();
         world.defer(1);
         assert_eq!(world.advance(&machine), Ok(true));
@@ -191,13 +192,13 @@ fn while_fences_fail_nothing_is_freed() {
     world.defer(2);
     assert_eq!((failed, world.rcu.grace(&machine, &world).is_err()), (Vec::from([true, true]), true));
     assert!(world.freed().is_empty());
-    // A reader of before the fence that works is waited for.
+    // A reader that began before the successful fence is waited for.
     let reading = world.rcu.enter();
     assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::new()));
     drop(reading);
     assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::from([1])));
     assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
-    // Three that failed, and one for each period.
+    // Three failed fences, and one for each period.
     assert_eq!(machine.made(Call::Fence), 5);
 }
 
@@ -224,14 +225,14 @@ fn a_domain_opens_while_it_is_used_and_does_without_if_it_cannot() {
         drop(reading);
         assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1])));
     }
-    // SAFETY: not used any more.
+    // SAFETY: the domain is not used any more.
     unsafe { world.rcu.close(&machine) };
     assert_eq!(machine.mapped_bytes(), 0);
 }
 
-/// Keeps this thread on a CPU; whether that can be.
+/// Pins this thread to a CPU; `false` if that fails.
 fn pin(cpu: usize) -> bool {
-    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    // SAFETY: a zeroed set of CPUs is valid, and the calls only read or write it.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -270,15 +271,17 @@ fn in_a_child_readers_of_other_threads_are_forgotten() {
     for machine in machines() {
         let world = World::open(&machine);
         for _ in 0..3 {
-            // That thread does not exist in the child; its last act was to defer something.
+            // Stands for a thread that does not exist in the child. Its last action was to defer an
+            // object.
             core::mem::forget(world.rcu.enter());
             world.defer(1);
             let own = world.rcu.enter();
             assert_eq!(world.advance(&machine), Ok(true));
-            // SAFETY: nobody looks at anything.
+            // SAFETY: no reader of this test uses an object that it found.
             unsafe { world.rcu.forget_others() };
             assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([1])));
-            // Whoever comes now counts, and whoever was there before does not, also when it goes.
+            // A reader that enters now counts. One from before the fork does not, nor does its
+            // leaving.
             let reading = world.rcu.enter();
             drop(own);
             world.defer(2);
