@@ -1,10 +1,12 @@
-//! The allocator: per-CPU data is made, found and freed here.
+//! The allocator's entry points: allocating, finding and freeing per-CPU data.
 //!
-//! Sits between the state and the worker (below) and the typed API or a composition (above); the platform is passed to
-//! every call that acts. Locks: `turn`, then the state's. The turn is held while pages come and go, over system calls that
-//! may block, by callers that said they can wait and by the worker, for one pass each; the state's lock is held for
-//! a few hundred instructions, never over a system call. [`PerCpuData::free`], and [`PerCpuData::allocate`] with
-//! [`Wait::Never`], take the state's lock alone. No owner is charged while either is held, so charging may come back here.
+//! # Locking
+//!
+//! The turn, then the state's lock. The turn is held while pages are populated or released, over
+//! system calls that may block. It is taken by callers that can wait, and by the worker for one
+//! pass each. The state's lock is held for a few hundred instructions, never over a system call.
+//! [`PerCpuData::free`], and [`PerCpuData::allocate`] with [`Wait::Never`], take the state's lock
+//! only. No owner is charged under either lock, so a charge may call back.
 
 use crate::chunk::NONE;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
@@ -20,13 +22,13 @@ use neap_base::{Mutex, Platform, bitmap};
 
 const ADDRESS_BITS: u32 = 48;
 
-/// An allocation: the address of its first copy, and the class of its row. Good for one instance.
+/// An allocation of one instance: the address of its first copy, and its row's class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(NonZeroU64);
 
 impl Handle {
     pub(crate) fn new(address: usize, class: usize) -> Handle {
-        // Addresses of processes are neither 0 nor as long as 48 bits.
+        // A process's addresses are not 0 and have fewer than 48 bits.
         let word = (class as u64) << ADDRESS_BITS | address as u64;
         Handle(NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN))
     }
@@ -39,12 +41,12 @@ impl Handle {
         (self.0.get() >> ADDRESS_BITS) as usize
     }
 
-    /// As a number, not 0.
+    /// The handle as a number, not 0.
     pub fn to_bits(self) -> NonZeroU64 {
         self.0
     }
 
-    /// The handle of which [`Handle::to_bits`] made this.
+    /// The handle that [`Handle::to_bits`] turned into `bits`.
     pub fn from_bits(bits: NonZeroU64) -> Handle {
         Handle(bits)
     }
@@ -53,28 +55,29 @@ impl Handle {
 /// How long a caller can wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Not at all: no system call is made. Only memory that is populated already will do.
+    /// Not at all, and no system call: only populated memory is used.
     Never,
-    /// Until the platform's clock, [`Platform::now`], says so.
+    /// Until this time of the platform's clock, [`Platform::now`].
     Until(u64),
-    /// As long as it takes.
+    /// Without limit.
     Long,
 }
 
-/// Why there is no allocation.
+/// Why an allocation failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// The size is 0 or above [`LARGEST`], or the alignment is no power of two or above a page.
+    /// The size is 0 or above [`LARGEST`], or the alignment is not a power of two or exceeds a
+    /// page.
     BadRequest,
     /// The owner is closed.
     UnknownOwner,
-    /// The owner may not have it.
+    /// The owner's charge was refused.
     Charge,
-    /// It would take waiting, for longer than the caller can.
+    /// The operation would wait longer than the caller can.
     WouldWait,
-    /// The address space of the instance is in use.
+    /// The instance's address space is used up.
     Full,
-    /// The system gave no memory.
+    /// The system refused memory.
     Memory(Errno),
 }
 
@@ -93,12 +96,12 @@ impl fmt::Display for Refused {
 
 impl core::error::Error for Refused {}
 
-/// Why a handle was not freed; nothing has changed.
+/// Why a handle was not freed. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Invalid {
-    /// It is not of this instance.
+    /// The handle belongs to another instance.
     Foreign,
-    /// No allocation begins there: it was freed before, or the handle was made up.
+    /// No allocation begins there: it was freed before, or the handle is invalid.
     NotAllocated,
 }
 
@@ -113,16 +116,17 @@ impl fmt::Display for Invalid {
 
 impl core::error::Error for Invalid {}
 
-/// Who pays. Called without a lock; may allocate and free here. [`Owner::NOBODY`] is not charged.
+/// Charges owners. Called without a lock; may allocate and free in the same instance.
+/// [`Owner::NOBODY`] is not charged.
 pub trait Charge: Sync {
-    /// Asks that an owner have so many bytes more, all copies together.
+    /// Charges `bytes` of all copies together to an owner. `false`: refused.
     fn charge(&self, owner: Owner, bytes: usize) -> bool;
 
-    /// Takes that back.
+    /// Reverses a charge.
     fn uncharge(&self, owner: Owner, bytes: usize);
 }
 
-/// Nobody pays.
+/// Charges no owner.
 impl Charge for () {
     fn charge(&self, _owner: Owner, _bytes: usize) -> bool {
         true
@@ -135,14 +139,15 @@ impl Charge for () {
 #[derive(Debug)]
 pub struct PerCpuData<C: Charge = ()> {
     pub(crate) geometry: Geometry,
-    /// All address space, address and length: memory, then tables.
+    /// Address and length of the two reservations: memory, then tables.
     pub(crate) mappings: [(usize, usize); 2],
-    /// The first group's memory.
+    /// Address of the first group's memory.
     pub(crate) base: usize,
-    /// By class and CPU: what to add to the address of the first copy. Those of class 0 are where the CPU's group begins; those
-    /// of any other are there from its first use on.
+    /// By class and CPU: the offset of the CPU's copy from the first copy. For class 0, the start
+    /// of the CPU's group. Another class's offsets are written when it is first used.
     pub(crate) offsets: *mut usize,
-    /// The same, but `usize::MAX` for isolated CPUs, where there are any.
+    /// By class and CPU: the offset, or `usize::MAX` for an isolated CPU. Equals `offsets` if no
+    /// CPU is isolated.
     pub(crate) fenced: *mut usize,
     /// By CPU: which of its group's copies is its own.
     pub(crate) columns: *const usize,
@@ -154,22 +159,25 @@ pub struct PerCpuData<C: Charge = ()> {
     pub(crate) charge: C,
 }
 
-// SAFETY: an offset is written under the lock before there is a handle that leads to it, the columns before anybody else has
-// the instance, and everything else is behind a mutex.
+// SAFETY: an offset is written under the state's lock before a handle that leads to it exists. The
+// columns are written before another thread has the instance. The rest is in mutexes.
 unsafe impl<C: Charge + Send> Send for PerCpuData<C> {}
-// SAFETY: as above.
+// SAFETY: offsets are written under the state's lock before a handle leads to them, and the columns
+// before the instance is shared. All else is in mutexes or atomics.
 unsafe impl<C: Charge> Sync for PerCpuData<C> {}
 
 impl<C: Charge> PerCpuData<C> {
-    /// A new owner. May wait for the worker, and make a system call.
+    /// Creates an owner. May wait for the worker, and make a system call.
     ///
     /// # Errors
-    /// [`Refused::Full`] with four million of them, or with as many as there can be rows; [`Refused::Memory`].
+    /// [`Refused::Full`] with four million owners, or as many as there can be rows;
+    /// [`Refused::Memory`].
     pub fn open_owner<P: Platform>(&self, platform: &P) -> Result<Owner, Refused> {
         self.open_owner_for(platform, 0)
     }
 
-    /// The same with a word that says who pays, not 0, for whoever composes this: it is told again when something comes back.
+    /// Creates an owner with a word that names its payer, not 0. [`PerCpuData::take_back`] returns
+    /// the word when an allocation is freed.
     ///
     /// # Errors
     /// As for [`PerCpuData::open_owner`].
@@ -185,30 +193,31 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Who pays for what an owner has; 0 if nobody does, or there is no such owner.
+    /// The word of an owner's payer; 0 if there is none, or no such owner.
     pub fn payer(&self, owner: Owner) -> u64 {
         self.state.lock().rows.record(owner).map_or(0, |record| record.payer)
     }
 
-    /// What an allocation of so many bytes takes of an owner: all copies together.
+    /// Bytes that an allocation of `size` costs its owner: all copies together.
     pub fn price(&self, size: usize) -> u64 {
         self.bytes(size.min(LARGEST).div_ceil(GRANULE)) as u64
     }
 
-    /// Frees all that an owner has, and ends it; answers the bytes of all copies.
+    /// Frees all allocations of an owner, and ends it. Returns the bytes of all copies.
     ///
     /// # Errors
-    /// [`Refused::UnknownOwner`] if it was closed before; for [`Owner::NOBODY`], which has no end, [`Refused::BadRequest`].
+    /// [`Refused::UnknownOwner`] if it was closed before; [`Refused::BadRequest`] for
+    /// [`Owner::NOBODY`], which never ends.
     ///
     /// # Safety
-    /// Nobody uses what the owner had any more, or allocates for it meanwhile.
+    /// No thread uses the owner's allocations any more, or allocates for the owner meanwhile.
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
         if owner == Owner::NOBODY {
             return Err(Refused::BadRequest);
         }
         let mut bytes = 0;
         loop {
-            // A row at a time, so that nobody waits long for the lock.
+            // One row at a time, to hold the lock for a short time only.
             let mut state = self.settled();
             let row = state.rows.record(owner).ok_or(Refused::UnknownOwner)?.head;
             if row == NONE {
@@ -222,7 +231,7 @@ impl<C: Charge> PerCpuData<C> {
         Ok(bytes)
     }
 
-    /// Whether there can be such an allocation.
+    /// Checks size and alignment of a request.
     ///
     /// # Errors
     /// [`Refused::BadRequest`].
@@ -231,8 +240,8 @@ impl<C: Charge> PerCpuData<C> {
         if is_one { Ok(()) } else { Err(Refused::BadRequest) }
     }
 
-    /// Zeroes of `size` bytes, for each CPU, every copy at a multiple of `align`; copies of different CPUs, and of different
-    /// owners, share no cache line.
+    /// Allocates `size` zeroed bytes for each CPU, every copy at a multiple of `align`. Copies of
+    /// different CPUs or owners share no cache line.
     ///
     /// # Errors
     /// See [`Refused`]; nothing has changed then.
@@ -257,31 +266,32 @@ impl<C: Charge> PerCpuData<C> {
             }
         })?;
         for cpu in 0..self.geometry.cpus {
-            // SAFETY: the copies are populated, and nobody else knows of them yet.
+            // SAFETY: `place` returned populated copies, and no other thread knows the handle yet.
             unsafe { self.address(placed, cpu).write_bytes(0, request.granules * GRANULE) };
         }
         Ok(placed)
     }
 
-    /// Frees an allocation; answers the bytes of one copy. Waits for nothing but a short lock.
+    /// Frees an allocation; returns the bytes of one copy. Waits only for the state's lock.
     ///
     /// # Errors
     /// See [`Invalid`].
     ///
     /// # Safety
-    /// Nobody uses the allocation any more.
+    /// No thread uses the allocation any more.
     pub unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that no thread uses the allocation any more.
         unsafe { self.take_back(handle) }.map(|(bytes, _)| bytes)
     }
 
-    /// The same, which answers who pays for it as well, 0 if nobody does.
+    /// Frees an allocation; returns the bytes of one copy and the word of its payer, 0 if there is
+    /// none.
     ///
     /// # Errors
     /// See [`Invalid`].
     ///
     /// # Safety
-    /// As for [`PerCpuData::free`].
+    /// No thread uses the allocation any more.
     pub unsafe fn take_back(&self, handle: Handle) -> Result<(usize, u64), Invalid> {
         let mut state = self.state.lock();
         let Freed { owner, granules } = state.free_later(self.base, handle)?;
@@ -294,19 +304,21 @@ impl<C: Charge> PerCpuData<C> {
         Ok((granules * GRANULE, payer))
     }
 
-    /// A CPU's copy. Any CPU of the shape will do, whether it exists or not.
+    /// The address of a CPU's copy. The CPU may be any of the shape, whether it exists or not.
     ///
     /// # Panics
-    /// Never; a CPU that the shape does not have is met by a debug assertion.
+    /// Only with debug assertions, if the shape does not have the CPU.
     #[inline]
     pub fn address(&self, handle: Handle, cpu: usize) -> *mut u8 {
         debug_assert!(cpu < self.geometry.cpus);
-        // SAFETY: handles come from `state.handle`, whose classes the table has, and so it has the CPU.
+        // SAFETY: handles come from `State::handle`, so the table has their classes, with an entry
+        // for each CPU of the shape.
         let offset = unsafe { *self.offsets.add(handle.class() * self.geometry.cpus + cpu) };
         core::ptr::with_exposed_provenance_mut(handle.address() + offset)
     }
 
-    /// The same for a handle and a CPU that may be made up: `None` unless there could be such a copy.
+    /// The address of a CPU's copy, for a handle and a CPU that may be invalid. `None` if there
+    /// cannot be such a copy.
     pub fn copy(&self, handle: Handle, cpu: usize) -> Option<*mut u8> {
         let (address, end) = (handle.address(), self.base + self.geometry.group_span());
         let could_be =
@@ -314,20 +326,20 @@ impl<C: Charge> PerCpuData<C> {
         could_be.then(|| self.address(handle, cpu))
     }
 
-    /// The table of an allocation's offsets by CPU, for restartable sequences; `fenced`: for those that are ended by fences, so
-    /// that isolated CPUs have none.
+    /// Address of an allocation's table of offsets by CPU, for restartable sequences. With
+    /// `fenced`, isolated CPUs have no offset: for sequences that are ended by fences.
     pub(crate) fn offsets(&self, handle: Handle, fenced: bool) -> usize {
         let table = if fenced { self.fenced } else { self.offsets };
         table.wrapping_add(handle.class() * self.geometry.cpus).expose_provenance()
     }
 
-    /// CPUs that have copies.
+    /// Number of CPUs that have copies.
     #[inline]
     pub fn cpus(&self) -> usize {
         self.geometry.cpus
     }
 
-    /// Whether [`PerCpuData::tick`] has something to do now, rather than whenever it is next called.
+    /// Whether [`PerCpuData::tick`] has work now, and should not wait for its next regular call.
     pub fn is_work_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
@@ -337,7 +349,8 @@ impl<C: Charge> PerCpuData<C> {
         granules * GRANULE * self.geometry.cpus
     }
 
-    /// The state, for who looks at allocations, rows or pages: with nothing in it that is kept though it was freed.
+    /// Locks the state and frees the kept allocation, for callers that inspect allocations, rows or
+    /// pages.
     pub(crate) fn settled(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
         state.settle();
@@ -345,9 +358,9 @@ impl<C: Charge> PerCpuData<C> {
         state
     }
 
-    /// Lets the worker's owner know that there is work.
+    /// Tells the worker whether there is work.
     pub(crate) fn tell(&self, state: &State) {
-        // Relaxed: a hint. It is written with the lock held, so the last one to write it is right.
+        // Relaxed: a hint. It is written under the lock, so the last value is right.
         if state.wanted != self.wanted.load(Ordering::Relaxed) {
             self.wanted.store(state.wanted, Ordering::Relaxed);
         }
@@ -376,8 +389,8 @@ impl<C: Charge> PerCpuData<C> {
         self.place_and_populate(platform, &mut turn, request)
     }
 
-    /// Where pages are populated already: in the owner's rows, or in the place that a new one would have; for those who may not
-    /// wait anywhere.
+    /// Places a request on populated pages: in the owner's rows, or at the place of a new row. With
+    /// `anywhere`, any populated place will do; for callers that may not wait.
     fn at_once(&self, state: &mut State, request: &Request, anywhere: bool) -> Option<Handle> {
         if let Some(place) = state.share(request) {
             return Some(self.handle(state, place));
@@ -392,14 +405,15 @@ impl<C: Charge> PerCpuData<C> {
         Some(self.handle(state, place))
     }
 
-    /// The handle of an allocation, for whose class there are offsets from now on.
+    /// Returns the handle of an allocation, and writes its class's offsets if it is the first.
     fn handle(&self, state: &mut State, place: Place) -> Handle {
         let handle = state.handle(self.base, place);
         let (class, cpus) = (handle.class(), self.geometry.cpus);
         if !bitmap::set(&mut state.known, class) {
             for cpu in 0..cpus {
-                // SAFETY: the tables have an entry for every class and CPU, and nobody reads those of a class before there is a
-                // handle of it. Class 0 is there from the start, and written again as it is.
+                // SAFETY: the tables have an entry for every class and CPU. No thread reads a
+                // class's entries before it has a handle of the class. Class 0 is rewritten with
+                // equal values.
                 unsafe {
                     let column = *self.columns.add(cpu);
                     let offset = *self.offsets.add(cpu) + column * class * self.geometry.grain;
@@ -427,7 +441,7 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// The way of those who can wait: a row wherever one fits best, and then memory behind it.
+    /// Places a request for a caller that can wait: in the best place, then populates its pages.
     fn place_and_populate<P: Platform>(
         &self,
         platform: &P,
@@ -436,7 +450,7 @@ impl<C: Charge> PerCpuData<C> {
     ) -> Result<Handle, Refused> {
         self.ready_rows(platform)?;
         let mut state = self.settled();
-        // Somebody else may have made room while this thread waited for its turn.
+        // Another thread may have made room while this thread waited for its turn.
         if let Some(place) = state.share(request) {
             return Ok(self.handle(&mut state, place));
         }

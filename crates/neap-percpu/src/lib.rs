@@ -1,30 +1,47 @@
-//! Per-CPU data of neap: an allocator for data with one copy for each CPU, which gives its pages back.
+//! Allocator of per-CPU data: one copy for each CPU. It releases its pages.
 //!
-//! Sits on `neap-base`, beside the pages and objects: its memory has another life than theirs. [`PerCpuData`] is the whole
-//! of it; the platform is passed to every call that acts. Memory is in chunks of reserved address space, populated page by
-//! page and depopulated from the end. In the layout [`Layout::Rows`] all copies of an owner's data lie together,
-//! so that whole pages are free when an owner is gone; [`Layout::CpuMajor`] is the kernel's, for comparison.
+//! [`PerCpuData`] is the whole allocator; every call that acts takes the platform. It depends on
+//! `neap-base` only, since its memory lives differently from pages and objects. Memory is in chunks
+//! of reserved address space, which are populated page by page and depopulated from the end. In the
+//! layout [`Layout::Rows`] all copies of an owner's data lie together, so whole pages are free when
+//! an owner ends. [`Layout::CpuMajor`] is the kernel's layout, for comparison.
 //!
-//! Row rules:
-//! * a row belongs to one owner; every CPU has a copy of its width in it, on cache lines of its own;
-//! * an allocation goes into a row of its owner's that has room, the latest first, at most eight of them;
-//! * else into a new row, as wide as the allocation or as a sixteenth of what the owner has, up to a page for all copies,
-//!   whichever is more: sizes that arrive one by one share few rows, and at most a sixteenth waits;
-//! * a new row lies right behind the owner's latest, where that is free; else in the first place that fits of the fullest chunk
-//!   that has one. One that is longer than half a page begins a page, while all pages' unused ends together are
-//!   less than a sixteenth of what is in use (and the reserve's worth): what follows it is mostly its owner's next row;
-//! * an empty row is free at once.
+//! # Design
 //!
-//! What was freed last is kept as it was until the next allocation, free or tick, or until somebody looks: if that allocation is for as much
-//! and for the same owner, it has it again. What is longer than a page, or leaves the worker something to do, is not kept.
+//! Rules of rows:
 //!
-//! So populated memory is at most 17/16 of what rows have, and twice the reserve and a page, as long as nothing was freed; rows
-//! have at most 17/16 of what was asked for, for each row less than a cache line, and what sizes leave that do not fit together. An owner with one tiny allocation
-//! has a line for each CPU, and shares pages with others like it. [`Owner::NOBODY`] has rows of about a page, in which all
-//! allocations without an owner share lines; one that stays keeps about a page.
+//! * A row belongs to one owner. Every CPU has a copy of the row's width in it, on cache lines of
+//!   its own.
+//! * An allocation goes into a row of its owner that has room, the latest first. At most eight rows
+//!   are tried.
+//! * Otherwise it goes into a new row. The row is as wide as the allocation or as a sixteenth of
+//!   the owner's bytes, whichever is more; the latter up to a page for all copies. So sizes that
+//!   arrive one by one share few rows, and at most a sixteenth is unused.
+//! * A new row lies directly behind the owner's latest row, if that place is free. Otherwise it
+//!   takes the first place that fits in the fullest chunk that has one.
+//! * A row longer than half a page begins a page. This holds while the unused ends of all pages are
+//!   less than a sixteenth of the memory in rows, plus the reserve. The owner's next row mostly
+//!   fills the end.
+//! * An empty row is freed at once.
 //!
-//! Each node's copies are on the node (a group), in rows for as many CPUs as the largest node has; the room of CPUs that a
-//! smaller node lacks is lost. CPUs that do not exist yet have their copies from the start.
+//! The last freed allocation is kept until the next allocation, free, tick or inspection. If that
+//! allocation has the same size and owner, it gets the kept one. An allocation longer than a page,
+//! or one whose free leaves work for the worker, is not kept.
+//!
+//! # Bounds
+//!
+//! As long as nothing was freed, populated memory is at most 17/16 of the rows, plus two reserves
+//! and a page. Rows are at most 17/16 of the requested bytes, plus less than a cache line for each
+//! row, plus the remainders of sizes that do not fit together. An owner with one tiny allocation
+//! takes a cache line for each CPU, and shares pages with similar owners. [`Owner::NOBODY`] has
+//! rows of about a page, in which allocations without an owner share cache lines. One that stays
+//! keeps about a page.
+//!
+//! # Nodes
+//!
+//! Each node's copies form a group in memory of that node. Rows are as wide as the node with the
+//! most CPUs needs; a smaller node does not use the rest. CPUs that do not exist yet have copies
+//! from the start.
 #![no_std]
 #![deny(missing_docs)]
 

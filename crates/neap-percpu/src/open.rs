@@ -1,9 +1,15 @@
-//! Where an instance's memory and tables lie, and how far they are open.
+//! Address space of an instance: where memory and tables lie, and how far they are open.
 //!
-//! Sits between the platform's address space and the allocator. All of the address space that an instance can ever use is reserved when it is made, so that
-//! addresses are arithmetic, and opened from the start on by steps, before somebody needs more: what is not open is nothing that the system would fill for a program
-//! that locks all of its memory, write into a dump, or count where it grants no more than it has. What was opened stays so; its memory comes and goes by the page. Steps are
-//! taken under the turn, and never under the state's lock.
+//! # Design
+//!
+//! All address space that an instance can use is reserved when it is made, so addresses are
+//! arithmetic. It is opened from the start by steps, before it is needed. Unopened space is not
+//! filled when a program locks its memory, not written to a core dump, and not counted by a system
+//! without overcommit. Opened space stays open; its memory comes and goes by the page.
+//!
+//! # Locking
+//!
+//! Steps are taken under the turn, never under the state's lock.
 
 use crate::chunk::{Chunks, Parts};
 use crate::data::{Charge, PerCpuData, Refused};
@@ -19,14 +25,14 @@ use neap_base::platform::memory::{Range, SCATTERED_RANGES};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform};
 
-/// The most owners at a time, however many rows there can be.
+/// Maximum number of owners at a time, even if more rows are possible.
 const OWNERS: u32 = 1 << 22;
 /// Owners in a step.
 const OWNERS_STEP: u32 = 1 << 14;
 /// Bytes of a group's memory in a step, or one chunk.
 const STEP: usize = 1 << 20;
 
-/// Takes pieces of a mapping, or only counts them.
+/// Carves pieces out of a range of addresses, or only counts their bytes.
 struct Carver(usize);
 
 impl Carver {
@@ -38,11 +44,11 @@ impl Carver {
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// Makes an instance. `node_of` says which node a CPU is nearest to, also for CPUs that do not exist yet: their copies are
-    /// made with all others, so nothing changes when they come.
+    /// Creates an instance. `node_of` returns the nearest node of a CPU, also for CPUs that do not
+    /// exist yet. Their copies are made with all others, so nothing changes when they come online.
     ///
     /// # Errors
-    /// `INVAL` for a shape that makes no sense, `NOMEM` or `AGAIN` where the address space is refused.
+    /// `INVAL` for an invalid shape, `NOMEM` or `AGAIN` if the address space is refused.
     pub fn open<P: Platform>(
         platform: &P,
         shape: &Shape,
@@ -76,7 +82,7 @@ impl<C: Charge> PerCpuData<C> {
             let isolated = carver.piece(geometry.cpus, 1);
             let [offsets, fenced] =
                 [(); 2].map(|()| carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64));
-            // Those before are open from the start; these grow.
+            // The pieces above are open from the start; those below grow.
             let chunks = carver.piece(parts.length * geometry.chunks, platform.page_size());
             let rows = carver.piece(Pool::<Row>::bytes(most_rows(&geometry)), platform.page_size());
             let owners = carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), platform.page_size());
@@ -86,23 +92,25 @@ impl<C: Charge> PerCpuData<C> {
             )
         };
         let tables_length = carve(0).1 + platform.page_size();
-        // SAFETY: reserved above, and nobody has seen it.
+        // SAFETY: the memory was reserved above, and no other code knows it.
         let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
         let tables = platform.reserve(tables_length).inspect_err(unmap)?;
-        // A made-up machine's pages may be larger than those that its reservations begin with.
+        // A simulated machine's pages may be larger than the alignment of its reservations.
         let first = tables.next_multiple_of(platform.page_size());
         let ([ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners], _) = carve(first);
-        // SAFETY: as above.
+        // SAFETY: the range lies in the tables' reservation. On an error both reservations are
+        // unmapped, which no other code knows.
         unsafe {
             platform.open(first, chunks - first).inspect_err(|error| {
                 platform.unmap(tables, tables_length);
                 unmap(error);
             })?;
         }
-        // A huge page would put memory behind pages that count as empty.
+        // A huge page would allocate memory for pages that count as empty.
         let _ = platform.huge_pages(base, length, false);
 
-        // SAFETY: each has its piece of fresh zeroes, as long as it needs; rows and records are valid as zeroes.
+        // SAFETY: each table has its own piece of new zeroes, of the length that it needs. Zeroes
+        // are valid rows and records.
         let (chunks, rows, work) = unsafe {
             let rows = Rows { rows: Pool::at(rows), owners: Pool::at(owners), grain: geometry.grain };
             (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
@@ -131,10 +139,11 @@ impl<C: Charge> PerCpuData<C> {
                 columns_used[group] += 1;
             }
             if platform.nodes() > 1 && column == 0 {
-                // A preference: memory comes from elsewhere rather than not at all.
+                // A preference: memory of another node is better than none.
                 let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
             }
-            // SAFETY: the tables have an entry for every CPU, and nobody else has them yet.
+            // SAFETY: the tables have an entry for every CPU, and no other thread has the instance
+            // yet.
             unsafe {
                 data.offsets.add(cpu).write(group * data.geometry.group_span());
                 data.columns.cast_mut().add(cpu).write(column);
@@ -144,28 +153,30 @@ impl<C: Charge> PerCpuData<C> {
         match data.open_owner(platform) {
             Ok(Owner::NOBODY) => Ok(data),
             answer => {
-                // SAFETY: nobody has seen the instance.
+                // SAFETY: no other thread has the instance.
                 unsafe { data.close(platform) };
                 Err(if let Err(Refused::Memory(error)) = answer { error } else { Errno::NOMEM })
             }
         }
     }
 
-    /// Gives everything back.
+    /// Unmaps all memory and tables.
     ///
     /// # Safety
-    /// Nobody uses the instance or anything that was allocated in it any more.
+    /// No thread uses the instance or its allocations any more.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
         for (address, length) in self.mappings {
-            // SAFETY: mapped by `open`, and unused as the caller promises.
+            // SAFETY: `open` reserved these ranges, and the caller promises that no thread uses
+            // them any more.
             unsafe { platform.unmap(address, length) };
         }
     }
 
-    /// Creates a chunk, whose tables have memory before anybody touches them under the state's lock. For who has the turn; the state is let go meanwhile.
+    /// Creates a chunk. Its tables get memory first, so no page fault happens under the state's
+    /// lock. The caller holds the turn; the state's lock is released meanwhile.
     ///
     /// # Errors
-    /// [`Refused::Full`] where there is no address space, [`Refused::Memory`].
+    /// [`Refused::Full`] if there is no address space, [`Refused::Memory`].
     pub(crate) fn grow<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -179,7 +190,7 @@ impl<C: Charge> PerCpuData<C> {
             let tables = state.chunks.tables(chunk)..state.chunks.tables(chunk + 1);
             drop(state);
             populate(platform, tables)?;
-            self.ready_rows(platform)?; // Those that were opened with it.
+            self.ready_rows(platform)?; // The rows that were opened with it.
             state = self.state.lock();
             if state.grow() {
                 return Ok(state);
@@ -187,7 +198,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Puts memory behind rows that are about to be used: as many as the reserve has room for, by those who may not wait. For who has the turn.
+    /// Populates rows that are about to be used: as many as fit the reserve, for callers that may
+    /// not wait. The caller holds the turn.
     ///
     /// # Errors
     /// [`Refused::Memory`].
@@ -203,10 +215,11 @@ impl<C: Charge> PerCpuData<C> {
         Ok(())
     }
 
-    /// Opens address space for more chunks, and for as many rows as they have grains. For who has the turn; the state is let go meanwhile.
+    /// Opens address space for more chunks, and for as many rows as these have grains. The caller
+    /// holds the turn; the state's lock is released meanwhile.
     ///
     /// # Errors
-    /// [`Refused::Full`] where there is no more, [`Refused::Memory`].
+    /// [`Refused::Full`] if there is no more, [`Refused::Memory`].
     fn open_chunks<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -227,7 +240,8 @@ impl<C: Charge> PerCpuData<C> {
         });
         memory.chain([tables, rows]).try_for_each(|part| open_pages(platform, part))?;
         let mut state = self.state.lock();
-        // SAFETY: what they need was opened above, and what comes before by those who had the turn before.
+        // SAFETY: the new chunks' tables and memory and the new rows were opened above, and earlier
+        // ones by earlier holders of the turn.
         unsafe {
             state.chunks.open(end as u32);
             state.rows.rows.open((end * grains) as u32);
@@ -235,10 +249,11 @@ impl<C: Charge> PerCpuData<C> {
         Ok(state)
     }
 
-    /// Opens address space for more owners than so many, unless somebody else has done so meanwhile.
+    /// Opens address space for more than `opened` owners, unless another thread has done so
+    /// meanwhile.
     ///
     /// # Errors
-    /// As for [`PerCpuData::grow`].
+    /// [`Refused::Full`] if there is no more, [`Refused::Memory`].
     pub(crate) fn open_owners<P: Platform>(&self, platform: &P, opened: u32) -> Result<(), Refused> {
         let _turn = self.turn.lock();
         let state = self.state.lock();
@@ -253,30 +268,32 @@ impl<C: Charge> PerCpuData<C> {
             return Err(Refused::Full);
         }
         open_pages(platform, places)?;
-        // SAFETY: as above.
+        // SAFETY: the records up to `end` were opened above, and earlier ones by earlier holders of
+        // the turn.
         unsafe { self.state.lock().rows.owners.open(end) };
         Ok(())
     }
 }
 
-/// Opens every page that a range has a part of.
+/// Opens every page that overlaps a range.
 fn open_pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
     let (start, length) = pages(platform, range);
-    // SAFETY: ranges here are parts of what was reserved for the instance, which begins and ends with a page.
+    // SAFETY: the range is a part of an instance's reservation, which begins and ends at page
+    // boundaries.
     unsafe { platform.open(start, length) }.map_err(Refused::Memory)
 }
 
-/// Puts memory behind them.
+/// Populates every page that overlaps a range.
 fn populate<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
     let (start, length) = pages(platform, range);
     match platform.populate(start, length) {
-        // A kernel that has no such call: it comes by touch.
+        // The kernel has no such call: pages come when they are touched.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(Refused::Memory(error)),
     }
 }
 
-/// Where the pages begin that a range has a part of, and how many bytes they are.
+/// Start and length in bytes of the pages that overlap a range.
 fn pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> (usize, usize) {
     let page = platform.page_size();
     let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));

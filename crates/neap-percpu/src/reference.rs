@@ -1,18 +1,23 @@
-//! A reference count that is per-CPU until it is killed, and exact from then on.
+//! A reference count that is per-CPU until it is killed, and exact afterwards.
 //!
-//! Sits on words of per-CPU data. While it lives, a reference is taken and put by adding to this CPU's word, and nobody knows the
-//! sum. The shared count has a bias meanwhile, so that it cannot be 0, whoever must use it: isolated CPUs, which are
-//! never fenced, and threads without a CPU id.
+//! While the count lives, a thread takes and puts references by additions to its CPU's word, and
+//! the sum is unknown. Isolated CPUs, which are never fenced, and threads without a CPU id use the
+//! shared count. A bias keeps the shared count above 0.
 //!
-//! Killing, in numbered steps:
-//! 1. the place where sequences find the words is closed: who starts now is refused, and uses the shared count;
-//! 2. one fence, for all references that are killed together, on all CPUs but isolated ones, which have no words: a sequence that had
-//!    read the place before is over, by its commit or by being restarted;
-//! 3. the words, which nobody changes any more, are added to the shared count, and the bias is taken off;
-//! 4. the reference that it was made with is put.
+//! # Killing
 //!
-//! If the fence fails nothing is known: the place is opened again, and the reference lives on. Steps 1 to 3 are one for a fork: a
-//! child finds a reference alive or killed. What follows the last put is the caller's, so step 4 is outside.
+//! 1. The place where sequences find the words is closed. A sequence that starts now is refused,
+//!    and uses the shared count.
+//! 2. One fence, for all references that are killed together, ends the sequences that had read the
+//!    place before. They have committed or been restarted. Isolated CPUs are not fenced; they have
+//!    no words.
+//! 3. The words, which no thread changes any more, are added to the shared count, and the bias is
+//!    removed.
+//! 4. The first reference, which the count was made with, is put.
+//!
+//! If the fence fails, the place is opened again, and the count lives on. Steps 1 to 3 happen
+//! inside the fork gate: a child finds a count alive or killed. Step 4 is outside, since the last
+//! put runs the caller's code.
 
 use crate::data::{Refused, Wait};
 use crate::host::Host;
@@ -22,31 +27,32 @@ use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, Ordering, me};
 
-/// More than there are references: half of what a word can hold.
+/// The shared count's bias: more than there can be references.
 const BIAS: usize = 1 << (usize::BITS - 2);
 
-/// What a count needs of the CPUs' words. A model can stand in for them.
+/// Interface of the CPUs' words. A model can replace them.
 pub trait Counts {
-    /// Adds to this CPU's word if `open` is not 0, in one step with looking; whether it did.
+    /// Adds to this CPU's word if `open` is not 0, which is checked in the same step. Returns
+    /// whether it did.
     fn add(&self, open: &AtomicUsize, value: i64) -> bool;
 
-    /// The sum of all words, which nobody changes.
+    /// The sum of all words. No thread changes them meanwhile.
     fn sum(&self) -> i64;
 
-    /// What `open` is while the count lives; 0 if there are no words that could be fenced.
+    /// Value of `open` while the count lives; 0 if there are no words that can be fenced.
     fn opened(&self) -> usize;
 
-    /// Makes the sum 0, of words that nobody changes.
+    /// Sets the sum to 0. No thread changes the words meanwhile.
     fn clear(&self);
 }
 
-/// The states: alive; being killed by a thread, half its number; killed by it (that inverted, so from [`KILLED`] on), the first
-/// reference not yet put; dead.
+/// States: alive; being killed by a thread, half its number; killed, its first reference not yet
+/// put, that number inverted (at least [`KILLED`]); dead.
 const LIVE: usize = 0;
 const KILLED: usize = 1 << (usize::BITS - 1);
 const DEAD: usize = usize::MAX;
 
-/// The protocol, over words of any kind.
+/// The protocol over words of any kind.
 #[derive(Debug)]
 pub struct Count<W> {
     words: W,
@@ -56,36 +62,41 @@ pub struct Count<W> {
 }
 
 impl<W: Counts> Count<W> {
-    /// A count of one: the reference that [`Count::kill_all`] puts.
+    /// Creates a count of one: the reference that [`Count::put_first`] puts.
     pub fn new(words: W) -> Count<W> {
         let open = words.opened();
         Count { words, open: AtomicUsize::new(open), shared: AtomicUsize::new(BIAS + 1), state: AtomicUsize::new(LIVE) }
     }
 
-    /// A count that is dead, with no reference: for [`Count::revive`].
+    /// Creates a dead count without references, for [`Count::revive`].
     pub fn dead(words: W) -> Count<W> {
         let [open, shared] = [(); 2].map(|()| AtomicUsize::new(0));
         Count { words, open, shared, state: AtomicUsize::new(DEAD) }
     }
 
-    /// Its words.
+    /// The count's words.
     pub fn words(&self) -> &W {
         &self.words
     }
 
-    /// Lets a dead count without references live again, as a count of one. Whoever could name it before may take references from now on.
-    /// One caller at a time; of a count that is not dead, or has references, nothing good will come.
+    /// Revives a dead count without references, as a count of one. Threads that can name it may
+    /// take references from now on. One caller at a time; the count must be dead and without
+    /// references.
     pub fn revive(&self) {
         self.words.clear();
-        // Release pairs with the Acquire in `try_get_shared`: what the caller did before is visible to who takes a reference on the shared count.
+        // Release pairs with the Acquire in `try_get_shared`: the caller's earlier stores are
+        // visible to a thread that takes a reference on the shared count.
         self.shared.store(BIAS + 1, Ordering::Release);
         self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `is_dead`.
-        // Release pairs with the sequences, whose loads the processor keeps in order: the same for a CPU's.
+        // Release pairs with the sequences, whose loads x86-64 keeps in order: the earlier stores
+        // are visible to a thread that takes a reference on its CPU's word.
         self.open.store(self.words.opened(), Ordering::Release);
     }
 
-    /// In a forked child, where only `held` references are this thread's, of a count that may be of any state: the others are put, and so is the
-    /// first one of a count that another thread has killed. Whether none is left.
+    /// Resets the count in a forked child, where only `held` references are this thread's. The
+    /// count may be in any state. Puts the references of other threads, and the first one if
+    /// another thread has killed the count. Returns whether the count is killed and no reference is
+    /// left.
     ///
     /// The caller is the only thread of the child.
     pub fn forget_others(&self, held: usize) -> bool {
@@ -100,7 +111,7 @@ impl<W: Counts> Count<W> {
         !alive && held + first == 0
     }
 
-    /// Takes a reference; the caller has one already, or knows that the count is alive.
+    /// Takes a reference. The caller has one already, or knows that the count is alive.
     #[inline]
     pub fn get(&self) {
         if !self.words.add(&self.open, 1) {
@@ -114,26 +125,28 @@ impl<W: Counts> Count<W> {
         self.try_get_here() || self.try_get_shared()
     }
 
-    /// Takes a reference in this CPU's word, while the count lives and there is one: then no other CPU's line is written.
+    /// Takes a reference in this CPU's word, if the count lives and the CPU has a word. Writes no
+    /// cache line of another CPU.
     #[inline]
     pub fn try_get_here(&self) -> bool {
         self.words.add(&self.open, 1)
     }
 
-    /// Takes a reference in the shared count, unless that was killed.
+    /// Takes a reference in the shared count, unless the count was killed.
     #[cold]
     pub fn try_get_shared(&self) -> bool {
         if self.is_dead() {
             return false;
         }
-        // Killed meanwhile: it counts as long as one was left.
+        // The count may be killed meanwhile: then a reference can be taken as long as one is left.
         let one_more = |count| if count == 0 { None } else { Some(count + 1) };
-        // Acquire pairs with the Release in `revive`: it may be another life than the one looked at above. What a first life protects was
-        // visible to whoever could name it.
+        // Acquire pairs with the Release in `revive`: the count may have been revived since the
+        // check above. The data of a first life was visible to any thread that could name the
+        // count.
         self.shared.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Puts a reference; whether it was the last, which is so for one caller, once.
+    /// Puts a reference; returns whether it was the last. Exactly one put returns `true`.
     #[inline]
     #[must_use = "whoever puts the last one gives back what it protects"]
     pub fn put(&self) -> bool {
@@ -141,27 +154,29 @@ impl<W: Counts> Count<W> {
     }
 
     fn put_shared(&self) -> bool {
-        // AcqRel pairs with itself in the other puts: whoever sees 0 has seen all that was done under the references.
+        // AcqRel pairs with itself in the other puts: the thread that sees 0 has seen all accesses
+        // under the references.
         self.shared.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether it was killed.
+    /// Whether the count was killed.
     pub fn is_dead(&self) -> bool {
         // Acquire pairs with the Release in `close_all`.
         self.state.load(Ordering::Acquire) >= KILLED
     }
 
-    /// References, once it was killed; `None` before.
+    /// Number of references after the kill; `None` before.
     pub fn references(&self) -> Option<usize> {
-        // Relaxed: a number for whoever wants to look.
+        // Relaxed: informative; nothing depends on it.
         self.is_dead().then(|| self.shared.load(Ordering::Relaxed))
     }
 
-    /// Kills counts with one call of `fence`, all but their first references: [`Count::put_first`] is to follow for each, by the
-    /// same thread. One that was killed before, or is being killed by somebody else, is left out. Answers how many.
+    /// Kills counts with one call of `fence`, up to their first references. The same thread must
+    /// call [`Count::put_first`] for each. Skips counts that were killed before, or are being
+    /// killed by another thread. Returns the number of killed counts.
     ///
     /// # Errors
-    /// That of the fence: all live on.
+    /// The fence's error: all counts live on.
     pub fn close_all<'c>(
         counts: impl Iterator<Item = &'c Count<W>> + Clone,
         fence: impl FnOnce() -> Result<(), Errno>,
@@ -169,12 +184,12 @@ impl<W: Counts> Count<W> {
     where
         W: 'c,
     {
-        // Only one caller finds a count alive, and leaves its number.
+        // Only one caller finds a count alive and stores its number.
         let (mut any, killing) = (0, me() / 2);
         for count in counts.clone() {
-            // AcqRel pairs with the Release below, of a call that failed.
+            // AcqRel pairs with the Release below of a failed call.
             if count.state.compare_exchange(LIVE, killing, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                // SeqCst with the fence: a sequence that starts behind it reads 0.
+                // SeqCst with the fence: a sequence that starts after the fence reads 0.
                 count.open.store(0, Ordering::SeqCst);
                 any += 1;
             }
@@ -191,7 +206,8 @@ impl<W: Counts> Count<W> {
                 count.state.store(LIVE, Ordering::Release);
                 continue;
             }
-            // AcqRel pairs with the puts'. The words may be below 0: references that were taken elsewhere.
+            // AcqRel pairs with that of the puts. The sum may be below 0: references that were
+            // taken in the shared count.
             count.shared.fetch_add((count.words.sum() as usize).wrapping_sub(BIAS), Ordering::AcqRel);
             // Release pairs with the Acquire in `is_dead`.
             count.state.store(!killing, Ordering::Release);
@@ -199,10 +215,11 @@ impl<W: Counts> Count<W> {
         fenced.map(|()| any)
     }
 
-    /// Puts the first reference, if this thread killed the count and has not put it; whether it was the last.
+    /// Puts the first reference if this thread killed the count and has not put it; returns whether
+    /// it was the last.
     #[must_use = "whoever puts the last one gives back what it protects"]
     pub fn put_first(&self) -> bool {
-        // Relaxed: nobody else changes it from this.
+        // Relaxed: only this thread changes the state from its own number.
         if self.state.load(Ordering::Relaxed) != !(me() / 2) {
             return false;
         }
@@ -212,14 +229,15 @@ impl<W: Counts> Count<W> {
     }
 }
 
-/// Words of per-CPU data as counts.
+/// Words of per-CPU data as [`Counts`].
 #[derive(Debug)]
 pub struct Sequences<H: Host>(Words<H>);
 
 impl<H: Host> Counts for Sequences<H> {
     #[inline(always)]
     fn add(&self, open: &AtomicUsize, value: i64) -> bool {
-        // Without sequences words could change behind a fence: then all references are in the shared count.
+        // Without sequences, words could change after a fence. All references are in the shared
+        // count then.
         self.0.has_sequences() && self.0.add(address_of(open), 0, value)
     }
 
@@ -236,7 +254,7 @@ impl<H: Host> Counts for Sequences<H> {
     }
 }
 
-/// The fence that [`Count::close_all`] wants, for words of per-CPU data.
+/// The fence for [`Count::close_all`], for words of per-CPU data.
 ///
 /// # Errors
 /// As for [`Platform::fence_all`].
@@ -244,12 +262,13 @@ pub fn fence<P: Platform>(platform: &P) -> Result<(), Errno> {
     if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) }
 }
 
-/// A reference count. Frees its memory itself; where its owner is closed instead, it must be forgotten.
+/// A reference count. Frees its memory when dropped. If its owner was closed instead, it must be
+/// forgotten.
 #[derive(Debug)]
 pub struct PerCpuRef<H: Host>(Count<Sequences<H>>);
 
 impl<H: Host> PerCpuRef<H> {
-    /// A count of one: the reference that killing puts.
+    /// Creates a count of one: the reference that killing puts.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -257,7 +276,7 @@ impl<H: Host> PerCpuRef<H> {
         Ok(PerCpuRef(Count::new(Sequences(Words::new(host, owner, 1, true, wait)?))))
     }
 
-    /// Takes a reference; the caller has one already, or knows that it is alive.
+    /// Takes a reference. The caller has one already, or knows that the count is alive.
     #[inline]
     pub fn get(&self) {
         self.0.get();
@@ -269,7 +288,7 @@ impl<H: Host> PerCpuRef<H> {
         self.0.try_get()
     }
 
-    /// Puts a reference; whether it was the last, which is so for one caller, once.
+    /// Puts a reference; returns whether it was the last. Exactly one put returns `true`.
     #[inline]
     #[must_use = "whoever puts the last one gives back what it protects"]
     pub fn put(&self) -> bool {
@@ -281,19 +300,21 @@ impl<H: Host> PerCpuRef<H> {
         self.0.is_dead()
     }
 
-    /// References, once it was killed; `None` before.
+    /// Number of references after the kill; `None` before.
     pub fn references(&self) -> Option<usize> {
         self.0.references()
     }
 
-    /// Kills references with one fence, and puts the reference that each was made with; `last` is told the index of each that
-    /// has no other, and may do what it likes. Those killed before are left out. Answers how many were killed.
+    /// Kills counts with one fence, and puts the first reference of each. Calls `last` with the
+    /// index of each count without further references. `last` runs without locks and may call
+    /// anything. Counts killed before are skipped. Returns the number of killed counts.
     ///
-    /// The references are gone through several times, also while a fork would wait: each clone has to give the same ones, whatever has become of them
-    /// meanwhile (no filter by [`PerCpuRef::is_dead`]), and may neither allocate nor lock.
+    /// The references are iterated several times, also while a fork would wait. Each clone must
+    /// yield the same references, whatever their state is by then (no filter by
+    /// [`PerCpuRef::is_dead`]). It may neither allocate nor lock.
     ///
     /// # Errors
-    /// That of the fence: all live on.
+    /// The fence's error: all counts live on.
     pub fn kill_all<'r>(
         host: &H,
         references: impl Iterator<Item = &'r Self> + Clone,
@@ -310,10 +331,11 @@ impl<H: Host> PerCpuRef<H> {
         Ok(killed)
     }
 
-    /// The first half of [`PerCpuRef::kill_all`]; the other is [`PerCpuRef::put_first`] for each, by the same thread.
+    /// Kills counts up to their first references: the first half of [`PerCpuRef::kill_all`]. The
+    /// same thread must call [`PerCpuRef::put_first`] for each.
     ///
     /// # Errors
-    /// As there.
+    /// The fence's error: all counts live on.
     pub fn close_all<'r>(host: &H, references: impl Iterator<Item = &'r Self> + Clone) -> Result<usize, Errno>
     where
         H: 'r,
@@ -321,7 +343,8 @@ impl<H: Host> PerCpuRef<H> {
         host.inside(|| Count::close_all(references.map(|reference| &reference.0), || fence(host.platform())))
     }
 
-    /// Puts the first reference, if this thread killed it by [`PerCpuRef::close_all`]; whether it was the last.
+    /// Puts the first reference if this thread killed the count by [`PerCpuRef::close_all`];
+    /// returns whether it was the last.
     #[must_use = "whoever puts the last one gives back what it protects"]
     pub fn put_first(&self) -> bool {
         self.0.put_first()

@@ -1,9 +1,9 @@
-//! The allocator's state: where an allocation goes, and what follows when it comes back.
+//! The allocator's state: where an allocation goes, and the consequences of a free.
 //!
-//! Sits between the entry points and the worker (above) and chunks, lists and rows (below), under one lock that is never held
-//! over a system call. Decides nothing about when pages come and go except this: a chunk of which a quarter is populated and
-//! empty, while others hold reserve enough, is *isolated*. Its empty pages leave the reserve, nothing is placed in it, and
-//! the worker empties it.
+//! Chunks, lists and rows under one lock, which is never held over a system call. The worker
+//! decides when pages come and go, with one exception. If a quarter of a chunk is populated and
+//! empty, and other chunks hold enough reserve, the chunk is *isolated*. Its empty pages leave the
+//! reserve, no row is placed in it, and the worker empties it.
 
 use crate::chunk::{Chunks, Header, NONE};
 use crate::data::{Handle, Invalid};
@@ -13,7 +13,7 @@ use crate::rows::{Owner, Row, Rows};
 use core::ops::Range;
 use neap_base::bitmap;
 
-/// Rows of an owner that are looked at for room.
+/// Maximum number of an owner's rows that are tried for room.
 const TRIES: usize = 8;
 
 #[derive(Debug)]
@@ -21,29 +21,30 @@ pub(crate) struct State {
     pub(crate) chunks: Chunks,
     pub(crate) lists: Lists,
     pub(crate) rows: Rows,
-    /// Populated pages; empty ones in chunks that are not isolated (the reserve) and in those that are; grains in rows.
+    /// Populated pages; then empty ones in chunks that are not isolated (the reserve); then empty
+    /// ones in isolated chunks; then grains in rows.
     pub(crate) populated: usize,
     pub(crate) empty: usize,
     pub(crate) isolated_empty: usize,
     pub(crate) taken: usize,
-    /// The smallest reserve since the worker last looked.
+    /// The smallest reserve since the last tick.
     pub(crate) empty_low: usize,
-    /// Somebody who may not block was refused.
+    /// A caller that may not wait was refused.
     pub(crate) starved: bool,
-    /// There is something for the worker to do.
+    /// The worker has work.
     pub(crate) wanted: bool,
-    /// What was freed last, and is still there for an allocation just like it, or was handed out again since.
+    /// The last freed allocation, which may be free still or handed out again.
     kept: Option<Kept>,
-    /// Chunks that the worker has looked at.
+    /// Chunks that the worker has examined.
     pub(crate) looks: u64,
     /// A bit per class whose offsets are in the table.
     pub(crate) known: [u64; CLASSES.div_ceil(64)],
-    /// Granules in allocations, and allocations.
+    /// Granules in allocations, and the number of allocations.
     pub(crate) granules: usize,
     pub(crate) allocations: usize,
 }
 
-/// A place for a row that is still free.
+/// A free place for a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spot {
     chunk: u32,
@@ -70,12 +71,12 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) row: u32,
-    /// The granule of the chunk at which it begins, and how many it has.
+    /// Its first granule, counted from the chunk's start, and its length in granules.
     pub(crate) granule: u32,
     pub(crate) granules: u32,
 }
 
-/// An allocation that was freed last.
+/// The last freed allocation.
 #[derive(Debug)]
 struct Kept {
     handle: Handle,
@@ -85,7 +86,7 @@ struct Kept {
     free: bool,
 }
 
-/// What was freed.
+/// Owner and size of a freed allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
     pub(crate) owner: Owner,
@@ -118,7 +119,7 @@ impl State {
         &self.chunks.geometry
     }
 
-    /// Room in one of the owner's rows.
+    /// Places a request in one of the owner's rows; `None` if none of the tried rows has room.
     #[inline(always)]
     pub(crate) fn share(&mut self, request: &Request) -> Option<Place> {
         if !self.geometry().shares() {
@@ -150,7 +151,8 @@ impl State {
                 }
             }
             if tried == TRIES - 1 {
-                // Behind the full ones until something in it is freed, so that others get their turn.
+                // Moves the first row behind the full ones until something in it is freed, so that
+                // other rows are tried.
                 self.rows.relist(first, false);
             }
             index = row.next;
@@ -158,7 +160,8 @@ impl State {
         None
     }
 
-    // Always inlined, as those that answer a place: one that goes through memory in parts and is read as a whole is waited for.
+    // Always inlined, as are all functions that return a place: one that is stored in parts and
+    // loaded as a whole stalls.
     #[inline(always)]
     fn mark(&mut self, index: u32, granule: usize, granules: usize) -> Place {
         let row = self.rows.rows.get_mut(index);
@@ -171,7 +174,7 @@ impl State {
         Place { row: index, granule: granule as u32, granules: granules as u32 }
     }
 
-    /// The bytes of rows' last pages in which nothing is, while that is little: then a row may begin a page of its own.
+    /// Whether the unused ends of rows' last pages are few enough for a row to begin a page.
     fn may_leave_gaps(&self) -> bool {
         let geometry = self.geometry();
         let touched = (self.populated - self.empty - self.isolated_empty) * geometry.page;
@@ -179,9 +182,8 @@ impl State {
         touched.saturating_sub(taken) <= taken / 16 + geometry.high * geometry.page
     }
 
-    /// A place for a new row: behind the owner's latest, else the first that fits in the fullest chunk that has one.
-    ///
-    /// `populated`: only where memory stands behind all of it.
+    /// Finds a place for a new row: behind the owner's latest, else the first that fits in the
+    /// fullest chunk that has one. With `populated`, only places whose pages all have memory.
     pub(crate) fn find(&mut self, request: &Request, populated: bool) -> Option<Spot> {
         let geometry = &self.chunks.geometry;
         let record = self.rows.record(request.owner)?;
@@ -189,7 +191,7 @@ impl State {
         let width = geometry.row(request.granules * GRANULE, request.align, has);
         let step = geometry.alignment(request.align);
         let (shares, grain) = (geometry.shares(), geometry.grain);
-        // Two rows of more than half a page never share one; one of them would touch two.
+        // Two rows of more than half a page never fit one page; packed, each would touch two.
         let long = shares && 2 * width * geometry.stripe > geometry.page;
         let page_step = geometry.alignment(geometry.page);
         if latest != NONE && shares {
@@ -227,13 +229,13 @@ impl State {
         None
     }
 
-    /// Whether memory stands behind all of a spot.
+    /// Whether all pages of a spot are populated.
     pub(crate) fn is_populated(&mut self, spot: Spot) -> bool {
         let grains = spot.grains();
         self.chunks.get(spot.chunk).first_hole(grains.start, grains.end).is_none()
     }
 
-    /// Takes a spot for a row, and the request's place in it; the row is not on its owner's list yet.
+    /// Makes a row at a spot, and places the request in it. The row is not on its owner's list yet.
     #[inline(always)]
     pub(crate) fn commit(&mut self, spot: Spot, request: &Request) -> Option<Place> {
         let Spot { chunk, start, width } = spot;
@@ -259,20 +261,20 @@ impl State {
         Some(self.mark(index, grains.start * grain_granules, request.granules))
     }
 
-    /// Puts a row whose pages are populated on its owner's list.
+    /// Puts a row with populated pages on its owner's list.
     pub(crate) fn publish(&mut self, row: u32) {
         let full = self.rows.rows.get(row).free == 0;
         self.rows.list(row, !full);
     }
 
-    /// A chunk more, if there is address space.
+    /// Creates a chunk; `false` if there is no address space.
     pub(crate) fn grow(&mut self) -> bool {
         let Some(chunk) = self.chunks.create() else { return false };
         self.lists.add(&mut self.chunks, self.lists.free(), chunk, true);
         true
     }
 
-    /// The pages of a row that have to be populated, and its chunk.
+    /// The row's chunk, and its first run of pages that are not populated.
     pub(crate) fn holes(&mut self, row: u32) -> (u32, Range<usize>) {
         let row = *self.rows.rows.get(row);
         let chunk = self.chunks.get(row.chunk);
@@ -282,7 +284,7 @@ impl State {
         (row.chunk, from..to)
     }
 
-    /// Notes that pages are populated now.
+    /// Records that pages are populated.
     pub(crate) fn add_pages(&mut self, chunk: u32, pages: Range<usize>) {
         let mut view = self.chunks.get(chunk);
         let (came, empty) = view.populate(pages);
@@ -290,7 +292,7 @@ impl State {
         *if view.header.isolated { &mut self.isolated_empty } else { &mut self.empty } += empty as usize;
     }
 
-    /// Notes that pages of an isolated chunk are gone.
+    /// Records that pages of an isolated chunk were released.
     pub(crate) fn remove_pages(&mut self, chunk: u32, pages: Range<usize>) {
         self.populated -= pages.len();
         self.isolated_empty -= pages.len();
@@ -306,7 +308,7 @@ impl State {
         Handle::new(address, geometry.class(row.width as usize))
     }
 
-    /// Where the allocation of a handle lies.
+    /// The place of a handle's allocation.
     fn locate(&mut self, base: usize, handle: Handle) -> Result<Place, Invalid> {
         let offset = handle.address().checked_sub(base).ok_or(Invalid::Foreign)?;
         let (chunk, inside) = self.geometry().chunk_of(offset);
@@ -325,12 +327,12 @@ impl State {
             return Err(Invalid::NotAllocated);
         }
         let range = granules_of(geometry, row);
-        let granule = range.start + inside / GRANULE; // Behind the range, if it is another CPU's copy.
+        let granule = range.start + inside / GRANULE; // Behind the range for the address of another CPU's copy.
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
         Ok(Place { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }
 
-    /// Frees an allocation, and its row if it was the last in it.
+    /// Frees an allocation, and its row if it is empty then.
     pub(crate) fn free(&mut self, place: Place) -> Freed {
         let row = self.rows.rows.get_mut(place.row);
         row.free += place.granules;
@@ -350,8 +352,9 @@ impl State {
         Freed { owner, granules }
     }
 
-    /// Frees the allocation of a handle in a moment: as soon as another is freed, or [`State::settle`] is called. At once, if it keeps
-    /// more than two pages from being empty, or leaves the worker something to do.
+    /// Frees a handle's allocation, but keeps it until the next free or [`State::settle`]. Frees it
+    /// at once if keeping it would hold more than two pages, or if its free leaves work for the
+    /// worker.
     pub(crate) fn free_later(&mut self, base: usize, handle: Handle) -> Result<Freed, Invalid> {
         if let Some(kept) = &mut self.kept
             && kept.handle == handle
@@ -375,12 +378,12 @@ impl State {
         Ok(freed)
     }
 
-    /// Whether an allocation of a row may stay for a moment.
+    /// Whether an allocation of a row may be kept.
     fn may_keep(&mut self, row: u32, granules: u32) -> bool {
         let row = self.rows.rows.get(row);
         let geometry = &self.chunks.geometry;
         if (row.free + granules) as usize != row.width as usize * geometry.grain_granules() {
-            return true; // Its row stays.
+            return true; // The row is not empty then.
         }
         let pages = geometry.pages_of(row.start as usize, row.end()).len();
         let (chunk, width) = (row.chunk, row.width);
@@ -389,10 +392,10 @@ impl State {
         pages <= 2 && !spare && !self.is_worthy(&header, pages)
     }
 
-    /// What is kept, if it is what a request is for.
+    /// Returns the kept allocation if it matches a request.
     pub(crate) fn again(&mut self, request: &Request) -> Option<Handle> {
         let kept = self.kept.as_mut().filter(|kept| kept.free && kept.owner == request.owner)?;
-        // Copies begin at the same place in their lines as the first.
+        // All copies begin at the same offset in their cache lines as the first.
         let aligned = request.align <= LINE && is_multiple(kept.handle.address(), request.align);
         (kept.place.granules as usize == request.granules && aligned).then(|| {
             kept.free = false;
@@ -400,7 +403,7 @@ impl State {
         })
     }
 
-    /// Frees what is kept, so that everything is as if nothing ever were.
+    /// Frees the kept allocation, if there is one.
     pub(crate) fn settle(&mut self) {
         if let Some(Kept { free: true, place, .. }) = &self.kept {
             let place = *place;
@@ -411,7 +414,7 @@ impl State {
 
     /// Frees all allocations of a row, and the row.
     pub(crate) fn free_all(&mut self, index: u32) -> Freed {
-        self.kept = None; // It may be one of them.
+        self.kept = None; // It may be in this row.
         let row = *self.rows.rows.get(index);
         let range = granules_of(self.geometry(), &row);
         let chunk = self.chunks.get(row.chunk);
@@ -446,13 +449,13 @@ impl State {
         self.wanted |= spare;
     }
 
-    /// Whether a chunk is to be emptied at once, with so many `more` empty pages than are counted.
+    /// Whether a chunk must be emptied, if it had `more` additional empty pages.
     fn is_worthy(&self, header: &Header, more: usize) -> bool {
         let (empty, geometry) = (header.empty as usize + more, self.geometry());
         if header.isolated { empty > 0 } else { self.empty + more > geometry.high + empty && empty >= geometry.quarter }
     }
 
-    /// Takes a chunk's empty pages out of the reserve and lets the worker have them.
+    /// Takes a chunk's empty pages out of the reserve and gives them to the worker.
     pub(crate) fn isolate(&mut self, chunk: u32) {
         let header = self.chunks.header(chunk);
         if !header.isolated {
@@ -466,7 +469,7 @@ impl State {
         }
     }
 
-    /// Lets allocations have a chunk again.
+    /// Makes an isolated chunk available to allocations again.
     pub(crate) fn reintegrate(&mut self, chunk: u32) {
         let header = self.chunks.header(chunk);
         header.isolated = false;
@@ -475,7 +478,7 @@ impl State {
         self.relocate(chunk);
     }
 
-    /// Puts a chunk on the list where its longest run belongs.
+    /// Puts a chunk on the list of its longest free run.
     fn relocate(&mut self, chunk: u32) {
         let grain = self.geometry().grain;
         let header = *self.chunks.header(chunk);

@@ -1,18 +1,27 @@
-//! The worker: pages come before they are needed, and go when they are not.
+//! The worker: populates pages before they are needed, and releases them when they are not.
 //!
-//! Sits beside the entry points and above the state, whose lock it drops over every system call. A *pass* runs under the
-//! turn, so that no two threads change which pages are populated; between passes whoever waits for the turn may have it. What it does
-//! at each [`PerCpuData::tick`], in this order:
-//! 1. isolates wholly free chunks but one, and empties them, and whatever `free` has isolated, from the end: pages near
-//!    the start are needed first. What the reserve lacks stays, and its chunk with it; a wholly free chunk that is not the
-//!    only one is destroyed, any other is sidelined;
-//! 2. the same for what stayed empty since the last tick, although in no chunk a quarter is: the reserve's smallest number of
-//!    pages since then, beyond what it is for;
-//! 3. populates pages until the reserve is full, all of it if somebody was refused, and rows for it.
+//! # Design
 //!
-//! While an isolated CPU runs the process nothing goes back unless somebody asks for it: the kernel would interrupt it. Allocations may have what
-//! `free` isolates then, and what it isolates while the system is not asked because it refused. Where they, or the reserve, lack room they may have
-//! whatever waits to be emptied: otherwise each would take a new chunk, which would wait in its turn.
+//! At each [`PerCpuData::tick`]:
+//!
+//! 1. Wholly free chunks are isolated, except one. Isolated chunks are emptied from the end, since
+//!    pages near the start are needed first. Pages that the reserve lacks stay, and their chunk
+//!    with them. A wholly free chunk that is not the only one is destroyed; any other is sidelined.
+//! 2. Step 1 is repeated for pages that stayed empty since the last tick, beyond the reserve,
+//!    although no chunk has an empty quarter.
+//! 3. Pages are populated until the reserve is full, and rows for it. If a caller was refused, a
+//!    whole reserve is populated.
+//!
+//! While an isolated CPU runs the process, nothing is released unless a caller requests it, since
+//! the kernel would interrupt that CPU. Allocations may then use the chunks that `free` isolates.
+//! The same holds while the system is not asked because it refused. If allocations or the reserve
+//! lack room, they may use any chunk that waits to be emptied. Otherwise each would take a new
+//! chunk, which would wait in its turn.
+//!
+//! # Locking
+//!
+//! A *pass* runs under the turn, so only one thread changes which pages are populated. Between
+//! passes the turn is free for waiting threads. The state's lock is dropped over every system call.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -24,26 +33,26 @@ use neap_base::platform::memory::SCATTERED_RANGES;
 use neap_base::platform::{Errno, memory};
 use neap_os::stack;
 
-/// Ticks that the system is not asked again after it refused, at most.
+/// Maximum number of ticks in which the system is not asked after it refused.
 const MOST_PATIENCE: u32 = 64;
-/// Runs of pages in one call.
+/// Maximum number of runs in one pass.
 const RUNS: usize = 128;
 
-/// What the holder of the turn has.
+/// State that belongs to the holder of the turn.
 #[derive(Debug)]
 pub(crate) struct Work {
     /// Room for [`SCATTERED_RANGES`] ranges.
     ranges: *mut memory::Range,
-    /// Ticks in which nothing is given back, because the system refused it.
+    /// Ticks left in which nothing is released, because the system refused.
     idle: u32,
     patience: u32,
     pub(crate) counts: Counts,
 }
 
-// SAFETY: the pointer is to memory that this value has alone.
+// SAFETY: the pointer leads to memory that only this value uses.
 unsafe impl Send for Work {}
 
-/// What was done so far.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) released: u64,
@@ -53,33 +62,33 @@ pub(crate) struct Counts {
     pub(crate) destroyed: u64,
 }
 
-/// Which of the pages beyond the reserve a tick gives back.
+/// Which pages beyond the reserve a tick releases.
 #[derive(Clone, Copy)]
 enum Need {
-    /// Those that were of no use since the last tick.
+    /// Pages that were not needed since the last tick.
     Old,
-    /// So many in each group.
+    /// This number of pages in each group.
     Pages(usize),
-    /// All, whatever there is against it.
+    /// All, regardless of isolated CPUs and of earlier refusals.
     Asked,
 }
 
-/// What a tick did.
+/// Result of a tick.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tick {
-    /// Pages given back, in all groups together.
+    /// Pages released, in all groups together.
     pub released: u64,
     /// Calls that the system refused.
     pub failed: u64,
-    /// Nothing was given back for the sake of an isolated CPU.
+    /// Nothing was released, because an isolated CPU runs the process.
     pub held: bool,
-    /// Something is left: another tick would do more, or bring the end of the rest nearer.
+    /// Another tick would do more, or bring the end of the work nearer.
     pub more: bool,
-    /// The system refused to take memory back, and is not asked for some ticks.
+    /// The system refused to release memory, and is not asked for some ticks.
     pub rests: bool,
 }
 
-/// A run of pages of a chunk that is on its way to the system.
+/// A run of pages of a chunk that is to be released.
 #[derive(Clone, Copy)]
 struct Run {
     chunk: u32,
@@ -95,44 +104,48 @@ impl Run {
 
 impl Work {
     /// # Safety
-    /// Room for [`SCATTERED_RANGES`] ranges at `ranges` belongs to this value as long as it is used.
+    /// There is room for [`SCATTERED_RANGES`] ranges at `ranges`, which only this value uses as
+    /// long as it exists.
     pub(crate) unsafe fn at(ranges: usize) -> Work {
         let ranges = core::ptr::with_exposed_provenance_mut(ranges);
         Work { ranges, idle: 0, patience: 0, counts: Counts::default() }
     }
 
     fn ranges(&mut self) -> &mut [memory::Range] {
-        // SAFETY: as `at` was promised.
+        // SAFETY: `at`'s caller promised room for this many ranges, and `self` is borrowed
+        // exclusively. Zeroed memory is a valid range.
         unsafe { core::slice::from_raw_parts_mut(self.ranges, SCATTERED_RANGES) }
     }
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// Does what is to be done: every 250 ms, and sooner where [`PerCpuData::is_work_wanted`]. Where somebody else has the turn
-    /// that is nothing.
+    /// Does the worker's work. Called every 250 ms, and sooner if [`PerCpuData::is_work_wanted`].
+    /// Does nothing if another thread has the turn.
     pub fn tick<P: Platform>(&self, platform: &P) -> Tick {
         self.tick_until(platform, &|| false)
     }
 
-    /// The same, but looks between passes whether to `stop`: what is left then is for the next tick.
+    /// Ticks, but stops between passes if `stop` returns `true`. The next tick does the rest.
     pub fn tick_until<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.work(platform, Need::Old, stop)
     }
 
-    /// A tick for somebody who asks for memory to go back: also what was of use since the last tick, but for the reserve, also while an isolated
-    /// CPU runs the process, and also if the system refused to take some a moment ago.
+    /// Releases all empty pages beyond the reserve on a caller's request. Unlike a tick, also pages
+    /// that were needed since the last tick, also while an isolated CPU runs the process, and also
+    /// if the system refused lately.
     pub fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.work(platform, Need::Asked, stop)
     }
 
-    /// Pages, in all groups together, in which nothing is, beyond the reserve.
+    /// Number of empty pages beyond the reserve, in all groups together.
     pub fn spare_pages(&self) -> u64 {
         let state = self.settled();
         let spare = (state.empty + state.isolated_empty).saturating_sub(self.geometry.high);
         (spare * self.geometry.groups) as u64
     }
 
-    /// A tick that gives back about so many of these, though they were of use since the last one.
+    /// Ticks and releases about `pages` of the [`PerCpuData::spare_pages`], even if they were
+    /// needed since the last tick.
     pub fn give_back<P: Platform>(&self, platform: &P, pages: u64, stop: &dyn Fn() -> bool) -> Tick {
         self.work(platform, Need::Pages((pages as usize).div_ceil(self.geometry.groups)), stop)
     }
@@ -148,7 +161,7 @@ impl<C: Charge> PerCpuData<C> {
         state.wanted = false;
         self.tell(&state);
         let high = self.geometry.high;
-        // Read before anything is isolated: that lowers it.
+        // Read before chunks are isolated, which lowers it.
         let unneeded = match need {
             Need::Old => state.empty_low.saturating_sub(high),
             Need::Pages(pages) => pages,
@@ -187,8 +200,8 @@ impl<C: Charge> PerCpuData<C> {
         report
     }
 
-    /// [`PerCpuData::depopulate`] on a stack of its own, since the runs are large; nothing where
-    /// that cannot be had.
+    /// Runs [`PerCpuData::depopulate`] on a separate stack, since the runs are large. Does nothing
+    /// if no stack can be mapped.
     fn depopulate_apart<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -199,8 +212,8 @@ impl<C: Charge> PerCpuData<C> {
         stack::apart(|| self.depopulate(platform, work, floor, stop)).unwrap_or_else(|| self.turn.lock())
     }
 
-    /// Empties the chunks that are isolated, until the reserve would be smaller than `floor`. Answers with the turn, which
-    /// others may have had meanwhile. What is left where it is to `stop` stays isolated.
+    /// Empties isolated chunks, until the reserve would be smaller than `floor`. Returns the turn,
+    /// which other threads may have had meanwhile. After `stop`, the rest stays isolated.
     fn depopulate<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -218,7 +231,8 @@ impl<C: Charge> PerCpuData<C> {
             gone[..destroyed].iter_mut().for_each(|chunk| *chunk = state.chunks.tables(*chunk as u32));
             drop(state);
             for tables in &gone[..destroyed] {
-                // SAFETY: who creates the chunk again has the turn, and writes all of its tables.
+                // SAFETY: the chunk is destroyed. A thread that creates it again needs the turn,
+                // and writes all of its tables.
                 let _ = unsafe { platform.release(*tables, length) };
             }
             work.counts.destroyed += destroyed as u64;
@@ -242,7 +256,7 @@ impl<C: Charge> PerCpuData<C> {
         work
     }
 
-    /// Where a group's pages lie.
+    /// Address of a group's pages from page `first` of a chunk on.
     pub(crate) fn pages_at(&self, group: usize, chunk: u32, first: usize) -> usize {
         self.base
             + group * self.geometry.group_span()
@@ -250,7 +264,8 @@ impl<C: Charge> PerCpuData<C> {
             + first * self.geometry.page
     }
 
-    /// Gives runs back in all groups; answers how many, from the first, are gone. Those behind are as they were.
+    /// Releases runs in all groups; returns how many, from the first, are released. The rest is
+    /// unchanged.
     fn release<P: Platform>(&self, platform: &P, work: &mut Work, runs: &[Run]) -> usize {
         let (groups, page) = (self.geometry.groups, self.geometry.page);
         let mut done = 0;
@@ -273,11 +288,11 @@ impl<C: Charge> PerCpuData<C> {
             for group in 0..groups {
                 work.counts.release_calls += 1;
                 let start = self.pages_at(group, run.chunk, run.first);
-                // SAFETY: as above.
+                // SAFETY: no row touches the pages, and none is placed in an isolated chunk.
                 if unsafe { platform.release(start, run.count * page) }.is_err() {
                     work.counts.release_failures += 1;
-                    // What is gone already comes back: a page is there in all groups or in none. (If that is refused as
-                    // well, a touch brings it back.)
+                    // Populates the released pages again: a page is populated in all groups or in
+                    // none. If that is refused, too, a touch brings the page back.
                     for group in 0..group {
                         let _ = platform.populate(self.pages_at(group, run.chunk, run.first), run.count * page);
                     }
@@ -289,7 +304,7 @@ impl<C: Charge> PerCpuData<C> {
         done
     }
 
-    /// Puts memory behind pages in all groups, or in none.
+    /// Populates pages in all groups, or in none.
     pub(crate) fn populate<P: Platform>(
         &self,
         platform: &P,
@@ -302,7 +317,7 @@ impl<C: Charge> PerCpuData<C> {
             let start = self.pages_at(group, chunk, pages.start);
             work.counts.populate_calls += 1;
             let answer = match platform.populate(start, length) {
-                // A kernel that has no such call: the pages come one by one.
+                // The kernel has no such call: touch the pages one by one.
                 Err(Errno::INVAL) => {
                     self.touch(start, length);
                     Ok(())
@@ -311,7 +326,7 @@ impl<C: Charge> PerCpuData<C> {
             };
             if let Err(error) = answer {
                 for group in 0..=group {
-                    // SAFETY: nobody was given these pages yet.
+                    // SAFETY: no allocation has these pages yet.
                     let _ = unsafe { platform.release(self.pages_at(group, chunk, pages.start), length) };
                 }
                 return Err(error);
@@ -322,12 +337,13 @@ impl<C: Charge> PerCpuData<C> {
 
     fn touch(&self, start: usize, length: usize) {
         for address in (start..start + length).step_by(4096) {
-            // SAFETY: mapped, and nobody's.
+            // SAFETY: the page is open, and no allocation has it yet.
             unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(0) };
         }
     }
 
-    /// Populates pages until the reserve is full, and rows for it; gives up where the system does, or where there is no address space.
+    /// Populates pages until the reserve is full, and rows for it. Stops if the system refuses, or
+    /// if there is no address space.
     pub(crate) fn replenish<P: Platform>(&self, platform: &P, work: &mut Work) {
         if self.ready_rows(platform).is_err() {
             return;
@@ -359,7 +375,7 @@ impl<C: Charge> PerCpuData<C> {
 }
 
 impl State {
-    /// Isolates the wholly free chunks but the first.
+    /// Isolates all wholly free chunks except the first.
     fn isolate_spares(&mut self) {
         let free = self.lists.free();
         while let Some(first) = self.lists.head(free) {
@@ -372,7 +388,8 @@ impl State {
         }
     }
 
-    /// Isolates chunks with empty pages, emptiest lists first, until the reserve is not above `floor`.
+    /// Isolates chunks with empty pages, emptiest lists first, until the reserve is not above
+    /// `floor`.
     fn isolate_down_to(&mut self, floor: usize) {
         for list in (0..=self.lists.free()).rev() {
             let mut next = self.lists.head(list).unwrap_or(NONE);
@@ -387,8 +404,8 @@ impl State {
         }
     }
 
-    /// Finds pages that are to go, in isolated chunks, from their ends, and lets go of the chunks that have none, or destroys
-    /// them; answers how many runs there are, and chunks that are gone.
+    /// Finds pages of isolated chunks to release, from their ends. Reintegrates, sidelines or
+    /// destroys chunks without such pages. Returns the number of runs, and of destroyed chunks.
     fn gather(&mut self, runs: &mut [Run], gone: &mut [usize], floor: usize) -> (usize, usize) {
         let (mut count, mut destroyed, list) = (0, 0, self.lists.to_depopulate());
         let mut next = self.lists.head(list).unwrap_or(NONE);
@@ -421,25 +438,26 @@ impl State {
         (count, destroyed)
     }
 
-    /// Whether chunks wait to be depopulated: the worker was stopped before it came to them.
+    /// Whether chunks wait to be emptied, because the worker was stopped.
     fn has_more(&self) -> bool {
         self.lists.head(self.lists.to_depopulate()).is_some()
     }
 
-    /// Lets allocations have a chunk again that waits to be emptied; answers how many empty pages it has. For who has the turn: with anybody else,
-    /// these may be on their way to the system.
+    /// Makes a chunk that waits to be emptied available to allocations; returns its number of empty
+    /// pages. The caller holds the turn: otherwise its pages may be on their way to the system.
     pub(crate) fn recall(&mut self) -> Option<usize> {
         let chunk = self.lists.head(self.lists.to_depopulate())?;
         self.reintegrate(chunk);
         Some(self.chunks.header(chunk).empty as usize)
     }
 
-    /// Lets allocations have the chunks again that the system will not take pages of.
+    /// Makes all chunks that wait to be emptied available to allocations, since the system refuses
+    /// them.
     fn give_up(&mut self) {
         while self.recall().is_some() {}
     }
 
-    /// Pages without memory where the reserve would be of use, at most `most`; none, if a chunk is needed first.
+    /// Pages to populate for the reserve, at most `most`. `None`: a chunk must be created first.
     fn next_holes(&mut self, most: usize) -> Option<(u32, Range<usize>)> {
         let geometry = &self.chunks.geometry;
         let pages = geometry.pages;
@@ -452,7 +470,7 @@ impl State {
                 self.looks += 1;
                 if (header.populated as usize) < pages {
                     if header.isolated {
-                        self.reintegrate(chunk); // So that its pages count.
+                        self.reintegrate(chunk); // Its pages count only then.
                     }
                     return self.chunks.get(chunk).first_holes(most).map(|pages| (chunk, pages));
                 }
