@@ -2,8 +2,8 @@
 //!
 //! std's mutex guarantees neither freedom from allocation nor existence without std. A lock over
 //! `lock_api` needs a constant of the lock's type, which loom's atomics cannot be. Therefore the
-//! guard is neap's own. Not fair, not recursive, no poisoning (nothing here unwinds). Never held
-//! across a system call that can block.
+//! guard is neap's own. Not fair, not recursive, no poisoning (nothing here unwinds). Not held
+//! across a system call that can block, except the turn of per-CPU data.
 //!
 //! Source: U. Drepper, "Futexes Are Tricky", 2011, mutex 2.
 

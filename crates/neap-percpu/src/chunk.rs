@@ -1,9 +1,14 @@
-//! One chunk: its header, its maps, and which of its pages are populated or empty.
+//! A chunk: its header, its maps, and which of its pages are populated or empty.
 //!
-//! Sits between the tables' memory and the allocator's state, under whose lock a [`Chunk`] is made, used and dropped. A page
-//! is *populated* when memory stands behind it in every group, and *empty* when no row touches it. The header counts
-//! populated pages and those of them that are empty; both follow the maps at once, never by a correction later. Knows no
-//! lists and no other chunk.
+//! # Invariants
+//!
+//! * A page is *populated* if it has memory in every group, and *empty* if no row touches it.
+//! * The header counts populated pages, and those of them that are empty. Both counts follow the
+//!   maps at once.
+//!
+//! # Locking
+//!
+//! A [`Chunk`] is made, used and dropped under the allocator's lock.
 
 use crate::geometry::{Geometry, round_up};
 use crate::map::{BLOCK, Hint, Map};
@@ -13,18 +18,18 @@ use neap_base::bitmap;
 /// No chunk, row or owner: the end of a list.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// What is known of a chunk. All zeroes: it does not exist.
+/// Header of a chunk. All zeroes: the chunk does not exist.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) next: u32,
     pub(crate) prev: u32,
-    /// The list it is on.
+    /// The list that the chunk is on.
     pub(crate) list: u32,
     pub(crate) exists: bool,
-    /// Its empty pages are not counted in the reserve.
+    /// Whether its empty pages are not counted in the reserve.
     pub(crate) isolated: bool,
-    /// The longest run of free grains.
+    /// Length of the longest run of free grains.
     pub(crate) longest: u32,
     /// Grains in rows.
     pub(crate) taken: u32,
@@ -33,7 +38,7 @@ pub(crate) struct Header {
     pub(crate) empty: u32,
 }
 
-/// Where the parts of a chunk's tables lie, in bytes from their start.
+/// Offsets of the parts of a chunk's tables, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
     map: usize,
@@ -42,7 +47,7 @@ pub(crate) struct Parts {
     starts: usize,
     populated: usize,
     row_of: usize,
-    /// Bytes of all.
+    /// Bytes of all parts.
     pub(crate) length: usize,
 }
 
@@ -64,49 +69,52 @@ impl Parts {
     }
 }
 
-/// A chunk, as the holder of the lock sees it.
+/// View of a chunk for the holder of the lock.
 #[derive(Debug)]
 pub(crate) struct Chunk<'a> {
     pub(crate) geometry: &'a Geometry,
     pub(crate) header: &'a mut Header,
     pub(crate) map: Map<'a>,
-    /// A bit per granule: it is part of an allocation.
+    /// A bit per granule: whether it is part of an allocation.
     pub(crate) used: &'a mut [u64],
-    /// A bit per granule: an allocation begins there.
+    /// A bit per granule: whether an allocation begins there.
     pub(crate) starts: &'a mut [u64],
     pub(crate) populated: &'a mut [u64],
-    /// By grain: the row that it is in; only for grains that the map says are in one.
+    /// By grain: the index of its row. Valid only for grains that the map marks as taken.
     pub(crate) row_of: &'a mut [u32],
 }
 
-/// All chunks: a row of tables, of which those below `reach` have been in use.
+/// All chunks: an array of tables, of which those below `reach` have been in use.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     pub(crate) geometry: Geometry,
     parts: Parts,
     address: usize,
-    /// Chunks whose tables and memory may be touched.
+    /// Number of chunks whose tables and memory may be touched.
     opened: u32,
     reach: u32,
-    /// Room for the numbers of all chunks, of which the first `destroyed` are those of chunks that were; not in their headers,
-    /// which go back to the system.
+    /// Room for the numbers of all chunks. The first `destroyed` entries are destroyed chunks. They
+    /// are not in the headers, which are released.
     stack: *mut u32,
     destroyed: u32,
 }
 
-// SAFETY: the pointer is to memory that this value has alone.
+// SAFETY: the addresses lead to memory that only this value uses.
 unsafe impl Send for Chunks {}
 
 impl Chunks {
     /// # Safety
-    /// Address space of `parts.length` bytes for each chunk of the geometry at `address`, aligned to 8 bytes, zeroes where it is opened, and room for a number
-    /// for each at `stack`, belong to this value for as long as it is used.
+    /// For as long as the value is used, two pieces of memory belong to it alone:
+    ///
+    /// * `address`, aligned to 8 bytes: `parts.length` bytes of address space for each chunk of the
+    ///   geometry, zeroes where it is opened;
+    /// * `stack`: room for a number for each chunk.
     pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: usize) -> Chunks {
         let stack = core::ptr::with_exposed_provenance_mut(stack);
         Chunks { geometry, parts, address, opened: 0, reach: 0, stack, destroyed: 0 }
     }
 
-    /// Where a chunk's tables lie.
+    /// Address of a chunk's tables.
     pub(crate) fn tables(&self, chunk: u32) -> usize {
         self.address + chunk as usize * self.parts.length
     }
@@ -116,12 +124,12 @@ impl Chunks {
         self.parts.length
     }
 
-    /// Chunks that exist.
+    /// Number of chunks that exist.
     pub(crate) fn in_use(&self) -> u32 {
         self.reach - self.destroyed
     }
 
-    /// The numbers of all chunks are below this.
+    /// Upper bound of the numbers of all chunks.
     pub(crate) fn reach(&self) -> u32 {
         self.reach
     }
@@ -133,22 +141,25 @@ impl Chunks {
     /// The header of a chunk that exists or did.
     pub(crate) fn header(&mut self, chunk: u32) -> &mut Header {
         debug_assert!(chunk < self.reach);
-        // SAFETY: tables begin with a header, and are borrowed exclusively with this value.
+        // SAFETY: the chunk's tables are open, begin with a header, and are borrowed exclusively
+        // with `self`.
         unsafe { &mut *core::ptr::with_exposed_provenance_mut(self.tables(chunk)) }
     }
 
-    /// A chunk that exists or did.
+    /// The view of a chunk that exists or did.
     pub(crate) fn get(&mut self, chunk: u32) -> Chunk<'_> {
         /// # Safety
-        /// `length` values that are valid as zeroes lie at `address`, and nobody else has them for so long.
+        /// At `address` lie `length` values that are valid as zeroes, and no other reference to
+        /// them exists.
         unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a mut [T] {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises valid values that no other reference leads to.
             unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(address), length) }
         }
         debug_assert!(chunk < self.reach);
         let (address, geometry, parts) = (self.tables(chunk), &self.geometry, &self.parts);
         let (grains, granules) = (geometry.grains, geometry.granules);
-        // SAFETY: the parts lie in the chunk's tables and do not overlap; all of them are borrowed with this value.
+        // SAFETY: the parts lie in the chunk's open tables and do not overlap. All of them are
+        // borrowed exclusively with `self`.
         unsafe {
             Chunk {
                 geometry,
@@ -169,24 +180,24 @@ impl Chunks {
         self.opened
     }
 
-    /// Lets the chunks below a number be created.
+    /// Allows the chunks below `end` to be created.
     ///
     /// # Safety
-    /// Their tables may be touched.
+    /// Their tables and memory may be touched.
     pub(crate) unsafe fn open(&mut self, end: u32) {
         self.opened = end;
     }
 
-    /// The chunk that is created next; `None` where all that were opened exist.
+    /// The chunk that is created next; `None` if all opened chunks exist.
     pub(crate) fn next(&self) -> Option<u32> {
         match self.destroyed.checked_sub(1) {
-            // SAFETY: the numbers below `destroyed` were written.
+            // SAFETY: `destroy` wrote the numbers below `destroyed`.
             Some(top) => Some(unsafe { self.stack.add(top as usize).read() }),
             None => (self.reach < self.opened).then_some(self.reach),
         }
     }
 
-    /// Creates it, with nothing taken and nothing populated.
+    /// Creates the next chunk, with nothing taken or populated. `None` if all opened chunks exist.
     pub(crate) fn create(&mut self) -> Option<u32> {
         let chunk = self.next()?;
         self.destroyed = self.destroyed.saturating_sub(1);
@@ -195,18 +206,19 @@ impl Chunks {
         Some(chunk)
     }
 
-    /// Gives up a chunk that is on no list, with nothing taken and nothing populated. Its tables may go to the system until it
-    /// is created again.
+    /// Destroys a chunk that is on no list, with nothing taken or populated. Its tables may be
+    /// released until it is created again.
     pub(crate) fn destroy(&mut self, chunk: u32) {
         self.header(chunk).exists = false;
-        // SAFETY: there is room for the number of every chunk, and none is there twice.
+        // SAFETY: the stack has room for every chunk's number, and a chunk is destroyed only while
+        // it exists.
         unsafe { self.stack.add(self.destroyed as usize).write(chunk) };
         self.destroyed += 1;
     }
 }
 
 impl Chunk<'_> {
-    /// Makes a chunk that does not exist, or was destroyed: nothing taken, nothing populated.
+    /// Initialises a chunk that does not exist: nothing taken, nothing populated.
     fn create(&mut self) {
         self.map.words.fill(0);
         self.map.hints.fill(Hint::FREE);
@@ -238,7 +250,7 @@ impl Chunk<'_> {
         bitmap::next_clear(self.populated, pages.start, pages.end)
     }
 
-    /// Populated pages that a run touches and no row does, the run itself not counted as taken.
+    /// Number of populated pages that overlap a run of grains, and that no other row touches.
     fn empty_around(&self, start: usize, end: usize) -> u32 {
         let pages = self.geometry.pages_of(start, end);
         let (first, last) = (pages.start, pages.end - 1);
@@ -246,11 +258,11 @@ impl Chunk<'_> {
         if first == last {
             return counts(first);
         }
-        // Nobody else touches what lies between.
+        // Only the run touches the pages between.
         counts(first) + counts(last) + bitmap::count_range(self.populated, first + 1, last) as u32
     }
 
-    /// Takes a free run for a row; answers how many pages are no longer empty.
+    /// Takes a free run for a row; returns the number of pages that are no longer empty.
     pub(crate) fn take(&mut self, start: usize, end: usize, row: u32) -> u32 {
         let gone = self.empty_around(start, end);
         self.map.set(start, end, true);
@@ -261,7 +273,7 @@ impl Chunk<'_> {
         gone
     }
 
-    /// Frees the run of a row; answers how many pages have become empty.
+    /// Frees a row's run; returns the number of pages that became empty.
     pub(crate) fn give(&mut self, start: usize, end: usize) -> u32 {
         self.map.set(start, end, false);
         let came = self.empty_around(start, end);
@@ -271,7 +283,8 @@ impl Chunk<'_> {
         came
     }
 
-    /// Notes that pages are populated now; answers how many were not, and how many of those are empty.
+    /// Records that pages are populated. Returns how many were not, and how many of those are
+    /// empty.
     pub(crate) fn populate(&mut self, pages: Range<usize>) -> (u32, u32) {
         let (mut came, mut empty) = (0, 0);
         for page in pages {
@@ -285,7 +298,7 @@ impl Chunk<'_> {
         (came, empty)
     }
 
-    /// Notes that pages, all of them populated and empty, are gone.
+    /// Records that pages were released, all of them populated and empty.
     pub(crate) fn depopulate(&mut self, pages: Range<usize>) {
         let count = pages.len() as u32;
         bitmap::clear_range(self.populated, pages.start, pages.end);
@@ -293,14 +306,14 @@ impl Chunk<'_> {
         self.header.empty -= count;
     }
 
-    /// The first run of pages that are not populated, at most `most` of them.
+    /// The first run of pages that are not populated, at most `most`.
     pub(crate) fn first_holes(&self, most: usize) -> Option<Range<usize>> {
         let first = bitmap::next_clear(self.populated, 0, self.geometry.pages)?;
         let end = (first + most).min(self.geometry.pages);
         Some(first..bitmap::next_set(self.populated, first, end).unwrap_or(end))
     }
 
-    /// The last run of populated, empty pages below `before`, at most `most` of them.
+    /// The last run of populated, empty pages below `before`, at most `most`.
     pub(crate) fn last_empty(&self, before: usize, most: usize) -> Option<Range<usize>> {
         let counts = |page: &usize| bitmap::get(self.populated, *page) && self.is_page_empty(*page);
         let last = (0..before).rev().find(counts)?;
@@ -308,7 +321,7 @@ impl Chunk<'_> {
         Some(first..last + 1)
     }
 
-    /// The end of the allocation that begins at a granule; `None` if none does.
+    /// The end of the allocation that begins at granule `start`; `None` if none does.
     pub(crate) fn allocation_end(&self, start: usize, row_end: usize) -> Option<usize> {
         if start >= row_end || !bitmap::get(self.starts, start) {
             return None;
@@ -317,8 +330,8 @@ impl Chunk<'_> {
         Some(bitmap::next_set(self.starts, start + 1, end).unwrap_or(end))
     }
 
-    /// A run of granules that no allocation has, within a row, for `size` of them at a multiple of `align`, where the row
-    /// itself begins at a multiple of it.
+    /// First granule of `size` free ones in a row, at a multiple of `align` from the row's start.
+    /// The row itself begins at such a multiple.
     pub(crate) fn room(&self, row: Range<usize>, size: usize, align: usize) -> Option<usize> {
         let mut at = row.start;
         while at + size <= row.end {

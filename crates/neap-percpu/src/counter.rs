@@ -1,10 +1,16 @@
-//! A counter that is added to on every CPU.
+//! A counter that threads add to on every CPU.
 //!
-//! Sits on words of per-CPU data. An addition goes to this CPU's word; what a word has beyond the batch is moved to the
-//! shared part, which alone is the approximate value: off by at most about the batch for each CPU, and by what is added while
-//! somebody else moves or reads (the next addition there moves it). The exact value is the shared part and all words, read under
-//! the mutex that words are moved under: every addition that has returned is in it once. Words begin at the batch, a power of
-//! two, so that one look at a word's high bits says whether it is still within it, above and below.
+//! # Design
+//!
+//! An addition goes to this CPU's word. If the word leaves its batch, its part is moved to the
+//! shared part. Words start at the batch, a power of two. One check of a word's high bits therefore
+//! shows whether it is within the batch, above and below.
+//!
+//! The approximate value is the shared part. It is off by about one batch for each CPU, and by
+//! additions made while another thread moves or reads. The next addition on that CPU moves them.
+//!
+//! The exact value is the shared part plus all words. It is read under the mutex under which parts
+//! are moved. It contains every addition that has returned once.
 
 use crate::data::{Refused, Wait};
 use crate::host::Host;
@@ -13,11 +19,11 @@ use crate::words::{Counted, Words};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Mutex;
 
-/// A counter. Frees itself; where its owner is closed instead, it must be forgotten.
+/// A counter. Frees its memory when dropped. If its owner was closed instead, it must be forgotten.
 #[derive(Debug)]
 pub struct PerCpuCounter<H: Host> {
     words: Words<H>,
-    /// What words begin at, and the bits that they do not have from 0 to below twice that.
+    /// Start value of words, and the bits that a word within its batch does not have.
     start: i64,
     mask: i64,
     shared: AtomicI64,
@@ -25,21 +31,21 @@ pub struct PerCpuCounter<H: Host> {
 }
 
 impl<H: Host> PerCpuCounter<H> {
-    /// A counter at 0. `batch`: what a CPU's part may be before it counts in the approximate value, from 1 to 2^61, rounded
-    /// down to a power of two.
+    /// Creates a counter at 0. `batch` is the largest part of a CPU that may be missing in the
+    /// approximate value, from 1 to 2^61, rounded down to a power of two.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(host: H, owner: Owner, batch: i64, wait: Wait) -> Result<Self, Refused> {
         let words = Words::new(host, owner, 1, false, wait)?;
         let start = 1 << batch.clamp(1, 1 << 61).ilog2();
-        // Relaxed: nobody else has the counter yet.
+        // Relaxed: no other thread has the counter yet.
         (0..words.cpus()).for_each(|cpu| words.word(0, cpu).store(start, Ordering::Relaxed));
         let mask = !(2 * start - 1);
         Ok(PerCpuCounter { words, start, mask, shared: AtomicI64::new(0), moving: Mutex::new(()) })
     }
 
-    /// Adds. Never waits; signal-safe.
+    /// Adds `value`. Never waits; signal-safe.
     #[inline]
     pub fn add(&self, value: i64) {
         match self.words.count(value, self.mask) {
@@ -49,7 +55,8 @@ impl<H: Host> PerCpuCounter<H> {
         }
     }
 
-    /// No sequences, none on this CPU, or one that was interrupted.
+    /// Adds without the fast sequence: there are no sequences, none on this CPU, or one was
+    /// interrupted.
     #[cold]
     fn add_elsewhere(&self, value: i64) {
         if !self.words.add(&raw const self.words.offsets, 0, value) {
@@ -62,9 +69,10 @@ impl<H: Host> PerCpuCounter<H> {
     #[cold]
     fn move_part(&self) {
         self.words.host.try_inside(|| {
-            // Somebody who moves or reads is there: the next addition tries again.
+            // Another thread moves or reads: the next addition tries again.
             let Some(_moving) = self.moving.try_lock() else { return };
-            // Perhaps from another CPU's word by now: its sum with the shared part is what counts.
+            // The thread may be on another CPU by now; only the sum of word and shared part
+            // matters.
             let part = self.words.here(0).wrapping_sub(self.start);
             if self.words.add(&raw const self.words.offsets, 0, part.wrapping_neg()) {
                 self.shared.fetch_add(part, Ordering::Relaxed);
@@ -72,13 +80,13 @@ impl<H: Host> PerCpuCounter<H> {
         });
     }
 
-    /// Roughly the value: what was moved so far.
+    /// The approximate value: the parts that were moved so far.
     #[inline]
     pub fn approximate(&self) -> i64 {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// The value: additions that have returned are in it, others may be.
+    /// The exact value. Contains every addition that has returned; may contain others.
     pub fn exact(&self) -> i64 {
         let start = self.start.wrapping_mul(self.words.cpus() as i64);
         self.words.host.inside(|| {

@@ -149,7 +149,7 @@ pub struct PerCpuData<C: Charge = ()> {
     /// By class and CPU: the offset, or `usize::MAX` for an isolated CPU. Equals `offsets` if no
     /// CPU is isolated.
     pub(crate) fenced: *mut usize,
-    /// By CPU: which of its group's copies is its own.
+    /// By CPU: the index of its copy in its group.
     pub(crate) columns: *const usize,
     /// By CPU: whether it is isolated.
     pub(crate) isolated: *const bool,

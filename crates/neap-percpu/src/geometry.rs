@@ -1,18 +1,22 @@
-//! Where everything lies: pure arithmetic on sizes, and no memory.
+//! Addresses and sizes of an instance: pure arithmetic, no memory.
 //!
-//! Sits below every other file of the crate. Memory is in *groups*; a group's part of a chunk is one range of addresses. A
-//! chunk is divided into *grains*, numbered in all groups alike: grain `g` lies at `g * stripe` in each group's part, and a
-//! run of grains is a row, in which every CPU of the group has a copy of the row's width, one after the other.
+//! Memory is in *groups*. A group's part of a chunk is one range of addresses. A chunk is divided
+//! into *grains*, numbered in all groups alike. Grain `g` lies at `g * stripe` in each group's
+//! part. A run of grains is a row. In it, every CPU of the group has a copy of the row's width, one
+//! after the other.
 //!
-//! | layout | a group is | a grain is, per CPU | a stripe is |
+//! | layout | group | grain, per CPU | stripe |
 //! |---|---|---|---|
-//! | rows | the CPUs of a node | a cache line, 64 bytes | a line for each CPU of the node |
+//! | rows | CPUs of a node | a cache line, 64 bytes | a line for each CPU of the node |
 //! | CPU-major | one CPU | 8 bytes | 8 bytes |
 //!
-//! So CPU-major is rows in groups of one CPU, with finer grains. Page `p` means the page at `p * page` in every group's part,
-//! so one page of the maps is `groups` pages of the machine. The address of CPU `c`'s copy is `base + offset[class][c]`, where
-//! `base` is the first copy's address, the class is the row's width in lines (0 in CPU-major), and
-//! `offset[class][c] = group(c) * group_span + column(c) * width`.
+//! So CPU-major is rows in groups of one CPU, with finer grains. Page `p` is the page at `p * page`
+//! in every group's part. One page of the maps is therefore `groups` pages of the machine. The
+//! address of CPU `c`'s copy is `base + offset[class][c]`:
+//!
+//! * `base` is the first copy's address.
+//! * The class is the row's width in cache lines, 0 in CPU-major.
+//! * `offset[class][c] = group(c) * group_span + column(c) * width`.
 
 use core::ops::Range;
 
@@ -20,20 +24,22 @@ use core::ops::Range;
 pub const GRANULE: usize = 8;
 /// The largest allocation, in bytes per CPU.
 pub const LARGEST: usize = 32 << 10;
-/// A cache line: copies of different CPUs never share one, nor do different owners.
+/// A cache line in bytes. Copies of different CPUs or owners never share one.
 pub const LINE: usize = 64;
 /// The largest page, in bytes.
 const LARGEST_PAGE: usize = 64 << 10;
-/// Rows are at most this many lines wide, or grains where they are finer: a class fits in the bits for it.
+/// Number of classes: one more than a row's maximum width in lines. Fits the handle's bits.
 pub(crate) const CLASSES: usize = LARGEST_PAGE / LINE + 1;
-/// The page for which the kernel's reserve of 2 to 4 is meant, in bytes: with larger ones rows need fewer.
+/// Page size for which the reserve of 2 to 4 pages is meant, in bytes; with larger pages rows need
+/// fewer.
 const RESERVED: usize = 4096;
-/// The pages of a CPU's part of a chunk, where nothing else is asked for.
+/// Pages of a CPU's part of a chunk, by default.
 const UNIT_PAGES: usize = 16;
-/// The largest chunk, in bytes per group: more than any machine's CPUs ask for, and less than what [`Divisor`] cannot do.
+/// The largest chunk, in bytes per group. Any machine's CPUs need less; [`Divisor`] would allow
+/// more.
 const LARGEST_CHUNK: usize = 1 << 36;
 
-/// How copies are laid out.
+/// Arrangement of copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     /// All copies of an owner's data together.
@@ -42,30 +48,32 @@ pub enum Layout {
     CpuMajor,
 }
 
-/// What an instance is made for.
+/// Parameters of an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The layout.
     pub layout: Layout,
-    /// CPUs that have a copy of everything, whether they exist yet or not: as many as the machine may ever have.
+    /// Number of CPUs that have copies, whether they exist yet or not: the maximum of the machine.
     pub cpus: usize,
-    /// Bytes of a page: a power of two up to 64 KiB, and a multiple of the platform's; 0 for the platform's.
+    /// Bytes of a page: a power of two up to 64 KiB, and a multiple of the platform's; 0: the
+    /// platform's.
     pub page: usize,
-    /// Bytes of a chunk per CPU, a multiple of the page and of 16 KiB, at least [`LARGEST`]; 0 for what is usual.
+    /// Bytes of a chunk per CPU: a multiple of the page and of 16 KiB, at least [`LARGEST`]; 0: 16
+    /// pages.
     pub unit: usize,
-    /// Address space in bytes per CPU: the most that can ever be in use at once.
+    /// Address space in bytes per CPU: the maximum in use at once.
     pub span: usize,
 }
 
 impl Shape {
-    /// What is usual: rows, the platform's pages, a gibibyte of address space for each CPU.
+    /// The default shape: rows, the platform's pages, 1 GiB of address space for each CPU.
     pub const fn usual(cpus: usize) -> Shape {
         Shape { layout: Layout::Rows, cpus, page: 0, unit: 0, span: 1 << 30 }
     }
 }
 
-/// Divides by a number with one multiplication, as long as dividend and number multiplied are below 2^63: that is 2^64 - 1 over
-/// the number, rounded down.
+/// Divides by a number with one multiplication. The dividend times the number must be below 2^63.
+/// Holds 2^64 - 1 divided by the number, rounded down.
 #[derive(Clone, Copy, Debug)]
 struct Divisor(u64);
 
@@ -79,20 +87,20 @@ impl Divisor {
     }
 }
 
-/// The smallest multiple of a power of two that is not below a number.
+/// The smallest multiple of a power of two that is not below `number`.
 pub(crate) fn round_up(number: usize, power: usize) -> usize {
     debug_assert!(power.is_power_of_two());
     (number + power - 1) & !(power - 1)
 }
 
-/// Whether a number is a multiple of a power of two.
+/// Whether `number` is a multiple of a power of two.
 pub(crate) fn is_multiple(number: usize, power: usize) -> bool {
     debug_assert!(power.is_power_of_two());
     number & (power - 1) == 0
 }
 
-/// Everything that follows from a shape and the nodes. Not to be copied by chance: that takes longer than most of what it is
-/// asked for.
+/// All values that follow from a shape and the nodes. Not `Copy`: a copy by accident would take
+/// longer than most uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Geometry {
     pub(crate) layout: Layout,
@@ -112,22 +120,22 @@ pub(crate) struct Geometry {
     pub(crate) pages: usize,
     /// Bytes of a chunk, per group.
     pub(crate) chunk: usize,
-    /// The most chunks there can be.
+    /// Maximum number of chunks.
     pub(crate) chunks: usize,
-    /// Populated pages that are too few for those who may not block: 2, or 8 KiB for each CPU of a group.
+    /// Reserve in pages below which the worker is needed: 2, or 8 KiB for each CPU of a group.
     pub(crate) low: usize,
-    /// Populated pages that suffice for them: twice as many.
+    /// Reserve in pages that the worker fills up to: twice `low`.
     pub(crate) high: usize,
-    /// Empty pages from which on a chunk is emptied at once: a quarter, and never none.
+    /// Empty pages from which on a chunk is emptied at once: a quarter, at least 1.
     pub(crate) quarter: usize,
-    /// A copy's part of a page, in bytes.
+    /// Bytes of a page that belong to one copy.
     share: usize,
     by_stripe: Divisor,
     by_pages: Divisor,
 }
 
 impl Geometry {
-    /// `None` for a shape that makes no sense.
+    /// Computes the geometry; `None` for an invalid shape.
     pub(crate) fn new(shape: &Shape, platform_page: usize, groups: usize, columns: usize) -> Option<Geometry> {
         let page = if shape.page == 0 { platform_page } else { shape.page };
         if !page.is_power_of_two() || !page.is_multiple_of(platform_page) || page > LARGEST_PAGE || shape.cpus == 0 {
@@ -178,13 +186,13 @@ impl Geometry {
         self.grain / GRANULE
     }
 
-    /// The chunk in which so many bytes from the first one's start lie, and how far inside.
+    /// The chunk that contains byte `offset` from the first chunk's start, and the offset inside.
     pub(crate) fn chunk_of(&self, offset: usize) -> (usize, usize) {
         let chunk = self.by_pages.quotient(offset >> self.page_shift);
         (chunk, offset - chunk * self.chunk)
     }
 
-    /// The grain in which so many bytes from a chunk's start lie.
+    /// The grain that contains byte `offset` from a chunk's start.
     pub(crate) fn grain_at(&self, offset: usize) -> usize {
         self.by_stripe.quotient(offset)
     }
@@ -205,25 +213,28 @@ impl Geometry {
         self.grain_at(((page + 1) << self.page_shift) + self.stripe - 1)
     }
 
-    /// The grains whose number is a multiple of this begin at a multiple of `align` bytes (a power of two, at most a page).
+    /// Grains whose number is a multiple of the result begin at a multiple of `align` bytes.
+    /// `align` is a power of two, at most a page.
     pub(crate) fn alignment(&self, align: usize) -> usize {
         align >> self.stripe.trailing_zeros().min(align.trailing_zeros())
     }
 
-    /// The class of a row: what leads to its offsets.
+    /// The class of a row of `width` grains, which selects its offsets.
     pub(crate) fn class(&self, width: usize) -> usize {
         if self.shares() { width } else { 0 }
     }
 
-    /// Classes that there are.
+    /// Number of classes.
     pub(crate) fn classes(&self) -> usize {
         if self.shares() { CLASSES } else { 1 }
     }
 
-    /// Grains of a new row for a request of so many bytes aligned to `align`, by an owner whose rows are `has` bytes wide so far.
+    /// Grains of a new row for a request of `size` bytes aligned to `align`. The owner's rows are
+    /// `has` bytes wide so far.
     ///
-    /// As wide as the request or as a sixteenth of what the owner has, whichever is more, but the latter no longer than a
-    /// page: so many small allocations need few rows, and at most a sixteenth of an owner's memory waits for more of them.
+    /// The row is as wide as the request or as a sixteenth of the owner's rows, whichever is more;
+    /// the latter up to a page. So many small allocations need few rows, and at most a sixteenth of
+    /// an owner's memory is unused.
     pub(crate) fn row(&self, size: usize, align: usize, has: u64) -> usize {
         if !self.shares() {
             return size.div_ceil(GRANULE);

@@ -1,7 +1,7 @@
-//! How often which values occurred, counted on every CPU.
+//! A histogram of values, counted on every CPU.
 //!
-//! Sits on words of per-CPU data: 8 buckets to each doubling, so a value is known to an eighth. Recording is one addition to this
-//! CPU's word.
+//! It has 8 buckets for each doubling, so a value is known to an eighth. Recording is one addition
+//! to this CPU's word.
 
 use crate::data::{Refused, Wait};
 use crate::host::Host;
@@ -12,11 +12,12 @@ use core::sync::atomic::{AtomicI64, Ordering};
 /// Buckets: 8 for the values below 8, and 8 for each of 61 doublings.
 const BUCKETS: usize = 8 * 62;
 
-/// A histogram of 64-bit values. Frees itself; where its owner is closed instead, it must be forgotten.
+/// A histogram of 64-bit values. Frees its memory when dropped. If its owner was closed instead, it
+/// must be forgotten.
 #[derive(Debug)]
 pub struct PerCpuHistogram<H: Host> {
     words: Words<H>,
-    /// What could not be counted on any CPU.
+    /// Counts that no CPU's word could take.
     shared: [AtomicI64; BUCKETS],
 }
 
@@ -32,7 +33,7 @@ fn lowest(bucket: usize) -> u64 {
 }
 
 impl<H: Host> PerCpuHistogram<H> {
-    /// An empty histogram: 4 KiB for each CPU.
+    /// Creates an empty histogram: 4 KiB for each CPU.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -50,7 +51,7 @@ impl<H: Host> PerCpuHistogram<H> {
         }
     }
 
-    /// Calls `each` with the smallest value of each bucket that is not empty, and how many values are in it.
+    /// Calls `each` with the smallest value of each nonempty bucket, and its count.
     pub fn each(&self, mut each: impl FnMut(u64, u64)) {
         for (bucket, shared) in self.shared.iter().enumerate() {
             let count = self.words.sum(bucket) + shared.load(Ordering::Relaxed);
@@ -60,14 +61,15 @@ impl<H: Host> PerCpuHistogram<H> {
         }
     }
 
-    /// Values that were counted.
+    /// Number of values that were counted.
     pub fn count(&self) -> u64 {
         let mut all = 0;
         self.each(|_, count| all += count);
         all
     }
 
-    /// The smallest value of the bucket that this part of all values, in millionths, lies below or in; `None` without any.
+    /// A quantile: the smallest value of the bucket in which `millionths` of all values are
+    /// reached; `None` without values.
     pub fn quantile(&self, millionths: u32) -> Option<u64> {
         let all = self.count();
         let rank = (u128::from(all) * u128::from(millionths)).div_ceil(1_000_000) as u64;

@@ -1,64 +1,64 @@
-//! What typed values live in: an instance, its machine, and what a composition puts around calls that take locks.
+//! The host of typed values: an instance, its platform, and a frame for calls that take locks.
 //!
-//! Sits between counters, references and the like (below: their words) and whoever has an instance. A composition whose process
-//! may fork lets nobody into these calls while it does, and wakes its worker after them; an instance by itself, [`Alone`], does
-//! neither. No locks of its own.
+//! Counters, references and other typed values keep a host. A host in a process that may fork keeps
+//! threads out of these calls during a fork, and wakes its worker after them. [`Alone`], an
+//! instance by itself, does neither. No locks of its own.
 
 use crate::data::{Charge, Handle, Invalid, PerCpuData, Refused, Wait};
 use crate::rows::Owner;
 use neap_base::Platform;
 
-/// An instance and what is around it. A value of it is a few references, which every typed value keeps.
+/// An instance and its surroundings. A value is a few references; every typed value keeps one.
 pub trait Host: Copy + Send + Sync {
-    /// The machine.
+    /// The platform's type.
     type Platform: Platform;
-    /// Who pays.
+    /// The type that charges owners.
     type Charge: Charge;
 
-    /// The machine.
+    /// The platform.
     fn platform(&self) -> &Self::Platform;
 
     /// The instance.
     fn data(&self) -> &PerCpuData<Self::Charge>;
 
-    /// Runs `body`, which may take locks, at a time when no fork copies them held. `body` comes back neither here nor to the
-    /// two functions below.
+    /// Runs `body`, which may take locks, at a time when no fork copies them held. `body` must call
+    /// none of this function and the three below.
     fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
         body()
     }
 
-    /// The same, unless it would take waiting.
+    /// Runs `body` as [`Host::inside`] does, or returns `None` if that would wait.
     fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
         Some(body())
     }
 
-    /// [`PerCpuData::allocate`].
+    /// Calls [`PerCpuData::allocate`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`Refused`].
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
         self.data().allocate(self.platform(), owner, size, align, wait)
     }
 
-    /// [`PerCpuData::free`].
+    /// Calls [`PerCpuData::free`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`Invalid`].
     ///
     /// # Safety
-    /// As there.
+    /// No thread uses the allocation any more.
     unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that no thread uses the allocation any more.
         unsafe { self.data().free(handle) }
     }
 }
 
-/// An instance by itself: its owner ticks, and keeps forks away.
+/// An instance by itself: its owner ticks, and prevents forks during calls.
 #[derive(Debug)]
 pub struct Alone<'a, P: Platform, C: Charge = ()> {
     /// The instance.
     pub data: &'a PerCpuData<C>,
-    /// The machine.
+    /// The platform.
     pub platform: &'a P,
 }
 

@@ -1,9 +1,11 @@
-//! Words of per-CPU data for structures that know no host: they are known by where they are, and stay as long as the instance.
+//! Words of per-CPU data for structures without a host, which keep many
+//! [counts](crate::reference::Count) in their own tables.
 //!
-//! Sits between the allocator and whoever keeps many [counts](crate::reference::Count) in tables of its own. The first two words are the count's:
-//! references that were taken, and those that were given back, so that how many were ever taken is known without another addition;
-//! the others are added to by restartable sequences alone, and not on isolated CPUs. Where there are no sequences nothing is added at
-//! all: the caller has another place for that. No locks.
+//! The words are identified by their address, and stay as long as the instance. The first two
+//! belong to the count: references taken, and references put. So the number of references ever
+//! taken is known without another addition. The other words are changed by restartable sequences
+//! only, and not on isolated CPUs. Without sequences every addition is refused, and the caller
+//! counts elsewhere. No locks.
 
 use crate::data::{Handle, Refused, Wait};
 use crate::host::Host;
@@ -15,31 +17,32 @@ use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
 
-/// Attempts that are interrupted before an addition is refused: a debugger interrupts all of them.
+/// Interrupted attempts before an addition is refused: a debugger interrupts every attempt.
 const ATTEMPTS: usize = 3;
 
 /// The words of the count.
 const TAKEN: usize = 0;
 const GIVEN_BACK: usize = 1;
 
-/// Words of an allocation that does not go by itself.
+/// Words of an allocation that is not freed when the value is dropped.
 #[derive(Debug)]
 pub struct LentWords {
-    /// Where a thread's rseq area lies; 0 where there are no sequences.
+    /// Offset of a thread's rseq area from the thread pointer; 0 without sequences.
     sequences: isize,
     base: usize,
     handle: Handle,
     cpus: usize,
-    /// Where the offsets of all copies lie, and those of CPUs that may be fenced.
+    /// Addresses of two tables of offsets: of all copies, and of those on CPUs that may be fenced.
     all: usize,
     fenced: AtomicUsize,
 }
 
 impl LentWords {
-    /// The first word that is not the count's.
+    /// The first word that does not belong to the count.
     pub const FIRST: usize = GIVEN_BACK + 1;
 
-    /// Zeroes: `count` words for each CPU, at least [`LentWords::FIRST`], which are the count's.
+    /// Allocates `count` zeroed words for each CPU, at least [`LentWords::FIRST`], which belong to
+    /// the count.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -56,16 +59,17 @@ impl LentWords {
         })
     }
 
-    /// Frees them after all.
+    /// Frees the words.
     ///
     /// # Safety
-    /// Nobody uses them.
+    /// No thread uses the words any more.
     pub unsafe fn free<H: Host>(self, host: &H) {
-        // SAFETY: they are from `new`, and nobody uses them, as the caller promises; so there is no error.
+        // SAFETY: the handle is from `new`, and the caller promises that no thread uses the words.
+        // So there is no error.
         _ = unsafe { host.free(self.handle) };
     }
 
-    /// Adds to a word of this CPU; whether it did.
+    /// Adds to a word of this CPU; returns whether it did.
     #[inline(always)]
     pub fn add(&self, word: usize, value: i64) -> bool {
         self.add_if(&self.fenced, word, value)
@@ -79,8 +83,8 @@ impl LentWords {
     #[inline(always)]
     fn attempt(&self, open: &AtomicUsize, word: usize, value: i64) -> bool {
         let place = self.base + word * size_of::<i64>();
-        // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by nothing
-        // else while they are open.
+        // SAFETY: `sequences` is the platform's offset of the rseq area. `open` holds 0 or the
+        // address of the allocation's offsets. Only sequences change the words while it is open.
         unsafe { neap_os::rseq::add(self.sequences, address_of(open), self.cpus, place, value) }
     }
 
@@ -92,7 +96,8 @@ impl LentWords {
 
     fn each(&self, word: usize) -> impl Iterator<Item = &AtomicI64> {
         (0..self.cpus).map(move |cpu| {
-            // SAFETY: the table has every CPU, and each copy has the word, as long as the instance is there.
+            // SAFETY: the table has an entry for every CPU, and each copy has the word. Both stay
+            // as long as the instance.
             unsafe {
                 let offset = *with_exposed_provenance::<usize>(self.all).add(cpu);
                 &*with_exposed_provenance::<AtomicI64>(self.base + offset).add(word)
@@ -100,17 +105,17 @@ impl LentWords {
         })
     }
 
-    /// References that were ever taken here since [`LentWords::clear_all`].
+    /// Number of references that were taken in these words since [`LentWords::clear_all`].
     pub fn taken(&self) -> u64 {
         self.sum(TAKEN) as u64
     }
 
-    /// The sum of all CPUs' words.
+    /// Sum of a word over all CPUs.
     pub fn sum(&self, word: usize) -> i64 {
         self.each(word).map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
     }
 
-    /// Makes the first `count` words of all CPUs 0, of a count that is dead and has no references.
+    /// Sets the first `count` words of all CPUs to 0. Their count is dead and has no references.
     pub fn clear_all(&self, count: usize) {
         (0..count).flat_map(|word| self.each(word)).for_each(|word| word.store(0, Ordering::Relaxed));
     }

@@ -25,8 +25,8 @@
 //! * An empty row is freed at once.
 //!
 //! The last freed allocation is kept until the next allocation, free, tick or inspection. If that
-//! allocation has the same size and owner, it gets the kept one. An allocation longer than a page,
-//! or one whose free leaves work for the worker, is not kept.
+//! allocation has the same size and owner, it gets the kept one. An allocation whose free
+//! would empty more than two pages, or would leave work for the worker, is not kept.
 //!
 //! # Bounds
 //!

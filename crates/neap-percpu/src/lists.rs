@@ -1,16 +1,16 @@
-//! The lists that chunks are on: slots by the longest free run, and three special ones behind them.
+//! The lists of chunks: slots by the longest free run, and three special lists behind them.
 //!
-//! Sits beside the chunks' headers, under the allocator's lock. A search walks the slots upwards from the one of its size,
-//! then the sidelined chunks, then those that are wholly free; it never looks at those to depopulate.
+//! A search walks the slots upwards from the one of its size, then the sidelined chunks, then the
+//! wholly free ones. It never walks the chunks to depopulate. All is under the allocator's lock.
 
 use crate::chunk::{Chunks, NONE};
 use crate::geometry::GRANULE;
 
-/// More than any unit needs: the longest run is below 2^32 bytes.
+/// Number of lists, enough for every unit: the longest run is below 2^32 bytes.
 pub(crate) const LISTS: usize = 34;
 const BASE_SHIFT: u32 = 3;
 
-/// The slot of a run of so many bytes; 0 for one that nothing fits into.
+/// The slot of a free run of `bytes`; 0 if no allocation fits into it.
 pub(crate) fn slot(bytes: usize) -> usize {
     let length = usize::BITS - bytes.leading_zeros();
     if bytes < GRANULE { 0 } else { length.saturating_sub(BASE_SHIFT).max(1) as usize }
@@ -28,7 +28,7 @@ pub(crate) struct Lists {
     ends: [Ends; LISTS],
     /// A bit per list that is not empty.
     filled: u64,
-    /// The slot of a chunk that is wholly free.
+    /// The slot of the longest possible run.
     last_slot: usize,
 }
 
@@ -37,17 +37,18 @@ impl Lists {
         Lists { ends: [Ends { head: NONE, tail: NONE }; LISTS], filled: 0, last_slot: slot(unit) }
     }
 
-    /// Chunks that were depopulated, so that fuller ones are filled first.
+    /// The list of chunks that were depopulated; used after all slots, so that fuller chunks are
+    /// filled first.
     pub(crate) fn sidelined(&self) -> usize {
         self.last_slot + 1
     }
 
-    /// Chunks in which nothing is taken.
+    /// The list of chunks without rows.
     pub(crate) fn free(&self) -> usize {
         self.last_slot + 2
     }
 
-    /// Chunks whose empty pages are to go.
+    /// The list of chunks whose empty pages are to be released.
     pub(crate) fn to_depopulate(&self) -> usize {
         self.last_slot + 3
     }
@@ -56,7 +57,7 @@ impl Lists {
         Some(self.ends[list].head).filter(|head| *head != NONE)
     }
 
-    /// The first list from `from` on, up to the wholly free chunks, with a chunk on it.
+    /// The first nonempty list from `from` on, up to the wholly free chunks.
     pub(crate) fn filled_from(&self, from: usize) -> Option<usize> {
         let rest = self.filled >> from << from;
         let list = rest.trailing_zeros() as usize;
@@ -82,7 +83,7 @@ impl Lists {
         self.filled |= 1 << list;
     }
 
-    /// Takes a chunk off the list it is on.
+    /// Removes a chunk from its list.
     pub(crate) fn remove(&mut self, chunks: &mut Chunks, chunk: u32) {
         let own = chunks.header(chunk);
         let (next, prev, list) = (own.next, own.prev, own.list);

@@ -1,9 +1,9 @@
-//! Which grains of a chunk are in rows, and the largest runs that are free: the allocation map with its hints.
+//! The allocation map of a chunk: which grains are in rows, with hints about free runs.
 //!
-//! Sits between a chunk and whoever looks for room in it, under the allocator's lock. A bit per grain, and for every block
-//! of grains a hint: the free run at its start, at its end, and its longest. The kernel patches its hints by rules that
-//! depend on what was there before; here a block that changed is looked at anew (four words), so hints are exact, always,
-//! and a hole that an aligned search stepped over cannot be forgotten.
+//! It has a bit per grain. For every block of grains it has a hint: the free run at the block's
+//! start, the one at its end, and the longest. A changed block is scanned anew (four words), so
+//! hints are always exact. The kernel updates its hints by rules instead, which can forget a hole
+//! that an aligned search skipped.
 
 use crate::geometry::round_up;
 use neap_base::bitmap;
@@ -12,7 +12,7 @@ use neap_base::bitmap;
 pub(crate) const BLOCK: usize = 256;
 const WORDS: usize = BLOCK / 64;
 
-/// Free grains of a block.
+/// Lengths of a block's free runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub(crate) struct Hint {
@@ -56,7 +56,7 @@ impl Map<'_> {
         self.hints.len() * BLOCK
     }
 
-    /// Whether all of a run is free.
+    /// Whether all grains of a run are free.
     pub(crate) fn is_free(&self, start: usize, end: usize) -> bool {
         end <= self.grains() && bitmap::next_set(self.words, start, end).is_none()
     }
@@ -73,7 +73,7 @@ impl Map<'_> {
         }
     }
 
-    /// The longest free run.
+    /// Length of the longest free run.
     pub(crate) fn longest(&self) -> usize {
         let (mut run, mut longest) = (0, 0);
         for hint in self.hints.iter() {
@@ -83,7 +83,8 @@ impl Map<'_> {
         longest.max(run)
     }
 
-    /// The first `size` free grains, at a multiple of `align`, that `accept` takes; it answers where to go on otherwise.
+    /// The first `size` free grains at a multiple of `align` that `accept` accepts. Otherwise
+    /// `accept` returns where the search continues.
     pub(crate) fn find(&self, size: usize, align: usize, accept: impl Fn(usize) -> Result<(), usize>) -> Option<usize> {
         let mut at = 0;
         while let Some(start) = self.next_run(at, size) {
@@ -102,13 +103,13 @@ impl Map<'_> {
         None
     }
 
-    /// Where the next free run begins that may be `size` long; blocks whose hints say no are not looked at.
+    /// Start of the next free run that may have `size` grains. Skips blocks whose hints exclude it.
     fn next_run(&self, mut at: usize, size: usize) -> Option<usize> {
         while at < self.grains() {
             let hint = self.hints[at / BLOCK];
             let end = (at / BLOCK + 1) * BLOCK;
             if usize::from(hint.longest) < size {
-                // Only the run at its end may go on.
+                // Only the run at the block's end may continue in the next.
                 at = at.max(end - usize::from(hint.right));
                 if at < end {
                     return Some(at);
@@ -123,7 +124,7 @@ impl Map<'_> {
         None
     }
 
-    /// Whether every hint is what a look at the bits says.
+    /// Whether every hint equals a scan of the bits.
     pub(crate) fn hints_are_exact(&self) -> bool {
         self.words.chunks(WORDS).zip(self.hints.iter()).all(|(words, hint)| Hint::of(words) == *hint)
     }
@@ -137,7 +138,7 @@ mod tests {
 
     const GRAINS: usize = 4 * BLOCK;
 
-    /// Free runs by looking at every bit: start and length.
+    /// Free runs by a scan of every bit: start and length.
     fn runs(bits: &[bool]) -> Vec<(usize, usize)> {
         let mut runs = Vec::new();
         let mut start = None;
@@ -167,7 +168,8 @@ mod tests {
     }
 
     proptest! {
-        /// P13: the hints, and what is found by them, against a scan of every bit after every operation.
+        /// Compares the hints, and the places found by them, with a scan of every bit after every
+        /// operation.
         #[test]
         fn p13_hints_agree_with_a_scan_after_every_operation(
             operations in prop::collection::vec((1..400_usize, 0..6_u32, any::<prop::sample::Index>()), 1..60)
@@ -180,7 +182,7 @@ mod tests {
                 let fits = |(start, length): &(usize, usize)| start.next_multiple_of(align) + size <= start + length;
                 let expected = runs(&bits).iter().find(|run| fits(run)).map(|run| run.0.next_multiple_of(align));
                 prop_assert_eq!(map.find(size, align, |_| Ok(())), expected);
-                // A place that is refused is passed over; the next one is behind it.
+                // A refused place is skipped; the next one is behind it.
                 let beyond = expected.map(|place| map.find(size, align, |at| if at > place { Ok(()) } else { Err(at + 1) }));
                 prop_assert!(beyond.flatten().is_none_or(|at| at > expected.unwrap() && map.is_free(at, at + size)));
                 match expected {

@@ -1,7 +1,7 @@
-//! A table of entries that come and go, in address space for as many as there can ever be, of which those are used that were opened.
+//! A table of entries in reserved address space, which is opened as entries are needed.
 //!
-//! Sits between the tables' memory and rows and owners, under the allocator's lock. An entry that was given back is handed
-//! out again before one that was never used; nothing goes back to the system.
+//! A freed entry is reused before one that was never used. No memory is released. The users are
+//! rows and owners, under the allocator's lock.
 
 use crate::chunk::NONE;
 use core::marker::PhantomData;
@@ -10,7 +10,7 @@ use core::ops::Range;
 #[derive(Debug)]
 #[repr(C)]
 struct Entry<T> {
-    /// The next free one.
+    /// The next free entry.
     link: u32,
     value: T,
 }
@@ -19,11 +19,11 @@ struct Entry<T> {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     address: usize,
-    /// Entries that may be touched.
+    /// Number of entries that may be touched.
     opened: u32,
-    /// Entries behind which there is memory; those beyond may be without.
+    /// Number of entries that have memory; later ones may lack it.
     ready: u32,
-    /// Entries that were ever in use.
+    /// Number of entries that were ever in use.
     reach: u32,
     free: u32,
     in_use: u32,
@@ -36,12 +36,13 @@ impl<T: Copy> Pool<T> {
     }
 
     /// # Safety
-    /// Zeroes at `address`, aligned, of [as many bytes](Pool::bytes) as are opened belong to the pool as long as it is used; `T` is valid as zeroes.
+    /// The zeroes at `address` belong to the pool as long as it is used. They are aligned, and have
+    /// [enough bytes](Pool::bytes) for the opened entries. `T` is valid as zeroes.
     pub(crate) unsafe fn at(address: usize) -> Pool<T> {
         Pool { address, opened: 0, ready: 0, reach: 0, free: NONE, in_use: 0, kind: PhantomData }
     }
 
-    /// Where entries lie.
+    /// Addresses of a range of entries.
     pub(crate) fn places(&self, entries: Range<u32>) -> Range<usize> {
         self.address + Self::bytes(entries.start)..self.address + Self::bytes(entries.end)
     }
@@ -52,12 +53,14 @@ impl<T: Copy> Pool<T> {
     }
 
     pub(crate) fn get(&self, index: u32) -> &T {
-        // SAFETY: indexes come from `take`, so the entry lies within what `at` was given.
+        // SAFETY: indexes come from `take`, so the entry is open and lies in the memory that `at`
+        // was given.
         unsafe { &(*self.entry(index)).value }
     }
 
     pub(crate) fn get_mut(&mut self, index: u32) -> &mut T {
-        // SAFETY: as above, and the pool is borrowed exclusively.
+        // SAFETY: indexes come from `take`, so the entry is open, and the pool is borrowed
+        // exclusively.
         unsafe { &mut (*self.entry(index)).value }
     }
 
@@ -65,7 +68,7 @@ impl<T: Copy> Pool<T> {
         self.opened
     }
 
-    /// Lets the entries below an index be used.
+    /// Allows the entries below `end` to be used.
     ///
     /// # Safety
     /// Their memory may be touched.
@@ -73,25 +76,26 @@ impl<T: Copy> Pool<T> {
         self.opened = end;
     }
 
-    /// Entries that are to have memory, so that the next `ahead` that are taken have it; none, where they have.
+    /// Entries to populate, so that the next `ahead` new ones have memory. Empty if they have.
     pub(crate) fn unready(&self, ahead: u32) -> Range<u32> {
         if self.ready >= (self.reach + ahead).min(self.opened) {
             return 0..0;
         }
-        // Twice as many, so that this is not for each that is taken.
+        // Twice as many, so that not every new entry populates.
         self.ready.max(self.reach)..(self.reach + 2 * ahead).min(self.opened)
     }
 
-    /// The entries below an index have memory.
+    /// Records that the entries below `end` have memory.
     pub(crate) fn note_ready(&mut self, end: u32) {
         self.ready = end;
     }
 
-    /// An entry that nobody has, as it was given back, or all zeroes; `None` where all that were opened are in use.
+    /// Takes a free entry, with the contents that it was freed with, or zeroes. `None` if all
+    /// opened entries are in use.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let index = if self.free != NONE {
             let index = self.free;
-            // SAFETY: as in `get`.
+            // SAFETY: the free list holds indexes that came from `take`, so the entry is open.
             self.free = unsafe { (*self.entry(index)).link };
             index
         } else if self.reach < self.opened {
@@ -105,18 +109,19 @@ impl<T: Copy> Pool<T> {
     }
 
     pub(crate) fn give(&mut self, index: u32) {
-        // SAFETY: as in `get_mut`.
+        // SAFETY: the index came from `take`, so the entry is open, and the pool is borrowed
+        // exclusively.
         unsafe { (*self.entry(index)).link = self.free };
         self.free = index;
         self.in_use -= 1;
     }
 
-    /// Entries in use.
+    /// Number of entries in use.
     pub(crate) fn in_use(&self) -> u32 {
         self.in_use
     }
 
-    /// Indexes below this were in use at some time.
+    /// Upper bound of the indexes that were ever in use.
     pub(crate) fn reach(&self) -> u32 {
         self.reach
     }

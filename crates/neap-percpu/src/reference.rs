@@ -325,7 +325,7 @@ impl<H: Host> PerCpuRef<H> {
     {
         let killed = Self::close_all(host, references.clone())?;
         if killed == 0 {
-            return Ok(0); // What a call around this one killed is that one's to put.
+            return Ok(0); // Counts that an outer call killed are put by that call.
         }
         references.enumerate().filter(|(_, reference)| reference.put_first()).for_each(|(index, _)| last(index));
         Ok(killed)

@@ -1,7 +1,7 @@
-//! Rows and their owners: who shares a page with whom.
+//! Rows and their owners.
 //!
-//! Sits between the allocator's state and the pools, under its lock. A row is a run of grains of one chunk and belongs to one
-//! owner; an owner's rows are on its list, those with room first. Knows no pages.
+//! A row is a run of grains of one chunk and belongs to one owner. An owner's rows are on its list,
+//! those with room first. All is under the allocator's lock. This module does not handle pages.
 
 use crate::chunk::NONE;
 use crate::pool::Pool;
@@ -10,26 +10,26 @@ use crate::pool::Pool;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) chunk: u32,
-    /// The first grain, and how many.
+    /// The first grain, and the number of grains.
     pub(crate) start: u32,
     pub(crate) width: u32,
     pub(crate) owner: u32,
     pub(crate) next: u32,
     pub(crate) prev: u32,
-    /// Granules in no allocation.
+    /// Granules that are in no allocation.
     pub(crate) free: u32,
-    /// Whether it is on its owner's list; not while its pages are being populated.
+    /// Whether the row is on its owner's list; not while its pages are being populated.
     pub(crate) listed: bool,
 }
 
 impl Row {
-    /// The grain behind the last.
+    /// Number of the grain behind the last.
     pub(crate) fn end(&self) -> usize {
         (self.start + self.width) as usize
     }
 }
 
-/// Somebody whose allocations share rows; a number that is valid until [`close_owner`](crate::PerCpuData::close_owner).
+/// An owner of rows. The value is valid until [`close_owner`](crate::PerCpuData::close_owner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Owner {
     pub(crate) index: u32,
@@ -37,28 +37,29 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// No owner in particular: allocations that share rows with all others like them. Not charged.
+    /// The owner of allocations without an owner, which share rows. Not charged.
     pub const NOBODY: Owner = Owner { index: 0, generation: 1 };
 
-    /// As a number; 0 for nobody.
+    /// The owner as a number; 0 for [`Owner::NOBODY`].
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation.wrapping_sub(1)) << 32 | u64::from(self.index)
     }
 
-    /// The owner of which [`Owner::to_bits`] made this; any other number is nobody's, and refused.
+    /// The owner that [`Owner::to_bits`] turned into `bits`. Any other number gives an unknown
+    /// owner, which is refused.
     pub fn from_bits(bits: u64) -> Owner {
         Owner { index: bits as u32, generation: ((bits >> 32) as u32).wrapping_add(1) }
     }
 }
 
-/// What is known of an owner.
+/// An owner's record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) head: u32,
     pub(crate) tail: u32,
     pub(crate) generation: u32,
     pub(crate) exists: bool,
-    /// Who pays for what it has, as the layers above write that; 0 for nobody.
+    /// Word that names the payer, in the format of the layers above; 0: no payer.
     pub(crate) payer: u64,
     /// Width of all its rows, in bytes per CPU.
     pub(crate) bytes: u64,
@@ -69,12 +70,12 @@ pub(crate) struct Record {
 pub(crate) struct Rows {
     pub(crate) rows: Pool<Row>,
     pub(crate) owners: Pool<Record>,
-    /// Bytes per CPU of a grain.
+    /// Bytes of a grain, per CPU.
     pub(crate) grain: usize,
 }
 
 impl Rows {
-    /// A new owner, for whom somebody pays or nobody does.
+    /// Creates an owner with the word of its payer, or 0. `None` if no record is free.
     pub(crate) fn open(&mut self, payer: u64) -> Option<Owner> {
         let index = self.owners.take()?;
         let generation = self.owners.get(index).generation.wrapping_add(1);
@@ -95,7 +96,7 @@ impl Rows {
         self.owners.give(owner.index);
     }
 
-    /// Puts a row on its owner's list: at the head, where the next search begins, or at the tail.
+    /// Puts a row on its owner's list: at the head, where searches begin, or at the tail.
     pub(crate) fn list(&mut self, row: u32, front: bool) {
         let owner = self.rows.get(row).owner;
         let record = self.owners.get_mut(owner);
@@ -115,7 +116,7 @@ impl Rows {
         record.bytes += u64::from(own.width) * self.grain as u64;
     }
 
-    /// Takes a row off its owner's list.
+    /// Removes a row from its owner's list.
     pub(crate) fn unlist(&mut self, row: u32) {
         let own = self.rows.get_mut(row);
         own.listed = false;
@@ -130,7 +131,7 @@ impl Rows {
         if prev == NONE { record.head = next } else { self.rows.get_mut(prev).next = next }
     }
 
-    /// Moves a row to the head of its owner's list, or to the tail.
+    /// Moves a row to the head or the tail of its owner's list.
     pub(crate) fn relist(&mut self, row: u32, front: bool) {
         self.unlist(row);
         self.list(row, front);

@@ -1,6 +1,6 @@
-//! What an instance knows of itself, in numbers.
+//! Statistics of an instance.
 //!
-//! Sits between the state and whoever shows it. Copies taken under the lock; pages are counted in all groups together.
+//! They are copied under the lock. Page counts are for all groups together.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -8,48 +8,48 @@ use crate::geometry::GRANULE;
 use crate::state::State;
 use core::fmt;
 
-/// A moment of an instance.
+/// Statistics of an instance at a moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Statistics {
     /// Bytes of a page.
     pub page: usize,
-    /// Pages with memory behind them.
+    /// Populated pages.
     pub populated: usize,
-    /// Those of them in which nothing is, and which allocations may have: the reserve.
+    /// Populated pages without rows that allocations may use: the reserve.
     pub empty: usize,
-    /// Those in which nothing is, of chunks that are to be emptied, or that were.
+    /// Populated pages without rows in isolated chunks.
     pub isolated_empty: usize,
-    /// The reserve that the worker keeps.
+    /// Pages of the reserve that the worker keeps.
     pub reserve: usize,
-    /// Bytes of all copies, rounded to 8 each.
+    /// Bytes of all copies, each rounded up to 8.
     pub allocated_bytes: usize,
-    /// Bytes of rows, with what is free in them and the room for CPUs that a node does not have.
+    /// Bytes of rows, including their free parts and the room for CPUs that a node lacks.
     pub row_bytes: usize,
-    /// Allocations, rows, and owners besides nobody.
+    /// Number of allocations.
     pub allocations: usize,
-    /// See there.
+    /// Number of rows.
     pub rows: usize,
-    /// See there.
+    /// Number of owners, without [`Owner::NOBODY`](crate::Owner::NOBODY).
     pub owners: usize,
-    /// Chunks, and those of them that are wholly free, sidelined or to be depopulated.
+    /// Number of chunks.
     pub chunks: usize,
-    /// See there.
+    /// Number of wholly free chunks.
     pub free_chunks: usize,
-    /// See there.
+    /// Number of sidelined chunks.
     pub sidelined_chunks: usize,
-    /// See there.
+    /// Number of chunks that are to be depopulated.
     pub depopulating_chunks: usize,
-    /// Pages given back so far, calls for that, and calls that were refused.
+    /// Pages released so far.
     pub released: u64,
-    /// See there.
+    /// Calls so far that released pages.
     pub release_calls: u64,
-    /// See there.
+    /// Releasing calls so far that the system refused.
     pub release_failures: u64,
-    /// Calls for memory.
+    /// Calls so far that populated pages.
     pub populate_calls: u64,
     /// Chunks destroyed so far.
     pub destroyed: u64,
-    /// Chunks that the worker has looked at so far.
+    /// Chunks that the worker has examined so far.
     pub looks: u64,
     /// Entries that the tables of rows and owners have grown to.
     pub table_entries: usize,
@@ -58,18 +58,18 @@ pub struct Statistics {
 /// Two numbers that should be equal and are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What does not add up.
+    /// Name of the number.
     pub what: &'static str,
-    /// The chunk it was seen in, or what else has a number; `u32::MAX` for nothing in particular.
+    /// The chunk, or another numbered thing; `u32::MAX` for none.
     pub place: u32,
-    /// What it should be.
+    /// The expected value.
     pub expected: u64,
-    /// What it is.
+    /// The value found.
     pub found: u64,
 }
 
 impl Finding {
-    /// A finding unless both numbers are equal.
+    /// Returns a finding unless both numbers are equal.
     pub(crate) fn unless_equal(what: &'static str, place: u32, expected: u64, found: u64) -> Result<(), Finding> {
         if expected == found { Ok(()) } else { Err(Finding { what, place, expected, found }) }
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Finding {
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// The numbers of this moment. May wait for a pass of the worker.
+    /// Returns the statistics. May wait for a pass of the worker.
     pub fn statistics(&self) -> Statistics {
         let counts = self.turn.lock().counts;
         let mut state = self.settled();
@@ -102,7 +102,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Those of them that can be had at once; the others, how many chunks are on which list and what the worker has done, are 0.
+    /// Returns the statistics that need no wait. Numbers of chunks by list and of the worker's
+    /// actions are 0.
     pub fn statistics_at_once(&self) -> Statistics {
         self.numbers(&self.settled())
     }
@@ -127,14 +128,14 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Bytes of populated pages: those in which something is, and those in which nothing is. Waits for no pass of the worker.
+    /// Bytes of populated pages with rows, and of those without. Does not wait for the worker.
     pub fn populated_bytes(&self) -> (usize, usize) {
         let state = self.settled();
         let (page, empty) = (self.geometry.page * self.geometry.groups, state.empty + state.isolated_empty);
         ((state.populated - empty) * page, empty * page)
     }
 
-    /// Bytes of all copies of what owners have for whom somebody pays: a walk over their rows, under the lock.
+    /// Bytes of all copies that owners with a payer have. Walks their rows under the lock.
     pub fn paid_bytes(&self) -> u64 {
         let (state, mut granules) = (self.settled(), 0);
         let rows = &state.rows;
@@ -150,12 +151,12 @@ impl<C: Charge> PerCpuData<C> {
         (granules * GRANULE * self.geometry.cpus) as u64
     }
 
-    /// Address and length of what is mapped: the memory, and the tables.
+    /// Address and length of the two reservations: memory, and tables.
     pub fn mappings(&self) -> [(usize, usize); 2] {
         self.mappings
     }
 
-    /// Calls `each` with the address and length of every run of populated pages, in every group.
+    /// Calls `each` with address and length of every populated page, in every group.
     pub fn populated_ranges(&self, mut each: impl FnMut(usize, usize)) {
         let mut state = self.state.lock();
         for chunk in 0..state.chunks.reach() {
@@ -169,7 +170,7 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Where memory may be: address and length of each group's part that chunks have reached so far.
+    /// Calls `each` with address and length of each group's part that chunks have reached so far.
     pub fn reach(&self, mut each: impl FnMut(usize, usize)) {
         let chunks = self.state.lock().chunks.reach() as usize;
         (0..self.geometry.groups).for_each(|group| each(self.pages_at(group, 0, 0), chunks * self.geometry.chunk));

@@ -1,7 +1,7 @@
-//! The proof that every grain, page, row and chunk is in exactly one state.
+//! Verifies that every grain, page, row and chunk is in exactly one state.
 //!
-//! Sits beside the state, under its lock, while nobody populates or releases. Walks every chunk from row to row, then every list
-//! of chunks and of rows, and compares all sums. Changes nothing.
+//! Walks every chunk from row to row, then every list of chunks and of rows, and compares all sums.
+//! Holds the turn, so no pages come or go meanwhile, and the state's lock. Changes nothing.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -25,10 +25,10 @@ struct Sums {
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// Walks everything. Waits for the worker, and keeps all others waiting.
+    /// Verifies the whole instance. Waits for the worker, and keeps all other threads waiting.
     ///
     /// # Errors
-    /// What does not add up.
+    /// The first inconsistency.
     pub fn verify(&self) -> Result<(), Finding> {
         let _turn = self.turn.lock();
         self.settled().verify()
@@ -36,7 +36,7 @@ impl<C: Charge> PerCpuData<C> {
 }
 
 impl State {
-    /// Chunks on a list.
+    /// Number of chunks on a list.
     pub(crate) fn count(&mut self, list: usize) -> usize {
         let (mut next, mut count) = (self.lists.head(list).unwrap_or(NONE), 0);
         while next != NONE {
@@ -46,7 +46,7 @@ impl State {
         count
     }
 
-    /// Everything there is.
+    /// Verifies all chunks, lists, rows and owners.
     pub(crate) fn verify(&mut self) -> Result<(), Finding> {
         let equal = Finding::unless_equal;
         let mut sums = Sums::default();

@@ -1,28 +1,28 @@
-//! A walk over the chunks, for whoever shows them: each with its list, its numbers and its maps.
+//! A walk over the chunks, for displaying them: each with its list, its numbers and its maps.
 //!
-//! Sits between the state and a program that draws it. One chunk at a time under the state's lock, for as long as it takes to hand
-//! over its maps: a word for each 64 pages and for each 64 grains. Chunks come and go between two steps, so a walk is no
-//! picture of one moment; each chunk is. Never waits for the worker, and changes nothing.
+//! One chunk at a time is read under the state's lock: a word for each 64 pages and each 64 grains.
+//! Chunks come and go between two steps, so only each chunk is consistent, not the walk. Never
+//! waits for the worker. Frees the kept allocation, and changes nothing else.
 
 use crate::data::{Charge, PerCpuData};
 use crate::geometry::Layout;
 
-/// What all chunks of an instance have in common.
+/// Dimensions that all chunks of an instance have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dimensions {
     /// The layout.
     pub layout: Layout,
     /// CPUs that have copies.
     pub cpus: usize,
-    /// Groups: each page of a chunk's map is so many of the machine.
+    /// Number of groups: each page of a chunk's map stands for as many pages of the machine.
     pub groups: usize,
     /// CPUs that a group has room for.
     pub columns: usize,
     /// Bytes of a page.
     pub page: usize,
-    /// Pages and grains of a chunk.
+    /// Pages of a chunk.
     pub pages: usize,
-    /// See there.
+    /// Grains of a chunk.
     pub grains: usize,
     /// Bytes of a grain, per CPU.
     pub grain: usize,
@@ -30,43 +30,43 @@ pub struct Dimensions {
     pub stripe: usize,
 }
 
-/// Which list a chunk is on.
+/// The list that a chunk is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum List {
-    /// The slot of chunks whose longest free run is about as long: at least `2^(n + 2)` bytes per CPU, and less than twice that. 0
-    /// for those that nothing fits into.
+    /// The slot of its longest free run: at least `2^(n + 2)` bytes per CPU, and less than twice
+    /// that. 0: no allocation fits.
     Slot(usize),
-    /// It was emptied, so that fuller ones are filled first.
+    /// It was emptied, and is used after fuller ones.
     Sidelined,
-    /// Nothing is in it.
+    /// It has no rows.
     Free,
-    /// Its empty pages are to go.
+    /// Its empty pages are to be released.
     ToDepopulate,
 }
 
 /// A chunk at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Its number, which another one may have when it is gone.
+    /// Its number, which is reused after it is destroyed.
     pub number: u32,
-    /// The list it is on.
+    /// The list that it is on.
     pub list: List,
-    /// Whether its empty pages are not counted as reserve.
+    /// Whether its empty pages are not counted in the reserve.
     pub isolated: bool,
-    /// Bytes per CPU in rows, and in the longest run that is in none.
+    /// Bytes per CPU in rows.
     pub taken_bytes: usize,
-    /// See there.
+    /// Bytes per CPU in the longest free run.
     pub longest_bytes: usize,
-    /// Pages with memory behind them, and those of them that no row touches.
+    /// Populated pages.
     pub populated: usize,
-    /// See there.
+    /// Populated pages that no row touches.
     pub empty: usize,
-    /// Allocations.
+    /// Number of allocations.
     pub allocations: usize,
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// What all chunks have in common.
+    /// The dimensions that all chunks have in common.
     pub fn dimensions(&self) -> Dimensions {
         let geometry = &self.geometry;
         Dimensions {
@@ -82,14 +82,15 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// The numbers of all chunks are below this.
+    /// Upper bound of the numbers of all chunks.
     pub fn chunk_numbers(&self) -> u32 {
         self.state.lock().chunks.reach()
     }
 
-    /// The chunk of that number, if there is one. Before it answers, `populated` is called with the words of its map of populated
-    /// pages, and `taken` with those of its map of grains in rows, the first page and the first grain in the lowest bit of the
-    /// first. Under the lock: neither may come back to the instance, or wait.
+    /// Returns chunk `number`, if it exists. First calls `populated` with the words of its map of
+    /// populated pages, and `taken` with those of its map of grains in rows. The first page or
+    /// grain is the lowest bit of the first word. Both run under the lock: they must neither call
+    /// the instance nor wait.
     pub fn chunk(&self, number: u32, populated: impl FnMut(u64), taken: impl FnMut(u64)) -> Option<Chunk> {
         let mut state = self.settled();
         if !state.chunks.exists(number as usize) {

@@ -1,9 +1,9 @@
-//! Words of per-CPU data that only ever change by adding to this CPU's.
+//! Words of per-CPU data, changed only by additions to this CPU's word.
 //!
-//! Sits between the allocator and counters, references and histograms. Adding is one restartable sequence where the machine has
-//! them, without a lock and without a locked instruction; elsewhere an atomic addition to the word of the CPU that the thread
-//! seems to be on. The two are never mixed in one allocation, since each would undo the other. An addition may be refused;
-//! what is added to then is the caller's to say.
+//! With sequences, an addition is one restartable sequence, without a lock or a locked instruction.
+//! Without, it is an atomic addition to the word of the CPU that the thread seems to be on. The two
+//! are never mixed in one allocation, since each would undo the other. An addition may be refused;
+//! the caller then counts elsewhere. The users are counters, references and histograms.
 
 use crate::data::{Handle, Refused, Wait};
 use crate::host::Host;
@@ -13,24 +13,24 @@ use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
 pub(crate) use neap_os::rseq::Counted;
 
-/// Attempts that are interrupted before an addition is refused: a debugger interrupts all of them.
+/// Interrupted attempts before an addition is refused: a debugger interrupts every attempt.
 const ATTEMPTS: usize = 3;
 
 /// An allocation of words.
 #[derive(Debug)]
 pub(crate) struct Words<H: Host> {
-    /// Where a thread's rseq area lies; 0 where there are no sequences.
+    /// Offset of a thread's rseq area from the thread pointer; 0 without sequences.
     sequences: isize,
     base: usize,
     cpus: usize,
-    /// Where the offsets lie.
+    /// Address of the table of offsets.
     pub(crate) offsets: usize,
     handle: Handle,
     pub(crate) host: H,
 }
 
 impl<H: Host> Words<H> {
-    /// Zeroes; `fenced` as for the offsets.
+    /// Allocates `count` zeroed words for each CPU. With `fenced`, isolated CPUs have no offset.
     pub(crate) fn new(host: H, owner: Owner, count: usize, fenced: bool, wait: Wait) -> Result<Words<H>, Refused> {
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
         let sequences = host.platform().rseq_offset().unwrap_or(0);
@@ -44,7 +44,8 @@ impl<H: Host> Words<H> {
         self.sequences != 0
     }
 
-    /// Adds to a word of this CPU; whether it did. `offsets` is where [`Words::offsets`] stands, or 0, and may be changed by others.
+    /// Adds to a word of this CPU; returns whether it did. `offsets` points to [`Words::offsets`]
+    /// or 0, and other threads may change it.
     #[inline(always)]
     pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         if !self.has_sequences() {
@@ -54,21 +55,23 @@ impl<H: Host> Words<H> {
         self.attempt(offsets, word, value) || self.attempt_again(offsets, word, value)
     }
 
-    /// Adds to the first word of this CPU, at most once; says whether the word has bits of `mask` then.
+    /// Adds to the first word of this CPU, in one attempt. Reports whether the word has bits of
+    /// `mask` then.
     #[inline(always)]
     pub(crate) fn count(&self, value: i64, mask: i64) -> Counted {
         if !self.has_sequences() {
             return Counted::Refused;
         }
-        // SAFETY: as for `attempt`.
+        // SAFETY: `sequences` is the platform's offset of the rseq area. The table is the
+        // allocation's, has an offset for every CPU, and only sequences change the words.
         unsafe { neap_os::rseq::count(self.sequences, self.offsets, self.cpus, self.base, value, mask) }
     }
 
     #[inline(always)]
     fn attempt(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         let place = self.base + word * size_of::<i64>();
-        // SAFETY: the platform says where the thread's area is; the offsets are those of the allocation, whose words change by
-        // nothing else.
+        // SAFETY: `sequences` is the platform's offset of the rseq area. `offsets` leads to the
+        // allocation's table or holds 0, and only sequences change the words.
         unsafe { neap_os::rseq::add(self.sequences, offsets, self.cpus, place, value) }
     }
 
@@ -94,12 +97,12 @@ impl<H: Host> Words<H> {
         self.word(word, self.host.platform().cpu() % self.cpus).load(Ordering::Relaxed)
     }
 
-    /// CPUs that have words.
+    /// Number of CPUs that have words.
     pub(crate) fn cpus(&self) -> usize {
         self.cpus
     }
 
-    /// The sum of all CPUs' words.
+    /// Sum of a word over all CPUs.
     pub(crate) fn sum(&self, word: usize) -> i64 {
         (0..self.cpus).map(|cpu| self.word(word, cpu).load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
     }
@@ -107,12 +110,13 @@ impl<H: Host> Words<H> {
 
 impl<H: Host> Drop for Words<H> {
     fn drop(&mut self) {
-        // SAFETY: the words are this value's alone. The handle is as it was given, so there is no error.
+        // SAFETY: only this value uses the words. The handle is from `allocate`, so there is no
+        // error.
         let _ = unsafe { self.host.free(self.handle) };
     }
 }
 
-/// The address of a word that offsets stand in, as the sequences want it.
+/// Address of an atomic that holds the address of offsets, as the sequences take it.
 #[inline(always)]
 pub(crate) fn address_of(offsets: &AtomicUsize) -> *const usize {
     (&raw const *offsets).cast()
