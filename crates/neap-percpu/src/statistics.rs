@@ -102,8 +102,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Returns the statistics that need no wait. Numbers of chunks by list and of the worker's
-    /// actions are 0.
+    /// Returns the statistics that need no wait. The numbers of chunks by list are 0, as are all of
+    /// the worker's actions except `looks`.
     pub fn statistics_at_once(&self) -> Statistics {
         self.numbers(&self.settled())
     }

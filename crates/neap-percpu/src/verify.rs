@@ -1,7 +1,8 @@
 //! Verifies that every grain, page, row and chunk is in exactly one state.
 //!
 //! Walks every chunk from row to row, then every list of chunks and of rows, and compares all sums.
-//! Holds the turn, so no pages come or go meanwhile, and the state's lock. Changes nothing.
+//! Holds the turn, so no pages come or go meanwhile, and the state's lock. Frees the kept
+//! allocation, and changes nothing else.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};

@@ -62,8 +62,9 @@ impl<H: Host> Words<H> {
         if !self.has_sequences() {
             return Counted::Refused;
         }
-        // SAFETY: `sequences` is the platform's offset of the rseq area. The table is the
-        // allocation's, has an offset for every CPU, and only sequences change the words.
+        // SAFETY: `sequences` is the platform's offset of the rseq area. Only counters call this.
+        // Their table is not the fenced one, so it has an offset for every CPU, and only sequences
+        // change their words.
         unsafe { neap_os::rseq::count(self.sequences, self.offsets, self.cpus, self.base, value, mask) }
     }
 

@@ -1,8 +1,8 @@
 //! Thousands of owners that come and go: nothing grows with their number.
 //!
-//! Goal: what a whole set leaves behind when it is deleted, and what the worker has to do for it, is after 11 000 sets what it was
-//! at the beginning. Method: a virtual machine, whose calls are counted; the same work over and over, compared part by part: pages,
-//! chunks, entries of tables, calls, and chunks that the worker looks at. `neap bench percpu` prints the times.
+//! Goal: after 11 000 sets of owners, the remaining memory and the worker's work equal those of the
+//! first sets. Method: equal work on a virtual machine is compared part by part: pages, chunks,
+//! table entries, calls, and chunks that the worker examines. `neap bench percpu` prints the times.
 
 mod machine;
 
@@ -10,10 +10,10 @@ use machine::{Random, end, open, seed, settle, shape, verify};
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, PerCpuData, Statistics, Wait};
 
-/// What a memory group of Linux makes.
+/// Sizes of the allocations that Linux makes for a memory group.
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 const CYCLES: usize = 11_000;
-/// Cycles that are compared with the next so many.
+/// Cycles of a part; parts are compared with each other.
 const PART: usize = 1000;
 /// Cycles between two ticks.
 const TICK: usize = 50;
@@ -27,17 +27,17 @@ fn make(data: &PerCpuData, machine: &Virtual) -> Owner {
 }
 
 fn delete(data: &PerCpuData, owner: Owner) {
-    // SAFETY: nobody uses what it has.
+    // SAFETY: no code uses the owner's allocations any more.
     unsafe { data.close_owner(owner) }.unwrap();
 }
 
-/// What there is at a moment: populated pages, chunks, entries of tables.
+/// Populated pages, chunks and table entries at a moment.
 fn footprint(data: &PerCpuData) -> [usize; 3] {
     let Statistics { populated, chunks, table_entries, .. } = data.statistics();
     [populated, chunks, table_entries]
 }
 
-/// What was done so far: calls for memory and back, pages given back, looks.
+/// Work so far: populating calls, releasing calls, pages released, chunks examined.
 fn work(data: &PerCpuData) -> [u64; 4] {
     let Statistics { populate_calls, release_calls, released, looks, .. } = data.statistics();
     [populate_calls, release_calls, released, looks]
@@ -47,7 +47,7 @@ fn difference(before: [u64; 4], after: [u64; 4]) -> [u64; 4] {
     core::array::from_fn(|at| after[at] - before[at])
 }
 
-/// One set after the other: every part is like the one before.
+/// One set after the other: all parts are alike.
 #[test]
 fn a_set_that_comes_and_goes_leaves_nothing_however_often() {
     for (cpus, others) in [(2, 0), (2, 100), (4, 1), (32, 20)] {
@@ -76,7 +76,7 @@ fn a_set_that_comes_and_goes_leaves_nothing_however_often() {
     }
 }
 
-/// All at once, again and again: the peak is the same each time, and so is what is left.
+/// All sets at once, again and again: the peak and the remainder are equal each time.
 #[test]
 fn many_sets_that_come_and_go_together_leave_nothing_however_often() {
     let machine = Virtual::new(4096, 2);
@@ -97,7 +97,7 @@ fn many_sets_that_come_and_go_together_leave_nothing_however_often() {
     end(&data, &machine, Vec::new());
 }
 
-/// A crowd that grows and shrinks, and loses whichever: what it occupies does not creep, nor does the work.
+/// A number of sets that grows and shrinks at random: neither memory nor work creeps up.
 #[test]
 fn sets_that_go_at_random_do_not_spread() {
     const MOST: usize = 1500;
@@ -126,12 +126,12 @@ fn sets_that_go_at_random_do_not_spread() {
     let parts: Vec<_> = (0..CYCLES / PART).map(|_| part()).collect();
     parts.iter().for_each(|part| println!("{part:?}"));
     let (first, last) = (parts[1], parts[parts.len() - 1]);
-    // A twentieth more: where holes are is chance.
+    // At most a twentieth more: the positions of holes are random.
     for at in 0..3 {
         assert!(last.0[at] * 20 <= first.0[at] * 21, "with all: {last:?} after {first:?}");
         assert!(last.1[at] * 20 <= first.1[at] * 21, "with few: {last:?} after {first:?}");
     }
-    // The work of the first five parts but one and of the last five: as much, but for a quarter.
+    // The work of five early parts and of the last five differs by at most a quarter.
     for at in 0..4 {
         let [early, late] = [1..6, 6..11].map(|range| parts[range].iter().map(|part| part.2[at]).sum::<u64>());
         assert!(early > 0 && late * 4 <= early * 5, "{late} after {early}: {parts:?}");

@@ -1,5 +1,5 @@
-//! Random histories: contents stay, everything is verified after every step, the pages that count as populated are those that
-//! are resident, and system calls may fail at any time.
+//! Random histories of allocations. Contents stay, and the instance is verified after every step.
+//! Pages that count as populated are exactly the resident ones. System calls may fail at any time.
 
 mod machine;
 
@@ -12,14 +12,14 @@ use std::collections::BTreeSet;
 const CALLS: [Call; 4] = [Call::Open, Call::Populate, Call::Release, Call::ReleaseScattered];
 const LAYOUTS: [Layout; 2] = [Layout::Rows, Layout::CpuMajor];
 
-/// A size: mostly small, sometimes as large as there is; and an alignment.
+/// A random size and alignment: mostly small, sometimes the largest.
 fn request(random: &mut Random, page: usize) -> (usize, usize) {
     let largest = 1 << (3 + random.below(13));
     let size = 1 + random.below(largest.min(LARGEST as u64)) as usize;
     (size, 1 << if random.below(8) == 0 { random.below(page.trailing_zeros() as u64 + 1) } else { random.below(5) })
 }
 
-/// One step of a history. Whoever is refused goes without.
+/// One step of a history; a refused allocation is skipped.
 fn step<P: Platform>(
     data: &PerCpuData,
     platform: &P,
@@ -46,7 +46,7 @@ fn step<P: Platform>(
         19 if owners.len() > 4 => {
             let owner = owners.swap_remove(1 + random.below(owners.len() as u64 - 1) as usize);
             held.extract_if(.., |held| held.owner == owner).for_each(|held| held.check(data));
-            // SAFETY: nobody uses what it had.
+            // SAFETY: no code uses the owner's allocations any more.
             unsafe { data.close_owner(owner) }.unwrap();
         }
         _ => {}
@@ -57,7 +57,8 @@ fn history<P: Platform>(platform: &P, shape: &Shape, steps: u64, each: impl FnMu
     history_looked_at(platform, shape, steps, 1, each);
 }
 
-/// The same, verified after every so many steps: who looks ends what is kept.
+/// Runs a history that is verified after every `looks` steps only, since a verification frees the
+/// kept allocation.
 fn history_looked_at<P: Platform>(
     platform: &P,
     shape: &Shape,
@@ -115,7 +116,7 @@ fn calls_that_fail_at_any_time_cost_nothing_but_what_was_asked_for() {
     }
 }
 
-/// Pages of a range that the kernel says are resident, by address.
+/// Addresses of the pages of a range that are resident.
 fn resident(start: usize, length: usize, into: &mut BTreeSet<usize>) {
     let page = neap_base::platform::memory::page_size();
     let mut map = vec![0_u8; length / page];
@@ -135,7 +136,7 @@ fn check_residence(data: &PerCpuData) {
     assert_eq!(populated.len() * page, statistics.populated * statistics.page);
 }
 
-/// Also with failures: what is populated is resident, and nothing else is.
+/// Populated pages are resident and all others are not, also with failures.
 #[test]
 fn populated_pages_are_exactly_those_that_are_resident() {
     let linux = Linux::probe();
@@ -148,7 +149,8 @@ fn populated_pages_are_exactly_those_that_are_resident() {
             });
             let machine = Virtual::new(4096, cpus);
             history(&machine, &shape(layout, cpus, page), 800, |data, step, random| {
-                // One kind of call at a time: where the repair of what failed fails as well, a page is lost to the count.
+                // One kind of call fails at a time. If a repair fails as well, the count loses a
+                // page.
                 CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
                 if step != u64::MAX {
                     machine.fail(
@@ -163,7 +165,7 @@ fn populated_pages_are_exactly_those_that_are_resident() {
     }
 }
 
-/// Counts when it goes, also when its thread panics: the worker waits for all.
+/// Counts its drop, also if its thread panics: the worker waits for all threads.
 struct Done<'a>(&'a core::sync::atomic::AtomicUsize);
 
 impl Drop for Done<'_> {
@@ -172,7 +174,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Four threads and a worker; every copy keeps its contents.
+/// Four threads and a worker run together; every copy keeps its contents.
 #[test]
 fn threads_and_a_worker_do_not_disturb_each_other() {
     use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -1,5 +1,5 @@
-//! What was freed last is kept for a moment, for an allocation just like it. Nobody sees that: who looks finds it free, who needs
-//! its room has it, and the worker hears of what there is to do at once.
+//! The last freed allocation is kept for an equal allocation. This is invisible: an inspection
+//! finds it free, any allocation can use its room, and the worker learns of work at once.
 
 mod machine;
 
@@ -35,7 +35,7 @@ fn what_is_kept_is_free_for_who_looks() {
     end(&data, &machine, vec![kept]);
 }
 
-/// What an owner asks for next has a row of its own width, whatever was there before.
+/// A smaller request gets a row of its own width, whatever is kept.
 #[test]
 fn what_is_kept_is_not_had_for_what_is_smaller() {
     let machine = Virtual::new(4096, CPUS);
@@ -47,7 +47,8 @@ fn what_is_kept_is_not_had_for_what_is_smaller() {
     end(&data, &machine, vec![small]);
 }
 
-/// The last room in the address space, and the last populated page, are anybody's.
+/// Any allocation can use a kept allocation's room, even if it is the last free address space or
+/// populated page.
 #[test]
 fn what_is_kept_is_in_nobodys_way() {
     let machine = Virtual::new(4096, CPUS);
@@ -64,8 +65,8 @@ fn what_is_kept_is_in_nobodys_way() {
     end(&data, &machine, held);
 }
 
-/// An owner's end is the same whether something of it is kept or not, and what is kept is for that owner alone.
-/// What is handed out again can be freed again, once.
+/// An owner ends alike with or without a kept allocation. Only that owner gets the kept allocation.
+/// An allocation that was handed out again can be freed again, once.
 #[test]
 fn what_is_kept_was_freed() {
     let machine = Virtual::new(4096, CPUS);
@@ -79,7 +80,7 @@ fn what_is_kept_was_freed() {
         assert!(last != Some((size, handle)) || data.statistics_at_once().allocations == 3);
         give(&data, held);
         for _ in 0..2 {
-            // SAFETY: nobody uses it.
+            // SAFETY: no code uses it any more.
             assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated));
         }
         last = Some((size, handle));
@@ -95,15 +96,15 @@ fn an_owner_that_is_closed_takes_what_is_kept_along() {
     for size in [8, 700, 2048] {
         let owner = data.open_owner(&machine).unwrap();
         give(&data, get(&data, &machine, owner, size).unwrap());
-        // SAFETY: nobody uses what it had.
+        // SAFETY: no code uses the owner's allocations any more.
         assert_eq!(unsafe { data.close_owner(owner) }, Ok(0));
-        // The same with what was handed out again.
+        // An allocation that was handed out again.
         let owner = data.open_owner(&machine).unwrap();
         give(&data, get(&data, &machine, owner, size).unwrap());
         let handle = get(&data, &machine, owner, size).unwrap().handle;
-        // SAFETY: as above.
+        // SAFETY: no code uses the owner's allocations any more.
         assert_eq!(unsafe { data.close_owner(owner) }, Ok(size.next_multiple_of(8) * CPUS));
-        // SAFETY: as above.
+        // SAFETY: no code uses the owner's allocations any more.
         assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated));
         let next = data.open_owner(&machine).unwrap();
         let held = get(&data, &machine, next, size).unwrap();
@@ -113,7 +114,8 @@ fn an_owner_that_is_closed_takes_what_is_kept_along() {
     end(&data, &machine, Vec::new());
 }
 
-/// The worker is wanted after the same frees, and has the same to do, whether somebody looks after each of them or not.
+/// The worker is requested after the same frees and has equal work, whether the instance is
+/// inspected after each free or not.
 #[test]
 fn nothing_is_kept_where_its_end_is_work() {
     let mut random = Random(seed());
@@ -128,7 +130,7 @@ fn nothing_is_kept_where_its_end_is_work() {
         });
         both.iter().for_each(|data| settle(data, &machine));
         while !held[0].is_empty() {
-            // From the end, or anywhere.
+            // Free from the end in even rounds, anywhere in odd ones.
             let which = if round % 2 == 0 { held[0].len() - 1 } else { random.below(held[0].len() as u64) as usize };
             both.iter().zip(&mut held).for_each(|(data, held)| give(data, held.swap_remove(which)));
             let hears = both[0].is_work_wanted();

@@ -1,9 +1,9 @@
-//! Bugs that the kernel's per-CPU allocator had, or could have had, each with the test that would have met it.
+//! Bugs that the kernel's per-CPU allocator had or could have, each with a test that detects it.
 //!
-//! The names begin with the bug's id in the project's notes on Linux. P13, hints that forget a hole, is beside the map
-//! (`src/map.rs`). Not here because there is no such thing: an unlocked read of the reserve (P7), all counters are in the mutex
-//! that every decision is made under; and trusting the flush of translations to somebody else (the other half of P2), which
-//! the system call does.
+//! A test's name begins with the bug's id. P13, hints that forget a hole, is tested beside the map
+//! (`src/map.rs`). Two bugs cannot occur here. P7, an unlocked read of the reserve: all counters
+//! are in the mutex under which every decision is made. The other half of P2, a missing flush of
+//! translations: the system call flushes them.
 
 mod machine;
 
@@ -21,7 +21,7 @@ use std::sync::mpsc::RecvTimeoutError;
 
 const LAYOUTS: [Layout; 2] = [Layout::Rows, Layout::CpuMajor];
 
-/// An instance with so many allocations of an owner each.
+/// An instance with `count` allocations, each of its own owner.
 fn filled<P: Platform>(platform: &P, shape: &Shape, count: usize, size: usize) -> (PerCpuData, Vec<Held>) {
     let data = open(platform, shape);
     let make = |stamp: usize| {
@@ -33,11 +33,12 @@ fn filled<P: Platform>(platform: &P, shape: &Shape, count: usize, size: usize) -
     (data, held)
 }
 
-/// A chunk was emptied but for a little and set aside; when that little went as well, nobody looked at it again.
+/// The bug: a chunk was emptied except for a few allocations, and sidelined. When these were freed
+/// as well, the worker did not examine it again.
 #[test]
 fn p1_a_sidelined_chunk_that_becomes_wholly_free_is_destroyed() {
     for layout in LAYOUTS {
-        // The units of the machine on which nothing came back: ten pages of 64 KiB.
+        // The units of the machine that had the bug: ten pages of 64 KiB.
         let shape = Shape { unit: 10 * 65536, ..shape(layout, 4, 65536) };
         let machine = Virtual::new(4096, 4);
         let (data, held) = filled(&machine, &shape, 200, 32 << 10);
@@ -51,7 +52,8 @@ fn p1_a_sidelined_chunk_that_becomes_wholly_free_is_destroyed() {
     }
 }
 
-/// What was depopulated could still be reached through an old translation, and what came instead had old contents.
+/// The bug: depopulated pages could be reached through a stale translation, and new pages had old
+/// contents.
 #[test]
 fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
     for layout in LAYOUTS {
@@ -67,9 +69,9 @@ fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
         let gone = |address: &&*mut u8| !populated.iter().any(|range| range.contains(&address.addr()));
         let gone: Vec<_> = old.iter().filter(gone).collect();
         assert!(gone.len() > 900);
-        // SAFETY: mapped for as long as the instance is open.
+        // SAFETY: the addresses stay mapped as long as the instance is open.
         assert!(gone.iter().all(|address| unsafe { address.read() } == 0));
-        // New contents, in the same places, over zeroes; `take` looks.
+        // New allocations in the freed places; `take` checks that they are zeroes.
         let make = |stamp| take(&data, &linux, Owner::NOBODY, (1000, 8), Wait::Long, stamp).unwrap();
         let new: Vec<Held> = (0..400).map(make).collect();
         new.iter().chain(&kept).for_each(|held| held.check(&data));
@@ -77,7 +79,7 @@ fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
     }
 }
 
-/// A back end that cannot depopulate was asked to, and fell over.
+/// The bug: a back end that cannot depopulate was asked to, and failed.
 #[test]
 fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
     let machine = Virtual::new(4096, 2);
@@ -92,7 +94,7 @@ fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
         verify(&data);
     }
     assert!(asked() - before < 100, "asked {} times in 1000 ticks", asked() - before);
-    // All of it can be had meanwhile, without waiting.
+    // Meanwhile all of the memory can be allocated without waiting.
     let all: Vec<Held> =
         (0..200).map(|stamp| take(&data, &machine, Owner::NOBODY, (1024, 8), Wait::Never, stamp).unwrap()).collect();
     machine.fail(Call::Release, 0, 0);
@@ -100,7 +102,8 @@ fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
     end(&data, &machine, all);
 }
 
-/// Callers that may wait but not recurse were treated as if they could not wait, and failed for nothing.
+/// The bug: callers that may wait but not recurse were treated as if they could not wait, and
+/// failed.
 #[test]
 fn p4_who_can_wait_is_served_where_nothing_is_populated() {
     for (layout, wait) in LAYOUTS.iter().flat_map(|layout| [(layout, Wait::Long), (layout, Wait::Until(0))]) {
@@ -114,7 +117,7 @@ fn p4_who_can_wait_is_served_where_nothing_is_populated() {
     }
 }
 
-/// Who pays, by allocating here.
+/// A charge that allocates from the instance that it charges for.
 struct Recursive {
     data: Mutex<Option<&'static PerCpuData<&'static Recursive>>>,
     machine: Virtual,
@@ -123,13 +126,13 @@ struct Recursive {
 }
 
 impl Recursive {
-    /// An allocation by whoever pays, which is not paid for.
+    /// Allocates without an owner, and frees the allocation.
     fn allocate_and_free(&self) {
         let data = *self.data.lock().unwrap();
         if let Some(data) = data.filter(|_| !self.inside.swap(true, Relaxed)) {
             for wait in [Wait::Never, Wait::Long] {
                 let got = data.allocate(&self.machine, Owner::NOBODY, 5000, 8, wait);
-                // SAFETY: nobody uses it.
+                // SAFETY: no code uses it any more.
                 got.into_iter().for_each(|handle| assert!(unsafe { data.free(handle) }.is_ok()));
             }
             self.inside.store(false, Relaxed);
@@ -150,7 +153,7 @@ impl Charge for &'static Recursive {
     }
 }
 
-/// Runs `body`, which waits for ever where locks are wrong; then this fails, after a minute.
+/// Runs `body`, which deadlocks if locks are wrong; then this fails after a minute.
 fn ends(body: impl FnOnce() + Send + 'static) {
     let (over, heard) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -163,7 +166,7 @@ fn ends(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The worker held the mutex and went into reclaim, whose callback wanted per-CPU data.
+/// The bug: the worker held the mutex during reclaim, whose callback allocated per-CPU data.
 #[test]
 fn p5_charging_may_allocate_and_so_may_what_runs_while_pages_come() {
     ends(charge_and_allocate);
@@ -183,23 +186,24 @@ fn charge_and_allocate() {
     let handles: Vec<Handle> =
         (0..100).map(|_| data.allocate(&pays.machine, owner, 100, 8, Wait::Long).unwrap()).collect();
     assert_eq!(pays.charged.load(Relaxed), 100 * 104 * 2);
-    // SAFETY: nobody uses them.
+    // SAFETY: no code uses them any more.
     handles.into_iter().skip(50).for_each(|handle| assert_eq!(unsafe { data.free(handle) }, Ok(104)));
     assert_eq!(pays.charged.load(Relaxed), 50 * 104 * 2);
-    // SAFETY: nobody uses them.
+    // SAFETY: no code uses them any more.
     assert_eq!(unsafe { data.close_owner(owner) }, Ok(50 * 104 * 2));
     assert_eq!(pays.charged.load(Relaxed), 0);
     assert!(!data.tick(&pays.machine).held);
     data.verify().unwrap();
 }
 
-/// An instance, its machine, and what a hook of the machine does with it.
+/// An instance and its machine, which has hooks.
 fn hooked(shape: &Shape, machine: Virtual) -> (&'static PerCpuData, &'static Probe) {
     let probe: &'static Probe = Box::leak(Box::new(Probe::new(machine)));
     (Box::leak(Box::new(open(probe, shape))), probe)
 }
 
-/// Whoever waited behind the worker waited for as long as it took, even to be killed.
+/// The bug: a thread that waited for the worker waited without limit, even while it was being
+/// killed.
 #[test]
 fn p6_waiting_for_the_worker_ends_at_the_deadline() {
     ends(wait_to_a_deadline);
@@ -208,7 +212,7 @@ fn p6_waiting_for_the_worker_ends_at_the_deadline() {
 fn wait_to_a_deadline() {
     let (data, probe) = hooked(&shape(Layout::Rows, 2, 4096), Virtual::new(4096, 2));
     let seen: &'static AtomicUsize = Box::leak(Box::default());
-    // While pages come for one caller, the same thread stands for another one that may wait a while.
+    // While pages are populated for one caller, the thread plays another caller, with a deadline.
     let once: &'static AtomicBool = Box::leak(Box::default());
     *probe.on_pause.lock().unwrap() = Some(Box::new(|| {
         assert!(probe.pauses.load(Relaxed) < 1000, "it waits for ever");
@@ -229,7 +233,7 @@ fn wait_to_a_deadline() {
     end(data, probe, vec![held]);
 }
 
-/// All empty pages were in chunks that nobody allocates from.
+/// The bug: all empty pages were in chunks that allocations do not use.
 #[test]
 fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
     for layout in LAYOUTS {
@@ -238,7 +242,7 @@ fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
         let mut isolated = 0;
         for (at, held) in held.into_iter().enumerate() {
             give(&data, held);
-            // Before the worker comes, and after it.
+            // Before and after the worker runs.
             for _ in 0..2 {
                 let small = take(&data, &machine, Owner::NOBODY, (900, 8), Wait::Never, at as u64);
                 give(&data, small.unwrap_or_else(|refused| panic!("after {at}: {refused}")));
@@ -250,7 +254,7 @@ fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
             verify(&data);
         }
         assert!(isolated > 0, "no chunk was ever isolated");
-        // The pages that make up the reserve in the end were there all the time.
+        // The final reserve's pages were populated all the time.
         let populated = machine.made(Call::Populate);
         settle(&data, &machine);
         assert_eq!(machine.made(Call::Populate), populated);
@@ -258,7 +262,7 @@ fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
     }
 }
 
-/// Where populating failed, the place stayed taken, or the worker tried for ever.
+/// The bug: if populating failed, the place stayed taken, or the worker tried for ever.
 #[test]
 fn p9_a_failure_at_any_call_leaves_nothing_behind() {
     ends(fail_at_every_call);
@@ -300,9 +304,9 @@ fn fail_at_every_call() {
         let machine = Virtual::new(4096, 2);
         let unused = open(&machine, &shape(layout, 2, 4096));
         let first = machine.made(call);
-        // SAFETY: nobody uses it.
+        // SAFETY: no code uses it any more.
         unsafe { unused.close(&machine) };
-        // Where scattered releases work, single ones are rarely made.
+        // If scattered releases work, single ones are rarely made.
         assert!(calls > first || (layout, call) == (Layout::CpuMajor, Call::Release), "{layout:?} makes no {call:?}");
         for (position, failures) in (first..calls).flat_map(|position| [(position, 1), (position, usize::MAX)]) {
             let machine = Virtual::new(4096, 2);
@@ -314,7 +318,7 @@ fn fail_at_every_call() {
     }
 }
 
-/// A second free, or one of a pointer inside, freed what belonged to somebody else.
+/// The bug: a second free, or a free of an inner pointer, freed another owner's memory.
 #[test]
 fn p10_what_is_no_allocation_is_not_freed() {
     for layout in LAYOUTS {
@@ -326,7 +330,7 @@ fn p10_what_is_no_allocation_is_not_freed() {
         let moved =
             |held: &Held, by: u64| Handle::from_bits(NonZeroU64::new(held.handle.to_bits().get() + by).unwrap());
         let (first, second) = (b.handle, moved(&a, 8));
-        // SAFETY: nothing is freed that is in use, as the answers say.
+        // SAFETY: as the results prove, no allocation is freed that is in use.
         unsafe {
             for by in [1, 8, 56] {
                 assert_eq!(data.free(moved(&a, by)), Err(Invalid::NotAllocated), "{by} bytes inside");
@@ -341,22 +345,22 @@ fn p10_what_is_no_allocation_is_not_freed() {
             assert_eq!(data.free(first), Err(Invalid::NotAllocated), "twice");
             assert_eq!(data.free(second), Err(Invalid::NotAllocated));
         }
-        // Where nothing is any more; the row that was there is another's, further behind.
+        // No allocation is left at the handle's place; the row there belongs to another owner.
         let of_another =
             |size| take(&data, &machine, data.open_owner(&machine).unwrap(), (size, 8), Wait::Long, 4).unwrap();
         let (gone, between) = (of_another(2048), of_another(64));
         let handle = gone.handle;
         give(&data, gone);
         let behind = of_another(4096);
-        // SAFETY: nobody uses it.
+        // SAFETY: no code uses it any more.
         assert_eq!(unsafe { data.free(handle) }, Err(Invalid::NotAllocated), "in no row");
         end(&data, &machine, vec![a, c, between, behind]);
-        // SAFETY: nobody uses it.
+        // SAFETY: no code uses it any more.
         unsafe { other.close(&machine) };
     }
 }
 
-/// A page that became empty behind the worker's back, in the chunk that it was in, stayed.
+/// The bug: a page that became empty in the chunk that the worker was releasing stayed.
 #[test]
 fn p11_what_is_freed_while_pages_go_goes_as_well() {
     for layout in LAYOUTS {
@@ -368,7 +372,8 @@ fn p11_what_is_freed_while_pages_go_goes_as_well() {
             };
             let mut held: Vec<Held> = (0..100).map(make).collect();
             settle(data, probe);
-            // What lies at the ends of chunks goes while the worker has gone past it; what lies before goes first.
+            // Allocations at the ends of chunks are freed after the worker has passed them, earlier
+            // ones before.
             let kept = held.split_off(100 - stays);
             let late: Vec<Held> = held.extract_if(.., |held| held.handle.to_bits().get() / 2048 % 5 == 3).collect();
             assert!(late.len() >= 10);
@@ -380,7 +385,7 @@ fn p11_what_is_freed_while_pages_go_goes_as_well() {
                 let before = late.lock().unwrap().len();
                 settle(data, probe);
                 if late.lock().unwrap().len() == before {
-                    // Nothing was released, so nothing is freed in the middle any more.
+                    // No release ran, so the hook frees nothing; free here instead.
                     late.lock().unwrap().pop().into_iter().for_each(|held| give(data, held));
                 }
             }
@@ -393,17 +398,17 @@ fn p11_what_is_freed_while_pages_go_goes_as_well() {
     }
 }
 
-/// A quarter of three pages is none: a chunk was emptied of nothing, again and again.
+/// The bug: a quarter of three pages is 0, so a chunk was emptied of nothing, again and again.
 #[test]
 fn p12_a_chunk_of_few_pages_is_not_emptied_of_none() {
     let machine = Virtual::new(4096, 1);
     let shape = Shape { unit: 65536, ..shape(Layout::Rows, 1, 65536) };
     let (data, held) = filled(&machine, &shape, 640, 1024);
     let mut held = held.into_iter();
-    // A chunk goes, which is a page more than the reserve needs.
+    // One chunk is freed, which is one page more than the reserve needs.
     held.by_ref().take(64).for_each(|held| give(&data, held));
     assert!(data.statistics().empty > data.statistics().reserve);
-    // One of 64 in each of the others.
+    // One of 64 allocations in each other chunk is freed.
     let (mut stay, mut go) = (Vec::new(), Vec::new());
     for (at, held) in held.by_ref().enumerate() {
         if at % 64 == 5 { go.push(held) } else { stay.push(held) }
@@ -414,15 +419,15 @@ fn p12_a_chunk_of_few_pages_is_not_emptied_of_none() {
         assert_eq!((now.depopulating_chunks, now.sidelined_chunks), (0, 0));
         verify(&data);
     }
-    // The reserve is four pages, and so are its chunks.
+    // The reserve is four pages, in as many chunks.
     stay.into_iter().for_each(|held| give(&data, held));
     settle(&data, &machine);
     assert_eq!((data.statistics().populated, data.statistics().chunks), (4, 4));
-    // SAFETY: nobody uses it.
+    // SAFETY: no code uses it any more.
     unsafe { data.close(&machine) };
 }
 
-/// Pages that go are flushed from every CPU that runs the process.
+/// A release flushes translations on every CPU that runs the process.
 #[test]
 fn while_an_isolated_cpu_runs_the_process_nothing_goes() {
     let machine = Virtual::new(4096, 2);
@@ -440,8 +445,9 @@ fn while_an_isolated_cpu_runs_the_process_nothing_goes() {
     end(&data, &machine, Vec::new());
 }
 
-/// What was freed meanwhile waited to be emptied, where no allocation finds it: everything that came and went took new chunks, until
-/// there was no room. Only who asks for it gets it back to the system.
+/// The bug: freed memory waited to be emptied, where no allocation finds it. Each cycle of
+/// allocations took new chunks, until the address space was full. Only a request releases memory
+/// meanwhile.
 #[test]
 fn while_nothing_goes_what_is_free_is_used_again() {
     for (isolated, ticks) in [(true, true), (true, false), (false, true)] {
@@ -475,7 +481,7 @@ fn while_nothing_goes_what_is_free_is_used_again() {
     }
 }
 
-/// Each copy is on its CPU's node, where nodes differ in size, and where one has no CPUs.
+/// Each copy is on its CPU's node, if nodes differ in size, and if one has no CPUs.
 #[test]
 fn copies_are_on_their_nodes() {
     let nodes = [0, 0, 2, 0, 2];
@@ -498,7 +504,7 @@ fn copies_are_on_their_nodes() {
     }
 }
 
-/// CPUs of the shape that the machine does not have yet.
+/// The shape has more CPUs than the machine.
 #[test]
 fn cpus_that_do_not_exist_yet_have_copies() {
     let linux = Linux::probe();
@@ -517,7 +523,7 @@ fn requests_and_owners_that_make_no_sense_are_refused() {
         assert_eq!(data.allocate(&machine, Owner::NOBODY, size, align, Wait::Long), Err(Refused::BadRequest));
     }
     let owner = data.open_owner(&machine).unwrap();
-    // SAFETY: nobody uses what it has: nothing.
+    // SAFETY: the owner has no allocations.
     unsafe {
         assert_eq!(data.close_owner(owner), Ok(0));
         assert_eq!(data.close_owner(owner), Err(Refused::UnknownOwner));

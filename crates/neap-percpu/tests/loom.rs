@@ -1,5 +1,5 @@
-//! Every interleaving of a reference count that is killed, and of a free with the worker, by loom. Empty unless built with
-//! `--cfg loom` (`cargo xtask loom`).
+//! Explores a reference count that is killed, and a free with the worker, in every interleaving, by
+//! loom. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -11,7 +11,7 @@ use neap_base::virtual_platform::Virtual;
 use neap_percpu::reference::{Count, Counts};
 use neap_percpu::{Owner, PerCpuData, Shape, Wait};
 
-/// Two CPUs' words, each with the mutex of whoever is in a sequence there: a fence waits for them, and others do not look.
+/// Words of two CPUs. Each has a mutex that a running sequence holds, and that a fence waits for.
 struct Cpus([(Mutex<()>, AtomicUsize); 2]);
 
 struct Words(Arc<Cpus>);
@@ -44,7 +44,7 @@ impl Counts for Words {
     }
 }
 
-/// Waits until no sequence is under way that began before.
+/// Waits for all sequences that began before.
 fn fence(cpus: &Cpus) {
     cpus.0.iter().for_each(|(sequence, _)| drop(sequence.lock()));
 }
@@ -90,7 +90,8 @@ fn the_last_put_is_one_whoever_it_is() {
     });
 }
 
-/// Taken on one CPU before, put on another while it is killed; one fence fails, and one does not.
+/// The reference is taken on one CPU, and put on another while the count is killed. One fence
+/// fails, one succeeds.
 #[test]
 fn a_reference_moves_between_cpus_while_it_is_killed() {
     loom::model(|| {
@@ -132,7 +133,8 @@ fn of_two_who_kill_at_once_one_does() {
     });
 }
 
-/// A chunk is emptied while what is left in it is freed: everything is given back in the end, and adds up at any time.
+/// A chunk is emptied while its rest is freed: all memory is released in the end, and `verify`
+/// succeeds at any time.
 #[test]
 fn a_free_and_the_worker_leave_nothing_behind() {
     loom::model(|| {
@@ -141,7 +143,7 @@ fn a_free_and_the_worker_leave_nothing_behind() {
         let data = Arc::new(PerCpuData::open(&*machine, &shape, |_| 0, ()).unwrap());
         let take = |_| data.allocate(&*machine, Owner::NOBODY, 16 << 10, 8, Wait::Long).unwrap();
         let held: Vec<_> = (0..5).map(take).collect();
-        // SAFETY: nobody uses what it names.
+        // SAFETY: no code uses the allocation any more.
         let free = |data: &PerCpuData, handle| _ = unsafe { data.free(handle) }.unwrap();
         held[1..4].iter().for_each(|handle| free(&data, *handle));
         let freeing = {
@@ -156,7 +158,7 @@ fn a_free_and_the_worker_leave_nothing_behind() {
         data.verify().unwrap();
         let left = data.statistics();
         assert_eq!((left.populated, left.isolated_empty, left.chunks), (left.reserve, 0, 1));
-        // SAFETY: the other thread is gone, and nothing is in use.
+        // SAFETY: the other thread has ended, and no allocation is in use.
         unsafe { data.close(&*machine) };
     });
 }

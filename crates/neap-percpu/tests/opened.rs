@@ -1,6 +1,7 @@
-//! Of an instance's address space, what nobody has needed yet may not be touched, so nothing else can fill it.
+//! Address space of an instance that is not needed yet cannot be accessed, so nothing can fill it.
 //!
-//! Method: the kernel's list of mappings says how much may be written to, and its count of page faults what had no memory; the virtual machine refuses steps.
+//! Method: the kernel's list of mappings shows the writable part, its count of page faults the
+//! accesses without memory. The virtual machine refuses steps.
 
 mod machine;
 
@@ -9,7 +10,7 @@ use neap_base::Linux;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_percpu::{Layout, Owner, PerCpuData, Refused, Shape, Wait};
 
-/// Bytes of an instance that may be written to, and runs of them.
+/// Writable bytes of an instance, and the number of their runs.
 fn writable(data: &PerCpuData) -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let (mut bytes, mut runs) = (0, 0);
@@ -59,7 +60,7 @@ fn a_step_that_is_refused_is_taken_later() {
     }
     let mut held = vec![take(&data, &machine, Owner::NOBODY, (8, 8), Wait::Long, 1).unwrap()];
     let opened = machine.made(Call::Open);
-    // The first step of owners is there from the start.
+    // The first step of owners is opened from the start.
     let mut owners = Vec::new();
     while machine.made(Call::Open) == opened {
         owners.push(data.open_owner(&machine).unwrap());
@@ -83,27 +84,28 @@ fn a_step_that_is_refused_is_taken_later() {
 /// Page faults of this thread so far.
 fn faults() -> i64 {
     let mut usage = core::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills it, and zeroes are one.
+    // SAFETY: the kernel fills the structure, for which zeroes are valid, too.
     unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init().ru_minflt
     }
 }
 
-/// A page fault may wait for memory, with the lock held that everybody's free needs.
+/// The bug: a page fault may wait for memory under the lock that every free needs.
 #[test]
 fn who_may_not_wait_finds_memory_behind_the_tables() {
-    // Rows of many sizes need many chunks, and those of one cache line many rows for each.
+    // Many sizes need many chunks; sizes of one cache line need many rows for each chunk.
     for (most, pages) in [(32, 40), (1, 400)] {
         let linux = Linux::probe();
         let data = open(&linux, &shape(Layout::Rows, 2, 0));
         let size = |stamp: u64| 8 + (stamp % most) as usize * 64;
-        // The worker fills the reserve before anybody has anything; each class has its offsets from its first use on.
+        // The worker fills the reserve before the first allocation. Offsets of a class are written
+        // at its first use.
         data.tick(&linux);
         let reserve = |stamp| data.allocate(&linux, data.open_owner(&linux).unwrap(), size(stamp), 8, Wait::Long);
         (0..most).for_each(|stamp| _ = reserve(stamp).unwrap());
         let (mut granted, mut faulted, mut refused) = (0, 0, 0);
-        // Rows, as many as fill so many pages of 4 KiB of their table.
+        // Enough rows to fill `pages` pages of 4 KiB of their table.
         while granted < pages * 4096 / 36 {
             let owner = data.open_owner(&linux).unwrap();
             let before = faults();
@@ -116,10 +118,10 @@ fn who_may_not_wait_finds_memory_behind_the_tables() {
             }
         }
         assert!(refused < granted, "{refused} refused");
-        // The kernel may have reasons of its own for some.
+        // The kernel may fault some pages for its own reasons.
         assert!(faulted < 10, "{faulted} page faults in {granted} allocations of up to {} bytes", size(most - 1));
         verify(&data);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no code uses it any more.
         unsafe { data.close(&linux) };
     }
 }

@@ -1,4 +1,5 @@
-//! Small histories on a virtual machine, for Miri: every copy written and read, every table walked.
+//! Small histories on a virtual machine, for Miri: every copy is written and read, every table
+//! walked.
 
 mod machine;
 
@@ -29,7 +30,7 @@ fn a_small_history_touches_nothing_but_its_own() {
             }
         }
         held.extract_if(.., |held| held.owner == owners[2]).for_each(|held| held.check(&data));
-        // SAFETY: nobody uses what it has.
+        // SAFETY: no code uses the owner's allocations any more.
         assert!(unsafe { data.close_owner(owners[2]) }.is_ok());
         end(&data, &machine, held);
         assert_eq!(machine.mapped_bytes(), 0);

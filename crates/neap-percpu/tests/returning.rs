@@ -1,7 +1,9 @@
-//! What comes back when ten of eleven owners go, and when the last do: in both layouts, at many CPUs and all page sizes.
+//! Released pages after ten of eleven owners end, and after the last: in both layouts, with many
+//! CPUs and all page sizes.
 //!
-//! The machine is virtual, so pages are of any size; the sizes per owner are those of the kernel's memory groups. The ratios
-//! that are expected here are those of the geometry: an owner's data is 2048 bytes for each CPU.
+//! The machine is virtual, so pages may have any size. The sizes per owner are those of the
+//! kernel's memory groups. The expected ratios follow from the geometry: an owner's data is 2048
+//! bytes for each CPU.
 
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
@@ -9,7 +11,8 @@ use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 
 struct Outcome {
-    /// Pages populated at the start, with all owners, after ten of eleven are gone, and after the last.
+    /// Populated pages at the start, with all owners, after ten of eleven have ended, and after the
+    /// last.
     pages: [usize; 4],
     waste: f64,
     reserve: usize,
@@ -50,7 +53,7 @@ fn run(shape: &Shape, owners: usize, goes: impl Fn(usize) -> bool, before: usize
     let requested = owners * shape.cpus * SIZES.iter().sum::<usize>();
     let close = |going: bool| {
         for (at, owner) in held.iter().enumerate().filter(|(at, _)| goes(*at) == going) {
-            // SAFETY: nobody uses it.
+            // SAFETY: no code uses it any more.
             unsafe { data.close_owner(*owner) }.unwrap_or_else(|refused| panic!("{at}: {refused}"));
         }
         settle(&data, &machine);
@@ -58,7 +61,7 @@ fn run(shape: &Shape, owners: usize, goes: impl Fn(usize) -> bool, before: usize
     };
     let (few, none) = (close(true), close(false));
     let waste = ((full.populated - start) * full.page) as f64 / requested as f64;
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no code uses it any more.
     unsafe { data.close(&machine) };
     assert_eq!(machine.mapped_bytes(), 0);
     Outcome { pages: [start, full.populated, few, none], waste, reserve: full.reserve }
@@ -70,7 +73,7 @@ fn shape(layout: Layout, cpus: usize, page: usize) -> Shape {
 
 #[test]
 fn rows_return_what_geometry_permits() {
-    // Owners, so that no run takes more than 100 MB or so.
+    // The number of owners keeps each run below about 100 MB.
     for (cpus, page, owners) in
         [(2, 4096, 5500), (3, 4096, 5500), (4, 4096, 5500), (32, 4096, 1100), (224, 4096, 220), (32, 65536, 1100)]
     {

@@ -1,5 +1,5 @@
-//! Values, counters, histograms and references on the real machine, where additions are restartable sequences, and on a virtual
-//! one, where they are atomic.
+//! Values, counters, histograms and references: on the real machine, with restartable sequences,
+//! and on a virtual machine, with atomic additions.
 
 mod machine;
 
@@ -16,7 +16,7 @@ fn here() -> (Linux, Shape) {
     (linux, shape(Layout::Rows, cpus, 0))
 }
 
-/// Threads on all CPUs do `work`, each with its number.
+/// Runs `work` in threads on all CPUs, each with its number.
 fn threads(count: u64, work: impl Fn(u64) + Sync) {
     let work = &work;
     std::thread::scope(|scope| {
@@ -26,11 +26,12 @@ fn threads(count: u64, work: impl Fn(u64) + Sync) {
     });
 }
 
-/// Does `work` on one CPU after the other, of the real machine as far as this process may, and of the virtual one.
+/// Runs `work` on one CPU after the other: real ones, as far as this process may use them, and
+/// virtual ones.
 fn on_each_cpu(cpus: usize, work: impl Fn() + Sync) {
     let on = |cpu: usize| {
         Virtual::run_on(cpu);
-        // SAFETY: the set is this function's, valid as zeroes.
+        // SAFETY: the set is a local, and a zeroed set is valid.
         unsafe {
             let mut set: libc::cpu_set_t = core::mem::zeroed();
             libc::CPU_SET(cpu, &mut set);
@@ -41,7 +42,7 @@ fn on_each_cpu(cpus: usize, work: impl Fn() + Sync) {
     (0..cpus).for_each(|cpu| threads(1, |_| on(cpu)));
 }
 
-/// Says when it is dropped.
+/// Counts its drop.
 struct Dropped<'a>(u64, &'a AtomicUsize);
 
 impl Drop for Dropped<'_> {
@@ -60,7 +61,7 @@ fn values<P: Platform>(platform: &P, shape: &Shape) {
     threads(4, |_| (0..20_000).for_each(|_| value.here().0 += 1));
     let start: u64 = (0..shape.cpus as u64).map(|cpu| cpu * 1000).sum();
     assert_eq!(value.fold(0, |sum, value| sum + value.0), start + 80_000);
-    // Where this CPU's copy is taken, another one will do; to try is to hear no.
+    // If this CPU's copy is locked, `here` locks another one, and `try_here` returns `None`.
     let held: Vec<_> = (1..shape.cpus).map(|cpu| value.on(cpu)).collect();
     value.here().0 += 1;
     drop(held);
@@ -107,19 +108,20 @@ fn counters<P: Platform>(platform: &P, shape: &Shape) {
                 counter.add(value);
                 own += value;
                 if step % 5000 == 0 {
-                    // What was added before is in it; what others add meanwhile may be.
+                    // The result contains all earlier additions, and possibly concurrent ones.
                     counter.exact();
                 }
             }
             sum.fetch_add(own, Relaxed);
         });
         assert_eq!(counter.exact(), sum.load(Relaxed), "batch {batch}");
-        // What a CPU could not move because somebody else was at it, its next addition moves.
+        // A part that a CPU could not move, because another thread moved or read, is moved by its
+        // next addition.
         on_each_cpu(platform.cpus(), || counter.add(0));
         let off = (counter.approximate() - counter.exact()).unsigned_abs();
         assert!(off <= (batch as u64 + 110).saturating_mul(2 * shape.cpus as u64), "batch {batch}: off by {off}");
         if batch == i64::MAX {
-            // Clamped, but never reached: nothing was moved.
+            // The batch is clamped, but never reached: no part was moved.
             counter.add(5);
             assert_eq!(counter.exact(), sum.load(Relaxed) + 5);
         }
@@ -133,11 +135,11 @@ fn exact_counters_are_exact() {
     counters(&linux, &shape);
     counters(&Virtual::new(4096, 3), &machine::shape(Layout::Rows, 3, 4096));
     counters(&linux, &machine::shape(Layout::CpuMajor, linux.cpus(), 0));
-    // Fewer copies than CPUs: who is on another one adds to the shared part.
+    // Fewer copies than CPUs: a thread on another CPU adds to the shared part.
     counters(&linux, &machine::shape(Layout::Rows, 1, 0));
 }
 
-/// A reader that reads while others only move: the value never changes.
+/// One thread reads while the others only move parts: the value stays within its bounds.
 #[test]
 fn moving_a_part_is_not_seen_by_an_exact_reader() {
     let (linux, shape) = here();
@@ -147,7 +149,8 @@ fn moving_a_part_is_not_seen_by_an_exact_reader() {
     let left = AtomicUsize::new(2);
     threads(3, |thread| {
         if thread < 2 {
-            // Up by a hundred and back: parts are moved all the time, and the value is within two hundred.
+            // Up by a hundred and back: parts move all the time, and the value stays within two
+            // hundred.
             (0..100_000).for_each(|_| [100, -100].iter().for_each(|value| counter.add(*value)));
             left.fetch_sub(1, Relaxed);
         } else {
@@ -189,7 +192,7 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
         threads(4, |thread| {
             Virtual::run_on(thread as usize);
             if thread == 3 || thread == 2 && round % 2 == 0 {
-                // One or two, at once.
+                // One or two references, killed together.
                 let count = |at: usize| _ = released[at].fetch_add(1, Relaxed);
                 while !references.iter().all(PerCpuRef::is_dead) {
                     PerCpuRef::kill_all(&host, references.iter(), count).unwrap();
@@ -217,7 +220,7 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
     }
     verify(&data);
     assert_eq!(data.statistics().allocations, 0);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no code uses it any more.
     unsafe { data.close(platform) };
 }
 
@@ -256,7 +259,7 @@ fn references_that_are_killed_together_cost_one_fence_and_live_on_without_it() {
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
     let host = Alone { data: &data, platform: &machine };
     let references: Vec<_> = (0..100).map(|_| PerCpuRef::new(host, Owner::NOBODY, Wait::Long).unwrap()).collect();
-    // A machine without sequences has nothing to fence, also where a fence would fail.
+    // A machine without sequences does not fence, so failing fences do not matter.
     machine.machine.fail(Call::Fence, 0, usize::MAX);
     references[3].get();
     let mut last = Vec::new();

@@ -1,4 +1,4 @@
-//! A walk over the chunks agrees with the statistics, whatever was allocated and freed before, and names every list.
+//! A walk over the chunks agrees with the statistics after any history, and names every list.
 
 mod machine;
 
@@ -32,7 +32,7 @@ fn bits(words: &[u64]) -> usize {
     words.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// Each chunk's numbers against its own maps, looked at bit by bit, and all of them against the statistics.
+/// Compares each chunk's numbers with a scan of its maps, and their sums with the statistics.
 fn check(data: &PerCpuData) -> Vec<Chunk> {
     let (dimensions, statistics, walked) = (data.dimensions(), data.statistics(), walk(data));
     let sum = |of: &dyn Fn(&Chunk) -> usize| walked.iter().map(|seen| of(&seen.chunk)).sum::<usize>();
@@ -81,7 +81,7 @@ fn a_walk_agrees_with_the_statistics_through_a_life() {
         assert!(check(&data).is_empty());
         let (mut held, mut seen): (Vec<Held>, [bool; 4]) = (Vec::new(), [false; 4]);
         for step in 0..3000 {
-            // It grows, and then shrinks.
+            // The instance grows, and then shrinks.
             let grows = random.below(10) < if step < 1500 { 7 } else { 2 };
             if grows {
                 let owner = if random.below(2) == 0 { Owner::NOBODY } else { data.open_owner(&machine).unwrap() };

@@ -1,4 +1,4 @@
-//! What the tests of per-CPU data share: an instance, allocations whose copies have contents, random numbers.
+//! Shared parts of the tests: an instance, allocations with contents, random numbers.
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
@@ -10,7 +10,7 @@ use neap_percpu::{GRANULE, Handle, Layout, Owner, PerCpuData, Refused, Shape, Wa
 use std::println;
 use std::vec::Vec;
 
-/// An allocation whose copies are full of numbers made of its stamp and the CPU.
+/// An allocation whose copies are filled with a byte made from its stamp and the CPU.
 pub(crate) struct Held {
     pub(crate) handle: Handle,
     pub(crate) owner: Owner,
@@ -23,9 +23,9 @@ impl Held {
         (self.stamp.wrapping_mul(31) + cpu as u64 * 7 + 1) as u8
     }
 
-    /// Every copy, whole: one byte short of the size is one byte too few.
+    /// Every copy with all of its `size` bytes.
     fn copies<'a>(&'a self, data: &'a PerCpuData) -> impl Iterator<Item = (usize, &'a mut [u8])> {
-        // SAFETY: the allocation is this value's alone, and copies do not overlap.
+        // SAFETY: only this value uses the allocation, and copies do not overlap.
         (0..data.cpus())
             .map(|cpu| (cpu, unsafe { core::slice::from_raw_parts_mut(data.address(self.handle, cpu), self.size) }))
     }
@@ -37,7 +37,7 @@ impl Held {
     }
 }
 
-/// An allocation that was all zeroes, aligned, and now has contents.
+/// Allocates, checks zeroes and alignment, and fills the copies.
 pub(crate) fn take<P: Platform>(
     data: &PerCpuData,
     platform: &P,
@@ -59,11 +59,11 @@ pub(crate) fn take<P: Platform>(
 pub(crate) fn give(data: &PerCpuData, held: Held) {
     held.check(data);
     let rounded = held.size.next_multiple_of(GRANULE);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no code uses it any more.
     assert_eq!(unsafe { data.free(held.handle) }, Ok(rounded));
 }
 
-/// A small instance's shape.
+/// Shape of a small instance.
 pub(crate) fn shape(layout: Layout, cpus: usize, page: usize) -> Shape {
     Shape { layout, page, span: 16 << 20, ..Shape::usual(cpus) }
 }
@@ -72,9 +72,9 @@ pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape) -> PerCpuData {
     PerCpuData::open(platform, shape, |_| 0, ()).expect("there is address space")
 }
 
-/// Ticks until nothing is left to do, and verifies.
+/// Ticks until no work is left, and verifies.
 pub(crate) fn settle<P: Platform>(data: &PerCpuData, platform: &P) {
-    // More than the worker's patience with a system that refuses.
+    // More ticks than the worker waits after the system refused.
     let ticks = (0..100).take_while(|_| data.tick(platform).more).count();
     assert!(ticks < 100, "there is always more to do");
     verify(data);
@@ -84,7 +84,7 @@ pub(crate) fn verify(data: &PerCpuData) {
     data.verify().unwrap_or_else(|finding| panic!("{finding}"));
 }
 
-/// Frees everything, and closes an instance that has given all back but its reserve.
+/// Frees everything, and closes an instance that has released all but its reserve.
 pub(crate) fn end<P: Platform>(data: &PerCpuData, platform: &P, held: Vec<Held>) {
     held.into_iter().for_each(|held| give(data, held));
     settle(data, platform);
@@ -92,11 +92,11 @@ pub(crate) fn end<P: Platform>(data: &PerCpuData, platform: &P, held: Vec<Held>)
     assert_eq!((left.populated, left.empty, left.isolated_empty), (left.reserve, left.reserve, 0));
     assert_eq!((left.allocated_bytes, left.row_bytes, left.allocations, left.rows), (0, 0, 0, 0));
     assert_eq!((left.chunks, left.free_chunks), (1, 1));
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no code uses it any more.
     unsafe { data.close(platform) };
 }
 
-/// A generator of numbers (SplitMix64); a test prints its seed.
+/// Random number generator (SplitMix64); a test prints its seed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -109,7 +109,8 @@ impl Random {
     }
 }
 
-/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be repeated.
+/// Seed of a random test: `NEAP_SEED`, or a fixed one. It is printed, so that a run can be
+/// repeated.
 pub(crate) fn seed() -> u64 {
     let seed = std::env::var("NEAP_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     println!("NEAP_SEED={seed} repeats this run");
