@@ -1,7 +1,7 @@
-//! Charges by hand: bytes that a group is charged with until they are given back.
+//! Charges by hand: bytes that a group is charged for until they are uncharged.
 //!
-//! Sits between C and [`Charge`]. A charge lies in the caller's memory; one that was given back, or became part of another, is none, so
-//! that giving it back twice is found.
+//! C functions over [`Charge`]. A charge lies in the caller's memory. One that was uncharged or
+//! merged into another is zeroed, so a second uncharge is detected.
 
 use crate::error::{Error, answer, time};
 use crate::group::group;
@@ -37,10 +37,7 @@ pub(crate) struct Refusal {
     pub(crate) reserved: [u64; 6],
 }
 
-/// What C hears of a refusal: a number, and at a limit whose it is.
-///
-/// # Safety
-/// `place` is null, misaligned or writable.
+/// Translates a refusal into an error, and describes the limit at `place` if there is one.
 unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
     let Some(limit) = refused.limit() else { return Error::Group };
     if !place.is_null() && place.is_aligned() {
@@ -53,13 +50,14 @@ unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
             holders: limit.holders.map(|held| held.map_or(Holder::default(), holder)),
             reserved: [0; 6],
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: `place` is neither null nor misaligned, so the caller promises that it is
+        // writable.
         unsafe { place.write(refusal) };
     }
     Error::Charge
 }
 
-/// Charges a group, by what the flags say of a limit.
+/// Charges a group; `flags` select the behaviour at a limit.
 fn charge_by(flags: c_uint, group: Group, bytes: u64) -> Result<Result<Charge, Refused>, Error> {
     match flags {
         0 => Ok(group.charge_on(0, bytes, How::Refuse)),
@@ -81,10 +79,11 @@ pub(crate) unsafe extern "C" fn neap_group_charge(
 ) -> c_int {
     let make = || {
         let charged = charge_by(flags, group(number)?, bytes)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `refusal` is null, misaligned or writable.
         charged.map_err(|refused| unsafe { told(refused, refusal) })
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(charge, make) }
 }
 
@@ -100,10 +99,11 @@ pub(crate) unsafe extern "C" fn neap_group_charge_wait(
 ) -> c_int {
     let make = || {
         let time = time(wait_ns)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `refusal` is null, misaligned or writable.
         group(number)?.charge_or_wait(bytes, time).map_err(|refused| unsafe { told(refused, refusal) })
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(charge, make) }
 }
 
@@ -111,7 +111,8 @@ pub(crate) unsafe extern "C" fn neap_group_charge_wait(
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_uncharge(charge: *mut Charged) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(charge) }
 }
 
@@ -119,7 +120,8 @@ pub(crate) unsafe extern "C" fn neap_group_uncharge(charge: *mut Charged) -> c_i
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_charge_bytes(charge: *const Charged) -> u64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(charge) }.map_or(0, Charge::bytes)
 }
 
@@ -127,7 +129,8 @@ pub(crate) unsafe extern "C" fn neap_charge_bytes(charge: *const Charged) -> u64
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_charge_group(charge: *const Charged) -> u64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(charge) }.map_or(0, |charge: &Charge| Group::id(charge.group()).to_bits())
 }
 
@@ -135,9 +138,11 @@ pub(crate) unsafe extern "C" fn neap_charge_group(charge: *const Charged) -> u64
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_charge_split(charge: *mut Charged, part: *mut Charged, bytes: u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no other
+    // thread uses during the call.
     match unsafe { Object::value_mut(charge) } {
-        // SAFETY: as the caller promises; it is not the object that is split.
+        // SAFETY: by the header's contract, `part` is null, misaligned, or memory that no other
+        // thread uses during the call. It is not the object that is split.
         Some(whole) if !eq(charge, part) => unsafe { Object::make(part, || whole.split(bytes).ok_or(Error::Argument)) },
         _ => Error::Argument as c_int,
     }
@@ -150,14 +155,17 @@ pub(crate) unsafe extern "C" fn neap_charge_merge(charge: *mut Charged, other: *
     if eq(charge, other) {
         return Error::Argument as c_int;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no other
+    // thread uses during the call.
     let Some(charge): Option<&mut Charge> = (unsafe { Object::value_mut(charge) }) else {
         return Error::Argument as c_int;
     };
-    // SAFETY: as the caller promises; it is another object.
+    // SAFETY: by the header's contract, `other` is null, misaligned, or an object that no other
+    // thread uses during the call. It differs from `charge`.
     let Some(more) = (unsafe { Object::take(other) }) else { return Error::Argument as c_int };
     let merged = charge.merge(more).map_err(|more| {
-        // SAFETY: as above; back where it was.
+        // SAFETY: `other` held the charge until `take`, and no other thread uses it during the
+        // call.
         unsafe { Object::make(other, || Ok(more)) };
         Error::Argument
     });
@@ -169,9 +177,10 @@ pub(crate) unsafe extern "C" fn neap_charge_merge(charge: *mut Charged, other: *
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_charge_move(charge: *mut Charged, to: u64, refusal: *mut Refusal) -> c_int {
     let moved = || {
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `charge` is null, misaligned, or an object that no
+        // other thread uses during the call.
         let charge: &mut Charge = unsafe { Object::value_mut(charge) }.ok_or(Error::Argument)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `refusal` is null, misaligned or writable.
         charge.move_to(group(to)?).map_err(|refused| unsafe { told(refused, refusal) })
     };
     answer(moved().map(|()| 0))

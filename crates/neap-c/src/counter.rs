@@ -1,6 +1,4 @@
-//! Counters.
-//!
-//! Sits between C and [`PerCpuCounter`].
+//! C functions over [`PerCpuCounter`].
 
 use crate::error::wait;
 use crate::object::{Kind, Object};
@@ -24,7 +22,8 @@ pub(crate) unsafe extern "C" fn neap_counter_init(
     wait_ns: i64,
 ) -> c_int {
     let make = || Ok(PerCpuCounter::of(Owner::from_bits(owner), batch, wait(wait_ns)?)?);
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `counter` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(counter, make) }
 }
 
@@ -32,7 +31,8 @@ pub(crate) unsafe extern "C" fn neap_counter_init(
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_counter_destroy(counter: *mut Counter) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `counter` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(counter) }
 }
 
@@ -40,7 +40,8 @@ pub(crate) unsafe extern "C" fn neap_counter_destroy(counter: *mut Counter) -> c
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_counter_add(counter: *const Counter, value: i64) {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `counter` is null, misaligned, or an object that no thread
+    // destroys during the call.
     if let Some(counter) = unsafe { Object::value(counter) } {
         counter.add(value);
     }
@@ -50,7 +51,8 @@ pub(crate) unsafe extern "C" fn neap_counter_add(counter: *const Counter, value:
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_counter_approximate(counter: *const Counter) -> i64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `counter` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(counter) }.map_or(0, |counter| counter.approximate())
 }
 
@@ -58,6 +60,7 @@ pub(crate) unsafe extern "C" fn neap_counter_approximate(counter: *const Counter
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_counter_exact(counter: *const Counter) -> i64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `counter` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(counter) }.map_or(0, |counter| counter.exact())
 }

@@ -1,6 +1,5 @@
-//! What went wrong, as C hears of it.
-//!
-//! Sits between the errors of [`neap::percpu`], [`neap::groups`] and [`neap::reclaim`] and the numbers of `enum neap_error`.
+//! Errors of the C API: translates the errors of [`neap::percpu`], [`neap::groups`] and
+//! [`neap::reclaim`] into the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::time::Duration;
@@ -115,27 +114,22 @@ impl From<NotSubscribed> for Error {
     }
 }
 
-/// The number that a function answers: an error's, or the success's, which is not negative.
+/// The return value of a function: an error's number, or the result, which is not negative.
 pub(crate) fn answer(outcome: Result<c_int, Error>) -> c_int {
     outcome.unwrap_or_else(|error| error as c_int)
 }
 
-/// Puts an answer where C wants it; `make` is not called where it wants it nowhere.
-///
-/// # Safety
-/// `place` is null, misaligned or writable.
+/// Stores the result of `make` at `place`, and returns 0. If `place` is null or misaligned, `make`
+/// is not called.
 pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Error>) -> c_int {
     if place.is_null() || !place.is_aligned() {
         return Error::Argument as c_int;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `place` is neither null nor misaligned, so the caller promises that it is writable.
     answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
 }
 
-/// How long a caller that says so many nanoseconds can wait.
-///
-/// # Errors
-/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+/// Converts a C caller's wait time in nanoseconds.
 pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
     match nanoseconds {
         FOREVER => Ok(Wait::Long),
@@ -148,10 +142,7 @@ pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
 /// `NEAP_FOREVER`.
 const FOREVER: i64 = -1;
 
-/// So many nanoseconds as a time.
-///
-/// # Errors
-/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+/// Converts nanoseconds into a time.
 pub(crate) fn time(nanoseconds: i64) -> Result<Duration, Error> {
     match nanoseconds {
         FOREVER => Ok(Duration::MAX),

@@ -1,7 +1,7 @@
-//! Events of memory groups: who is told of them, by a function or an eventfd.
+//! Events of memory groups for C: listeners that are told by a function or an eventfd.
 //!
-//! Sits between C and [`Group::subscribe`]. A listener lies in the caller's memory, where it stays until it has ended: what it calls is read there,
-//! by neap's thread, without a lock.
+//! C functions over [`Group::subscribe`]. A listener lies in the caller's memory, and stays there
+//! until it has ended. neap's thread reads it there without a lock.
 
 use crate::error::{Error, answer};
 use crate::group::group;
@@ -13,13 +13,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use neap::groups::{Event, Group, Happened, Heard, Listener};
 use neap_os::futex::{self, Scope};
 
-/// What a listener calls.
+/// Function that a listener calls.
 pub(crate) type Told = extern "C" fn(*mut c_void, u64, c_int, u64);
 
-/// Nanoseconds between two looks at a listener that is being made.
+/// Nanoseconds between two checks of a listener that is being made.
 const LOOK: u64 = 100_000;
 
-/// What happened when the group is gone, which no event is.
+/// Event number for the end of a group.
 pub(crate) const GONE: c_int = -1;
 
 /// A listener.
@@ -27,9 +27,10 @@ pub(crate) const GONE: c_int = -1;
 pub(crate) struct Ear {
     told: Option<Told>,
     argument: *mut c_void,
-    /// Written by whoever makes it, and by whoever ends it; callbacks read the others.
+    /// Written by the thread that makes the listener, and by the one that ends it. Callbacks read
+    /// the other fields.
     heard: UnsafeCell<Option<Heard>>,
-    /// 1: written by whoever makes it, who is not to be found here any more.
+    /// 1 after the maker's last access to the listener.
     is_made: AtomicU32,
 }
 
@@ -53,7 +54,8 @@ fn events(mask: c_uint) -> Result<([Event; Event::ALL.len()], usize), Error> {
 }
 
 fn tell(context: usize, happened: Happened) {
-    // SAFETY: `subscribe` was given a listener that stays there until it has ended, which waits for this.
+    // SAFETY: `subscribe` was given an aligned listener, which stays at its address until it has
+    // ended. Its end waits for this call.
     let Some(ear): Option<&Ear> = (unsafe { Object::value(with_exposed_provenance::<Listens>(context)) }) else {
         return;
     };
@@ -72,7 +74,8 @@ unsafe fn subscribe(
     (told, argument): (Option<Told>, *mut c_void),
     listener: Listener,
 ) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that `place` is null, misaligned, or memory that no other thread
+    // uses during the call.
     let made = unsafe {
         Object::make(place, || Ok(Ear { told, argument, heard: UnsafeCell::new(None), is_made: AtomicU32::new(0) }))
     };
@@ -81,20 +84,27 @@ unsafe fn subscribe(
     }
     let subscribe = || {
         let (group, (events, count)): (Group, _) = (group(number)?, events(mask)?);
-        // SAFETY: made above.
+        // SAFETY: `place` was made above, and no thread ends the listener before `is_made` is
+        // stored.
         let ear: Option<&Ear> = unsafe { Object::value(place) };
-        // From here on it may be called, and 1. a callback ends the listener 2. while this thread has not said what to end, 3. and the program
-        // frees its memory. Therefore 1. waits for the store below, behind which nothing here is touched.
+        // From here on the listener may be called. Its end waits for the store to `is_made`, after
+        // which this thread does not access it. Otherwise:
+        //
+        // | this thread | callback |
+        // |---|---|
+        // | | 1. ends the listener, without a subscription to end |
+        // | | 2. the program frees its memory |
+        // | 3. stores the subscription | |
         let heard = group.subscribe(&events[..count], listener)?;
         ear.inspect(|ear| {
-            // SAFETY: whoever ends it waits for the store below.
+            // SAFETY: a thread that ends the listener waits for the store to `is_made` below.
             unsafe { *ear.heard.get() = Some(heard) };
             ear.is_made.store(1, Ordering::Release); // Pairs with the Acquire in `neap_group_unsubscribe`.
         });
         Ok(0)
     };
     answer(subscribe().inspect_err(|_| {
-        // SAFETY: nobody else has heard of it.
+        // SAFETY: the subscription failed, so no other thread knows the listener.
         unsafe { Object::destroy(place) };
     }))
 }
@@ -112,7 +122,8 @@ pub(crate) unsafe extern "C" fn neap_group_subscribe(
     if told.is_none() {
         return Error::Argument as c_int;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `listener` is null, misaligned, or memory that no other
+    // thread uses during the call, and stays at its address until it has ended.
     unsafe {
         subscribe(listener, number, mask, (told, argument), Listener::Callback(tell, listener.expose_provenance()))
     }
@@ -127,7 +138,8 @@ pub(crate) unsafe extern "C" fn neap_group_subscribe_fd(
     mask: c_uint,
     descriptor: c_int,
 ) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `listener` is null, misaligned, or memory that no other
+    // thread uses during the call, and stays at its address until it has ended.
     unsafe { subscribe(listener, number, mask, (None, core::ptr::null_mut()), Listener::EventFd(descriptor)) }
 }
 
@@ -135,16 +147,20 @@ pub(crate) unsafe extern "C" fn neap_group_subscribe_fd(
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_unsubscribe(listener: *mut Listens) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `listener` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let Some(ear): Option<&Ear> = (unsafe { Object::value(listener) }) else { return Error::Argument as c_int };
-    // Acquire pairs with the Release in `subscribe`. That is a few instructions away, and nobody wakes who waits for it.
+    // Acquire pairs with the Release in `subscribe`. The store is a few instructions away, and no
+    // thread wakes a waiter after it.
     while ear.is_made.load(Ordering::Acquire) == 0 {
         futex::wait(&ear.is_made, 0, Some(LOOK), Scope::Process);
     }
-    // Before it is no listener any more: a callback that runs elsewhere is waited for, and reads it.
-    // SAFETY: only whoever ends it uses this part.
+    // Before the object is destroyed: the drop waits for a callback that runs elsewhere and reads
+    // it.
+    // SAFETY: only the thread that ends the listener uses this field, once `is_made` is 1.
     drop(unsafe { (*ear.heard.get()).take() });
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `listener` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(listener) }
 }
 
@@ -155,7 +171,7 @@ mod tests {
     use core::sync::atomic::AtomicBool;
     use core::time::Duration;
 
-    /// 1. A listener can be called already. 2. Its callback ends it. 3. Who makes it has not said yet what that ends.
+    /// A listener is called before its maker has stored the subscription, and its callback ends it.
     #[test]
     fn a_listener_that_is_being_made_ends_when_it_is_made() {
         let (mut memory, ended) = (zeroed::<Listens>(), AtomicBool::new(false));
@@ -168,19 +184,19 @@ mod tests {
                 is_made: AtomicU32::new(0),
             })
         };
-        // SAFETY: the memory is this test's, and stays until the thread is back.
+        // SAFETY: the memory is a local, and stays until the thread was joined.
         assert_eq!(unsafe { Object::make(place, none) }, 0);
         let address = place.expose_provenance();
         std::thread::scope(|scope| {
             let callback = scope.spawn(|| {
-                // SAFETY: as above.
+                // SAFETY: the memory is a local, and stays until the thread was joined.
                 let answer = unsafe { neap_group_unsubscribe(core::ptr::with_exposed_provenance_mut(address)) };
                 ended.store(true, Ordering::Relaxed);
                 answer
             });
             std::thread::sleep(Duration::from_millis(50));
             assert!(!ended.load(Ordering::Relaxed), "before it is made");
-            // SAFETY: as above.
+            // SAFETY: the object is made above, and stays until the callback has destroyed it.
             let ear: Option<&Ear> = unsafe { Object::value(place) };
             ear.expect("it has not ended").is_made.store(1, Ordering::Release); // Pairs with the Acquire in `neap_group_unsubscribe`.
             assert_eq!(callback.join().ok(), Some(0));

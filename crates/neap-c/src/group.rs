@@ -1,7 +1,8 @@
-//! Memory groups: which there are, what bounds them, what is known of them, and being in one.
+//! Memory groups for C: the tree, bounds, information, and entering.
 //!
-//! Sits between C and [`neap::groups`]. What C has in hands are numbers, checked where they are used: one of a group that is gone is
-//! none. What is known of a group comes in a structure that later versions make longer, so whoever asks says how long theirs is.
+//! C functions over [`neap::groups`]. C has numbers, which are checked at each use: the number of a
+//! deleted group is refused. Structures of information grow in later versions, so the caller passes
+//! its size.
 
 use crate::error::{Error, answer, into};
 use crate::object::{Kind, Object};
@@ -75,26 +76,26 @@ impl From<neap::groups::Info> for Info {
     }
 }
 
-/// The group of a number, which may be gone.
+/// The group of a number; the group may be gone.
 pub(crate) fn group(number: u64) -> Result<Group, Error> {
     let id = GroupId::from_bits(number);
     if id.to_bits() == number { Ok(Group::from_id(id)) } else { Err(Error::Group) }
 }
 
-/// Puts the group that `get` makes of a path where C wants it.
+/// Stores the number of the group that `get` finds or makes for a path at `place`.
 ///
 /// # Safety
-/// `path` is null or a text, `place` null, misaligned or writable.
+/// `path` is null or a C string; `place` is null, misaligned or writable.
 unsafe fn at(path: *const c_char, place: *mut u64, get: fn(&str) -> Result<Group, Denied>) -> c_int {
     let get = || {
         if path.is_null() {
             return Err(Error::Argument);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: `path` is not null, so the caller promises a C string.
         let path = unsafe { CStr::from_ptr(path) }.to_str().map_err(|_| Error::Name)?;
         Ok(get(path)?.id().to_bits())
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `place` is null, misaligned or writable.
     unsafe { into(place, get) }
 }
 
@@ -102,7 +103,8 @@ unsafe fn at(path: *const c_char, place: *mut u64, get: fn(&str) -> Result<Group
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_create(path: *const c_char, group: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `path` is null or a C string, and `group` is null,
+    // misaligned or writable.
     unsafe { at(path, group, Group::create) }
 }
 
@@ -110,7 +112,8 @@ pub(crate) unsafe extern "C" fn neap_group_create(path: *const c_char, group: *m
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_find(path: *const c_char, group: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `path` is null or a C string, and `group` is null,
+    // misaligned or writable.
     unsafe { at(path, group, Group::find) }
 }
 
@@ -118,7 +121,8 @@ pub(crate) unsafe extern "C" fn neap_group_find(path: *const c_char, group: *mut
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_find_or_create(path: *const c_char, group: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `path` is null or a C string, and `group` is null,
+    // misaligned or writable.
     unsafe { at(path, group, Group::find_or_create) }
 }
 
@@ -133,7 +137,8 @@ pub(crate) extern "C" fn neap_group_delete(number: u64) -> c_int {
 pub(crate) unsafe extern "C" fn neap_group_next(parent: u64, child: *mut u64) -> c_int {
     let mut next = None;
     let step = || {
-        // SAFETY: as the caller promises; it is not null, and aligned.
+        // SAFETY: `into` calls this only if `child` is neither null nor misaligned, and the header
+        // requires that it is readable.
         let after = match unsafe { child.read() } {
             0 => None,
             after => Some(group(after)?),
@@ -141,7 +146,7 @@ pub(crate) unsafe extern "C" fn neap_group_next(parent: u64, child: *mut u64) ->
         next = group(parent)?.next_child(after)?;
         Ok(next.map_or(0, |next| next.id().to_bits()))
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `child` is null, misaligned or writable.
     match unsafe { into(child, step) } {
         0 => next.is_some().into(),
         error => error,
@@ -157,7 +162,7 @@ pub(crate) unsafe extern "C" fn neap_group_set(number: u64, bound: c_int, bytes:
     if before.is_null() {
         return answer(set().map(|_| 0));
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `before` is null, misaligned or writable.
     unsafe { into(before, set) }
 }
 
@@ -165,7 +170,7 @@ pub(crate) unsafe extern "C" fn neap_group_set(number: u64, bound: c_int, bytes:
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_used(number: u64, bytes: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `bytes` is null, misaligned or writable.
     unsafe { into(bytes, || Ok(group(number)?.used()?)) }
 }
 
@@ -178,11 +183,12 @@ pub(crate) unsafe extern "C" fn neap_group_protection(number: u64, min: *mut u64
     }
     let get = || {
         let (by_min, by_low) = group(number)?.protection()?;
-        // SAFETY: as the caller promises; it was looked at above.
+        // SAFETY: `min` is neither null nor misaligned, as checked above, so it is writable by the
+        // header's contract.
         unsafe { min.write(by_min) };
         Ok(by_low)
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `low` is null, misaligned or writable.
     unsafe { into(low, get) }
 }
 
@@ -208,7 +214,7 @@ pub(crate) unsafe extern "C" fn neap_group_count_get(count: *mut Count) -> c_int
         let now = neap::groups::count()?;
         Ok(Count { live: now.live.into(), dying: now.dying.into(), ids: now.ids.into() })
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `count` is null, misaligned or writable.
     unsafe { into(count, get) }
 }
 
@@ -221,7 +227,8 @@ pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Info
     }
     let get = || {
         let known = Info::from(group(number)?.info()?);
-        // SAFETY: as the caller promises: there are so many bytes. What this version does not know of is zero.
+        // SAFETY: by the header's contract there are `size` bytes. Fields that this version does
+        // not know are 0.
         unsafe {
             info.cast::<u8>().write_bytes(0, size);
             copy_nonoverlapping((&raw const known).cast::<u8>(), info.cast(), size.min(size_of::<Info>()));
@@ -231,7 +238,7 @@ pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Info
     answer(get())
 }
 
-/// The names on a path, from its end to its beginning, without the root's.
+/// The names on a group's path, from its end to its start, without the root's.
 fn names(group: Group) -> impl Iterator<Item = Result<Name, Denied>> {
     let mut next = Some(group);
     core::iter::from_fn(move || match next.take()?.info() {
@@ -256,7 +263,7 @@ pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, 
         let length = slashed.saturating_sub(1);
         let put = |at: usize, byte: u8| {
             if at < size.saturating_sub(1) {
-                // SAFETY: as the caller promises: there are so many bytes.
+                // SAFETY: by the header's contract there are `size` bytes, and `at` is below.
                 unsafe { text.add(at).write(byte as c_char) };
             }
         };
@@ -271,7 +278,7 @@ pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, 
             }
         }
         if size > 0 {
-            // SAFETY: as above.
+            // SAFETY: by the header's contract there are `size` bytes, and the offset is below.
             unsafe { text.add(length.min(size - 1)).write(0) };
         }
         Ok(length as c_int)
@@ -290,7 +297,8 @@ impl Kind for Entered {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_enter(entered: *mut Inside, number: u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `entered` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(entered, || Ok(group(number)?.enter()?)) }
 }
 
@@ -298,6 +306,7 @@ pub(crate) unsafe extern "C" fn neap_group_enter(entered: *mut Inside, number: u
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_group_leave(entered: *mut Inside) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `entered` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(entered) }
 }

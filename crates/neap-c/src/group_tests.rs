@@ -1,4 +1,5 @@
-//! Groups and charges as C has them: what each function does, and what it answers for what is none.
+//! Groups and charges as C uses them: the effect of each function, and its errors for invalid
+//! arguments.
 
 use crate::charge::*;
 use crate::error::*;
@@ -17,19 +18,19 @@ use std::string::String;
 use std::sync::Mutex;
 use std::vec::Vec;
 
-/// Tests that look at the root, and who charges while they do, take turns.
+/// Taken by tests that check the root, and by tests that charge meanwhile.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const ROOT: u64 = Group::ROOT.id().to_bits();
-/// Numbers of no group: of another generation than any, and with bits that no id has.
+/// Numbers of no group: another generation, and bits that no id has.
 const NONE: [u64; 3] = [5 << 21, ROOT | 1 << 36, u64::MAX];
 
 type Get = unsafe extern "C" fn(*const c_char, *mut u64) -> c_int;
 
-/// What the function answers, and the group, if it wrote one.
+/// Calls a function with a path; returns its result, and the group if it stored one.
 fn at(get: Get, path: &str) -> (c_int, u64) {
     let (path, mut group) = (CString::new(path).unwrap(), 0);
-    // SAFETY: a text, and a place of this function's.
+    // SAFETY: the path is a C string, and the place is local.
     (unsafe { get(path.as_ptr(), &raw mut group) }, group)
 }
 
@@ -41,14 +42,15 @@ fn made(path: &str) -> u64 {
 
 fn used(group: u64) -> u64 {
     let mut bytes = u64::MAX;
-    // SAFETY: the place is this function's.
+    // SAFETY: the place is local.
     assert_eq!(unsafe { neap_group_used(group, &raw mut bytes) }, 0);
     bytes
 }
 
 fn info(group: u64) -> Info {
     let mut info = zeroed::<Info>();
-    // SAFETY: the place is this function's, zeroes are a value, and it is written.
+    // SAFETY: the place is local, zeroes are a valid value, and the call writes at most `size`
+    // bytes.
     unsafe {
         assert_eq!(neap_group_info_get(group, info.as_mut_ptr(), size_of::<Info>()), 0);
         info.assume_init_read()
@@ -57,7 +59,7 @@ fn info(group: u64) -> Info {
 
 fn path(group: u64, size: usize) -> (c_int, String) {
     let mut text = [b'#'; 4096];
-    // SAFETY: there are so many bytes, of which the function ends those it wrote.
+    // SAFETY: the buffer has more than `size` bytes.
     unsafe {
         let answer = neap_group_path(group, text.as_mut_ptr().cast(), size);
         assert!(text[size..].iter().all(|&byte| byte == b'#'));
@@ -68,7 +70,7 @@ fn path(group: u64, size: usize) -> (c_int, String) {
 fn children(group: u64) -> Vec<u64> {
     let mut child = 0;
     let mut all = Vec::new();
-    // SAFETY: the place is this function's.
+    // SAFETY: the place is local.
     while unsafe { neap_group_next(group, &raw mut child) } == 1 {
         all.push(child);
     }
@@ -99,7 +101,7 @@ fn groups_are_made_found_stepped_through_and_deleted() {
 
     assert_eq!((path(leaf, 4096), path(ROOT, 1)), ((11, "c/tree/leaf".into()), (0, String::new())));
     assert_eq!((path(leaf, 12), path(leaf, 11)), ((11, "c/tree/leaf".into()), (11, "c/tree/lea".into())));
-    // SAFETY: nothing is written.
+    // SAFETY: the call writes through no pointer.
     assert_eq!(unsafe { neap_group_path(leaf, null_mut(), 0) }, 11);
     let about = info(leaf);
     assert_eq!((about.group, about.parent, &about.name[..5]), (leaf, tree, b"leaf\0".as_slice()));
@@ -110,7 +112,7 @@ fn groups_are_made_found_stepped_through_and_deleted() {
     let second = made("c/tree/leaf");
     assert!(second != leaf && at(neap_group_find, "c/tree/leaf") == (0, second));
     let mut after = leaf;
-    // SAFETY: the place is this function's.
+    // SAFETY: the place is local.
     unsafe {
         assert_eq!(neap_group_next(tree, &raw mut after), code(Error::Group), "after one that is gone");
         assert_eq!((neap_group_next(leaf, &raw mut after), after), (code(Error::Group), leaf));
@@ -141,7 +143,7 @@ fn bounds_are_changed_and_events_counted() {
     let group = made("c-bounds");
     for (bound, first) in [(0, UNLIMITED), (1, UNLIMITED), (2, 0), (3, 0)] {
         let mut before = 7;
-        // SAFETY: the place is this function's.
+        // SAFETY: the place is local.
         unsafe {
             assert_eq!((neap_group_set(group, bound, 1000, &raw mut before), before), (0, first));
             assert_eq!(neap_group_set(group, bound, 4096 + bound as u64, null_mut()), 0);
@@ -156,7 +158,7 @@ fn bounds_are_changed_and_events_counted() {
     assert_eq!((about.changed_events, about.refused_events, about.overcharged_events), (12, 0, 0));
     let (mut over, mut refused) = (zeroed::<Charged>(), zeroed::<Charged>());
     let mut refusal = Refusal::default();
-    // SAFETY: the objects are this function's.
+    // SAFETY: the objects are local.
     unsafe {
         assert_eq!(neap_group_charge(over.as_mut_ptr(), group, 10_000, 1, null_mut()), 0);
         assert_eq!(
@@ -186,11 +188,11 @@ fn bounds_are_changed_and_events_counted() {
 fn what_is_known_fits_into_older_and_newer_structures() {
     let group = made("c-sizes");
     let known = info(group);
-    // SAFETY: plain numbers.
+    // SAFETY: the structure is plain numbers without padding.
     let expected: [u64; size_of::<Info>() / 8] = unsafe { core::mem::transmute(known) };
     for words in [1, 2, expected.len() - 1, expected.len(), expected.len() + 5] {
         let mut place = [u64::MAX; 64];
-        // SAFETY: so many bytes are there.
+        // SAFETY: the buffer has at least `words * 8` bytes.
         assert_eq!(unsafe { neap_group_info_get(group, place.as_mut_ptr().cast(), words * 8) }, 0);
         let same = words.min(expected.len());
         assert_eq!(place[..same], expected[..same]);
@@ -199,7 +201,7 @@ fn what_is_known_fits_into_older_and_newer_structures() {
         );
     }
     let mut place = MaybeUninit::<Info>::zeroed();
-    // SAFETY: the place is this function's.
+    // SAFETY: the place is local.
     unsafe {
         assert_eq!(neap_group_info_get(group, place.as_mut_ptr(), 0), code(Error::Argument));
         for nowhere in [null_mut(), misaligned()] {
@@ -216,7 +218,7 @@ fn charges_split_merge_move_and_go_back_once() {
     let (mut whole, mut part, mut none) = (zeroed::<Charged>(), zeroed::<Charged>(), zeroed::<Charged>());
     let (whole, part, none) = (whole.as_mut_ptr(), part.as_mut_ptr(), none.as_mut_ptr());
     let mut refusal = Refusal::default();
-    // SAFETY: the objects are this function's.
+    // SAFETY: the objects are local.
     unsafe {
         assert_eq!(neap_group_charge(whole, one, 1000, 0, null_mut()), 0);
         assert_eq!(neap_charge_split(whole, part, 1001), code(Error::Argument));
@@ -226,14 +228,14 @@ fn charges_split_merge_move_and_go_back_once() {
         assert_eq!((neap_charge_bytes(whole), neap_charge_bytes(part), used(one)), (600, 400, 1000));
         assert_eq!(neap_charge_move(part, two, null_mut()), 0);
         assert_eq!((used(one), used(two), neap_charge_group(part)), (600, 400, two));
-        // What cannot be merged stays as it is, both of it.
+        // A failed merge leaves both charges unchanged.
         for (a, b) in
             [(whole, part), (whole, whole), (none, part), (part, none), (null_mut(), part), (part, misaligned())]
         {
             assert_eq!(neap_charge_merge(a, b), code(Error::Argument));
         }
         assert_eq!((neap_charge_bytes(whole), neap_charge_bytes(part), used(one), used(two)), (600, 400, 600, 400));
-        // A move that is refused leaves it where it is.
+        // A refused move leaves the charge where it is.
         assert_eq!(neap_group_set(one, 0, 900, null_mut()), 0);
         assert_eq!(neap_charge_move(part, one, &raw mut refusal), code(Error::Charge));
         assert_eq!((refusal.group, refusal.need_bytes, neap_charge_group(part)), (one, 400, two));
@@ -241,7 +243,7 @@ fn charges_split_merge_move_and_go_back_once() {
         assert_eq!(neap_charge_move(part, one, null_mut()), 0);
         assert_eq!(neap_charge_merge(whole, part), 0);
         assert_eq!((neap_charge_bytes(whole), neap_charge_group(part)), (1000, 0));
-        // The heir has what a deleted group was charged for.
+        // The heir takes over a deleted group's charges.
         let root = used(ROOT);
         assert_eq!((neap_group_delete(one), used(ROOT), neap_charge_group(whole)), (0, root, one));
         assert_eq!(neap_charge_move(whole, one, null_mut()), code(Error::Group));
@@ -257,9 +259,9 @@ fn what_is_none_is_refused() {
     let (mut object, mut inside) = (zeroed::<Charged>(), zeroed::<Inside>());
     let (charge, entered) = (object.as_mut_ptr(), inside.as_mut_ptr());
     let (mut number, mut refusal) = (7, Refusal::default());
-    // SAFETY: the places are this function's, or none.
+    // SAFETY: the places are local, null or misaligned.
     unsafe {
-        // Small numbers are an index, which somebody may have, without a generation.
+        // Small numbers are an index that may be in use, without a generation.
         for none in (0..300).chain(NONE) {
             assert_eq!(neap_group_delete(none), code(Error::Group), "{none:#x}");
             assert_eq!(neap_group_set(none, 0, 0, null_mut()), code(Error::Group));
@@ -312,7 +314,7 @@ fn a_thread_is_in_a_group_until_it_leaves() {
     let [outer, inner] = ["c-outer", "c-inner"].map(made);
     let (mut first, mut second) = (zeroed::<Inside>(), zeroed::<Inside>());
     let (first, second) = (first.as_mut_ptr(), second.as_mut_ptr());
-    // SAFETY: the objects are this function's.
+    // SAFETY: the objects are local.
     unsafe {
         assert_eq!(neap_group_enter(first, outer), 0);
         let a = black_box(Vec::<u8>::with_capacity(100_000));
@@ -337,7 +339,7 @@ fn a_group_pays_for_all_copies_of_its_owners_data() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let group = made("c-percpu");
     let (mut owner, mut data) = (0, 0);
-    // SAFETY: the places are this function's, and nobody uses what is freed.
+    // SAFETY: the places are local, and no code uses freed allocations.
     unsafe {
         assert_eq!(neap_owner_open_in(group, &raw mut owner), 0);
         for size in [100, 4000] {
@@ -348,7 +350,7 @@ fn a_group_pays_for_all_copies_of_its_owners_data() {
         }
         assert_eq!(neap_group_set(group, 0, 64, null_mut()), 0);
         assert_eq!(neap_percpu_alloc(&raw mut data, owner, 4000, 8, -1), code(Error::Charge));
-        // Nobody is asked to pay for what cannot be.
+        // An impossible request is not charged.
         for (size, align) in [(40_000, 8), (4000, 3), (0, 8)] {
             assert_eq!(neap_percpu_alloc(&raw mut data, owner, size, align, -1), code(Error::Argument));
         }
@@ -361,17 +363,17 @@ fn a_group_pays_for_all_copies_of_its_owners_data() {
     }
 }
 
-/// What a listener was told.
+/// Events that a listener received.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, c_int, u64)>>);
 
 extern "C" fn note(argument: *mut c_void, group: u64, event: c_int, times: u64) {
-    // SAFETY: the tests hand over notes of theirs, which outlive the listener.
+    // SAFETY: the argument is a test's `Notes`, which outlive the listener.
     let notes: &Notes = unsafe { &*argument.cast_const().cast() };
     notes.0.lock().unwrap().push((group, event, times));
 }
 
-/// Ticks until it has come true, also where there is a thread.
+/// Ticks until `is` returns `true`, whether neap's thread runs or not.
 fn ticked(what: &str, is: impl Fn() -> bool) {
     let end = std::time::Instant::now() + core::time::Duration::from_secs(60);
     while !is() {
@@ -387,7 +389,7 @@ fn listeners_are_told_by_functions_and_eventfds_until_they_end() {
     let below = made("c-heard/below");
     let (notes, mut ear, mut poll) = (Notes::default(), zeroed::<Listens>(), zeroed::<Listens>());
     let argument = (&raw const notes).cast_mut().cast();
-    // SAFETY: the objects and places are this function's, and stay where they are.
+    // SAFETY: the objects and places are local, and stay at their addresses.
     unsafe {
         let descriptor = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let count = || {
@@ -409,7 +411,7 @@ fn listeners_are_told_by_functions_and_eventfds_until_they_end() {
         ticked("end", || has(-1));
         assert_eq!(notes.0.lock().unwrap().last(), Some(&(group, -1, 1)));
         assert_eq!(neap_group_unsubscribe(ear.as_mut_ptr()), 0);
-        // What cannot be.
+        // Invalid arguments.
         let place = ear.as_mut_ptr();
         assert_eq!(neap_group_subscribe(place, group, 1, Some(note), argument), code(Error::Group));
         for mask in [0, 1 << neap::groups::Event::ALL.len(), u32::MAX] {
@@ -431,7 +433,7 @@ fn a_charge_waits_for_room_or_until_its_time_is_over() {
     let group = made("c-waits");
     let (mut first, mut second) = (zeroed::<Charged>(), zeroed::<Charged>());
     let mut refusal = Refusal::default();
-    // SAFETY: the objects and places are this function's.
+    // SAFETY: the objects and places are local.
     unsafe {
         assert_eq!(neap_group_set(group, 0, 1 << 20, null_mut()), 0);
         assert_eq!(neap_group_charge_wait(first.as_mut_ptr(), group, 1 << 20, -1, null_mut()), 0);
@@ -466,7 +468,7 @@ fn protection_stocks_and_counts_are_told() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (mut min, mut low) = (7, 7);
     let mut before = zeroed::<Count>();
-    // SAFETY: the objects and places are this function's.
+    // SAFETY: the objects and places are local.
     unsafe {
         assert_eq!(neap_group_count_get(before.as_mut_ptr()), 0);
         let group = made("c-protected");

@@ -1,5 +1,6 @@
-//! That the header says what the library is: it compiles alone as C and as C++, and its constants, structures and sizes are those
-//! of this crate. (That each function it declares is there, and no other, `cargo xtask symbols` asks the finished libraries.)
+//! Tests that the header agrees with the library. It compiles alone as C and as C++, and its
+//! constants, structures and sizes equal those of this crate. (`cargo xtask symbols` compares the
+//! declared functions with the finished libraries.)
 
 use crate::charge::{Charged, Holder, Refusal};
 use crate::counter::Counter;
@@ -25,7 +26,7 @@ fn include() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
 }
 
-/// Compiles a text that includes the header, with whichever of the compilers are there; at least one is.
+/// Compiles a text that includes the header, with all installed compilers, at least two of them.
 fn compiles(name: &str, text: &str) {
     let file = std::env::temp_dir().join(format!("neap-header-{}-{name}", std::process::id()));
     let (c, cxx) = (file.with_extension("c"), file.with_extension("cpp"));
@@ -84,7 +85,7 @@ fn constants_and_layouts_are_those_of_the_library() {
         same(&format!("NEAP_EVENT_{}", event.name().to_uppercase()), event as i128);
     }
     same("NEAP_EVENT_GONE", crate::event::GONE.into());
-    // What is shorter than the header's is room for later versions.
+    // The header's object may be larger than the library's: room for later versions.
     let mut object = |name: &str, size: usize, align: usize, room: usize| {
         assert!(size <= room && align <= 8, "{name}: {size} bytes aligned to {align}, and {room} in the header");
         same(&format!("sizeof({name})"), room as i128);

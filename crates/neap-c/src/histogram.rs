@@ -1,6 +1,4 @@
-//! Histograms.
-//!
-//! Sits between C and [`PerCpuHistogram`].
+//! C functions over [`PerCpuHistogram`].
 
 use crate::error::{Error, wait};
 use crate::object::{Kind, Object};
@@ -19,7 +17,8 @@ impl Kind for PerCpuHistogram {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_histogram_init(histogram: *mut Histogram, owner: u64, wait_ns: i64) -> c_int {
     let make = || Ok(PerCpuHistogram::of(Owner::from_bits(owner), wait(wait_ns)?)?);
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(histogram, make) }
 }
 
@@ -27,7 +26,8 @@ pub(crate) unsafe extern "C" fn neap_histogram_init(histogram: *mut Histogram, o
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_histogram_destroy(histogram: *mut Histogram) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(histogram) }
 }
 
@@ -35,7 +35,8 @@ pub(crate) unsafe extern "C" fn neap_histogram_destroy(histogram: *mut Histogram
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_histogram_record(histogram: *const Histogram, value: u64) {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or an object that no
+    // thread destroys during the call.
     if let Some(histogram) = unsafe { Object::value(histogram) } {
         histogram.record(value);
     }
@@ -45,7 +46,8 @@ pub(crate) unsafe extern "C" fn neap_histogram_record(histogram: *const Histogra
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_histogram_count(histogram: *const Histogram) -> u64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or an object that no
+    // thread destroys during the call.
     unsafe { Object::value(histogram) }.map_or(0, |histogram| histogram.count())
 }
 
@@ -57,10 +59,11 @@ pub(crate) unsafe extern "C" fn neap_histogram_quantile(
     millionths: u32,
     value: *mut u64,
 ) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or an object that no
+    // thread destroys during the call.
     let found = unsafe { Object::value(histogram) }.and_then(|histogram| histogram.quantile(millionths));
     let Some(found) = found.filter(|_| !value.is_null() && value.is_aligned()) else { return false };
-    // SAFETY: as the caller promises.
+    // SAFETY: `value` is neither null nor misaligned, so it is writable by the header's contract.
     unsafe { value.write(found) };
     true
 }
@@ -73,7 +76,8 @@ pub(crate) unsafe extern "C" fn neap_histogram_each(
     each: Option<extern "C" fn(u64, u64, *mut c_void) -> c_int>,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `histogram` is null, misaligned, or an object that no
+    // thread destroys during the call.
     let (Some(histogram), Some(each)) = (unsafe { Object::value(histogram) }, each) else {
         return Error::Argument as c_int;
     };

@@ -1,13 +1,11 @@
-//! The process's instance: its version, its numbers, and its upkeep.
-//!
-//! Sits between C and [`PROCESS`].
+//! The process's instance for C: its version, its numbers, and its upkeep.
 
 use crate::error::into;
 use core::ffi::{CStr, c_char, c_int};
 use neap::percpu;
 use neap::process::PROCESS;
 
-/// The version of the library, as C wants it.
+/// The library's version as a C string.
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
     Ok(version) => version,
     Err(_) => c"",
@@ -44,7 +42,7 @@ pub(crate) unsafe extern "C" fn neap_usage_get(usage: *mut Usage) -> c_int {
             owners: now.owners as u64,
         })
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `usage` is null, misaligned or writable.
     unsafe { into(usage, || Ok(now())) }
 }
 

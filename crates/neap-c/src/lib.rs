@@ -1,11 +1,12 @@
-//! neap for C: what `include/neap.h` declares, and no more.
+//! neap for C: the functions that `include/neap.h` declares.
 //!
-//! Sits between C and the process's instance: [`neap::percpu`], [`neap::groups`], [`neap::lru`] and [`neap::reclaim`]. Each function checks what it was given, calls the one that does the
-//! work, and answers in numbers. No state of its own: objects lie in the caller's memory ([`object`]). Nothing unwinds, writes errno
-//! or allocates memory but what was asked for. The contract of every function stands in the header, once.
+//! C functions over the process's [`neap::percpu`], [`neap::groups`], [`neap::lru`] and
+//! [`neap::reclaim`]. Each function checks its arguments, calls neap, and returns numbers. There is
+//! no state here: objects lie in the caller's memory ([`object`]). No function unwinds, writes
+//! errno, or allocates memory beyond the request. The header holds the contract of every function.
 //!
-//! The library libneap is this crate with the feature `runtime`; `neap-malloc` contains it as well, so that a program with
-//! both has one instance: the loader finds the preloaded functions first.
+//! The library libneap is this crate with the feature `runtime`. `neap-malloc` contains this crate
+//! as well. A program with both has one instance: the loader finds the preloaded functions first.
 #![cfg_attr(not(test), no_std)]
 
 mod charge;

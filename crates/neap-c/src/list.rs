@@ -1,6 +1,7 @@
-//! LRU lists: objects with a link inside, by group and node.
+//! LRU lists for C: objects with a link inside, by group and node.
 //!
-//! Sits between C and [`RawList`]. The functions that a walk calls under the lock of the items are C's own.
+//! C functions over [`RawList`]. The functions that a walk calls under the lock of the items are
+//! C's own.
 
 use crate::error::{Error, answer};
 use crate::group::group;
@@ -10,7 +11,7 @@ use core::ptr::NonNull;
 use neap::lru::{By, Item, RawList, Verdict};
 use neap::reclaim::ShrinkerId;
 
-/// A list that C has: closed when it is destroyed.
+/// A list in C's memory, which is closed when it is destroyed.
 pub(crate) struct Open(RawList);
 
 /// `neap_list`.
@@ -22,7 +23,8 @@ impl Kind for Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // SAFETY: as whoever destroys the list promises.
+        // SAFETY: the thread that destroys the list promises by the header's contract that no
+        // thread uses it any more.
         unsafe { self.0.close() };
     }
 }
@@ -39,11 +41,11 @@ pub(crate) struct Walked {
     pub(crate) stopped: u64,
 }
 
-/// In the order of their numbers.
+/// Verdicts in the order of their numbers.
 pub(crate) const VERDICTS: [Verdict; 5] =
     [Verdict::Removed, Verdict::Rotate, Verdict::Skip, Verdict::Retry, Verdict::Stop];
 
-/// The item at an address, if one can be there.
+/// The item at an address; `None` if no item can be there.
 fn item(item: *mut Item) -> Option<NonNull<Item>> {
     NonNull::new(item).filter(|item| item.is_aligned())
 }
@@ -61,7 +63,8 @@ pub(crate) unsafe extern "C" fn neap_list_init(list: *mut List, flags: c_uint, s
         };
         Ok(Open(list))
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `list` is null, misaligned, or memory of the object's size
+    // that no other thread uses during the call.
     unsafe { Object::make(list, make) }
 }
 
@@ -69,7 +72,8 @@ pub(crate) unsafe extern "C" fn neap_list_init(list: *mut List, flags: c_uint, s
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_destroy(list: *mut List) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(list) }
 }
 
@@ -78,10 +82,12 @@ pub(crate) unsafe extern "C" fn neap_list_destroy(list: *mut List) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_add(list: *const List, number: u64, node: c_uint, at: *mut Item) -> c_int {
     let add = || {
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+        // destroys during the call.
         let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
         let (group, item) = (group(number)?, item(at).ok_or(Error::Argument)?);
-        // SAFETY: as the caller promises.
+        // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item,
+        // which stays until it is off the list.
         Ok(unsafe { list.0.add(group, node as usize, item) }?.into())
     };
     answer(add())
@@ -91,9 +97,10 @@ pub(crate) unsafe extern "C" fn neap_list_add(list: *const List, number: u64, no
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let list: Option<&Open> = unsafe { Object::value(list) };
-    // SAFETY: as the caller promises.
+    // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item.
     list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.del(item) })
 }
 
@@ -101,7 +108,8 @@ pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) 
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_count(list: *const List, number: u64, node: c_uint) -> usize {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let list: Option<&Open> = unsafe { Object::value(list) };
     list.zip(group(number).ok()).map_or(0, |(list, group)| list.0.count(group, node as usize))
 }
@@ -120,24 +128,27 @@ pub(crate) unsafe extern "C" fn neap_list_walk(
     walked: *mut Walked,
 ) -> c_int {
     let walk = || {
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+        // destroys during the call.
         let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
         let (Some(isolate), Some(dispose), group) = (isolate, dispose, group(number)?) else {
             return Err(Error::Argument);
         };
         let isolate = |item: NonNull<Item>| {
-            // SAFETY: as the caller promises.
+            // SAFETY: C's function accepts each item of its list and its own argument.
             let verdict = unsafe { isolate(item.as_ptr(), argument) };
-            // What is none changes nothing.
+            // An invalid verdict leaves the item where it is.
             usize::try_from(verdict).ok().and_then(|verdict| VERDICTS.get(verdict).copied()).unwrap_or(Verdict::Skip)
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: C's function accepts each item of its list and its own argument.
         let dispose = |item: NonNull<Item>| unsafe { dispose(item.as_ptr(), argument) };
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `isolate` calls no function of neap, and `dispose`
+        // handles each item that was taken off.
         let done = unsafe { list.0.walk(group, node as usize, most, isolate, dispose) };
         if !walked.is_null() && walked.is_aligned() {
             let [scanned, removed, stopped] = [done.scanned, done.removed, usize::from(done.stopped)].map(|n| n as u64);
-            // SAFETY: as the caller promises.
+            // SAFETY: `walked` is neither null nor misaligned, so it is writable by the header's
+            // contract.
             unsafe { walked.write(Walked { scanned, removed, stopped }) };
         }
         Ok(0)
@@ -149,7 +160,7 @@ pub(crate) unsafe extern "C" fn neap_list_walk(
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_item_is_linked(at: *const Item) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the pointer is neither null nor misaligned. By the header's contract it is an item.
     item(at.cast_mut()).is_some_and(|item| unsafe { item.as_ref() }.is_linked())
 }
 
@@ -157,6 +168,6 @@ pub(crate) unsafe extern "C" fn neap_item_is_linked(at: *const Item) -> bool {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_item_leave_hands(at: *mut Item) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the pointer is neither null nor misaligned. By the header's contract it is an item.
     item(at).is_some_and(|item| unsafe { item.as_ref() }.leave_hands())
 }

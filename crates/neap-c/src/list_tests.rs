@@ -1,4 +1,5 @@
-//! LRU lists as C uses them: objects with a link inside, walked, in groups that go; and what C gets wrong.
+//! LRU lists as C uses them: objects with a link inside, walks, deleted groups; and invalid
+//! arguments.
 
 use crate::error::Error;
 use crate::group::{neap_group_create, neap_group_delete};
@@ -19,7 +20,7 @@ struct Thing {
     number: u32,
 }
 
-/// What a walk came to.
+/// Items that a walk visited.
 #[derive(Default)]
 struct Seen {
     isolated: Vec<u32>,
@@ -27,25 +28,25 @@ struct Seen {
 }
 
 unsafe extern "C" fn isolate(item: *mut Item, seen: *mut c_void) -> c_int {
-    // SAFETY: items are in things, at the beginning, and what is seen is the test's.
+    // SAFETY: each item is the first field of a `Thing`, and `seen` is the test's.
     let (thing, seen) = unsafe { (&*item.cast::<Thing>(), &mut *seen.cast::<Seen>()) };
-    // Room was made before.
+    // The vector has room, so nothing is allocated under the lock.
     seen.isolated.push(thing.number);
-    // 0 goes, 1 is rotated, 2 stays; of what is no verdict it stays, too.
+    // 0: removed, 1: rotated, 2: stays; an invalid verdict: stays, too.
     [0, 1, 2, 77][thing.number as usize % 4]
 }
 
 unsafe extern "C" fn dispose(item: *mut Item, seen: *mut c_void) {
-    // SAFETY: as above.
+    // SAFETY: each item is the first field of a `Thing`, and `seen` is the test's.
     let (thing, seen) = unsafe { (&*item.cast::<Thing>(), &mut *seen.cast::<Seen>()) };
-    // SAFETY: it is there.
+    // SAFETY: the item exists, and the walk has handed it to this function.
     unsafe { assert!(neap_item_is_linked(item) && neap_item_leave_hands(item) && !neap_item_leave_hands(item)) };
     seen.disposed.push(thing.number);
 }
 
 fn group(path: &CStr) -> u64 {
     let mut group = 0;
-    // SAFETY: a text, and room for a number.
+    // SAFETY: the path is a C string, and the place is local.
     assert_eq!(unsafe { neap_group_create(path.as_ptr(), &raw mut group) }, 0);
     group
 }
@@ -59,7 +60,7 @@ fn items_are_added_walked_and_handed_up() {
     let item = |thing: usize| (&raw const things[thing]).cast_mut().cast::<Item>();
     let mut seen = Seen::default();
     seen.isolated.reserve(64);
-    // SAFETY: things outlive the list, and the functions do what they may.
+    // SAFETY: the things outlive the list, and the callbacks keep the header's contract.
     unsafe {
         assert_eq!(neap_list_init(list, 2, 0), 0);
         for thing in 0..8 {
@@ -92,7 +93,7 @@ fn items_are_added_walked_and_handed_up() {
 fn what_is_no_list_no_item_and_no_group_is_refused() {
     let (mut none, mut list, thing) = (zeroed::<List>(), zeroed::<List>(), Thing::default());
     let (none, list, item) = (none.as_mut_ptr(), list.as_mut_ptr(), (&raw const thing).cast_mut().cast::<Item>());
-    // SAFETY: what is refused is not looked at.
+    // SAFETY: the pointers are null, misaligned or local; refused ones are not accessed.
     unsafe {
         assert_eq!(neap_list_init(null_mut(), 0, 0), ARGUMENT);
         assert_eq!((neap_list_init(list, 1, 0), neap_list_init(list, 0, 7)), (ARGUMENT, ARGUMENT));
@@ -109,7 +110,7 @@ fn what_is_no_list_no_item_and_no_group_is_refused() {
         );
         assert_eq!(neap_list_walk(list, ROOT, 0, 1, None, Some(dispose), null_mut(), null_mut()), ARGUMENT);
         assert!(!neap_list_del(list, item) && !neap_item_is_linked(null()) && !neap_item_leave_hands(null_mut()));
-        // One that knows no groups has all with the root.
+        // A list without groups has all items with the root.
         let group = group(c"c-lists-flat");
         assert_eq!((neap_list_add(list, group, 0, item), neap_list_count(list, ROOT, 0)), (1, 1));
         assert!(neap_list_del(list, item));

@@ -1,19 +1,19 @@
-//! A value in memory that C gave: the structures of the header that a caller must not look into.
+//! A typed value in C's memory: the opaque structures of the header.
 //!
-//! Sits between a pointer of C's and a typed value of Rust's. The first word says whether there is a value, and of which kind:
-//! all zeroes are none, and so is what was destroyed. No locks: who makes or destroys a value does so alone.
+//! The first word holds the kind of the value. Zeroed memory and destroyed objects have no value.
+//! No locks: a thread that makes or destroys a value must be the only one that uses it.
 
 use crate::error::{Error, answer};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A kind of value, and the number that says so.
+/// A kind of value, and the number that marks it.
 pub(crate) trait Kind {
     const MARK: u64;
 }
 
-/// Memory for one value, of a layout that the header knows.
+/// Memory for one value, of a size that the header knows.
 #[repr(C)]
 pub(crate) struct Object<T> {
     mark: AtomicU64,
@@ -21,66 +21,70 @@ pub(crate) struct Object<T> {
 }
 
 impl<T: Kind> Object<T> {
-    /// What says that there is one.
+    /// The mark of an object with a value.
     #[cfg(test)]
     pub(crate) const MARK: u64 = T::MARK;
 
-    /// The object at an address, if one can be there.
+    /// The object at an address; `None` if none can be there.
     ///
     /// # Safety
-    /// Null, misaligned, or the address of an object in memory of its size, that lives as long as the answer.
+    /// The address is null, misaligned, or that of an object in memory of its size. The object
+    /// lives as long as the result.
     unsafe fn at<'o>(object: *const Object<T>) -> Option<&'o Object<T>> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the address is aligned, so the caller promises null or an object in memory of its
+        // size.
         if object.is_aligned() { unsafe { object.as_ref() } } else { None }
     }
 
-    /// The value at an address, if there is one of this kind.
+    /// The value at an address; `None` if there is none of this kind.
     ///
     /// # Safety
-    /// As for [`Object::at`]; nobody destroys the value while the answer lives.
+    /// As for [`Object::at`]; no thread destroys the value while the result lives.
     #[inline(always)]
     pub(crate) unsafe fn value<'o>(object: *const Object<T>) -> Option<&'o T> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `Object::at`.
         let object = unsafe { Object::at(object) }?;
-        // Relaxed: who lets others use the value has made it, and lets them know by means of its own.
-        // SAFETY: the mark says that there is one.
+        // Relaxed: a thread that shares the value synchronises by its own means after making it.
+        // SAFETY: the mark is written together with a value, and zeroed when the value is taken.
         (object.mark.load(Ordering::Relaxed) == T::MARK).then(|| unsafe { object.value.assume_init_ref() })
     }
 
-    /// Makes a value at an address, whatever is there, and answers as C functions do.
+    /// Makes a value at an address, over any contents. Returns 0 or an error's number.
     ///
     /// # Safety
-    /// As for [`Object::at`]; nobody else uses the object meanwhile.
+    /// As for [`Object::at`]; no other thread uses the object meanwhile.
     pub(crate) unsafe fn make(object: *mut Object<T>, make: impl FnOnce() -> Result<T, Error>) -> c_int {
         if object.is_null() || !object.is_aligned() {
             return Error::Argument as c_int;
         }
         answer(make().map(|value| {
-            // SAFETY: as the caller promises.
+            // SAFETY: the address is aligned and not null, so the caller promises memory of the
+            // object's size that no other thread uses.
             unsafe { object.write(Object { mark: AtomicU64::new(T::MARK), value: MaybeUninit::new(value) }) };
             0
         }))
     }
 
-    /// The value at an address, to be changed.
+    /// The value at an address, for changes.
     ///
     /// # Safety
-    /// As for [`Object::at`]; nobody else uses the object while the answer lives.
+    /// As for [`Object::at`]; no other thread uses the object while the result lives.
     pub(crate) unsafe fn value_mut<'o>(object: *mut Object<T>) -> Option<&'o mut T> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `Object::value`.
         unsafe { Object::value(object) }?;
-        // SAFETY: there is a value, and it is the caller's alone.
+        // SAFETY: there is a value, and the caller promises that no other thread uses it.
         Some(unsafe { (*object).value.assume_init_mut() })
     }
 
-    /// Takes the value from an address, where there is none from then on.
+    /// Takes the value from an address, and zeroes the object.
     ///
     /// # Safety
-    /// As for [`Object::at`]; nobody else uses the object meanwhile, or its value afterwards.
+    /// As for [`Object::at`]; no other thread uses the object meanwhile, or its value afterwards.
     pub(crate) unsafe fn take(object: *mut Object<T>) -> Option<T> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `Object::value`.
         unsafe { Object::value(object) }?;
-        // SAFETY: there is a value, which nobody finds here any more.
+        // SAFETY: there is a value, which only the caller uses. The object is zeroed, so the value
+        // is not found again.
         unsafe {
             let value = (*object).value.assume_init_read();
             object.cast::<u8>().write_bytes(0, size_of::<Object<T>>());
@@ -88,12 +92,9 @@ impl<T: Kind> Object<T> {
         }
     }
 
-    /// Drops the value at an address, and answers as C functions do.
-    ///
-    /// # Safety
-    /// As for [`Object::take`].
+    /// Drops the value at an address. Returns 0 or an error's number.
     pub(crate) unsafe fn destroy(object: *mut Object<T>) -> c_int {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the contract of `Object::take`.
         answer(unsafe { Object::take(object) }.map(|_| 0).ok_or(Error::Argument))
     }
 }

@@ -1,6 +1,6 @@
-//! Owners, allocations and their copies.
+//! Owners, allocations and their copies for C.
 //!
-//! Sits between C and [`neap::percpu`]. What C has in hands are numbers; all of them are checked where they are used.
+//! C functions over [`neap::percpu`]. C has numbers, which are checked at each use.
 
 use crate::error::{Error, answer, into, wait};
 use crate::group::group;
@@ -17,7 +17,7 @@ fn handle(data: u64) -> Option<Handle> {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_owner_open(owner: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `owner` is null, misaligned or writable.
     unsafe { into(owner, || Ok(percpu::open_owner()?.to_bits())) }
 }
 
@@ -25,7 +25,7 @@ pub(crate) unsafe extern "C" fn neap_owner_open(owner: *mut u64) -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_owner_open_in(number: u64, owner: *mut u64) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `owner` is null, misaligned or writable.
     unsafe { into(owner, || Ok(group(number)?.open_owner()?.to_bits())) }
 }
 
@@ -33,13 +33,15 @@ pub(crate) unsafe extern "C" fn neap_owner_open_in(number: u64, owner: *mut u64)
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_owner_close(owner: u64, bytes: *mut usize) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, no thread uses the owner's allocations any more, or
+    // allocates for it.
     let closed = unsafe { percpu::close_owner(Owner::from_bits(owner)) };
     if let Ok(freed) = closed
         && !bytes.is_null()
         && bytes.is_aligned()
     {
-        // SAFETY: as the caller promises.
+        // SAFETY: `bytes` is neither null nor misaligned, so it is writable by the header's
+        // contract.
         unsafe { bytes.write(freed) };
     }
     answer(closed.map(|_| 0).map_err(Error::from))
@@ -56,7 +58,7 @@ pub(crate) unsafe extern "C" fn neap_percpu_alloc(
     wait_ns: i64,
 ) -> c_int {
     let allocate = || Ok(percpu::allocate(Owner::from_bits(owner), size, align, wait(wait_ns)?)?.to_bits().get());
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `data` is null, misaligned or writable.
     unsafe { into(data, allocate) }
 }
 
@@ -65,7 +67,7 @@ pub(crate) unsafe extern "C" fn neap_percpu_alloc(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_percpu_free(data: u64) -> c_int {
     let Some(handle) = handle(data) else { return 0 };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, no thread uses the allocation any more.
     answer(unsafe { percpu::free(handle) }.map(|_| 0).map_err(Error::from))
 }
 

@@ -1,7 +1,7 @@
-//! References.
+//! Reference counts for C.
 //!
-//! Sits between C and [`PerCpuRef`], with the callback of whoever wants to know of the last put. The callback may free the memory that
-//! the reference is in: nothing of it is touched once it has been called.
+//! C functions over [`PerCpuRef`], with a callback for the last put. The callback may free the
+//! memory of the reference, so nothing of it is accessed afterwards.
 
 use crate::error::{Error, answer, wait};
 use crate::object::{Kind, Object};
@@ -10,7 +10,7 @@ use neap::percpu::{Owner, PerCpuRef};
 
 type Release = extern "C" fn(*mut Ref, *mut c_void);
 
-/// A reference and who is told of the last put.
+/// A reference and the callback for its last put.
 pub(crate) struct Told {
     count: PerCpuRef,
     release: Option<Release>,
@@ -24,12 +24,12 @@ impl Kind for Told {
     const MARK: u64 = u64::from_ne_bytes(*b"neapRefs");
 }
 
-/// Tells whoever wants to know that the last reference was put.
+/// Calls the callback after the last put.
 ///
 /// # Safety
 /// There is a value at `object`, and this is the only such call for it.
 unsafe fn release(object: *mut Ref) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that there is a value at `object`.
     let told = unsafe { Object::value(object) }.and_then(|told| Some((told.release?, told.argument)));
     if let Some((release, argument)) = told {
         release(object, argument);
@@ -47,7 +47,8 @@ pub(crate) unsafe extern "C" fn neap_ref_init(
     wait_ns: i64,
 ) -> c_int {
     let make = || Ok(Told { count: PerCpuRef::of(Owner::from_bits(owner), wait(wait_ns)?)?, release, argument });
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or memory of the object's
+    // size that no other thread uses during the call.
     unsafe { Object::make(object, make) }
 }
 
@@ -55,7 +56,8 @@ pub(crate) unsafe extern "C" fn neap_ref_init(
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_destroy(object: *mut Ref) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no other
+    // thread uses any more.
     unsafe { Object::destroy(object) }
 }
 
@@ -63,7 +65,8 @@ pub(crate) unsafe extern "C" fn neap_ref_destroy(object: *mut Ref) -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_get(object: *const Ref) {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     if let Some(told) = unsafe { Object::value(object) } {
         told.count.get();
     }
@@ -73,7 +76,8 @@ pub(crate) unsafe extern "C" fn neap_ref_get(object: *const Ref) {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_try_get(object: *const Ref) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(object) }.is_some_and(|told| told.count.try_get())
 }
 
@@ -81,10 +85,11 @@ pub(crate) unsafe extern "C" fn neap_ref_try_get(object: *const Ref) -> bool {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_put(object: *mut Ref) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let last = unsafe { Object::value(object) }.is_some_and(|told| told.count.put());
     if last {
-        // SAFETY: the last put is one, and there is a value until its callback destroys it.
+        // SAFETY: exactly one put is the last, and there is a value until the callback destroys it.
         unsafe { release(object) };
     }
     last
@@ -94,11 +99,12 @@ pub(crate) unsafe extern "C" fn neap_ref_put(object: *mut Ref) -> bool {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_kill(object: *mut Ref) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     if unsafe { Object::value(object) }.is_none() {
         return Error::Argument as c_int;
     }
-    // SAFETY: one pointer, to an object.
+    // SAFETY: the array is one pointer, to an object with a value.
     unsafe { neap_ref_kill_all(&raw const object, 1) }
 }
 
@@ -112,17 +118,23 @@ pub(crate) unsafe extern "C" fn neap_ref_kill_all(objects: *const *mut Ref, coun
     if objects.is_null() || !objects.is_aligned() || count > c_int::MAX as usize {
         return Error::Argument as c_int;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the pointer is neither null nor misaligned, so by the header's contract it leads to
+    // `count` pointers.
     let objects = unsafe { core::slice::from_raw_parts(objects, count) };
-    // SAFETY: as above.
+    // SAFETY: by the header's contract, each pointer is null, misaligned, or that of an object that
+    // no thread destroys during the call.
     let counts = objects.iter().filter_map(|&object| unsafe { Object::value(object) }).map(|told: &Told| &told.count);
     let killed = PerCpuRef::close_all(counts);
-    // If this call killed none, there is nothing to put: a call around this one, from whose callback this may come, puts what it killed.
+    // If this call killed no reference, it puts none. An outer call, whose callback made this one,
+    // puts those that it killed.
     if killed.is_ok_and(|killed| killed > 0) {
         for &object in objects {
-            // SAFETY: as above; those before it, which may be gone, are not looked at again.
+            // SAFETY: as the header requires, `object` is null, misaligned, or an object that
+            // exists until its last put. Earlier objects, which callbacks may have freed, are not
+            // accessed again.
             if unsafe { Object::value(object) }.is_some_and(|told: &Told| told.count.put_first()) {
-                // SAFETY: the last put is one, and there is a value until its callback destroys it.
+                // SAFETY: exactly one put is the last, and there is a value until the callback
+                // destroys it.
                 unsafe { release(object) };
             }
         }
@@ -134,7 +146,8 @@ pub(crate) unsafe extern "C" fn neap_ref_kill_all(objects: *const *mut Ref, coun
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_is_dead(object: *const Ref) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     unsafe { Object::value(object) }.is_some_and(|told| told.count.is_dead())
 }
 
@@ -142,7 +155,8 @@ pub(crate) unsafe extern "C" fn neap_ref_is_dead(object: *const Ref) -> bool {
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_ref_count(object: *const Ref) -> i64 {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `object` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let references = unsafe { Object::value(object) }.and_then(|told| told.count.references());
     references.map_or(-1, |references| references as i64)
 }

@@ -1,7 +1,6 @@
-//! What a library without std has to bring along: a panic handler and a symbol for unwinding.
+//! Runtime parts of a library without std: a panic handler and a symbol for unwinding.
 //!
-//! Sits between rustc and the linker. Nothing here panics on purpose: a panic is a bug of neap's, and ends the process
-//! with one line.
+//! No code here panics on purpose. A panic is a bug of neap, and ends the process with one line.
 
 use core::arch::global_asm;
 use core::panic::PanicInfo;
@@ -11,8 +10,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     neap::die(format_args!("bug: {info}"))
 }
 
-// The prebuilt `core` refers to it though nothing unwinds. Hidden and weak: it is not to stand in for that of Rust programs, or to
-// clash with it where libneap.a is linked into one.
+// The prebuilt `core` refers to this symbol though nothing unwinds. Hidden and weak: it must not
+// replace that of Rust programs, or clash with it where libneap.a is linked into one.
 global_asm!(
     ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
     ".weak rust_eh_personality",

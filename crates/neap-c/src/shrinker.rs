@@ -1,7 +1,8 @@
-//! Shrinkers and reclaim: caches that are asked before a charge is refused.
+//! Shrinkers and reclaim for C: caches that are asked before a charge is refused.
 //!
-//! Sits between C and [`neap::reclaim`]. What C says of a cache comes in a structure that later versions make longer, so whoever registers one says how
-//! long theirs is; what is missing is zero. Callbacks are C's own; nothing here holds a lock while one runs.
+//! C functions over [`neap::reclaim`]. The structure that describes a cache grows in later
+//! versions, so the caller passes its size; missing fields are 0. Callbacks are C's own, and run
+//! without a lock of this crate.
 
 use crate::error::{Error, answer, into, time};
 use crate::group::group;
@@ -9,7 +10,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::copy_nonoverlapping;
 use neap::reclaim::{self, CountFn, GoneFn, NotDone, ScanFn, ShrinkerId, Spec, Unregistered};
 
-/// What `seeks` is where nobody says, and what says that objects cost nothing.
+/// The default of `seeks`; then the value that marks objects without a cost.
 const SEEKS: c_uint = 2;
 pub(crate) const NO_SEEKS: c_uint = c_uint::MAX;
 pub(crate) const BY_NODE: c_uint = 1;
@@ -55,10 +56,7 @@ impl From<NotDone> for Error {
     }
 }
 
-/// What C says, as far as it goes; what it does not say is zero.
-///
-/// # Safety
-/// `said` is null, misaligned or of at least `size` bytes.
+/// Copies a description of `size` bytes; missing fields are 0.
 unsafe fn said(said: *const Said, size: usize) -> Result<Said, Error> {
     if said.is_null() || !said.is_aligned() {
         return Err(Error::Argument);
@@ -75,7 +73,8 @@ unsafe fn said(said: *const Said, size: usize) -> Result<Said, Error> {
         seeks: 0,
         flags: 0,
     };
-    // SAFETY: as the caller promises; numbers and pointers, of which any are some, and functions that are C's or null.
+    // SAFETY: `said` is neither null nor misaligned, so the caller promises `size` bytes. Any bits
+    // are valid numbers and data pointers, and C's function pointers are functions or null.
     unsafe { copy_nonoverlapping(said.cast::<u8>(), (&raw mut own).cast(), size.min(size_of::<Said>())) };
     Ok(own)
 }
@@ -85,14 +84,15 @@ unsafe fn said(said: *const Said, size: usize) -> Result<Said, Error> {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_shrinker_register(place: *mut u64, spec: *const Said, size: usize) -> c_int {
     let register = || {
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, `spec` is null, misaligned, or has at least `size`
+        // bytes.
         let said = unsafe { said(spec, size) }?;
         let (Some(count), Some(scan)) = (said.count, said.scan) else { return Err(Error::Argument) };
         if said.name.is_null() || said.flags & !(BY_NODE | BY_GROUP | INLINE) != 0 {
             return Err(Error::Argument);
         }
         let of = if said.group == 0 { None } else { Some(group(said.group)?) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the name is not null, so it is a C string by the header's contract.
         let name = unsafe { CStr::from_ptr(said.name) }.to_str().map_err(|_| Error::Name)?;
         let seeks = match said.seeks {
             0 => SEEKS,
@@ -103,10 +103,11 @@ pub(crate) unsafe extern "C" fn neap_shrinker_register(place: *mut u64, spec: *c
         let Said { data, gone, batch, .. } = said;
         let (by_node, by_group, inline) = (is(BY_NODE), is(BY_GROUP), is(INLINE));
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
-        // SAFETY: as the caller promises.
+        // SAFETY: by the header's contract, the callbacks accept `data` from any thread until
+        // `gone` is called.
         Ok(unsafe { reclaim::register(&spec, of) }?.to_bits())
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: by the header's contract, `place` is null, misaligned or writable.
     unsafe { into(place, register) }
 }
 
@@ -147,7 +148,8 @@ pub(crate) unsafe extern "C" fn neap_reclaim(
         let got = reclaim::reclaim(group, bytes, time);
         if !reclaimed.is_null() && reclaimed.is_aligned() {
             let known = Reclaimed { bytes: got.bytes, scanned: got.scanned, freed: got.freed, late: got.late.into() };
-            // SAFETY: as the caller promises: there are so many bytes. What this version does not know of is zero.
+            // SAFETY: by the header's contract there are `size` bytes. Fields that this version
+            // does not know are 0.
             unsafe {
                 reclaimed.cast::<u8>().write_bytes(0, size);
                 copy_nonoverlapping(

@@ -1,4 +1,5 @@
-//! Shrinkers as C uses them: registered by a structure, asked at a limit, ended; and what C gets wrong.
+//! Shrinkers as C uses them: registered by a structure, asked at a limit, ended; and invalid
+//! arguments.
 
 use crate::charge::{Charged, neap_group_charge, neap_group_uncharge};
 use crate::error::Error;
@@ -13,7 +14,7 @@ use std::sync::Mutex;
 
 const OBJECT: u64 = 64 << 10;
 
-/// A cache in C's manner: charges in an array.
+/// A cache as C would write it: charges in an array.
 struct Cache {
     objects: Mutex<Vec<MaybeUninit<Charged>>>,
     gone: AtomicU64,
@@ -30,34 +31,34 @@ impl Cache {
 }
 
 unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: the cache is a static, and what is asked lives for the call.
+    // SAFETY: the cache is a static, and `asked` lives for the call.
     let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &*asked) };
     assert_eq!((asked.to_scan, asked.node), (0, 0));
     cache.objects.try_lock().map_or(0, |objects| objects.len() as u64)
 }
 
 unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: `data` is a static cache, and arguments live for the call.
     let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
     let Ok(mut objects) = cache.objects.try_lock() else { return STOP };
     let wanted = (asked.to_scan as usize).min(objects.len());
     for mut object in objects.drain(..wanted) {
-        // SAFETY: it was charged.
+        // SAFETY: each object holds a charge, which no other code uses.
         assert_eq!(unsafe { neap_group_uncharge(object.as_mut_ptr()) }, 0);
     }
     wanted as u64
 }
 
 unsafe extern "C" fn gone(data: *mut c_void) {
-    // SAFETY: as above.
+    // SAFETY: `data` is a static cache, and arguments live for the call.
     unsafe { &*data.cast::<Cache>() }.gone.fetch_add(1, Relaxed);
 }
 
 fn group(path: &CStr, max: u64) -> u64 {
     let mut group = 0;
-    // SAFETY: a text, and room for a number.
+    // SAFETY: the path is a C string, and the place is local.
     assert_eq!(unsafe { neap_group_create(path.as_ptr(), &raw mut group) }, 0);
-    // SAFETY: nothing is written.
+    // SAFETY: the call writes through no pointer.
     assert_eq!(unsafe { neap_group_set(group, 0, max, null_mut()) }, 0);
     group
 }
@@ -70,7 +71,7 @@ fn said(name: &CStr, cache: &'static Cache, group: u64) -> Said {
 
 fn register(said: &Said) -> Result<u64, c_int> {
     let mut shrinker = 0;
-    // SAFETY: the caches are static.
+    // SAFETY: the caches are statics, and the description is local.
     match unsafe { neap_shrinker_register(&raw mut shrinker, said, size_of::<Said>()) } {
         0 => Ok(shrinker),
         error => Err(error),
@@ -86,25 +87,25 @@ fn a_cache_of_cs_shrinks_where_a_charge_would_have_been_refused() {
     let shrinker = register(&said(c"a cache of C's", &CACHE, group)).unwrap();
     for _ in 0..200 {
         let mut charge = MaybeUninit::<Charged>::uninit();
-        // SAFETY: room for a charge.
+        // SAFETY: the place is local and has room for a charge.
         assert_eq!(unsafe { neap_group_charge(charge.as_mut_ptr(), group, OBJECT, 0, null_mut()) }, 0);
         CACHE.objects.lock().unwrap().push(charge);
     }
     assert!((8..=32).contains(&CACHE.len()), "{} are left", CACHE.len());
     let (before, mut reclaimed) = (CACHE.len() as u64, Reclaimed::default());
-    // SAFETY: room for what is known.
+    // SAFETY: the place is local and has `size` bytes.
     let some = unsafe { neap_reclaim(group, 8 * OBJECT, -1, &raw mut reclaimed, size_of::<Reclaimed>()) };
     assert_eq!((some, reclaimed.freed, reclaimed.late), (1, before - CACHE.len() as u64, 0));
     assert!(reclaimed.bytes >= 8 * OBJECT);
     let mut used = 0;
-    // SAFETY: room for a number.
+    // SAFETY: the place is local.
     assert_eq!(unsafe { neap_group_used(group, &raw mut used) }, 0);
     assert_eq!(used, CACHE.len() as u64 * OBJECT);
     assert_eq!((neap_shrinkers_synchronize(), CACHE.gone.load(Relaxed)), (0, 0));
     assert_eq!((neap_shrinker_unregister(shrinker), CACHE.gone.load(Relaxed)), (0, 1));
     assert_eq!(neap_shrinker_unregister(shrinker), Error::Shrinker as c_int);
     let objects = CACHE.len();
-    // SAFETY: nothing is written.
+    // SAFETY: the call writes through no pointer.
     assert_eq!(unsafe { neap_reclaim(group, u64::MAX, -1, null_mut(), 0) }, 0);
     assert_eq!(CACHE.len(), objects);
 }
@@ -113,7 +114,7 @@ fn a_cache_of_cs_shrinks_where_a_charge_would_have_been_refused() {
 fn one_that_knows_groups_is_asked_for_those_that_it_marked() {
     static ASKED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
     unsafe extern "C" fn count(_: *mut c_void, asked: *const Asked) -> u64 {
-        // SAFETY: what is asked lives for the call.
+        // SAFETY: `asked` lives for the call.
         ASKED.lock().unwrap().push(unsafe { (*asked).group });
         EMPTY
     }
@@ -126,7 +127,7 @@ fn one_that_knows_groups_is_asked_for_those_that_it_marked() {
     let said =
         Said { name, count, scan, gone: None, data: null_mut(), group: 0, batch: 0, seeks: NO_SEEKS, flags: BY_GROUP };
     let shrinker = register(&said).unwrap();
-    // SAFETY: nothing is written.
+    // SAFETY: the call writes through no pointer.
     let reclaim = |group| unsafe { neap_reclaim(group, 1, 1_000_000_000, null_mut(), 0) };
     assert_eq!((reclaim(first), ASKED.lock().unwrap().len()), (0, 0));
     assert_eq!(neap_shrinker_mark(shrinker, second, 0), 0);
@@ -154,15 +155,15 @@ fn what_c_gets_wrong_is_refused() {
     ] {
         assert_eq!(register(&bad), error, "{bad:?}");
     }
-    // A structure that is shorter than the name and the functions says nothing.
+    // A description that ends before the functions registers nothing.
     let mut shrinker = 0;
-    // SAFETY: only as much is read.
+    // SAFETY: the call reads 16 bytes, which exist.
     assert_eq!(unsafe { neap_shrinker_register(&raw mut shrinker, &raw const good, 16) }, Error::Argument as c_int);
-    // SAFETY: null is found.
+    // SAFETY: a null description is refused.
     let nothing = unsafe { neap_shrinker_register(&raw mut shrinker, core::ptr::null(), size_of::<Said>()) };
     assert_eq!((nothing, neap_shrinker_unregister(77)), (Error::Argument as c_int, Error::Shrinker as c_int));
     assert_eq!(neap_shrinker_mark(77, u64::MAX, 0), Error::Group as c_int);
-    // SAFETY: nothing is written.
+    // SAFETY: the call writes through no pointer.
     assert_eq!(unsafe { neap_reclaim(77, 1, 0, null_mut(), 0) }, Error::Group as c_int);
     assert_eq!(CACHE.gone.load(Relaxed), 0);
 }

@@ -1,7 +1,8 @@
-//! What C gets for what it gives, also for what nobody should give.
+//! The C functions with valid and invalid arguments.
 //!
-//! Goal: every function does its work and every bad argument has an answer: null, misaligned, zeroed, destroyed, made up. Method: the
-//! functions are called as C calls them; what they do in a C program, `cargo xtask c-api` sees (`tests/c_api`). Groups: `group_tests.rs`.
+//! Goal: every function works, and every bad argument gets an error: null, misaligned, zeroed,
+//! destroyed, invented. Method: the functions are called as C calls them. `cargo xtask c-api` runs
+//! C programs (`tests/c_api`). Groups: `group_tests.rs`.
 
 use crate::counter::*;
 use crate::error::*;
@@ -21,12 +22,12 @@ pub(crate) fn code(error: Error) -> c_int {
     error as c_int
 }
 
-/// All zeroes, as `calloc` gives.
+/// Zeroed memory, as `calloc` returns.
 pub(crate) fn zeroed<T>() -> Box<MaybeUninit<T>> {
     Box::new(MaybeUninit::zeroed())
 }
 
-/// A pointer that no object can be at.
+/// A pointer at which no object can be.
 pub(crate) fn misaligned<T>() -> *mut T {
     core::ptr::without_provenance_mut(0x1001)
 }
@@ -34,20 +35,20 @@ pub(crate) fn misaligned<T>() -> *mut T {
 #[test]
 fn errors_have_texts_and_numbers_that_are_none_too() {
     let text = |error| {
-        // SAFETY: the answer is a text.
+        // SAFETY: the function returns a static C string.
         unsafe { CStr::from_ptr(neap_error_text(error)) }.to_str().unwrap()
     };
     let texts: std::collections::BTreeSet<&str> = (-16..=0).map(text).collect();
     assert_eq!((texts.len(), Error::ALL.len()), (17, 16));
     assert_eq!((text(1), text(c_int::MIN)), ("no error of neap's", "no error of neap's"));
-    // SAFETY: as above.
+    // SAFETY: the function returns a static C string.
     assert_eq!(unsafe { CStr::from_ptr(neap_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn allocations_come_by_owner_and_go_alone_or_with_it() {
     let (mut owner, mut data, mut other) = (0, 0, 0);
-    // SAFETY: the places are this function's, and nobody uses what is freed.
+    // SAFETY: the places are local, and no code uses freed allocations.
     unsafe {
         assert_eq!(neap_owner_open(&raw mut owner), 0);
         assert_eq!(neap_percpu_alloc(&raw mut data, owner, 100, 64, FOREVER), 0);
@@ -63,7 +64,8 @@ fn allocations_come_by_owner_and_go_alone_or_with_it() {
         let here = neap_percpu_here(data);
         assert!((0..neap_cpus()).any(|cpu| neap_percpu_on(data, cpu) == here));
         extern "C" fn sum(copy: *mut c_void, cpu: c_uint, to: *mut c_void) -> c_int {
-            // SAFETY: as `each` is told.
+            // SAFETY: `to` is the local that the caller passes, and the other pointers are valid
+            // for the call.
             unsafe {
                 *to.cast::<u64>() += u64::from(*copy.cast::<u8>());
             }
@@ -86,7 +88,7 @@ fn allocations_come_by_owner_and_go_alone_or_with_it() {
 #[test]
 fn what_no_allocation_can_be_is_refused() {
     let mut data = 7;
-    // SAFETY: the place is this function's; what is refused is not touched.
+    // SAFETY: the place is local; refused arguments are not accessed.
     unsafe {
         let mut alloc = |owner, size, align| neap_percpu_alloc(&raw mut data, owner, size, align, FOREVER);
         for (size, align) in [(0, 8), (32769, 8), (usize::MAX, 8), (8, 0), (8, 3), (8, usize::MAX), (8, 1 << 20)] {
@@ -105,7 +107,7 @@ fn what_no_allocation_can_be_is_refused() {
         let mut good = 0;
         assert_eq!(neap_percpu_alloc(&raw mut good, 0, 4096, 4096, FOREVER), 0);
         assert!(neap_percpu_on(good, 0).is_aligned_to_page() && neap_percpu_on(good, neap_cpus()).is_null());
-        // Numbers of all kinds: addresses elsewhere, classes that there are not, inside of an allocation.
+        // Invalid numbers: foreign addresses, nonexistent classes, addresses inside an allocation.
         for handle in
             [1, u64::MAX, 8, good ^ 1 << 63, good + (1 << 47), good & !0 >> 16, (good & !0 >> 16) | 0x3ff << 48]
         {
@@ -140,7 +142,7 @@ impl Page for *mut c_void {
 #[test]
 fn who_cannot_wait_gets_the_reserve() {
     let (mut data, mut held) = (0, Vec::new());
-    // SAFETY: the place is this function's, and nobody uses what is freed.
+    // SAFETY: the place is local, and no code uses freed allocations.
     unsafe {
         assert_eq!(neap_percpu_alloc(&raw mut data, 0, 8, 8, FOREVER), 0);
         let refused = loop {
@@ -169,7 +171,7 @@ fn who_cannot_wait_gets_the_reserve() {
 fn counters_count_and_are_nothing_before_and_after() {
     let mut place = zeroed::<Counter>();
     let counter = place.as_mut_ptr();
-    // SAFETY: the object is this function's.
+    // SAFETY: the object is local.
     unsafe {
         for nothing in [null_mut(), misaligned(), counter] {
             neap_counter_add(nothing, 1);
@@ -183,7 +185,7 @@ fn counters_count_and_are_nothing_before_and_after() {
             assert_eq!(neap_counter_init(counter, 0, batch, FOREVER), 0);
             [5, -7, i64::MAX, i64::MIN, 3, 1].iter().for_each(|value| neap_counter_add(counter, *value));
             assert_eq!(neap_counter_exact(counter), 1, "batch {batch}");
-            // One kind is not another.
+            // An object of one kind is refused as another.
             assert_eq!(neap_ref_kill(counter.cast()), code(Error::Argument));
             assert_eq!(
                 (neap_histogram_destroy(counter.cast()), neap_counter_destroy(counter)),
@@ -199,13 +201,14 @@ fn histograms_tell_what_was_recorded() {
     let mut place = zeroed::<Histogram>();
     let (histogram, mut value) = (place.as_mut_ptr(), 99);
     extern "C" fn each(lowest: u64, count: u64, to: *mut c_void) -> c_int {
-        // SAFETY: as `each` is told.
+        // SAFETY: `to` is the local that the caller passes, and the other pointers are valid for
+        // the call.
         unsafe {
             *to.cast::<u64>() += count;
         }
         if lowest >= 500 { 17 } else { 0 }
     }
-    // SAFETY: the object is this function's.
+    // SAFETY: the object is local.
     unsafe {
         for nothing in [null_mut(), misaligned(), histogram] {
             neap_histogram_record(nothing, 1);
@@ -230,9 +233,10 @@ fn histograms_tell_what_was_recorded() {
     }
 }
 
-/// Destroys and frees the reference, as it may, and counts.
+/// Release callback: destroys and frees the reference, and counts.
 extern "C" fn frees(object: *mut Ref, count: *mut c_void) {
-    // SAFETY: as the callback is told; made by `boxed`.
+    // SAFETY: the reference was made by `boxed`, this is its only release, and `count` is the
+    // test's.
     unsafe {
         assert!(neap_ref_is_dead(object) && neap_ref_count(object) == 0);
         *count.cast::<usize>() += 1;
@@ -243,22 +247,22 @@ extern "C" fn frees(object: *mut Ref, count: *mut c_void) {
 
 fn boxed(count: *mut usize) -> *mut Ref {
     let object = Box::into_raw(zeroed::<Ref>()).cast();
-    // SAFETY: made a line ago.
+    // SAFETY: the memory was just allocated, and is zeroed.
     assert_eq!(unsafe { neap_ref_init(object, 0, Some(frees), count.cast(), FOREVER) }, 0);
     object
 }
 
-/// Kills another reference, as a parent's callback does: that one's reference is the caller's to put.
+/// Release callback of a parent: kills another reference, whose last reference the caller puts.
 extern "C" fn kills(_: *mut Ref, other: *mut c_void) {
     let other = other.cast();
-    // SAFETY: it lives as long as the test that has it.
+    // SAFETY: the other reference lives as long as the test.
     unsafe { assert_eq!((neap_ref_kill(other), neap_ref_count(other)), (0, 1)) };
 }
 
 #[test]
 fn a_callback_may_kill_what_is_killed_with_its_own() {
     let (mut parent, mut child) = (zeroed::<Ref>(), zeroed::<Ref>());
-    // SAFETY: the objects are this function's.
+    // SAFETY: the objects are local.
     unsafe {
         let both = [parent.as_mut_ptr(), child.as_mut_ptr()];
         assert_eq!(neap_ref_init(both[0], 0, Some(kills), both[1].cast(), FOREVER), 0);
@@ -273,7 +277,7 @@ fn references_are_told_of_once_and_may_be_gone_then() {
     let mut released = 0;
     let count = &raw mut released;
     let mut place = zeroed::<Ref>();
-    // SAFETY: the objects are this function's, or their callback's.
+    // SAFETY: the objects are local, or freed by their callback only.
     unsafe {
         for nothing in [null_mut(), misaligned(), place.as_mut_ptr()] {
             neap_ref_get(nothing);
@@ -282,7 +286,7 @@ fn references_are_told_of_once_and_may_be_gone_then() {
             assert_eq!(neap_ref_destroy(nothing), code(Error::Argument));
             assert_eq!(neap_ref_init(null_mut(), 0, None, null_mut(), FOREVER), code(Error::Argument));
         }
-        // Killed with references left, and without.
+        // Killed with further references, and without.
         let object = boxed(count);
         neap_ref_get(object);
         assert!(neap_ref_try_get(object) && neap_ref_count(object) == -1 && !neap_ref_put(object));
@@ -290,14 +294,14 @@ fn references_are_told_of_once_and_may_be_gone_then() {
         assert!(!neap_ref_try_get(object) && neap_ref_count(object) == 1 && *count == 0);
         assert!(neap_ref_put(object) && *count == 1);
         assert_eq!((neap_ref_kill(boxed(count)), *count), (1, 2));
-        // Many at once; what is none is left out, who has a reference is waited for.
+        // Many at once: invalid ones are skipped, and one with further references dies later.
         let mut all: Vec<*mut Ref> = (0..50).map(|_| boxed(count)).collect();
         neap_ref_get(all[20]);
         all.splice(10..10, [null_mut(), place.as_mut_ptr()]);
         assert_eq!((neap_ref_kill_all(all.as_ptr(), all.len()), *count), (50, 51));
         assert!(neap_ref_put(all[22]) && *count == 52);
         assert_eq!((neap_ref_kill_all(null(), 0), neap_ref_kill_all(null(), 3)), (0, code(Error::Argument)));
-        // Without a callback; never killed.
+        // Without a callback: killed or not.
         for kills in [true, false] {
             let object = place.as_mut_ptr();
             assert_eq!(neap_ref_init(object, 0, None, null_mut(), FOREVER), 0);
