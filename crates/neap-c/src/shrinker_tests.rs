@@ -155,7 +155,7 @@ fn what_c_gets_wrong_is_refused() {
     ] {
         assert_eq!(register(&bad), error, "{bad:?}");
     }
-    // A description that ends before the functions registers nothing.
+    // A description that ends before `scan` is refused.
     let mut shrinker = 0;
     // SAFETY: the call reads 16 bytes, which exist.
     assert_eq!(unsafe { neap_shrinker_register(&raw mut shrinker, &raw const good, 16) }, Error::Argument as c_int);
