@@ -51,12 +51,14 @@ mod memory {
 
     pub(super) use map as reserve;
 
+    /// # Safety
     /// The range lies in one that [`reserve`] returned.
     pub(super) unsafe fn open(_address: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// The whole of a range that [`map`] returned, which no code uses any more.
+    /// # Safety
+    /// The range is the whole of one that [`map`] returned, and no code uses it any more.
     pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<(), Errno> {
         let layout = Layout::from_size_align(length, page_size()).map_err(|_| Errno::NOMEM)?;
         // SAFETY: the caller promises all of a range that `map` allocated with this layout.
@@ -77,6 +79,7 @@ mod memory {
         Ok(())
     }
 
+    /// # Safety
     /// None: the call moves nothing.
     pub(super) unsafe fn move_pages(_from: usize, _to: usize, _length: usize) -> Result<(), Errno> {
         Err(Errno::INVAL)

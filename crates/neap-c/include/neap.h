@@ -489,8 +489,8 @@ int neap_group_enter(neap_entered *entered, neap_group group);
 
 /*
  * Leaves a group, by the thread that entered it, in any order. The thread is then in the group that
- * it entered last of those that it did not leave, or in none. Zeroes `entered`. NEAP_E_ARGUMENT if it
- * was left already.
+ * it entered last of those that it did not leave, or in none. Zeroes `entered`. NEAP_E_ARGUMENT if
+ * it was left already.
  */
 int neap_group_leave(neap_entered *entered);
 

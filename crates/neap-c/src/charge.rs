@@ -38,6 +38,9 @@ pub(crate) struct Refusal {
 }
 
 /// Translates a refusal into an error, and describes the limit at `place` if there is one.
+///
+/// # Safety
+/// `place` is null, misaligned or writable.
 unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
     let Some(limit) = refused.limit() else { return Error::Group };
     if !place.is_null() && place.is_aligned() {

@@ -121,6 +121,9 @@ pub(crate) fn answer(outcome: Result<c_int, Error>) -> c_int {
 
 /// Stores the result of `make` at `place`, and returns 0. If `place` is null or misaligned, `make`
 /// is not called.
+///
+/// # Safety
+/// `place` is null, misaligned or writable.
 pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Error>) -> c_int {
     if place.is_null() || !place.is_aligned() {
         return Error::Argument as c_int;
@@ -130,6 +133,9 @@ pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Err
 }
 
 /// Converts a C caller's wait time in nanoseconds.
+///
+/// # Errors
+/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
 pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
     match nanoseconds {
         FOREVER => Ok(Wait::Long),
@@ -143,6 +149,9 @@ pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
 const FOREVER: i64 = -1;
 
 /// Converts nanoseconds into a time.
+///
+/// # Errors
+/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
 pub(crate) fn time(nanoseconds: i64) -> Result<Duration, Error> {
     match nanoseconds {
         FOREVER => Ok(Duration::MAX),

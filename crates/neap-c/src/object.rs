@@ -93,6 +93,9 @@ impl<T: Kind> Object<T> {
     }
 
     /// Drops the value at an address. Returns 0 or an error's number.
+    ///
+    /// # Safety
+    /// As for [`Object::take`].
     pub(crate) unsafe fn destroy(object: *mut Object<T>) -> c_int {
         // SAFETY: the caller promises the contract of `Object::take`.
         answer(unsafe { Object::take(object) }.map(|_| 0).ok_or(Error::Argument))

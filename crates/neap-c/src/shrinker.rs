@@ -57,6 +57,9 @@ impl From<NotDone> for Error {
 }
 
 /// Copies a description of `size` bytes; missing fields are 0.
+///
+/// # Safety
+/// `said` is null, misaligned, or has at least `size` bytes.
 unsafe fn said(said: *const Said, size: usize) -> Result<Said, Error> {
     if said.is_null() || !said.is_aligned() {
         return Err(Error::Argument);

@@ -14,8 +14,8 @@ pub struct BadList {
 /// allowed. An empty text is an empty list.
 ///
 /// # Errors
-/// [`BadList`] with the offset of the first byte that is not a digit, `-` or `,` in its place, of a
-/// number over `u32::MAX`, or of a range that runs backwards.
+/// [`BadList`] with the offset of the first offending part. This is a byte that is not a digit, `-`
+/// or `,` in its place, a number over `u32::MAX`, or a range that runs backwards.
 ///
 /// ```
 /// let mut cpus = vec![];

@@ -31,13 +31,13 @@ const CALLING: usize = 8;
 const INSIDE: usize = 16;
 const GUARDS: usize = 24;
 
-/// Word of what this thread has entered; 0: nothing.
+/// Word of the group that this thread has entered; 0: none.
 #[inline(always)]
 pub fn entered() -> usize {
     word::<ENTERED>()
 }
 
-/// Sets the word of what this thread has entered; 0: nothing.
+/// Sets the word of the group that this thread has entered; 0: none.
 #[inline(always)]
 pub fn set_entered(word: usize) {
     set_word::<ENTERED>(word);
@@ -68,7 +68,7 @@ pub fn set_inside(word: usize) {
     set_word::<INSIDE>(word);
 }
 
-/// Word of the latest guard of what this thread has entered, in its maker's format; 0: none.
+/// Word of the latest guard of an entered group, in its maker's format; 0: none.
 #[inline(always)]
 pub fn guards() -> usize {
     word::<GUARDS>()
@@ -147,7 +147,7 @@ mod tests {
     fn a_forked_child_keeps_the_word() {
         std::thread::spawn(|| {
             set_entered(0x1234_5678_9abc_def0);
-            // SAFETY: the child looks at the word and ends.
+            // SAFETY: the child reads the word and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let same = entered() == 0x1234_5678_9abc_def0;

@@ -11,6 +11,9 @@ pub type Handler = extern "C" fn();
 
 /// Registers fork handlers as `pthread_atfork` does. Returns an error number, or 0. A program that
 /// cannot fork returns 0, too. Handlers stay registered for ever.
+///
+/// # Safety
+/// The handlers are functions of code that is never unloaded.
 #[inline(always)]
 pub unsafe fn register(prepare: Handler, parent: Handler, child: Handler) -> i32 {
     // SAFETY: the caller promises that the handlers' code is never unloaded.

@@ -1,9 +1,8 @@
 //! Address space and the memory behind it: `mmap` and its family, as the arena uses them.
 //!
-//! Most functions make one system call; [`map`], [`reserve`], [`release`] and [`move_pages`] may
-//! make several. None keeps state. Addresses are numbers, since an arena computes them. Addresses
-//! and lengths are in bytes, multiples of the page size. No function maps over an existing mapping
-//! but [`move_pages`].
+//! Most functions make one system call. None keeps state. Addresses are numbers, since an arena
+//! computes them. Addresses and lengths are in bytes, multiples of the page size. Only
+//! [`move_pages`] replaces an existing mapping.
 
 use crate::Errno;
 use crate::environment::read_file;

@@ -11,6 +11,9 @@ pub(crate) const GETRANDOM: usize = linux_raw_sys::general::__NR_getrandom as us
 pub(crate) const PROCESS_MADVISE: usize = linux_raw_sys::general::__NR_process_madvise as usize;
 pub(crate) const PROCESS_VM_WRITEV: usize = linux_raw_sys::general::__NR_process_vm_writev as usize;
 
+/// Makes one system call with up to five arguments.
+///
+/// # Safety
 /// The arguments meet the requirements of the call numbered `number`.
 pub(crate) unsafe fn syscall5(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Result<usize, Errno> {
     // SAFETY: the caller meets the call's requirements. A call of five arguments does not read a

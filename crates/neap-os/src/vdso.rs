@@ -41,6 +41,9 @@ struct Symbol {
 
 impl Object {
     /// Reads a number at an address in the object.
+    ///
+    /// # Safety
+    /// There is a `T` at the address.
     unsafe fn read<T: Copy>(at: usize) -> T {
         // SAFETY: the caller promises a `T` at the address; an unaligned read has no other
         // requirement.
@@ -76,6 +79,9 @@ impl Object {
     }
 
     /// The address of a function; `None` if no function has that name.
+    ///
+    /// # Safety
+    /// A valid object is mapped there, and stays.
     unsafe fn function(self, name: &CStr) -> Option<usize> {
         // SAFETY: the caller promises a valid object. Its dynamic section is pairs of a tag and an
         // address up to an empty tag. The tables that it names are mapped.
@@ -113,6 +119,9 @@ impl Object {
     }
 
     /// Number of symbols, from the object's GNU hash table.
+    ///
+    /// # Safety
+    /// `hash` is the address of such a table.
     unsafe fn count(hash: usize) -> u32 {
         // SAFETY: the caller promises such a table: four numbers, the filter's words, a bucket for
         // each chain, and the chains. A chain's first symbol is in its bucket, and its last one is

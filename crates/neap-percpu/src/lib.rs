@@ -1,10 +1,10 @@
 //! Allocator of per-CPU data: one copy for each CPU. It releases its pages.
 //!
-//! [`PerCpuData`] is the whole allocator; every call that acts takes the platform. It depends on
-//! `neap-base` only, since its memory lives differently from pages and objects. Memory is in chunks
-//! of reserved address space, which are populated page by page and depopulated from the end. In the
-//! layout [`Layout::Rows`] all copies of an owner's data lie together, so whole pages are free when
-//! an owner ends. [`Layout::CpuMajor`] is the kernel's layout, for comparison.
+//! [`PerCpuData`] is the whole allocator; every call that acts takes the platform. Its memory
+//! is separate from pages and objects. Memory is in chunks of reserved address space, which are
+//! populated page by page and depopulated from the end. In the layout [`Layout::Rows`] all copies
+//! of an owner's data lie together, so whole pages are free when an owner ends.
+//! [`Layout::CpuMajor`] is the kernel's layout, for comparison.
 //!
 //! # Design
 //!
@@ -31,11 +31,11 @@
 //! # Bounds
 //!
 //! As long as nothing was freed, populated memory is at most 17/16 of the rows, plus two reserves
-//! and a page. Rows are at most 17/16 of the requested bytes, plus less than a cache line for each
-//! row, plus the remainders of sizes that do not fit together. An owner with one tiny allocation
-//! takes a cache line for each CPU, and shares pages with similar owners. [`Owner::NOBODY`] has
-//! rows of about a page, in which allocations without an owner share cache lines. One that stays
-//! keeps about a page.
+//! and a page. Rows are at most 17/16 of the requested bytes, plus two losses: less than a cache
+//! line for each row, and the remainders of sizes that do not fit together. An owner with one tiny
+//! allocation takes a cache line for each CPU, and shares pages with similar owners.
+//! [`Owner::NOBODY`] has rows of about a page, in which allocations without an owner share cache
+//! lines. One that stays keeps about a page.
 //!
 //! # Nodes
 //!

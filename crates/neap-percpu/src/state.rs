@@ -327,7 +327,7 @@ impl State {
             return Err(Invalid::NotAllocated);
         }
         let range = granules_of(geometry, row);
-        let granule = range.start + inside / GRANULE; // Behind the range for the address of another CPU's copy.
+        let granule = range.start + inside / GRANULE; // Behind the range for another CPU's copy.
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
         Ok(Place { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }

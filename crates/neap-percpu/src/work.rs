@@ -104,16 +104,16 @@ impl Run {
 
 impl Work {
     /// # Safety
-    /// There is room for [`SCATTERED_RANGES`] ranges at `ranges`, which only this value uses as
-    /// long as it exists.
+    /// There is zeroed room for [`SCATTERED_RANGES`] ranges at `ranges`, which only this value uses
+    /// as long as it exists.
     pub(crate) unsafe fn at(ranges: usize) -> Work {
         let ranges = core::ptr::with_exposed_provenance_mut(ranges);
         Work { ranges, idle: 0, patience: 0, counts: Counts::default() }
     }
 
     fn ranges(&mut self) -> &mut [memory::Range] {
-        // SAFETY: `at`'s caller promised room for this many ranges, and `self` is borrowed
-        // exclusively. Zeroed memory is a valid range.
+        // SAFETY: `at`'s caller promised zeroed room for this many ranges, for which zeroes are
+        // valid. `self` is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.ranges, SCATTERED_RANGES) }
     }
 }

@@ -57,7 +57,7 @@ fn history<P: Platform>(platform: &P, shape: &Shape, steps: u64, each: impl FnMu
     history_looked_at(platform, shape, steps, 1, each);
 }
 
-/// Runs a history that is verified after every `looks` steps only, since a verification frees the
+/// Runs a history that is verified after every `every` steps only, since a verification frees the
 /// kept allocation.
 fn history_looked_at<P: Platform>(
     platform: &P,
