@@ -43,7 +43,7 @@ use core::ptr::{NonNull, null_mut, with_exposed_provenance};
 use core::sync::atomic::compiler_fence;
 use crossbeam_utils::CachePadded;
 
-/// Index of the first of two words that count entries, by phase.
+/// Index of the first of two words, by phase: of the counts of entries, and of those of exits.
 const ENTERED: usize = 0;
 const LEFT: usize = 2;
 
