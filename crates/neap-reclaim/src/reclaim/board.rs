@@ -1,16 +1,39 @@
-//! The board of jobs: what reclaimer threads have to do, who asks for memory of which group, and what came of it; and how many of these threads there are.
+//! Job queue of the reclaimer threads, and the count of these threads.
 //!
-//! Sits between threads that need memory, which may hold anything and so call nobody's callbacks themselves, and the reclaimers, which hold nothing; it is what a model
-//! checker explores. Who asks for the same group at the same time shares a job; the oldest is done first. A job whose reclaimer does not come back is given to another
-//! one: each reclaimer has one job at a time, so whoever finds it taken by that number, the watcher who writes the thread off or the thread itself when it is back, lets
-//! go of it and counts the thread, and the other one finds nothing. A job has nothing of whoever waits for it but a count: who gives up leaves at once, and no answer
-//! that comes later finds another's job.
+//! Threads that need memory may hold locks of the program, so they run no callbacks. They post jobs
+//! here; reclaimers, which hold nothing, run them.
 //!
-//! One mutex, a leaf, inside the gate. Who sleeps does so outside, on a word that it has read before it looked; who changes what it looked for changes the word after that, and
-//! wakes:
-//! 1. W reads the word. 2. W looks, and finds nothing. 3. P posts. 4. P changes the word, and wakes nobody. 5. W does not sleep: the word is another one.
+//! # Design
 //!
-//! Nothing here runs callbacks or makes threads.
+//! * Requests for the same group share a job that has not begun. The oldest job is taken first.
+//! * Each reclaimer has at most one job, which records the reclaimer's number.
+//! * A job has no data of its waiters but their number. A waiter that gives up leaves at once, and
+//!   a later answer cannot reach another waiter's job.
+//!
+//! # Invariants
+//!
+//! A watcher writes off a reclaimer with a callback that does not return. Either the watcher or
+//! the returning thread lets go of the job, and counts the thread: the first to find the job taken
+//! by that number. The other one finds nothing.
+//!
+//! # Locking
+//!
+//! One mutex, a leaf, inside the fork gate. Nothing here runs callbacks or creates threads.
+//!
+//! # Concurrency
+//!
+//! A thread sleeps outside the gate, on a futex word that it reads before it examines the queue. A
+//! thread that changes the queue changes that word afterwards, and wakes sleepers:
+//!
+//! | W waits | P posts |
+//! |---|---|
+//! | 1. reads the word | |
+//! | 2. examines the queue, finds nothing | |
+//! | | 3. posts a job |
+//! | | 4. changes the word; wakes no thread |
+//! | 5. does not sleep: the word differs | |
+//!
+//! A model checker explores this module (`tests/loom_board`).
 
 use crate::ShrinkerId;
 use neap_base::mutex::{Guard, Mutex};
@@ -18,38 +41,39 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use neap_groups::GroupId;
 
-/// Jobs at a time that are for those who wait, or for a node.
+/// Jobs at a time that threads wait for, or that are for a node.
 const JOBS: usize = 16;
-/// Places for [`Aim::Requests`]: each reclaimer that works has one job, and one more may wait to be
-/// taken.
+/// Places for [`Aim::Requests`]: one job for each reclaimer that works, and one more that waits to
+/// be taken.
 const SERVERS: usize = MAX_NODES + 1;
-/// Threads that may be in callbacks that do not come back, before no more are made.
+/// Maximum number of written-off reclaimers that have not returned. No more threads are created at
+/// that number.
 pub(super) const MOST_LOST: u32 = 32;
-/// How long nobody tries to make a thread after that has failed, in nanoseconds.
+/// Delay after a failed creation of a thread before the next attempt, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
 
-/// What a reclaimer is to do.
+/// Task of a reclaimer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aim {
-    /// So many bytes of a group and those below it, for all waiters together.
+    /// Reclaim this number of bytes from a group and its descendants, for all waiters together.
     Bytes(GroupId, u64),
-    /// Room for so many in the budget.
+    /// Make room for this number of bytes in the budget.
     Room(u64),
-    /// As much as a group, and those above it, have beyond their `high`.
+    /// Reclaim the bytes that a group and its ancestors use above their `high`.
     High(GroupId),
-    /// How many objects a shrinker has of a group on a node.
+    /// Ask a shrinker for its number of objects of a group on a node.
     Look(ShrinkerId, GroupId, u32),
-    /// That it looks at so many.
+    /// Let a shrinker scan this number of objects of a group on a node.
     Scan(ShrinkerId, GroupId, u32, u64),
-    /// Until a node is not short any more.
+    /// Reclaim until a node is not short any more.
     Node(usize),
-    /// One request of a group's ([`Groups::take_request`](neap_groups::Groups::take_request)):
-    /// whichever is due.
+    /// Serve one request of a group: the next that is due
+    /// ([`Groups::take_request`](neap_groups::Groups::take_request)).
     Requests,
 }
 
 impl Aim {
-    /// The job that does both, if one can.
+    /// Returns a job that does both, if there is one.
     fn and(self, other: Aim) -> Option<Aim> {
         match (self, other) {
             (Aim::Bytes(group, bytes), Aim::Bytes(same, others)) if group == same => {
@@ -65,9 +89,9 @@ impl Aim {
 enum State {
     Free,
     Posted,
-    /// By the reclaimer of that number.
+    /// By the reclaimer with this number.
     Taken(u32),
-    /// With so many bytes.
+    /// With this number of bytes.
     Done(u64),
 }
 
@@ -76,72 +100,75 @@ struct Job {
     state: State,
     aim: Aim,
     waiters: u32,
-    /// Somebody who does not wait wants it, too; of a node that it is done once more.
+    /// A caller that does not wait requested the job, too: it runs even if all waiters give up. For
+    /// a node with a taken job: run that again.
     wanted: bool,
-    /// The lower, the older.
+    /// Sequence number; the lowest is the oldest job.
     age: u64,
 }
 
 #[derive(Debug)]
 struct Board {
-    /// Those for requests lie behind the others.
+    /// Jobs of [`Aim::Requests`] lie behind the other ones.
     jobs: [Job; JOBS + SERVERS],
-    /// Jobs that there ever were.
+    /// Number of jobs created so far.
     posted: u64,
-    /// Somebody waits for room for a job.
+    /// A thread waits for a free place.
     is_full: bool,
-    /// Threads that work, and those that were written off and are not back.
+    /// Reclaimers that work, and reclaimers that were written off and have not returned.
     threads: u32,
     lost: u32,
-    /// The number of the last one, and of the last that a parent had.
+    /// Number of the newest reclaimer, and of the newest one that this process's parent had.
     last: u32,
     parents: u32,
-    /// Until when none is made, because none could be.
+    /// Time before which no reclaimer is created, after a failed creation.
     until: u64,
 }
 
-/// The jobs, and how many reclaimers there are.
+/// The job queue, and the count of reclaimers.
 #[derive(Debug)]
 pub struct Jobs {
     board: Mutex<Board>,
-    /// Changes when there is a job to be taken: reclaimers sleep on it; and when one is done, or there is room for another: who waits sleeps on it.
+    /// Futex words. `posted` changes when a job can be taken: reclaimers sleep on it. `done`
+    /// changes when a job is done or a place becomes free: waiters sleep on it.
     posted: AtomicU32,
     done: AtomicU32,
 }
 
-/// A job that somebody waits for.
+/// A job that a thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ticket(usize);
 
-/// Somebody who waits for a job, or for room to post it.
+/// A thread that waits for a job, or for room to post it.
 #[derive(Debug)]
 pub struct Waiter {
     aim: Aim,
-    /// `None` where there was no room yet.
+    /// `None` while there was no room.
     ticket: Option<Ticket>,
-    /// How often a job was done when it last looked.
+    /// Value of `Jobs::done` before the last look at the queue.
     dones: u32,
 }
 
 impl Waiter {
-    /// Who wants this done; [`Jobs::ask`] posts it.
+    /// Makes a waiter for a job that [`Jobs::ask`] will post.
     pub fn new(aim: Aim) -> Waiter {
         Waiter { aim, ticket: None, dones: 0 }
     }
 }
 
-/// How often there had been a job to be taken, before none was found.
+/// Value of the word `posted` before no job was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Idle(u32);
 
-/// What a reclaimer does next.
+/// Next step of a reclaimer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// This.
+    /// Run this job.
     Job(Aim),
-    /// There is nothing to do: it [sleeps](Jobs::sleep), with this.
+    /// [Sleep](Jobs::sleep) with this value: there is no job.
     Nothing(Idle),
-    /// It ends: it is a copy of its parent's, and counted nowhere.
+    /// End: the reclaimer is a copy of one of the parent process, and is not counted, or all were
+    /// dismissed.
     End,
 }
 
@@ -150,7 +177,7 @@ impl Board {
         self.jobs.iter().position(|job| job.state == state)
     }
 
-    /// A free place for a job.
+    /// Returns the index of a free place for a job.
     fn room_for(&self, aim: Aim) -> Option<usize> {
         let places = if aim == Aim::Requests { JOBS..JOBS + SERVERS } else { 0..JOBS };
         places.into_iter().find(|&place| self.jobs[place].state == State::Free)
@@ -165,8 +192,11 @@ impl Board {
         self.threads < least || self.count(|state| state == State::Posted) > idle
     }
 
-    /// The reclaimer of a number has its job no more: it is done, with so many bytes, or to be done by another one; `idle` is called with the node whose pass is not under
-    /// way from now on. Answers what the job is now; `None` if it had none.
+    /// Takes the job of a reclaimer from it. With `done`, the job is done, with that number of
+    /// bytes; otherwise another reclaimer is to do it.
+    ///
+    /// Calls `idle` with the node if the job was a pass for one. Returns the new state of the job;
+    /// `None` if the reclaimer had none.
     fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<State> {
         let index = self.index_of(State::Taken(reclaimer))?;
         let job = &mut self.jobs[index];
@@ -194,19 +224,25 @@ impl Default for Jobs {
 }
 
 impl Jobs {
-    /// Posts a job for somebody who does not wait; answers whether there was room for it. Inside the gate.
+    /// Posts a job without waiting for it. Returns whether there was room. The caller must be
+    /// inside the fork gate.
     pub fn post(&self, aim: Aim) -> bool {
         self.place(aim, false).is_some()
     }
 
-    /// Posts what somebody waits for, once, as soon as there is room. [`Jobs::answer`] is to follow; where there is none, [`Jobs::wait`], and then this again. Inside the gate.
+    /// Posts the waiter's job, once, as soon as there is room. The caller must be inside the fork
+    /// gate.
+    ///
+    /// [`Jobs::answer`] must follow. If that returns `None`, [`Jobs::wait`] must follow, and then
+    /// this again.
     pub fn ask(&self, waiter: &mut Waiter) {
-        // Before it looks: for room here, for what came of it in `answer`.
+        // Before the look at the queue: for room here, for the result in `answer`.
         waiter.dones = self.dones();
         waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, true));
     }
 
-    /// What came of it, once it is done; 0 where the waiter is `giving_up` before that. There is one answer: then the waiter is void. Inside the gate.
+    /// Returns the bytes that the job brought, once it is done; 0 if the waiter is `giving_up`
+    /// before. The waiter is void after an answer. The caller must be inside the fork gate.
     pub fn answer(&self, waiter: &Waiter, giving_up: bool) -> Option<u64> {
         match waiter.ticket {
             Some(ticket) => self.look(ticket, giving_up),
@@ -214,19 +250,25 @@ impl Jobs {
         }
     }
 
-    /// Sleeps until a job is done, or there is room, that the waiter has not seen, or for so many nanoseconds.
+    /// Sleeps until a job is done or a place becomes free that the waiter has not seen, or for this
+    /// number of nanoseconds.
     pub fn wait(&self, waiter: &Waiter, nanoseconds: u64) {
         wait_for(&self.done, waiter.dones, nanoseconds);
     }
 
-    /// Posts a job; `None` where there are too many. With `waits`, [`Jobs::look`] is to follow until it has answered.
+    /// Posts a job; `None` if there is no room. With `waits`, [`Jobs::look`] must follow until it
+    /// returns an answer.
     fn place(&self, aim: Aim, waits: bool) -> Option<Ticket> {
         let mut board = self.board.lock();
         let same = |job: &Job| match job.state {
             State::Posted => job.aim.and(aim),
-            // What a reclaimer has begun with is not what is needed now. But two passes over a node at a time bring no more than one, which may have seen enough already:
-            // 1. the pass finds the node above its high watermark; 2. somebody allocates, finds it at the low one, and comes here; 3. the pass ends. So it is
-            // wanted once more; this mutex says which of 2 and 3 was first.
+            // A pass that has begun does not serve a new request, except a pass for a node: two
+            // passes over a node at a time bring no more than one. Such a pass may already have
+            // seen enough memory:
+            // 1. The pass finds the node above its high watermark.
+            // 2. A thread allocates, finds the node at its low watermark, and comes here.
+            // 3. The pass ends.
+            // So the job is marked to run again. This mutex orders steps 2 and 3.
             State::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, Aim::Node(_))),
             _ => None,
         };
@@ -256,25 +298,25 @@ impl Jobs {
         Some(Ticket(index))
     }
 
-    /// Lets a reclaimer that sleeps look for a job: to be called whenever there is one to be taken that was not before.
+    /// Wakes one sleeping reclaimer. To be called whenever a job becomes one that can be taken.
     fn call(&self) {
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
         wake(&self.posted, 1);
     }
 
-    /// Lets those who wait look: for what came of a job, or for room.
+    /// Wakes all waiters: a job is done, or there is room.
     fn tell(&self) {
         self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
         wake(&self.done, i32::MAX as u32);
     }
 
-    /// Wakes whoever is concerned by what a job is now, and opens the board for others.
+    /// Wakes the threads that the new state of a job concerns, after releasing the mutex.
     fn leave(&self, mut board: Guard<'_, Board>, state: State) {
         let is_room = state == State::Free && core::mem::take(&mut board.is_full);
         drop(board);
         match state {
-            // 1. Two reclaimers; one sleeps, the other's callback sticks. 2. It is written off. 3. One job, one reclaimer: nobody makes another. So the one that
-            // sleeps has to hear of it.
+            // A reclaimer may sleep while another one was written off. With one job and one
+            // reclaimer left, no further one is created, so the sleeping one must be woken.
             State::Posted => self.call(),
             State::Done(_) => self.tell(),
             _ if is_room => self.tell(),
@@ -282,19 +324,20 @@ impl Jobs {
         }
     }
 
-    /// What came of a job that is done, or 0 where its waiter is `giving_up`; the ticket is void then.
+    /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The ticket is
+    /// void after an answer.
     fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
         let mut board = self.board.lock();
         let job = board.jobs.get_mut(ticket.0)?;
         let bytes = match job.state {
             State::Done(bytes) => bytes,
             _ if giving_up => 0,
-            // A parent's.
+            // The ticket is one of the parent process.
             State::Free => 0,
             _ => return None,
         };
         job.waiters = job.waiters.saturating_sub(1);
-        // What nobody wants any more is not begun either.
+        // A job that no caller wants any more is not begun.
         let is_void = match job.state {
             State::Done(_) => job.waiters == 0,
             State::Posted => job.waiters == 0 && !job.wanted,
@@ -307,7 +350,7 @@ impl Jobs {
         Some(bytes)
     }
 
-    /// The next job, for the reclaimer of a number. Inside the gate.
+    /// Takes the oldest job for a reclaimer. The caller must be inside the fork gate.
     pub fn take(&self, reclaimer: u32) -> Next {
         let idle = Idle(self.posts());
         let mut board = self.board.lock();
@@ -321,7 +364,8 @@ impl Jobs {
         Next::Job(oldest.aim)
     }
 
-    /// The job of a reclaimer is done, unless it was given to another one. `idle`: see [`Jobs::write_off`]. Inside the gate.
+    /// Ends the job of a reclaimer, unless another one has it. `idle`: see [`Jobs::write_off`]. The
+    /// caller must be inside the fork gate.
     pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if let Some(state) = board.let_go(reclaimer, Some(bytes), idle) {
@@ -329,10 +373,13 @@ impl Jobs {
         }
     }
 
-    /// A reclaimer does not come back: another one is to do what it was at. `idle` is called, under the mutex, with the node if that was a pass for one. Inside the gate.
+    /// Writes off a reclaimer with a callback that does not return, and posts its job again. The
+    /// caller must be inside the fork gate.
+    ///
+    /// Calls `idle` with the node, under the mutex, if the job was a pass for one.
     pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
-        // Otherwise it is back already.
+        // `None`: the reclaimer has returned already.
         if let Some(state) = board.let_go(reclaimer, None, idle) {
             board.threads -= 1;
             board.lost += 1;
@@ -340,14 +387,15 @@ impl Jobs {
         }
     }
 
-    /// A reclaimer that was written off is back, and ends. `idle`: see [`Jobs::write_off`]. Inside the gate.
+    /// Ends a reclaimer that was written off and has returned. `idle`: see [`Jobs::write_off`]. The
+    /// caller must be inside the fork gate.
     pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut board = self.board.lock();
         if reclaimer <= board.parents {
             return;
         }
         match board.let_go(reclaimer, None, idle) {
-            // Who has written it off comes too late for that.
+            // The watcher has not reached `write_off` yet; it will find no job there.
             Some(state) => {
                 board.threads -= 1;
                 self.leave(board, state);
@@ -356,12 +404,17 @@ impl Jobs {
         }
     }
 
-    /// Whether there are fewer reclaimers than `least`, or more jobs than reclaimers who have nothing to do. Inside the gate.
+    /// Returns whether there are fewer reclaimers than `least`, or more posted jobs than idle
+    /// reclaimers. The caller must be inside the fork gate.
     pub fn is_short(&self, least: u32) -> bool {
         self.board.lock().is_short(least)
     }
 
-    /// The number of a reclaimer that is to be made, and counts already: where that [is so](Jobs::is_short), and there are fewer than `most`. Inside the gate.
+    /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
+    /// must be inside the fork gate.
+    ///
+    /// `None` unless reclaimers are [short](Jobs::is_short), fewer than `most` exist, few enough
+    /// are lost, and no creation failed lately.
     pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut board = self.board.lock();
         if !board.is_short(least) || board.threads >= most || board.lost >= MOST_LOST || now < board.until {
@@ -372,34 +425,38 @@ impl Jobs {
         Some(board.last)
     }
 
-    /// It could not be made. Inside the gate.
+    /// Records that the creation of a counted reclaimer failed, and starts the delay before the
+    /// next attempt. The caller must be inside the fork gate.
     pub fn not_made(&self, now: u64) {
         let mut board = self.board.lock();
         board.threads -= 1;
         board.until = now.saturating_add(AGAIN);
     }
 
-    /// Threads that work, and those that were written off and are not back. Inside the gate.
+    /// Returns the number of reclaimers that work, and of those that were written off and have not
+    /// returned. The caller must be inside the fork gate.
     pub fn threads(&self) -> (u32, u32) {
         let board = self.board.lock();
         (board.threads, board.lost)
     }
 
-    /// Jobs that wait to be taken, and those that are. Inside the gate.
+    /// Returns the number of posted jobs, and of taken ones. The caller must be inside the fork
+    /// gate.
     pub fn count(&self) -> (u32, u32) {
         let board = self.board.lock();
         (board.count(|state| state == State::Posted), board.count(|state| matches!(state, State::Taken(_))))
     }
 
-    /// In a forked child: nobody waits and nobody works. A reclaimer that forked in a callback ends. Inside the gate.
+    /// Resets the queue in a forked child, where no thread waits or works. A reclaimer that forked
+    /// in a callback ends. The caller must be inside the fork gate.
     pub fn forget_all(&self) {
         let mut board = self.board.lock();
         board.jobs.iter_mut().for_each(|job| job.state = State::Free);
         (board.threads, board.lost, board.parents, board.until) = (0, 0, board.last, 0);
     }
 
-    /// Every reclaimer ends when it looks for a job the next time, and none is made any more.
-    /// Inside the gate.
+    /// Lets every reclaimer end at its next look for a job; no more are created. The caller must be
+    /// inside the fork gate.
     pub fn dismiss(&self) {
         let mut board = self.board.lock();
         (board.threads, board.lost, board.parents, board.until) = (0, 0, u32::MAX, u64::MAX);
@@ -408,12 +465,12 @@ impl Jobs {
         wake(&self.posted, i32::MAX as u32);
     }
 
-    /// How often there was a job to be taken.
+    /// Returns the value of the futex word `posted`.
     fn posts(&self) -> u32 {
         self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
     }
 
-    /// Sleeps until there is another job to be taken, or for so many nanoseconds.
+    /// Sleeps until another job can be taken, or for this number of nanoseconds.
     pub fn sleep(&self, idle: Idle, nanoseconds: Option<u64>) {
         match nanoseconds {
             Some(nanoseconds) => wait_for(&self.posted, idle.0, nanoseconds),
@@ -421,7 +478,7 @@ impl Jobs {
         }
     }
 
-    /// How often a job was done, or room was made.
+    /// Returns the value of the futex word `done`.
     fn dones(&self) -> u32 {
         self.done.load(Ordering::Acquire) // Pairs with the Release in `tell`.
     }
@@ -450,7 +507,7 @@ mod tests {
             }
         }
 
-        /// Makes reclaimers up to the number of `last`.
+        /// Makes reclaimers with the numbers 1 to `last`.
         fn with(last: u32) -> Jobs {
             let jobs = Jobs::default();
             (1..=last).for_each(|number| assert_eq!(jobs.hire(last, last, 0), Some(number)));
@@ -495,7 +552,8 @@ mod tests {
         assert_eq!(jobs.threads(), (1, 0));
     }
 
-    /// 1. W writes the thread off in its lane. 2. Its callback is back. 3. Either of the two comes here first.
+    /// The lane has written the reclaimer off, and the callback has returned. Either of the two
+    /// threads comes first here.
     #[test]
     fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
         for is_back_first in [false, true] {
@@ -506,7 +564,7 @@ mod tests {
             if is_back_first {
                 jobs.end(1, |_| ());
                 assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
-                // By now another one may be at it.
+                // Another reclaimer may have taken the job by now.
                 assert_eq!(jobs.took(2), Some(bytes(20)));
                 jobs.write_off(1, |_| panic!("it has let go"));
             } else {
@@ -551,7 +609,8 @@ mod tests {
         assert_eq!(jobs.hire(0, 4, 0), Some(MOST_LOST + 1));
     }
 
-    /// A tick asks for a node each time that it finds too little, while a pass takes longer than the time between two.
+    /// A tick requests a node at each shortage, and a pass can take longer than the time between
+    /// two ticks.
     #[test]
     fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
         let jobs = Jobs::with(2);
@@ -627,7 +686,7 @@ mod tests {
         assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.threads()), (None, (0, 0)));
     }
 
-    /// Fails by never ending where nobody is woken; the number that reclaimers sleep on says it at once.
+    /// Without a wake-up this test would never end; the comparison of the futex word fails at once.
     #[test]
     fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
         let jobs = Jobs::with(2);
@@ -652,8 +711,8 @@ mod tests {
         assert_eq!(jobs.look(ticket, false), Some(7));
     }
 
-    /// However many others there are, and each server that finds another request due lets one more
-    /// come.
+    /// Other jobs do not take the places of requests, and each server that finds another request
+    /// due lets one more come.
     #[test]
     fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
         let jobs = Jobs::with(2);

@@ -1,19 +1,31 @@
-//! Who runs callbacks at the moment, since when, and which shrinkers are not to be asked for some time.
+//! Watchdog of callbacks: which threads run callbacks, since when, and which shrinkers are barred.
 //!
-//! Sits between passes and whoever watches over them. A thread that is about to run callbacks takes a lane, and says there what it runs; whoever waits for
-//! it looks through the lanes, and writes one off that has been in one callback for longer than [`BUDGET`]: the shrinker is a culprit from then on, and
-//! nobody runs it while that callback, or another one of it that was written off, is not back. A thread that comes back to a lane that was written off ends, if it is a
-//! reclaimer: it has been replaced.
+//! # Design
 //!
-//! What a callback is blamed for is the time of a CPU that it took, since a thread that is not
-//! scheduled can do nothing about that. A callback that took long only by the clock on the wall (it
-//! slept, or waited for a lock, or the machine was busy, or the process was stopped) is blamed from
-//! the third time in a row on, and not for a time in which threads that watch came late themselves
-//! ([`Lanes::looked`]). Culprits are barred for a second, and for twice as long each further time,
-//! up to a minute; each [`DECAY`] without a penalty takes one doubling off. Who of the two was
-//! first is decided by the lane's word ([`Seat`]). A callback writes its own lane and nothing else,
-//! unless it was written off; one mutex, a leaf, for writing off and blaming, and for coming back
-//! from that. Nothing here waits, and nobody is stopped.
+//! 1. A thread that is about to run callbacks takes a lane, and publishes there the shrinker and
+//!    the end of its time.
+//! 2. A thread that waits for it looks through the lanes, and writes a lane off where a callback
+//!    has run longer than its budget ([`BUDGET`] by default).
+//! 3. The shrinker is not asked while a callback of it that was written off has not returned.
+//! 4. A reclaimer that returns to a lane that was written off ends: it has been replaced.
+//!
+//! A callback is blamed for the CPU time that it took. A callback that took long only by wall time
+//! slept, waited for a lock, or ran on a busy machine or in a stopped process. It is blamed from
+//! the third time in a row on, and not for a time in which watching threads came late themselves
+//! ([`Lanes::looked`]).
+//!
+//! A blamed shrinker is barred for a second, and for twice as long each further time, up to 64 s.
+//! Each [`DECAY`] without a penalty takes one doubling off.
+//!
+//! # Locking
+//!
+//! A callback writes its own lane and its shrinker's count of slow callbacks in a row, without a
+//! lock. One mutex, a leaf, protects writing off, blaming, and returning from a written-off lane.
+//! Nothing here waits.
+//!
+//! # Concurrency
+//!
+//! The lane's word decides whether the watcher or the returning callback was first ([`Seat`]).
 
 use super::board::MOST_LOST;
 use super::seat::{Running, Seat};
@@ -24,128 +36,129 @@ use neap_base::Mutex;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::Name;
 
-/// How long one callback may take, in nanoseconds, unless its shrinker says otherwise.
+/// Time that one callback may take, in nanoseconds, unless its shrinker has a budget of its own.
 pub const BUDGET: u64 = 100_000_000;
-/// For how long a shrinker is barred the first time, and how often that is doubled.
+/// First time that a shrinker is barred, in nanoseconds, and how often that is doubled at most.
 const BARRED: u64 = 1_000_000_000;
 const DOUBLINGS: u32 = 6;
-/// How long it takes until a penalty is forgotten, in nanoseconds.
+/// Time after which one penalty is forgotten, in nanoseconds.
 const DECAY: u64 = 30_000_000_000;
-/// Callbacks in a row that were too long by the clock on the wall alone, the last of which is
-/// blamed.
+/// Number of callbacks in a row, too long by wall time alone, at which the last one is blamed.
 const ROW: u32 = 3;
-/// Threads of the program's that may run callbacks at a time.
+/// Threads of the program that may run callbacks at a time.
 const LANES: usize = 64;
-/// Lanes for reclaimers alone: for as many as work, and as many as may not come back. So none is
-/// ever without one.
+/// Lanes for reclaimers alone: for the most that work, and the most that may be stuck. A reclaimer
+/// always finds one.
 const RECLAIMERS: usize = MAX_NODES + MOST_LOST as usize;
-/// How much later than it wanted to a thread that watches may come and still be on time, in
-/// nanoseconds.
+/// Delay up to which a watching thread counts as on time, in nanoseconds.
 const LATE: u64 = BUDGET / 4;
-/// How much of a CPU's time may be that of callbacks before: see [`Lanes::excess_of`].
+/// CPU time, in nanoseconds, that may be that of earlier callbacks: see [`Lanes::excess_of`].
 pub const SLACK: u64 = BUDGET / 4;
-/// Culprits that are known at a time.
+/// Maximum number of known culprits.
 const CULPRITS: usize = 64;
-/// Bytes of a culprit's name.
+/// Bytes that are kept of a culprit's name.
 const NAME: usize = 48;
-/// The name of one that is gone.
+/// Name of a shrinker that was unregistered.
 const GONE: &str = "(unregistered)";
 
-/// What a shrinker is blamed for.
+/// Reason for which a shrinker is blamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Verdict {
-    /// It took longer than [`BUDGET`].
+    /// A callback took longer than its budget.
     Overran = 0,
-    /// Its answers cannot be true.
+    /// Its answers are impossible.
     Lied = 1,
     /// It panicked.
     Panicked = 2,
 }
 
 impl Verdict {
-    /// All of them, in the order of their numbers.
+    /// All verdicts, in the order of their numbers.
     pub const ALL: [Verdict; 3] = [Verdict::Overran, Verdict::Lied, Verdict::Panicked];
 
-    /// As it is called in reports.
+    /// Returns the name of the verdict in reports.
     pub const fn name(self) -> &'static str {
         ["overran", "lied", "panicked"][self as usize]
     }
 }
 
-/// Why a callback took longer than its budget.
+/// Reason for which a callback took longer than its budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Excess {
-    /// By the time of the CPU that its thread took.
+    /// Its thread used that much CPU time.
     Busy,
-    /// By the clock on the wall: it waited.
+    /// It waited: only the wall time was too long.
     Waited,
-    /// By the clock on the wall, while threads that watch came late as well.
+    /// Only the wall time was too long, and watching threads came late as well.
     Starved,
 }
 
-/// A thread that may run callbacks.
+/// A lane: a place for a thread that may run callbacks.
 #[derive(Debug, Default)]
 struct Place {
     seat: Seat,
-    /// The record that counts what runs here among those that do not come back, plus one; under the mutex.
+    /// Index plus one of the record that counts this lane's callback as stuck; 0 for none. Under
+    /// the mutex.
     record: AtomicU32,
 }
 
 /// A shrinker that was blamed.
 #[derive(Debug, Default)]
 struct Record {
-    /// 0: nobody's.
+    /// 0: the record is free.
     shrinker: AtomicU64,
-    /// Until when it is not asked, and how many callbacks of it were written off and are not back: until then it is not asked either.
+    /// Time until which the shrinker is not asked, and its number of stuck callbacks: written off,
+    /// not back. While there are any, it is not asked either.
     until: AtomicU64,
     stuck: AtomicU32,
-    /// Penalties that are not forgotten yet, when the last one was, and callbacks in a row that
-    /// waited for too long.
+    /// Penalties that are not forgotten, the time of the last one, and callbacks in a row that
+    /// waited too long.
     penalties: AtomicU32,
     last: AtomicU64,
     row: AtomicU32,
-    /// How often for what, by [`Verdict`].
+    /// Number of blames by [`Verdict`].
     counts: [AtomicU32; Verdict::ALL.len()],
     name: [AtomicU64; NAME / 8],
 }
 
-/// A shrinker that was blamed, as told to whoever asks.
+/// Report of a shrinker that was blamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Culprit {
-    /// Its id, as a number.
+    /// The shrinker's id, as a number.
     pub shrinker: u64,
-    /// Until when it is not asked, in nanoseconds of whoever blamed it; `u64::MAX` while a callback of it does not come back.
+    /// Time until which it is not asked, in nanoseconds of the caller's clock; `u64::MAX` while a
+    /// callback of it is stuck.
     pub until: u64,
-    /// How often for what, by [`Verdict`].
+    /// Number of blames by [`Verdict`].
     pub counts: [u32; Verdict::ALL.len()],
-    /// The beginning of its name, and zeroes.
+    /// The beginning of its name, padded by zeroes.
     pub name: [u8; NAME],
 }
 
 impl Culprit {
-    /// Its name, as far as it is kept.
+    /// Returns the name, as far as it is kept.
     pub fn name(&self) -> &str {
         let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
         let whole = |end: usize| core::str::from_utf8(&self.name[..end]).ok();
-        // It may have been cut within a character.
+        // The name may have been cut within a character.
         (0..=end).rev().find_map(whole).unwrap_or("")
     }
 }
 
-/// All lanes, and all who were blamed.
+/// All lanes, and the records of blamed shrinkers.
 #[derive(Debug)]
 pub struct Lanes {
-    /// Those of reclaimers lie behind the others.
+    /// Lanes of reclaimers lie behind those of the program's threads.
     places: [CachePadded<Place>; LANES + RECLAIMERS],
     records: [Record; CULPRITS],
     /// Records that were ever used.
     known: AtomicU32,
     blaming: Mutex<()>,
-    /// When a thread that watches last came as soon as it wanted to, and when one came late.
+    /// Time when a watching thread last came on time, and time when one last came late.
     on_time: AtomicU64,
     late: AtomicU64,
-    /// How often anybody was blamed, by [`Verdict`].
+    /// Number of all blames by [`Verdict`].
     counts: [AtomicU32; Verdict::ALL.len()],
 }
 
@@ -163,27 +176,27 @@ impl Default for Lanes {
     }
 }
 
-/// Being about to run callbacks, until this is dropped.
+/// Right of a thread to run callbacks, until this is dropped.
 #[derive(Debug)]
 pub struct Lane<'l> {
     lanes: &'l Lanes,
     place: &'l Place,
-    /// When its last callback began.
+    /// Time when its last callback began.
     began: Cell<u64>,
 }
 
 /// A callback that has run for too long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Overdue {
-    /// Whose it is.
+    /// The shrinker.
     pub shrinker: u64,
-    /// The number of the reclaimer that runs it, which is to be replaced; 0: a thread of somebody's.
+    /// Number of the reclaimer that runs it and is to be replaced; 0: a thread of the program.
     pub reclaimer: u32,
 }
 
 impl Lanes {
-    /// Takes a lane for this thread, the reclaimer of a number, or none for 0; `None` where too
-    /// many threads of the program's run callbacks.
+    /// Takes a lane for this thread: the reclaimer with that number, or a thread of the program if
+    /// it is 0. `None` if too many threads of the program run callbacks.
     pub fn enter(&self, reclaimer: u32) -> Option<Lane<'_>> {
         let (of_program, of_reclaimers) = self.places.split_at(LANES);
         let places = if reclaimer == 0 { of_program } else { of_reclaimers };
@@ -191,7 +204,7 @@ impl Lanes {
         Some(Lane { lanes: self, place, began: Cell::new(0) })
     }
 
-    /// Whether a thread of the program's can take a lane at this moment.
+    /// Returns whether a lane for a thread of the program is free at this moment.
     pub fn is_room(&self) -> bool {
         self.places[..LANES].iter().any(|place| !place.seat.is_taken())
     }
@@ -201,12 +214,12 @@ impl Lanes {
         self.records[..known].iter().find(|record| record.shrinker.load(Ordering::Relaxed) == shrinker)
     }
 
-    /// Whether a shrinker is not to be asked now.
+    /// Returns whether a shrinker is barred at the time `now`.
     pub fn is_barred(&self, shrinker: u64, now: u64) -> bool {
         self.record(shrinker).is_some_and(|record| now < record.until())
     }
 
-    /// Blames a shrinker, which is barred for some time then. Inside the gate.
+    /// Blames a shrinker and bars it for some time. The caller must be inside the fork gate.
     pub fn blame(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) {
         let _blaming = self.blaming.lock();
         if let Some(record) = self.count(shrinker, name, verdict, now) {
@@ -214,15 +227,16 @@ impl Lanes {
         }
     }
 
-    /// A thread that watches looked at a moment, so much later than it wanted to.
+    /// Records that a watching thread looked at the time `now`, `late_by` nanoseconds later than it
+    /// planned.
     pub fn looked(&self, now: u64, late_by: u64) {
         let moment = if late_by > LATE { &self.late } else { &self.on_time };
-        // Relaxed: a hint, which publishes nothing.
+        // Relaxed: heuristic; it publishes no other data.
         moment.store(now, Ordering::Relaxed);
     }
 
-    /// Why a callback took too long that began at a moment, with the CPU time of its thread since
-    /// then, at most.
+    /// Returns the reason for which a callback took too long that began at `began`. `busy` is an
+    /// upper bound of the CPU time of its thread since then.
     pub fn excess_of(&self, began: u64, busy: u64, budget: u64) -> Excess {
         if busy > budget.saturating_add(SLACK) {
             return Excess::Busy;
@@ -231,8 +245,8 @@ impl Lanes {
         if on_time > began && late < began { Excess::Waited } else { Excess::Starved }
     }
 
-    /// Blames a shrinker for a callback that took too long and was not written off. Inside the
-    /// gate.
+    /// Blames a shrinker for a callback that took too long and was not written off. The caller must
+    /// be inside the fork gate.
     pub fn overran(&self, shrinker: u64, name: Option<Name>, excess: Excess, now: u64) {
         let _blaming = self.blaming.lock();
         if let Some(record) = self.count(shrinker, name, Verdict::Overran, now) {
@@ -240,7 +254,7 @@ impl Lanes {
         }
     }
 
-    /// Counts a verdict; answers the shrinker's record, if there is room for one. Under the mutex.
+    /// Counts a verdict. Returns the shrinker's record, if there is room for one. Under the mutex.
     fn count(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) -> Option<&Record> {
         self.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
         let name = name.as_ref().map_or(GONE, Name::as_str);
@@ -249,14 +263,14 @@ impl Lanes {
         Some(record)
     }
 
-    /// A shrinker is gone: its record is known for as long as nobody else needs it.
+    /// Ends the bar of a shrinker that is gone. Its record is kept until another shrinker needs it.
     pub fn forget(&self, shrinker: u64) {
         if let Some(record) = self.record(shrinker) {
             record.until.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A record that was never used, or that of somebody who may be asked again.
+    /// Returns a record that was never used, or that of a shrinker that is not barred.
     fn new_record(&self, shrinker: u64, name: &str, now: u64) -> Option<&Record> {
         let known = self.known.load(Ordering::Relaxed) as usize;
         let index = if known < CULPRITS {
@@ -279,15 +293,19 @@ impl Lanes {
         Some(record)
     }
 
-    /// Writes off callbacks that have run for longer than their budget, blames their shrinkers, by
-    /// the `name` of one, and calls `each` with them; each once. Inside the gate.
+    /// Writes off each callback that has run longer than its budget, and blames its shrinker. The
+    /// caller must be inside the fork gate.
+    ///
+    /// `name` returns the name of a shrinker. `each` is called once for each callback that was
+    /// written off, outside the mutex.
     pub fn write_off(&self, now: u64, name: impl Fn(u64) -> Option<Name>, mut each: impl FnMut(Overdue)) {
         for place in &self.places {
             let is_overdue = |running: &Running| now > running.due;
             let Some(running) = place.seat.running().filter(is_overdue) else { continue };
             let (shrinker, name) = (running.shrinker, name(running.shrinker));
             {
-                // The mutex first: 1. W writes it off. 2. The callback is back, and hears of it. 3. It waits here until what is known of it says that it was stuck.
+                // The mutex first: a callback that returns and reads the bit waits in `is_back`
+                // until the record counts it as stuck.
                 let _blaming = self.blaming.lock();
                 if !place.seat.write_off(&running) {
                     continue;
@@ -301,7 +319,7 @@ impl Lanes {
         }
     }
 
-    /// Calls `each` with all who were blamed, as far as they are known.
+    /// Calls `each` with every blamed shrinker of which there is a record.
     pub fn each_culprit(&self, mut each: impl FnMut(Culprit)) {
         for record in &self.records[..self.known.load(Ordering::Relaxed) as usize] {
             let mut name = [0; NAME];
@@ -317,12 +335,12 @@ impl Lanes {
         }
     }
 
-    /// How often anybody was blamed so far, by [`Verdict`].
+    /// Returns the number of blames so far by [`Verdict`].
     pub fn counts(&self) -> [u32; Verdict::ALL.len()] {
         self.counts.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// In a forked child: nobody else runs anything, and what does not come back there may be asked here. This thread keeps its lane.
+    /// Forgets the callbacks of other threads, in a forked child. The lane of this thread stays.
     pub fn forget_others(&self) {
         self.records.iter().for_each(|record| record.stuck.store(0, Ordering::Relaxed));
         for place in &self.places {
@@ -340,7 +358,8 @@ impl Lanes {
 }
 
 impl Record {
-    /// What a callback is blamed for that took too long. Under the mutex.
+    /// Bars the shrinker of a callback that took too long, if that is to be blamed. Under the
+    /// mutex.
     fn charge(&self, excess: Excess, now: u64) {
         let row = self.row.load(Ordering::Relaxed) + u32::from(excess == Excess::Waited);
         let is_blamed = excess == Excess::Busy || row >= ROW;
@@ -350,12 +369,13 @@ impl Record {
         }
     }
 
-    /// Until when it is not asked; all bits set while nobody knows.
+    /// Returns the time until which the shrinker is not asked; `u64::MAX` while a callback is
+    /// stuck.
     fn until(&self) -> u64 {
         if self.stuck.load(Ordering::Relaxed) > 0 { u64::MAX } else { self.until.load(Ordering::Relaxed) }
     }
 
-    /// It is not asked for some time. Under the mutex.
+    /// Bars the shrinker for some time. Under the mutex.
     fn bar(&self, now: u64) {
         let forgotten = now.saturating_sub(self.last.load(Ordering::Relaxed)) / DECAY;
         let before = u64::from(self.penalties.load(Ordering::Relaxed)).saturating_sub(forgotten);
@@ -367,7 +387,8 @@ impl Record {
 }
 
 impl Lane<'_> {
-    /// A callback begins that may take so long, unless its shrinker is barred; answers whether.
+    /// Begins a callback with that budget, in nanoseconds. Returns false, and begins nothing, if
+    /// its shrinker is barred.
     pub fn began(&self, shrinker: u64, now: u64, budget: u64) -> bool {
         let begins = !self.lanes.is_barred(shrinker, now);
         if begins {
@@ -377,12 +398,13 @@ impl Lane<'_> {
         begins
     }
 
-    /// When the last callback began.
+    /// Returns the time when the last callback began.
     pub fn last_began(&self) -> u64 {
         self.began.get()
     }
 
-    /// The callback is back; answers for how long it ran, and whether it was written off meanwhile: then [`Lane::is_back`] is to follow.
+    /// Ends the callback. Returns its duration, and whether it was written off: then
+    /// [`Lane::is_back`] must follow.
     pub fn ended(&self, now: u64) -> (u64, bool) {
         let (shrinker, due) = self.place.seat.last();
         if now <= due
@@ -393,12 +415,13 @@ impl Lane<'_> {
         (now.saturating_sub(self.began.get()), self.place.seat.end())
     }
 
-    /// The callback that was written off is back: its shrinker is barred for some more time if it
-    /// is to be blamed, and, unless another one of it is stuck, no longer. Inside the gate.
+    /// Counts a written-off callback as returned, and bars its shrinker if that is to be blamed.
+    /// The shrinker stays barred while another callback of it is stuck. The caller must be inside
+    /// the fork gate.
     pub fn is_back(&self, now: u64, excess: Excess) {
         let _blaming = self.lanes.blaming.lock();
         if let Some(record) = self.lanes.stuck_at(self.place) {
-            // A child has forgotten all that were stuck.
+            // A forked child has set the count to 0.
             let stuck = record.stuck.load(Ordering::Relaxed);
             record.stuck.store(stuck.saturating_sub(1), Ordering::Relaxed);
             record.charge(excess, now);
@@ -426,7 +449,7 @@ mod tests {
         Some(shared.get())
     }
 
-    /// All that are written off now, by whoever looks.
+    /// Returns all callbacks that are written off now.
     fn overdue(lanes: &Lanes, now: u64) -> Vec<Overdue> {
         let mut all = Vec::new();
         lanes.write_off(now, |_| named("seven"), |overdue| all.push(overdue));
@@ -468,7 +491,7 @@ mod tests {
         }
     }
 
-    /// The level falls by one for each half minute.
+    /// The number of doublings falls by one for each half minute.
     #[test]
     fn penalties_are_forgotten_in_time() {
         let lanes = Lanes::default();
@@ -584,7 +607,7 @@ mod tests {
                 assert_eq!(overdue(&lanes, SECOND).len(), 1);
                 drop(all.pop());
                 all.push(lanes.enter(0).unwrap());
-                // They are as in a parent, when it forks.
+                // These lanes stay taken, like those of other threads of a parent that forks.
                 all.into_iter().for_each(core::mem::forget);
             });
             others.join().unwrap();
@@ -602,7 +625,8 @@ mod tests {
         assert!(lanes.is_barred(5, SECOND) && !lanes.is_barred(5, 3 * SECOND));
     }
 
-    /// 1. W looks. 2. The callback returns, and perhaps another one begins. 3. W goes on.
+    /// The callback returns, and in two cases another one begins, between the watcher's look and
+    /// its exchange.
     #[test]
     fn a_callback_that_comes_back_while_somebody_looks_is_not_written_off() {
         for again in [None, Some(7), Some(8)] {

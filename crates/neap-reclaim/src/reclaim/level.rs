@@ -1,36 +1,38 @@
-//! How hard memory is to get: levels of pressure, from what was looked at and what was given.
+//! Pressure levels of reclaim, from the scanned and freed objects.
 //!
-//! Sits between passes, which tell what a walk came to, and those who subscribed to a group's [`Event`]s. A level is found once for every
-//! window of objects that were looked at, so that one walk that found little is no news. Sums are kept for groups that reclaim was asked for lately: a table
-//! in which groups may displace each other, which costs a group the part of its window that it had. One mutex an entry, a leaf.
+//! A level is found once for each window of scanned objects, so one walk that found little is not
+//! reported. Windows are kept for groups that were reclaimed from lately, in a table. Groups may
+//! displace each other there; a displaced group loses its part of a window. One mutex for each
+//! window, a leaf.
 //!
 //! Source: Linux `mm/vmpressure.c`, by description.
 
 use neap_base::Mutex;
 use neap_groups::{Event, GroupId};
 
-/// Objects that are looked at before anything is said about them.
+/// Scanned objects in a window.
 const WINDOW: u64 = 512;
-/// Percent of what was looked at that was not given, from which on the level is medium, and critical.
+/// Percentage of scanned objects that were not freed from which on the level is medium, and
+/// critical.
 const MEDIUM: u64 = 60;
 const CRITICAL: u64 = 95;
-/// Groups whose windows are open at a time.
+/// Groups with an open window.
 const ENTRIES: usize = 64;
 
-/// How hard memory is to get.
+/// Pressure on memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
-    /// Most of what is looked at is given.
+    /// More than two fifths of the scanned objects are freed.
     Low,
-    /// Less than two fifths is.
+    /// At most two fifths are freed.
     Medium,
-    /// Nearly nothing is.
+    /// At most 5 % are freed.
     Critical,
 }
 
 impl Level {
-    /// The level at which so many objects were looked at, and so many given. What gives more than was looked at, as whole slabs do, is
-    /// no pressure.
+    /// Returns the level for these numbers of objects. More freed than scanned objects, as with
+    /// whole slabs, are no pressure.
     pub fn of(scanned: u64, reclaimed: u64) -> Level {
         let missing = scanned.saturating_sub(reclaimed);
         let percent = if scanned == 0 { 0 } else { (u128::from(missing) * 100 / u128::from(scanned)) as u64 };
@@ -41,7 +43,7 @@ impl Level {
         }
     }
 
-    /// The event that subscribers hear of.
+    /// Returns the event that subscribers are told.
     pub const fn event(self) -> Event {
         match self {
             Level::Low => Event::PressureLow,
@@ -51,10 +53,10 @@ impl Level {
     }
 }
 
-/// What was looked at and given since the last level.
+/// Objects that were scanned and freed since the last level.
 #[derive(Clone, Copy, Default, Debug)]
 struct Window {
-    /// [`GroupId`]; 0: nobody's.
+    /// [`GroupId`] as bits; 0: no group.
     group: u64,
     scanned: u64,
     reclaimed: u64,
@@ -73,7 +75,8 @@ impl Default for Levels {
 }
 
 impl Levels {
-    /// Adds what a walk of a group and those below it came to; answers the level where that fills the window. Inside the gate.
+    /// Adds the result of a walk to a group's window. Returns the level if that fills the window.
+    /// The caller must be inside the fork gate.
     pub fn note(&self, group: GroupId, scanned: u64, reclaimed: u64) -> Option<Level> {
         if scanned == 0 {
             return None;

@@ -1,8 +1,14 @@
-//! Reclaim: who is asked for memory, in which order, how hard, and what is made of what they gave.
+//! Reclaim: which groups and shrinkers are asked for memory, in which order, and for how much.
 //!
-//! Sits between whoever needs memory (a charge at its limit, a budget at its watermark, a program) and the shrinkers, which it reaches by
-//! the trait [`Domain`] alone. Here no threads are made, and nobody waits but at the [board of jobs](board): a pass runs in its caller's thread to its end or its
-//! deadline. Holds no lock while anything of the domain's runs.
+//! # Design
+//!
+//! Passes reach groups and shrinkers through the trait [`Domain`] alone. No threads are created
+//! here. A pass runs in its caller's thread to its end or its deadline; threads wait only at the
+//! [board of jobs](board).
+//!
+//! # Locking
+//!
+//! No lock is held while anything of the domain runs.
 
 pub mod board;
 mod lanes;

@@ -1,17 +1,35 @@
-//! A pass: groups are asked for memory, gently at first and then harder, until there is enough.
+//! A pass: groups are asked for memory, with rising priority, until there is enough.
 //!
-//! Sits between whoever needs memory and a [`Domain`], which knows groups and shrinkers. Priorities go from 12 to 0; at each, the groups below the target are
-//! walked on every node, and each is asked for its part of what it has beyond what is protected. A direct pass shares its walks with others. If it got
-//! nothing at all, it tries again, each once: with walks of its own, from where the shared one is, since others may have had all the groups of that; and
-//! taking what `low` protects. It stops as soon as it has enough: who went on to the end would have every group evict for one that needs little. A background
-//! pass has walks of its own, goes on to the end of each, and stops above priority 0.
+//! # Design
 //!
-//! What came back is what the target's use fell by, or what the shrinkers say that they gave, whichever is more: others charge meanwhile. So who
-//! lies ends a pass too soon, and the charge that is still refused asks again. To say what is used takes a look at all that is free and cached, so that is not done after
-//! every visit: only when a quarter more objects have come than at the look before, when what these brought says that there may be enough, and at the end of a walk.
-//! Takes no lock but those of [`Levels`].
+//! Priorities go from 12 to 0. At each, the pass walks the groups below its target on every node.
+//! Each group is asked for a part of its objects that are not protected.
 //!
-//! Source: Linux `mm/vmscan.c` (`do_try_to_free_pages`, `shrink_node`, `balance_pgdat`), by description.
+//! | pass | walks | ends |
+//! |---|---|---|
+//! | direct, first attempt | shared with other passes | with enough bytes, or after priority 0 |
+//! | direct, second, if the first freed nothing | own, from the shared position | likewise |
+//! | direct, third, if `low` protected a group | own; takes bytes that `low` protects | likewise |
+//! | background | own, each to its end | with enough bytes, or after priority 1 |
+//!
+//! A direct pass stops as soon as it has enough. Otherwise every group would evict for one that
+//! needs little. The second attempt exists because other passes may have taken all groups of the
+//! shared walks.
+//!
+//! The freed bytes of a pass are the fall of the target's usage, or the sum that shrinkers
+//! reported, whichever is larger: other threads charge meanwhile. A shrinker that reports too much
+//! ends a pass too early; a charge that is still refused asks again.
+//!
+//! Used bytes are read after a look at all stocks and caches. A pass reads them only when a quarter
+//! more objects were freed than at the last reading, when the yield so far suggests that there is
+//! enough, and at the end of a walk.
+//!
+//! # Locking
+//!
+//! Takes no locks but those of [`Levels`].
+//!
+//! Source: Linux `mm/vmscan.c` (`do_try_to_free_pages`, `shrink_node`, `balance_pgdat`), by
+//! description.
 
 use crate::reclaim::level::{Level, Levels};
 use crate::reclaim::share::{Grip, press};
@@ -22,157 +40,166 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::protection::Standing;
 use neap_groups::{Event, GroupId};
 
-/// From this priority on memory is hard to get, whatever is given: where a tenth of all is asked for at a time.
+/// Priority from which on pressure counts as critical: a tenth of all objects is requested at a
+/// time.
 const HARD: u32 = (100_u32 / 10).ilog2();
-/// A look at what is used is worth it when so much more was freed since the last, in parts of what had been freed by then.
+/// Used bytes are read again when this part of the objects freed by the last reading was freed
+/// since.
 const LOOK: u64 = 4;
-/// What one pass is to bring at least, in bytes, so that not every charge at a limit needs one.
+/// Least goal of a pass in bytes, so that not every charge at a limit needs a pass.
 pub const GOAL: u64 = 128 << 10;
-/// Of a group that has little, at most this part is asked for beyond what is needed.
+/// Part of a small group's usage that is asked for at most beyond the needed bytes.
 const PART: u64 = 8;
-/// Background passes in a row without anything, after which nobody makes another until there is enough again.
+/// Fruitless background passes in a row after which none is made until there is enough memory
+/// again.
 const HOPELESS: u32 = 16;
 
-/// How many bytes to ask a group for that uses so many, when so many are needed.
+/// Returns how many bytes to ask of a group with this usage when `need` bytes are needed.
 pub const fn goal(need: u64, usage: u64) -> u64 {
     let extra = if usage / PART < GOAL { usage / PART } else { GOAL };
     if need > extra { need } else { extra }
 }
 
-/// What a pass reaches groups and shrinkers by. Nothing of it is called under a lock.
+/// Access of a pass to groups and shrinkers. No method is called under a lock.
 pub trait Domain {
-    /// Nodes that something may lie on.
+    /// Returns the number of nodes that objects may lie on.
     fn nodes(&self) -> usize;
 
-    /// This moment, in nanoseconds.
+    /// Returns the time in nanoseconds.
     fn now(&self) -> u64;
 
-    /// The first slot from `from` on of a group that may have something on a node, and is `top` or below it.
+    /// Returns the first slot from `from` on of a group that may have objects on a node and is
+    /// `top` or a descendant.
     fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32>;
 
-    /// The group in a slot, as seen from `top`; `None` if it is neither `top` nor below it, or gone.
+    /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
+    /// neither `top` nor a descendant, or gone.
     fn standing(&self, slot: u32, top: GroupId) -> Option<Standing>;
 
     /// Asks the shrinkers of a group on a node. Runs callbacks.
     fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given;
 
-    /// Bytes that a group and those below it use, by each measure that there is: what came back is what one of them fell by.
+    /// Returns the bytes that a group and its descendants use, by each measure. The freed bytes are
+    /// the largest fall of one of them.
     fn used(&self, top: GroupId) -> [u64; 2];
 
-    /// The same with what nobody uses but is stocked, or kept by caches: that takes no time.
+    /// Returns usage with stocked and cached bytes, by each measure. Takes no time, unlike
+    /// [`Domain::used`].
     fn charged(&self, top: GroupId) -> [u64; 2];
 
-    /// Something happened to a group.
+    /// Counts an event of a group.
     fn tell(&self, group: GroupId, event: Event);
 
-    /// Adds to a group's window of pressure: [`Levels::note`], inside the gate.
+    /// Adds to a group's window of pressure by [`Levels::note`], inside the fork gate.
     fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level>;
 
-    /// Whether there is enough for another reason than what was asked for.
+    /// Returns whether there is enough memory for a reason other than the requested bytes.
     fn has_enough(&self) -> bool {
         false
     }
 
-    /// Whether nobody waits for the pass any more: it ends, and what it came to says nothing about memory.
+    /// Returns whether no thread needs the pass any more. The pass ends then, and its result says
+    /// nothing about memory.
     fn is_called_off(&self) -> bool {
         false
     }
 }
 
-/// What shrinkers gave.
+/// Result of asking shrinkers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Given {
-    /// Objects that they looked at.
+    /// Scanned objects.
     pub scanned: u64,
-    /// Objects that they freed.
+    /// Freed objects.
     pub freed: u64,
-    /// Bytes of these, as far as they said.
+    /// Freed bytes, as far as the shrinkers reported them.
     pub bytes: u64,
-    /// Of what they looked at, objects that they may not have looked at, since they were busy; and
-    /// how often they looked at none.
+    /// Scanned objects that a busy shrinker may not have looked at.
     pub unsure: u64,
-    /// See `unsure`.
+    /// Number of calls in which a shrinker looked at none.
     pub stops: u64,
 }
 
-/// What is asked for.
+/// Request for memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The group that is to give, with all below it.
+    /// The group to reclaim from, with its descendants.
     pub top: GroupId,
-    /// How many bytes.
+    /// Requested bytes.
     pub bytes: u64,
-    /// Until when, by [`Domain::now`]; `u64::MAX` for no end.
+    /// Time at which the pass ends, by [`Domain::now`]; `u64::MAX` for none.
     pub deadline: u64,
-    /// Only what lies on this node, in the background: nobody waits for it. Of caches that know no nodes something lies on each.
+    /// For a background pass: the only node to reclaim on. Caches that do not know nodes have
+    /// objects on each.
     pub node: Option<usize>,
-    /// Nobody needs it at this moment: how hard it is asked for says nothing about pressure then, only what is given does.
+    /// The memory is not needed yet. Then only the freed objects count as pressure, not the
+    /// priority.
     pub ahead: bool,
 }
 
-/// What a pass came to.
+/// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Got {
-    /// Bytes that came back.
+    /// Freed bytes.
     pub bytes: u64,
-    /// Objects that were looked at.
+    /// Scanned objects.
     pub scanned: u64,
-    /// Objects that were freed.
+    /// Freed objects.
     pub freed: u64,
-    /// Groups that were asked, on all nodes together.
+    /// Visits of groups, on all nodes together.
     pub visits: u64,
     /// The last priority.
     pub priority: u32,
-    /// Whether the deadline ended it.
+    /// Whether the deadline ended the pass.
     pub late: bool,
 }
 
 impl Got {
-    /// Whether anything came back.
+    /// Returns whether anything was freed.
     pub fn is_something(&self) -> bool {
         self.bytes > 0 || self.freed > 0
     }
 }
 
-/// One way of trying: made anew for each try, so that nothing of the one before stays.
+/// Kind of an attempt.
 #[derive(Clone, Copy)]
 struct Try {
-    /// Walks are shared.
+    /// The walks are shared.
     partial: bool,
     grip: Grip,
 }
 
-/// What passes have in common: places of walks, windows of pressure, and how they went.
+/// State that passes share: positions of walks, windows of pressure, and counts.
 #[derive(Debug, Default)]
 pub struct Passes {
     walks: Walks,
     levels: Levels,
-    /// Background passes in a row without anything, by node.
+    /// Fruitless background passes in a row, by node.
     failures: [AtomicU32; MAX_NODES],
-    /// Passes, visits, objects looked at, objects freed, bytes; of direct and of background passes.
+    /// Passes, visits, scanned objects, freed objects, bytes: of direct and of background passes.
     counts: [[AtomicU64; 5]; 2],
 }
 
-/// A pass under way.
+/// A pass that runs.
 struct Pass<'a, D: Domain> {
     passes: &'a Passes,
     domain: &'a D,
     ask: Ask,
-    /// What was used, and charged.
+    /// Used and charged bytes at its begin.
     before: [[u64; 2]; 2],
     said: u64,
-    /// Objects that had been freed when what is used was last looked at.
+    /// Freed objects at the last reading of used bytes.
     seen: u64,
     got: Got,
-    /// As in [`Given`].
+    /// See [`Given`].
     unsure: u64,
     stops: u64,
-    /// `low` protected something.
+    /// `low` protected a group.
     passed_by: bool,
 }
 
 impl Passes {
-    /// Asks for memory until there is enough, or nothing more to be had, or the deadline.
+    /// Asks for memory until there is enough, no more can be had, or the deadline has passed.
     pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> Got {
         let before = [domain.used(ask.top), domain.charged(ask.top)];
         let got = Got::default();
@@ -185,7 +212,8 @@ impl Passes {
             count.fetch_add(more, Ordering::Relaxed);
         }
         if let Some(node) = ask.node.filter(|_| !domain.is_called_off()) {
-            // Only enough ends a row of failures: some progress by others would let it go on for ever.
+            // Only enough memory ends a row of failures. Otherwise other threads' progress would
+            // continue it for ever.
             match (domain.has_enough(), got.is_something()) {
                 (true, _) => self.has_enough(node),
                 (false, false) => _ = self.failures[node].fetch_add(1, Ordering::Relaxed),
@@ -195,26 +223,27 @@ impl Passes {
         got
     }
 
-    /// Whether background passes bring nothing any more on a node.
+    /// Returns whether background passes on a node are given up.
     pub fn is_hopeless(&self, node: usize) -> bool {
         self.failures[node].load(Ordering::Relaxed) >= HOPELESS
     }
 
-    /// There is enough on a node, whoever brought it: background passes have a purpose again.
+    /// Records that a node has enough memory, from any source: background passes make sense again.
     pub fn has_enough(&self, node: usize) {
         if self.failures[node].load(Ordering::Relaxed) > 0 {
             self.failures[node].store(0, Ordering::Relaxed);
         }
     }
 
-    /// Goes on with the round of a shared walk to its end, and the next one up to a slot, as others would.
+    /// Ends the round of a shared walk, and takes the next one up to a slot, as other passes would.
     #[cfg(test)]
     pub(crate) fn end_round(&self, top: GroupId, node: usize, next: u32) {
         let _ = self.walks.join(top, node).next(|_| None);
         let _ = self.walks.join(top, node).next(|_| Some(next));
     }
 
-    /// Of direct and of background passes so far: how many, groups asked, objects looked at, objects freed, and bytes.
+    /// Returns the counts of direct and of background passes: passes, visits, scanned objects,
+    /// freed objects, bytes.
     pub fn counts(&self) -> [[u64; 5]; 2] {
         self.counts.each_ref().map(|counts| counts.each_ref().map(|count| count.load(Ordering::Relaxed)))
     }
@@ -247,7 +276,8 @@ impl<D: Domain> Pass<'_, D> {
         let nodes = self.ask.node.map_or(all, |node| node..node + 1);
         for priority in (last..=FIRST_PRIORITY).rev() {
             self.got.priority = priority;
-            // What was looked at did not suffice. Small caches are not asked for anything before: that alone is no pressure.
+            // The scanned objects did not suffice. If small caches were not asked for anything yet,
+            // that alone is no pressure.
             is_told = priority <= HARD && self.looked_at(&before, unsure) > 0 && !self.ask.ahead;
             if is_told {
                 self.domain.tell(self.ask.top, Level::Critical.event());
@@ -258,21 +288,21 @@ impl<D: Domain> Pass<'_, D> {
                 }
                 self.walk(node, priority, how);
             }
-            // Nobody has anything, or all of it is protected.
+            // No group has anything that is not protected.
             if self.is_over() || self.got.visits == before.visits {
                 return;
             }
         }
-        // What was looked at for the first time did not suffice, or there is nothing to look at.
-        // Where all were busy nothing is known.
+        // The objects of the last priority did not suffice, or there are none. If all shrinkers
+        // were busy, nothing is known.
         let was_busy = self.looked_at(&before, unsure) == 0 && (self.unsure > unsure || self.stops > stops);
         if !is_told && last == 0 && !self.ask.ahead && !was_busy {
             self.domain.tell(self.ask.top, Level::Critical.event());
         }
     }
 
-    /// How many objects have been looked at since a moment. Where nothing was freed, those that may
-    /// not have been are left out.
+    /// Returns the objects scanned since `before`. If none was freed, objects that may not have
+    /// been looked at are left out.
     fn looked_at(&self, before: &Got, unsure: u64) -> u64 {
         let doubtful = if self.got.freed > before.freed { 0 } else { self.unsure - unsure };
         (self.got.scanned - before.scanned).saturating_sub(doubtful)
@@ -326,20 +356,20 @@ impl<D: Domain> Pass<'_, D> {
         }
     }
 
-    /// Whether there may be enough, or so much was freed since the last look that what it brought is not known any more.
+    /// Returns whether there may be enough, or the yield since the last reading is unknown.
     fn is_look_worth_it(&self) -> bool {
         let (Got { bytes, freed, .. }, seen) = (self.got, self.seen);
         let may_be = u128::from(bytes) * u128::from(freed) / u128::from(seen.max(1));
         bytes < self.ask.bytes && ((freed - seen).saturating_mul(LOOK) >= seen || may_be >= self.ask.bytes.into())
     }
 
-    /// Looks at what is used.
+    /// Reads used bytes.
     fn look(&mut self) {
         self.seen = self.got.freed;
         self.count_fall(0, self.domain.used(self.ask.top));
     }
 
-    /// What one of several measures fell by came back.
+    /// Counts the largest fall of a measure as freed bytes.
     fn count_fall(&mut self, kind: usize, now: [u64; 2]) {
         let fallen = self.before[kind].iter().zip(now).map(|(before, now)| before.saturating_sub(now));
         self.got.bytes = self.got.bytes.max(fallen.max().unwrap_or(0));

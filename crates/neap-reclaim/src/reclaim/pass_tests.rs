@@ -1,7 +1,7 @@
 //! Tests of passes, on a model of groups and caches.
 //!
-//! Sits on [`Passes`] and a domain of plain numbers: a group is a cache of objects, which gives as the published arithmetic says, and of which all is charged. One
-//! thread, no locks.
+//! In the domain of plain numbers, a group is a cache of objects that gives as the published
+//! arithmetic says. One thread, no locks.
 
 use super::level::{Level, Levels};
 use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
@@ -20,11 +20,11 @@ const BATCH: u64 = 16;
 struct Cache {
     objects: Cell<u64>,
     deferred: Cell<u64>,
-    /// Bytes that it is charged for besides.
+    /// Further bytes that it is charged for.
     fixed: u64,
     min: u64,
     low: u64,
-    /// It says that it gives, and gives nothing.
+    /// It reports freed bytes, and frees none.
     lies: bool,
 }
 
@@ -43,9 +43,9 @@ struct Model {
     enough: Cell<bool>,
     /// Its thread is written off in the first callback.
     sticks: bool,
-    /// Looks at what is used.
+    /// Readings of used bytes.
     looks: Cell<u32>,
-    /// Callbacks say nothing of bytes.
+    /// Callbacks report no bytes.
     is_mute: bool,
 }
 
@@ -101,7 +101,7 @@ impl Domain for Model {
         [self.caches.iter().map(Cache::usage).sum(), 0]
     }
 
-    /// All that is freed is cached at first.
+    /// All freed bytes are cached at first.
     fn charged(&self, _top: GroupId) -> [u64; 2] {
         [u64::MAX; 2]
     }
@@ -190,7 +190,8 @@ fn l16_what_one_try_was_allowed_the_next_pass_is_not() {
     assert_eq!(left(&beside)[0], 5000);
 }
 
-/// Others take from under a pass what it finds in so many visits, and all other groups of the round that it joined.
+/// In so many visits, other passes take the objects that a pass finds, and all other groups of the
+/// round that it joined.
 struct Raced<'a>(&'a Model, &'a Passes, Cell<u32>);
 
 impl Domain for Raced<'_> {
@@ -228,12 +229,12 @@ impl Domain for Raced<'_> {
 #[test]
 fn l17_a_pass_that_finds_nothing_in_shared_walks_makes_its_own() {
     let (model, passes) = (model(&[cache(100), cache(100)]), Passes::default());
-    // In none of the shared walks, of which there is one for each priority.
+    // No shared walk frees anything; there is one for each priority.
     let got = passes.run(&Raced(&model, &passes, Cell::new(13)), &ask(SIZE));
     assert!(got.is_something() && left(&model).iter().sum::<u64>() == 200 - got.freed, "{got:?}");
 }
 
-/// With thousands of groups that would be milliseconds for one, and all that everybody has cached.
+/// With thousands of groups, a complete walk would take milliseconds, and all cached objects.
 #[test]
 fn a_walk_of_its_own_ends_when_there_is_enough_and_does_not_begin_with_the_same_groups() {
     let (model, passes) = (model(&std::vec![cache(100); 1000]), Passes::default());
@@ -258,7 +259,7 @@ fn l15_only_enough_ends_a_row_of_failures() {
     assert!(!passes.is_hopeless(0));
 }
 
-/// Another one goes on with what it was at. That it ended is neither enough nor the lack of it.
+/// Another pass continues its work. Its end means neither enough memory nor the lack of it.
 #[test]
 fn a_pass_that_was_written_off_neither_ends_a_row_of_failures_nor_adds_to_it() {
     let (passes, nothing) = (Passes::default(), model(&[]));
@@ -275,7 +276,7 @@ fn a_pass_that_was_written_off_neither_ends_a_row_of_failures_nor_adds_to_it() {
     assert!(passes.is_hopeless(0));
 }
 
-/// A look takes as long as it takes to go through all that is cached.
+/// A reading of used bytes takes as long as a look at all caches.
 #[test]
 fn what_is_used_is_not_looked_at_for_every_visit() {
     let caches = std::vec![cache(20_000); 1000];
@@ -298,7 +299,7 @@ fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
     assert_eq!(run(&model(&[]), SIZE), Got { priority: 12, ..Got::default() });
 }
 
-/// A liar ends passes too soon, but the next one begins behind it.
+/// A shrinker with false reports ends passes too early, but the next pass begins behind it.
 #[test]
 fn a_liar_does_not_keep_others_from_being_asked() {
     let (passes, model) = (Passes::default(), model(&[Cache { lies: true, ..cache(5000) }, cache(5000)]));
@@ -318,13 +319,13 @@ fn pressure_is_told_of_the_group_that_was_asked() {
     assert!(!told.is_empty() && told.iter().all(|told| *told == (GroupId::ROOT, Event::PressureLow)), "{told:?}");
     let poor = model(&[Cache { fixed: 1 << 40, ..cache(200) }]);
     run(&poor, u64::MAX);
-    // At each of the last four priorities, though what was looked at was given.
+    // At each of the last four priorities, though all scanned objects were freed.
     assert_eq!(poor.told.take(), [(GroupId::ROOT, Event::PressureCritical); 4]);
-    // Who asks before anybody needs it hears of what is given alone.
+    // A request ahead of need is told of freed objects alone.
     let poor = model(&[Cache { fixed: 1 << 40, ..cache(200) }]);
     Passes::default().run(&poor, &Ask { ahead: true, ..ask(u64::MAX) });
     assert!(left(&poor) == [0] && poor.told.borrow().is_empty());
-    // One object of many bytes is not asked for before the last.
+    // One object of many bytes is not asked for before the last priority.
     let small = model(&[Cache { fixed: 1 << 40, ..cache(1) }]);
     let got = run(&small, SIZE);
     assert_eq!((got.priority, got.freed, small.told.take()), (0, 1, Vec::new()));
@@ -339,7 +340,8 @@ fn a_goal_is_what_is_needed_or_some_more_but_not_much_of_a_small_group() {
 }
 
 proptest! {
-    /// Of what is not protected, as much is taken as is asked for or all; of what `min` protects nothing; and only a little more than is asked for.
+    /// Of the unprotected bytes, a pass takes all or as many as requested, and little more. It
+    /// takes none that `min` protects.
     #[test]
     fn a_pass_takes_what_it_may(
         caches in prop::collection::vec((0..5000_u64, 0..3000_u64, 0..3000_u64, 0..2_u64), 1..8),

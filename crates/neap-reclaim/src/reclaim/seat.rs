@@ -1,14 +1,29 @@
-//! What a thread that runs callbacks is at: one word, so that who writes a callback off and the callback that comes back agree on who was first.
+//! State of a thread that runs callbacks, in one word.
 //!
-//! Sits under [`Lanes`](super::Lanes); it is what a model checker explores. The word has a turn, which only grows, and three bits: the seat is taken, a callback
-//! runs, and that callback was written off. Who has the seat changes all but the last of these; any other thread does nothing but set that one, by one
-//! compare-and-exchange of the word that it has looked at. So:
-//! 1. W reads the word of turn T, and then what runs, and until when it may: it has run for too
-//!    long. 2. The callback returns, which ends T: W's
-//!    exchange fails, whatever has begun meanwhile. Or: 2. W sets the bit. 3. The callback returns, and reads it with the very exchange that ends T.
+//! A thread that writes a callback off and the thread that returns from it agree on which was
+//! first.
 //!
-//! One of the two happens, and both threads know which. What W read with T was not a later turn's: the numbers are written with Release and read with Acquire, so who
-//! reads one of turn U knows that T has ended, and does not find T's word any more. No lock, and nobody waits.
+//! # Design
+//!
+//! The word has a turn, which only grows, and three bits: the seat is taken, a callback runs, the
+//! callback was written off. The owner of the seat changes the turn and the first two bits. Any
+//! other thread only sets the third bit, by compare-and-exchange of the word that it has read.
+//!
+//! # Concurrency
+//!
+//! | watcher | owner |
+//! |---|---|
+//! | 1. reads the word of turn T, then shrinker and end of time | |
+//! | 2. compare-and-exchange sets "written off" | 3. the callback returns; a swap ends T |
+//!
+//! If 2 comes first, the swap returns the bit. If 3 comes first, the exchange fails, even if
+//! another callback has begun.
+//!
+//! Shrinker and end of time that were read with turn T are not those of a later turn. They are
+//! written with Release and read with Acquire: a reader of a value of turn U knows that T has
+//! ended, and its exchange fails.
+//!
+//! No lock, and no thread waits. A model checker explores this module (`tests/loom_seat`).
 
 use neap_base::sync::{AtomicU32, AtomicUsize, Ordering, me};
 
@@ -22,23 +37,23 @@ const TURN: usize = 8;
 #[derive(Debug)]
 pub struct Seat {
     word: AtomicUsize,
-    /// The thread, and its number among the reclaimers; 0 for one that is none.
+    /// The thread that took the seat; its number among the reclaimers, or 0.
     owner: AtomicUsize,
     reclaimer: AtomicU32,
-    /// The shrinker whose callback runs, and until when it may.
+    /// Shrinker of the running callback, and the time until which that may run.
     shrinker: AtomicUsize,
     due: AtomicUsize,
 }
 
-/// A callback that runs.
+/// A running callback, as read from a seat.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Running {
     word: usize,
     /// The shrinker.
     pub shrinker: u64,
-    /// Until when it may.
+    /// Time until which the callback may run.
     pub due: u64,
-    /// The number of the reclaimer; 0: a thread of somebody's.
+    /// The number of the reclaimer; 0: a thread of the program.
     pub reclaimer: u32,
 }
 
@@ -50,7 +65,8 @@ impl Default for Seat {
 }
 
 impl Seat {
-    /// Takes it for this thread, the reclaimer of a number or none, unless somebody has it.
+    /// Takes the seat for this thread, with a reclaimer's number or 0. Returns false if it is
+    /// taken.
     pub fn take(&self, reclaimer: u32) -> bool {
         let word = self.word.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `leave`.
@@ -63,24 +79,25 @@ impl Seat {
         taken
     }
 
-    /// Whether a thread has it at this moment.
+    /// Returns whether a thread has the seat at this moment.
     pub fn is_taken(&self) -> bool {
         self.word.load(Ordering::Relaxed) & TAKEN != 0
     }
 
-    /// Leaves it. By its thread, while nothing runs.
+    /// Leaves the seat. To be called by its owner, while no callback runs.
     pub fn leave(&self) {
-        // Before: a fork may come between who takes it next and that one's name.
+        // Before the bit is cleared: a fork may find the seat taken by a thread that has not stored
+        // itself here yet. The child must not take that seat for its own.
         self.owner.store(0, Ordering::Relaxed);
         self.word.fetch_and(!TAKEN, Ordering::Release); // Pairs with the Acquire in `take`.
     }
 
-    /// Whether it is this thread's, or was.
+    /// Returns whether this thread is the last owner that was stored and has not left.
     pub fn is_mine(&self) -> bool {
         self.owner.load(Ordering::Relaxed) == me()
     }
 
-    /// A callback begins that may run until a moment. By its thread.
+    /// Begins a callback that may run until `due`. To be called by the owner.
     pub fn begin(&self, shrinker: u64, due: u64) {
         // Release, of all three: pairs with the Acquire in `running`.
         self.shrinker.store(shrinker as usize, Ordering::Release);
@@ -88,20 +105,20 @@ impl Seat {
         self.word.fetch_or(RUNS, Ordering::Release);
     }
 
-    /// The callback is back; whether it was written off. By its thread.
+    /// Ends the callback; returns whether it was written off. To be called by the owner.
     pub fn end(&self) -> bool {
-        // Nobody else changes anything but OFF.
+        // Other threads change nothing but OFF.
         let next = (self.word.load(Ordering::Relaxed) & !(TURN - 1)).wrapping_add(TURN) | TAKEN;
         // Acquire pairs with the Release in `write_off`.
         self.word.swap(next, Ordering::Acquire) & OFF != 0
     }
 
-    /// What was begun last. By its thread.
+    /// Returns shrinker and end of time of the last callback. To be called by the owner.
     pub fn last(&self) -> (u64, u64) {
         (self.shrinker.load(Ordering::Relaxed) as u64, self.due.load(Ordering::Relaxed) as u64)
     }
 
-    /// The callback that runs, if one does and is not written off.
+    /// Returns the running callback; `None` if there is none or it was written off.
     pub fn running(&self) -> Option<Running> {
         // Acquire, of all four: pairs with the Release in `begin` and `take`.
         let word = self.word.load(Ordering::Acquire);
@@ -113,19 +130,20 @@ impl Seat {
         Some(Running { word, shrinker: shrinker as u64, due: due as u64, reclaimer })
     }
 
-    /// Writes that callback off, unless it has ended, or somebody has.
+    /// Writes off the callback that was read; returns false if it has ended or was written off
+    /// already.
     pub fn write_off(&self, running: &Running) -> bool {
         let Running { word, .. } = *running;
         // Release pairs with the Acquire in `end`.
         self.word.compare_exchange(word, word | OFF, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether what runs here was written off.
+    /// Returns whether the running callback was written off.
     pub fn is_off(&self) -> bool {
         self.word.load(Ordering::Relaxed) & OFF != 0
     }
 
-    /// In a forked child, where its thread does not exist: nobody has it.
+    /// Frees the seat in a forked child, where its owner does not exist.
     pub fn forget(&self) {
         self.word.store((self.word.load(Ordering::Relaxed) & !(TURN - 1)).wrapping_add(TURN), Ordering::Relaxed);
     }
@@ -148,7 +166,7 @@ mod tests {
         assert!(seat.take(0));
     }
 
-    /// The step between the look and the exchange is taken at each moment at which the word has changed.
+    /// The word changes between the look and the exchange, in each possible way.
     #[test]
     fn who_looked_at_a_turn_that_has_ended_writes_nothing_off() {
         let seat = Seat::default();

@@ -1,28 +1,28 @@
-//! How hard a group is pressed: pure arithmetic on what it has, and what of that is protected.
+//! Share of a group's objects that a pass asks for: arithmetic on its usage and protection.
 //!
-//! Sits between a walk, which comes by a group, and the shrinkers, which are asked for a part of what they have. A group below its `min` is
-//! passed by; one below its `low` is passed by unless nothing else is left; of others the part that is not protected counts, so groups
-//! give in proportion to what they have beyond their protection. No state, no locks.
+//! A group below its `min` is skipped. A group below its `low` is skipped unless nothing else is
+//! left. Other groups give in proportion to their unprotected bytes. No state, no locks.
 //!
 //! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
 
 use crate::shrinkers::{Press, WHOLE, Whom};
 use neap_groups::protection::Standing;
 
-/// What is taken although it is protected.
+/// Protection that a pass ignores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grip {
-    /// Nothing.
+    /// None.
     Fair,
-    /// What `low` protects.
+    /// That of `low`.
     TakesLow,
 }
 
-/// How hard a group is to be pressed by somebody who needs so many bytes, or that it is passed by: because of its `low` alone, or of its `min`.
-/// One that has no more than what is needed gives a batch at least.
+/// Returns the pressure on a group for a pass that needs `need` bytes. A group that uses no more
+/// than that is asked for at least one batch.
 ///
 /// # Errors
-/// Whether [`Grip::TakesLow`] would take something there.
+/// The group is protected. The value says whether only its `low` protects it, so that
+/// [`Grip::TakesLow`] would reclaim there.
 pub fn press(standing: &Standing, need: u64, priority: u32, grip: Grip) -> Result<Press, bool> {
     let &Standing { usage, min, low, .. } = standing;
     let is_below = |protection: u64| protection > 0 && protection >= usage;
@@ -33,7 +33,7 @@ pub fn press(standing: &Standing, need: u64, priority: u32, grip: Grip) -> Resul
         return Err(true);
     }
     let protected = if grip == Grip::Fair { min.max(low) } else { min };
-    // A group that is not wholly protected gives something.
+    // A group that is not wholly protected is asked for something.
     let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
     let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
     Ok(Press { priority, share, least: usage > 0 && usage <= need, whom: Whom::All, need, usage })
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!((of(100, 50, 100, Grip::Fair), of(100, 50, 100, Grip::TakesLow)), (Err(true), Ok(512)));
     }
 
-    /// What is cached there may be charged to nobody.
+    /// Cached objects there may be charged to no group.
     #[test]
     fn a_group_that_uses_nothing_is_asked_like_any_other() {
         assert_eq!(of(0, 0, 0, Grip::Fair), Ok(WHOLE));

@@ -1,35 +1,51 @@
-//! Groups that were asked in vain: who comes to the same limit again is refused at once, and does not have everybody asked again.
+//! Notes of groups that were asked in vain. A charge at such a group's limit is refused without
+//! another pass.
 //!
-//! Sits between a charge at a limit and passes. A note says of a group how many marks there had been when it was asked. Where nothing below it is
-//! marked any more it counts until there is a new mark, anywhere. Where something is (a shrinker that has nothing to give now, and will not say
-//! when it has), from the third time in a row on it counts for eight times as long as asking took: so at most a ninth of a thread's time goes into
-//! asking in vain, and what can be had again is had soon. No mark is slept over:
-//! 1. who asks reads the number of marks; 2. it finds no bit set below the group; 3. it makes the note, with the number of 1.
-//!    Meanwhile, A, who marks sets a bit that it finds cleared; B, it counts that, and returns.
+//! # Design
 //!
-//! If A is before 2, the bit is found. If A is after 2, B is after 1, so the number is another one than the note's once B is done, and whoever charges after
-//! the mark has returned finds that. Who finds the bit set already counts nothing: then it is set at 2 as well, or somebody clears it meanwhile,
-//! looks once more, finds what the mark is for, and does A and B itself.
+//! A note of a group holds the number of marks that there had been when the group was asked.
 //!
-//! A note is one word, made of the group and the number, so it is seen whole; groups share places, and displace each other. No lock.
+//! * If no bit is set below the group, the note is valid until there is a new mark anywhere.
+//! * If a bit is set, its shrinker had nothing to give and will not mark the group when it has.
+//!   From the third such pass in a row on, the note is valid for eight times as long as the pass
+//!   took. At most a ninth of a thread's time goes into fruitless passes.
+//!
+//! A note is one word, made of the group and the number, so it is read whole. Groups share places
+//! and displace each other. No lock.
+//!
+//! # Concurrency
+//!
+//! | pass | marking thread |
+//! |---|---|
+//! | 1. reads the number of marks | A. sets a bit that it finds cleared |
+//! | 2. finds no bit set below the group | B. counts the mark, and returns |
+//! | 3. makes the note with the number of 1 | |
+//!
+//! If A is before 2, the pass finds the bit. If A is after 2, B is after 1: the number differs from
+//! the note's once B is done. A charge after the mark has returned finds that.
+//!
+//! A marking thread that finds the bit set counts nothing. Then either step 2 finds the bit, or the
+//! visitor that clears it meanwhile counts again, finds the new object, and does A and B itself.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_groups::GroupId;
 
-/// Notes at a time.
+/// Number of notes.
 const NOTES: usize = 64;
-/// Times in a row after which a note counts although something is marked.
+/// Fruitless passes in a row from which on a note is valid although a bit is set.
 const ROW: u32 = 3;
-/// How much longer it counts than asking took, and how long that is taken to be, in nanoseconds.
+/// Duration of a note as a multiple of the pass's, and the least and most that a pass counts for,
+/// in nanoseconds.
 const TIMES: u64 = 8;
 const LEAST: u64 = 20_000;
 const MOST: u64 = 10_000_000;
 
 #[derive(Debug, Default)]
 struct Note {
-    /// Nothing was marked then.
+    /// Word of a note that is valid while there is no new mark.
     empty: AtomicU64,
-    /// Something was; until when that counts, and how often it was so in a row.
+    /// Word of a note made although a bit was set; the time until which it is valid; and the number
+    /// of such passes in a row.
     idle: AtomicU64,
     until: AtomicU64,
     row: AtomicU32,
@@ -45,7 +61,8 @@ impl Default for Vain {
     }
 }
 
-/// The word of a group and a number of marks, never 0. Of two different ones it is the same once in 2^64.
+/// Returns the word of a group and a number of marks, never 0. Words of two different pairs are
+/// equal with a probability of about 2^-63.
 fn word(group: GroupId, marks: u64) -> u64 {
     let mixed = (group.to_bits() ^ marks.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1
@@ -56,16 +73,19 @@ impl Vain {
         &self.0[(group.to_bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % NOTES]
     }
 
-    /// Whether a group was asked in vain, and nothing has happened since that could make it otherwise.
+    /// Returns whether the group was asked in vain and its note is valid at the time `now`.
     pub fn is_noted(&self, group: GroupId, marks: u64, now: u64) -> bool {
         let (note, word) = (self.of(group), word(group, marks));
-        // Relaxed, as everything here: one word says it, and of the time nothing hangs on which note it is of.
+        // Relaxed, as everywhere here: one word has the whole note. A time of another note only
+        // changes how long this one is valid.
         note.empty.load(Ordering::Relaxed) == word
             || note.idle.load(Ordering::Relaxed) == word && now < note.until.load(Ordering::Relaxed)
     }
 
-    /// Notes that a group was asked in vain, from `began` to `now`, by one who had read the number of marks before that, and has looked after it
-    /// whether anything below the group is marked.
+    /// Notes that a group was asked in vain, from `began` to `now`.
+    ///
+    /// The caller has read `marks` before it asked, and has looked after that whether anything
+    /// below the group is marked.
     pub fn note(&self, group: GroupId, marks: u64, began: u64, now: u64, is_anything_marked: bool) {
         let (note, word) = (self.of(group), word(group, marks));
         if !is_anything_marked {
@@ -77,7 +97,7 @@ impl Vain {
         }
     }
 
-    /// A group has given something.
+    /// Makes the note of a group invalid that has given something.
     pub fn forget(&self, group: GroupId) {
         let note = self.of(group);
         if note.row.load(Ordering::Relaxed) > 0 {

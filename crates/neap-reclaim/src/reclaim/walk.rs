@@ -1,19 +1,26 @@
-//! Walks of the groups below one, which many threads share: each takes the next group that nobody else has taken.
+//! Walks of the groups below a root, shared by threads: each takes the next group that no other
+//! thread has taken.
 //!
-//! Sits between passes and the groups. Where many threads are at limits at once they do not all begin with the same groups and stop there: a place says up to
-//! which slot the groups below a root have been asked on a node, and a number, which round it is. Who walks joins the round that is under way, and stops when it is
-//! over. Slots are numbers, so a group that goes is no matter here. Places are kept for the roots that were walked lately, in a table in which roots may
-//! displace each other: then a round begins anew, which is only less fair. Lock-free, and nothing is freed.
+//! # Design
+//!
+//! Threads at limits at the same time would otherwise all start with the same groups and stop
+//! there. A place keeps, for a root and a node, the slot up to which the groups were asked, and the
+//! number of the round. A walk joins the round that is under way, and stops when that is over.
+//!
+//! Slots are numbers, so a group that goes does no harm. Places are kept for the roots that were
+//! walked lately, in a table in which roots may displace each other. Then a round begins anew,
+//! which is only less fair. Lock-free; nothing is freed.
 //!
 //! Source: Linux `mm/memcontrol.c` (`mem_cgroup_iter` with a reclaim cookie), by description.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_groups::GroupId;
 
-/// Roots and nodes whose places are kept.
+/// Number of places.
 const ENTRIES: usize = 256;
 
-/// How far a round has come: the slot that is next, the round, and a part of the hash of who walks. All in one word.
+/// Position of a round in one word: the next slot, the round, and a part of the hash of root and
+/// node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place(u64);
 
@@ -38,7 +45,7 @@ impl Place {
     }
 }
 
-/// All places.
+/// The places of all walks.
 #[derive(Debug)]
 pub struct Walks {
     places: [AtomicU64; ENTRIES],
@@ -56,26 +63,27 @@ pub struct Walk<'w> {
     place: &'w AtomicU64,
     tag: u16,
     round: u16,
-    /// Groups that it has taken.
+    /// Number of groups that this thread has taken.
     seen: u32,
 }
 
 impl Walks {
-    /// Joins the walk of the groups below one, on a node.
+    /// Joins the walk of the groups below a root, on a node.
     pub fn join(&self, root: GroupId, node: usize) -> Walk<'_> {
         let hash = (root.to_bits() ^ (node as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // Never 0, so that a place that nobody has is nobody's.
+        // Never 0, the tag of a place that was never used.
         let (place, tag) = (&self.places[(hash >> 56) as usize % ENTRIES], (hash >> 32) as u16 | 1);
         let now = Place(place.load(Ordering::Relaxed));
         let round = if now.tag() == tag { now.round() } else { 0 };
         if now.tag() != tag {
-            // Whoever else does this begins the same round.
+            // Another thread that does this begins the same round.
             let _ = place.compare_exchange(now.0, Place::new(tag, 0, 0).0, Ordering::Relaxed, Ordering::Relaxed);
         }
         Walk { place, tag, round, seen: 0 }
     }
 
-    /// Up to which slot the groups below one were asked on a node in the round that is under way.
+    /// Returns the slot up to which the groups below a root were asked on a node in the current
+    /// round.
     pub fn place_of(&self, root: GroupId, node: usize) -> u32 {
         let walk = self.join(root, node);
         let now = Place(walk.place.load(Ordering::Relaxed));
@@ -83,12 +91,12 @@ impl Walks {
     }
 }
 
-/// A walk of one thread's own, once round, from any slot on.
+/// A walk of one thread, once round, from any slot on.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
     first: u32,
     next: u32,
-    /// It has come to the last slot, and goes on from the first.
+    /// The walk has come to the last slot, and continues from the first.
     wrapped: bool,
 }
 
@@ -98,7 +106,7 @@ impl Lap {
         Lap { first: slot, next: slot, wrapped: false }
     }
 
-    /// The next group, found as in [`Walk::next`].
+    /// Returns the next group, found as in [`Walk::next`].
     pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
         let mut found = next(self.next);
         if found.is_none() && !self.wrapped {
@@ -112,11 +120,14 @@ impl Lap {
 }
 
 impl Walk<'_> {
-    /// The next group that nobody has taken in this round, found by `next`: the first slot from the given one on. `None` when the round is over; at its
-    /// end who has taken nothing begins another, once.
+    /// Returns the next group that no thread has taken in this round; `None` when the round is
+    /// over.
+    ///
+    /// `next` finds the first slot from the given one on. A walk that has taken nothing at the end
+    /// of its round begins another one, once.
     pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
         loop {
-            // Relaxed, and below: what is found by a slot is ordered by who looks it up.
+            // Relaxed, and below: the lookup of the group in a slot has its own ordering.
             let now = Place(self.place.load(Ordering::Relaxed));
             if now.tag() != self.tag || now.round() != self.round {
                 return None;
@@ -212,7 +223,8 @@ mod tests {
         assert_eq!(all(&mut walks.join(GroupId::ROOT, 0), &[5, 6]), [5, 6]);
     }
 
-    /// A walker stops when the round is over, so together they go through every group once, and a second time those who joined late.
+    /// A walk stops when the round is over. Together they take each group once; a walk that joined
+    /// late takes groups a second time.
     #[test]
     fn threads_share_a_round() {
         let (walks, slots) = (Walks::default(), Vec::from_iter(0..1000));
@@ -227,7 +239,7 @@ mod tests {
                 });
             }
         });
-        // Twice, if one of them came when the first round was just about to end.
+        // Twice, if a walk came when the first round was about to end.
         assert!(taken.iter().all(|times| (1..=2).contains(&times.load(Ordering::Relaxed))));
     }
 }
