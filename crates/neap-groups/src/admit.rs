@@ -1,14 +1,23 @@
-//! Who is let in when there is room: the oldest first, and who it is let past.
+//! Admission of waiters when there is room: the oldest first, with bounded overtaking.
 //!
-//! Sits between whoever makes room and the queues. Who waits is queued at the group that refused it. At that group, and at each on its way, it
-//! goes in only if nobody older waits there, or if it asks for less than an eighth of what the oldest there asks for, which lets
-//! at most [`PASSES`] pass. So one that waits for much is not a wall for those that need little, and still has its turn: every one that passes
-//! is counted against the oldest, and each becomes the oldest in time. A waiter that is refused by another group waits
-//! there, as old as it is. What can never fit, because it is more than a limit, does not wait: it would hold everybody up.
+//! # Design
 //!
-//! Bytes are handed over: who makes room charges them to the waiter at once, so that nobody else can take them in between. The mutex of the
-//! queues is held for [`STEPS`] attempts at most; what is left to do then is done when somebody comes again, and that is asked for.
-//! A charge that does not wait takes what there is, and does not ask who waits.
+//! A waiter is queued at the group that refused it. It is admitted only if, at that group and at
+//! each ancestor, no older waiter waits or it may pass the oldest one. A waiter passes if it
+//! requests less than an eighth of the oldest's bytes; at most [`PASSES`] pass each oldest waiter.
+//! A large request therefore does not block small ones and is still admitted: each pass is counted
+//! against the oldest, and each waiter becomes the oldest in time.
+//!
+//! A waiter that another group refuses is queued there, by its age. A request above a limit does
+//! not wait: it would block all others.
+//!
+//! The thread that makes room charges the bytes to the waiter at once, so no other thread can take
+//! them in between. A charge that does not wait takes available bytes, whatever waits.
+//!
+//! # Locking
+//!
+//! The mutex of the queues is held for [`STEPS`] attempts at most. The rest is requested for the
+//! next tick.
 
 use crate::charge::How;
 use crate::group::{Bound, DEEPEST, Group, NONE};
@@ -19,56 +28,57 @@ use crate::queue::{Queues, Waiter, state};
 use core::sync::atomic::Ordering;
 use neap_os::futex::{self, Scope};
 
-/// How many may pass the oldest that waits at a group.
+/// Number of waiters that may pass the oldest waiter of a group.
 pub(crate) const PASSES: u32 = 8;
-/// A request that passes asks for less than this part of what the oldest asks for.
+/// A request may pass if it is below this part of the oldest's.
 pub(crate) const PASSING_PART: u64 = 8;
-/// Attempts for one hold of the mutex.
+/// Attempts during one hold of the mutex.
 const STEPS: usize = 64;
-/// Waiters behind the oldest that are looked at.
+/// Waiters behind the oldest that are examined.
 const LOOKS: usize = 64;
 
-/// What one hold of the mutex has done, and what is to be done after it.
+/// Work done during one hold of the mutex, and work left for after it.
 pub(crate) struct Round {
     attempts: usize,
-    /// Threads to wake.
+    /// Entries of threads to wake.
     woken: [u32; STEPS],
     threads: usize,
-    /// Wakers are to be called.
+    /// There are wakers to call.
     due: bool,
-    /// Somebody could be let in.
+    /// More waiters could be admitted.
     unfinished: bool,
 }
 
 impl Round {
-    /// Whether nobody else can be attended to in this hold.
+    /// Returns whether no further waiter can be handled during this hold.
     pub(crate) fn is_over(&self) -> bool {
         self.attempts >= STEPS || self.threads >= STEPS
     }
 
-    /// Whether there was more to do.
+    /// Returns whether there is more to do.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
     }
 }
 
-/// What became of an attempt to let somebody in.
+/// Result of an attempt to admit a waiter.
 enum Attempt {
     Granted,
-    /// There is no room in the group in this slot, or somebody older waits there.
+    /// The group in this slot has no room, or an older waiter.
     Waits(u32),
-    /// It is more than the limit of this group.
+    /// The request exceeds the limit of this group.
     Never(GroupId),
     Gone,
 }
 
-/// Whether a request is small enough to pass, and may.
+/// Returns whether a request may pass the oldest.
 fn passes(bytes: u64, oldest: &Waiter) -> bool {
     bytes < oldest.bytes() / PASSING_PART && oldest.passed.load(Ordering::Relaxed) < PASSES
 }
 
 impl Groups {
-    /// Lets in who waits for room in the group of an id, or in those above it. Inside the gate.
+    /// Admits waiters at the group that an id leads to, and at its ancestors. Returns whether more
+    /// could be admitted. The caller must be inside the fork gate.
     #[cold]
     #[inline(never)]
     pub(crate) fn admit<H: Reclaimer>(&self, host: &H, id: GroupId) -> bool {
@@ -76,13 +86,14 @@ impl Groups {
             let Some(behind) = self.tree.owners.behind(id) else { return false };
             let mut path = [NONE; DEEPEST as usize];
             let slots = self.tree.upwards(behind.slot()).zip(&mut path).map(|((slot, _), place)| *place = slot).count();
-            // From the top: who waits further down may be let in only past those.
+            // From the top: waiters further down are admitted only past those.
             path[..slots].iter().rev().for_each(|&slot| self.admit_at(host, queues, slot, round));
             round.unfinished
         })
     }
 
-    /// Runs `body` with the queues and within a read, and then wakes whom it concerns. Inside the gate.
+    /// Runs `body` with the queues and within a read, and then wakes threads. The caller must be
+    /// inside the fork gate.
     pub(crate) fn in_queues<H: Reclaimer, R>(
         &self,
         host: &H,
@@ -94,7 +105,7 @@ impl Groups {
             let _reading = self.rcu.enter();
             body(&mut queues, &mut round)
         };
-        // An entry that somebody else has by now is woken for no reason.
+        // An entry that has a new owner by now is woken without need.
         for waiter in round.woken[..round.threads].iter().filter_map(|&index| self.waiters.entry(index)) {
             futex::wake(&waiter.state, 1, Scope::Process);
         }
@@ -104,7 +115,7 @@ impl Groups {
         answer
     }
 
-    /// Lets in who waits at the group in a slot, and says what is waited for there from now on.
+    /// Admits waiters at the group in a slot, and updates the bytes that are waited for there.
     pub(crate) fn admit_at<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, slot: u32, round: &mut Round) {
         let Some(group) = self.tree.group(slot) else { return };
         if !group.has_waiters() && queues.first(group).is_none() {
@@ -127,9 +138,9 @@ impl Groups {
         }
     }
 
-    /// Lets in who may pass the oldest.
+    /// Admits waiters that may pass the oldest.
     fn let_pass<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, group: &Group, round: &mut Round) {
-        // What did not fit fits no better for being younger.
+        // A younger request that is not smaller would not fit either.
         let mut least = u64::MAX;
         let mut looks = 0;
         let mut next = queues.first(group).and_then(|oldest| queues.after(oldest));
@@ -147,7 +158,7 @@ impl Groups {
         }
     }
 
-    /// Says what is waited for at a group; answers whether there is room for that already.
+    /// Publishes the bytes that are waited for at a group. Returns whether there is room for them.
     pub(crate) fn say_what_is_wanted(&self, queues: &Queues<'_>, group: &Group) -> bool {
         let Some(oldest) = queues.first(group) else { return group.want(0) };
         let Some(first) = queues.get(oldest) else { return false };
@@ -156,7 +167,8 @@ impl Groups {
         group.want(passing.fold(first.bytes(), u64::min).max(1))
     }
 
-    /// Lets a waiter in, or moves it to where it has to wait; answers whether it left the queue that it was in.
+    /// Admits a waiter, or moves it to the queue where it has to wait. Returns whether it left its
+    /// queue.
     pub(crate) fn let_in<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, index: u32, round: &mut Round) -> bool {
         let Some(waiter) = queues.get(index) else { return false };
         round.attempts += 1;
@@ -166,9 +178,9 @@ impl Groups {
                 queues.withdraw(index);
                 queues.queue(index, slot);
                 let Some(group) = self.tree.group(slot) else { return true };
-                // What was stocked while nobody waited here is to be emptied.
+                // Bytes stocked while this group had no waiters must be drained.
                 round.unfinished |= !group.has_waiters();
-                // As is room that came since: whoever made it did not know who waits.
+                // Room may have come since: the thread that made it did not know of this waiter.
                 round.unfinished |= self.say_what_is_wanted(queues, group);
             }
             Attempt::Granted => self.end(queues, index, state::GRANTED, 0, round),
@@ -178,7 +190,7 @@ impl Groups {
         true
     }
 
-    /// A waiter has its answer. What is waited for where it was queued is the caller's to say.
+    /// Answers a waiter. The caller must update the bytes that are waited for at its group.
     pub(crate) fn end(&self, queues: &Queues<'_>, index: u32, state: u32, answer: u64, round: &mut Round) {
         let was_queued = queues.get(index).is_some_and(|waiter| waiter.place() != NONE);
         queues.withdraw(index);
@@ -190,8 +202,8 @@ impl Groups {
         }
     }
 
-    /// Charges a waiter what it asks for, if it is its turn and there is room all the way up. Exactly that: while somebody waits nothing is
-    /// stocked.
+    /// Charges a waiter exactly its request, if it is its turn and there is room in all ancestors.
+    /// While a request waits, nothing is stocked.
     fn attempt_for<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, waiter: &Waiter, round: &mut Round) -> Attempt {
         let (payer, bytes) = (waiter.payer(), waiter.bytes());
         let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Attempt::Gone };
@@ -210,7 +222,8 @@ impl Groups {
             return Attempt::Waits(full);
         }
         if self.raise(slot, bytes, How::Refuse).is_err() {
-            // Somebody who does not wait was faster, and who came for what was raised for a moment went in vain.
+            // A charge that does not wait was faster. Another waiter may have been refused because
+            // of the bytes that were raised for a moment.
             round.unfinished = true;
             return Attempt::Waits(if waiter.place() == NONE { slot } else { waiter.place() });
         }

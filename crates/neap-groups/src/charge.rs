@@ -1,12 +1,26 @@
-//! Charging: from the stock, from the counters, and what is tried at a limit before a charge is refused.
+//! Charging: from the stock, from the counters, and the steps at a limit before a charge is
+//! refused.
 //!
-//! Sits between whoever uses memory and [`Groups`]. The fast path is one restartable sequence. At a limit, in this order: what caches keep for all below it is put
-//! back, and their stocks are emptied; the host is asked to reclaim from the group that is at its limit, as long as that brings something, after
-//! which stocks are emptied again, since that is where what came back may be; then the charge is refused, with an error that says who holds the memory, or goes beyond the limit, counted, for
-//! somebody who must not fail. No lock is held meanwhile, and the gate is not held while the host reclaims. What comes back always finds its
-//! way and waits for nobody. What can never be granted, whatever is given back, is refused before the host is asked: more than a `max`, or more than a `max` leaves
-//! beside what `min` protects below it. A charge takes what there is, also from under those who wait for room (`wait.rs`); it stocks nothing
-//! meanwhile, and neither does what comes back, so that they hear of it.
+//! # Design
+//!
+//! The fast path is one restartable sequence. At a limit, in this order:
+//!
+//! 1. Caches of the group at its limit and its descendants are flushed, and their stocks emptied.
+//! 2. The host reclaims from that group, as long as that frees anything. Stocks are emptied again
+//!    afterwards, since freed bytes may be there.
+//! 3. The charge is refused, with an error that names the groups that hold the memory. Or it
+//!    exceeds the limit and is counted ([`How`]).
+//!
+//! A charge that can never be granted is refused before the host is asked. It exceeds a `max`, or
+//! the part of a `max` that `min` does not protect below it.
+//!
+//! An uncharge always succeeds and does not wait. A charge takes available bytes, even while other
+//! threads wait for room (`wait.rs`). Meanwhile neither charges nor uncharges stock bytes, so
+//! waiters learn of uncharged bytes.
+//!
+//! # Locking
+//!
+//! No lock is held in these steps, and the fork gate is not held while the host reclaims.
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
@@ -19,29 +33,29 @@ use crate::stock::{BATCH, CAP};
 use core::sync::atomic::{AtomicU32, Ordering};
 use neap_base::Platform;
 
-/// How often reclaim is asked, for one charge, while it brings something.
+/// Maximum number of reclaim calls for one charge that frees something each time.
 const RETRIES: u32 = 16;
-/// The part of a `max` that [`How::Reserve`] may go beyond it.
+/// Part of a `max` by which [`How::Reserve`] may exceed it.
 const RESERVE: u64 = 8;
-/// Groups that a refusal names.
+/// Number of groups that a refusal names.
 pub(crate) const HOLDERS: usize = 3;
-/// Groups right below one that a refusal looks at.
+/// Maximum number of children that a refusal visits.
 const LOOKS: u64 = 64;
 
-/// What becomes of a charge beyond a limit.
+/// Treatment of a charge beyond a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// It is refused.
+    /// Refuse it.
     Refuse,
-    /// It is granted and counted, as far as can be counted: by somebody who must not fail.
+    /// Grant and count it, as far as can be counted: for a caller that must not fail.
     Overcharge,
-    /// It is granted and counted up to an eighth of a `max` beyond that, and the host is not asked:
-    /// by a callback of reclaim, which frees more than it needs, but not first.
+    /// Grant and count it up to an eighth of a `max` beyond that, without asking the host: for a
+    /// callback of reclaim, which needs memory before it frees more.
     Reserve,
 }
 
 impl How {
-    /// How much a group may be charged for that has a `max`.
+    /// Returns the most bytes that a group with a `max` may be charged.
     fn most(self, max: u64) -> u64 {
         match self {
             How::Refuse => max,
@@ -51,7 +65,7 @@ impl How {
     }
 }
 
-/// Why a charge was refused.
+/// Reason for which a charge was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// The group is gone.
@@ -63,21 +77,21 @@ pub enum Refusal {
 /// The limit that a charge was refused at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
-    /// Whose limit it is: the group that was charged, or one above it.
+    /// The group with the limit: the charged group or an ancestor.
     pub group: GroupId,
     /// Its `max`, in bytes.
     pub max: u64,
-    /// What it was charged for.
+    /// Bytes that it was charged.
     pub charged: u64,
-    /// What was asked for.
+    /// Requested bytes.
     pub need: u64,
-    /// Who holds most of it: groups right below it, or itself, with what is charged to them,
-    /// largest first. Of more than 64 groups below it, the largest of those that refusals have
-    /// looked at so far.
+    /// The groups that hold most of it: its children, or itself, with the bytes charged to them,
+    /// largest first. Of more than 64 children, the largest of those that refusals have visited so
+    /// far.
     pub holders: [Option<(GroupId, u64)>; HOLDERS],
 }
 
-/// What stands against a charge.
+/// Obstacle to a charge.
 pub(crate) enum Against {
     Gone,
     /// The group at its limit.
@@ -85,20 +99,24 @@ pub(crate) enum Against {
 }
 
 impl Groups {
-    /// Charges bytes to a payer from what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
+    /// Charges bytes to a payer from its stock on this CPU; returns false if that has too few.
+    /// Signal-safe on CPUs with sequences.
     #[inline(always)]
     pub fn take<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         self.stocks.take(platform, payer, bytes)
     }
 
-    /// Takes bytes back that were charged to a payer, into what is stocked for it on this CPU, or not at all. Signal-safe where there are sequences.
+    /// Uncharges bytes of a payer into its stock on this CPU; returns false if that has no room.
+    /// Signal-safe on CPUs with sequences.
     #[inline(always)]
     pub fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         self.stocks.give(platform, payer, bytes)
     }
 
-    /// Charges bytes to the group of a payer, and all above it. Answers for how many nanoseconds the caller is to be held up, because
-    /// a group is above its `high`; that is the caller's to do, where it holds nothing.
+    /// Charges bytes to the group of a payer and all its ancestors. Returns the nanoseconds for
+    /// which the caller is to be delayed because a group is above its `high`.
+    ///
+    /// The caller sleeps itself, where it holds nothing.
     ///
     /// # Errors
     /// See [`Refusal`]; nothing is charged then.
@@ -124,9 +142,10 @@ impl Groups {
         }
     }
 
-    /// Charges the counters, and asks for room where there is none; answers how much was charged.
-    /// What nobody uses refuses nobody: so caches give up what they keep at once, unless the answer
-    /// is only `how` the charge is counted. The host is asked for memory where the caller `asks`.
+    /// Charges the counters, and makes room where there is none. Returns the charged bytes.
+    ///
+    /// Cached bytes refuse no charge: caches are flushed at once, unless a failure would only be
+    /// counted, by `how`. The host is asked for memory if the caller `asks`.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
         host: &H,
@@ -143,7 +162,8 @@ impl Groups {
             };
             let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
             let reclaims_next = asks && tries < RETRIES;
-            // When stocks, which count as used, are empty: so it is known what is protected, and a refusal says who holds what.
+            // Only when stocks, which count as used, are empty. The protected bytes are known then,
+            // and a refusal names the holders.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
             if how == How::Refuse
                 && !drains_next
@@ -164,7 +184,7 @@ impl Groups {
                 drains += 1;
                 self.drain_with(host, full, how == How::Refuse);
             } else if reclaims_next {
-                // Where it got nothing others may have made room meanwhile.
+                // If nothing was freed, other threads may have made room meanwhile.
                 let got = host.reclaim(full, bytes.saturating_add(self.excess(host, full)));
                 tries = if got > 0 { tries + 1 } else { RETRIES };
                 drained = drained.filter(|_| got == 0);
@@ -174,14 +194,16 @@ impl Groups {
         }
     }
 
-    /// A group on the way up whose `max` is less than what is to be charged. Inside the gate.
+    /// Returns the first group, upwards, with a `max` below the bytes to be charged. The caller
+    /// must be inside the fork gate.
     fn too_small(&self, payer: Payer, bytes: u64) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         let slot = self.tree.owners.behind(payer.id())?.slot();
         self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)).map(|(_, group)| group.id())
     }
 
-    /// The group that is full, if what `min` protects right below it leaves no room for so many bytes. Inside the gate.
+    /// Returns `full` if `min` of its children leaves no room for so many bytes. The caller must be
+    /// inside the fork gate.
     fn is_kept(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
         let kept = self.with(full, |group| {
             let room = group.bound(Bound::Max).saturating_sub(bytes);
@@ -190,18 +212,19 @@ impl Groups {
         kept.is_ok_and(|kept| kept).then_some(full)
     }
 
-    /// Charges the counters, and stocks what is too much; answers how much was charged. Inside the gate.
+    /// Charges the counters and stocks the excess. Returns the charged bytes. The caller must be
+    /// inside the fork gate.
     fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
         let _reading = self.rcu.enter();
         let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
-        // While somebody waits nothing is stocked.
+        // While a request waits, nothing is stocked.
         let is_waited_for = self.tree.upwards(slot).any(|(_, group)| group.has_waiters());
         let batch = if is_waited_for { bytes } else { bytes.max(BATCH) };
         let charged = match self.raise(slot, batch, How::Refuse) {
             Ok(()) => batch,
             Err(full) => {
                 let exact = if bytes < batch { self.raise(slot, bytes, How::Refuse) } else { Err(full) };
-                // What was raised on the way up was missing to others for a moment.
+                // The counters raised on the way up were missing to waiters for a moment.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     _ = self.admit(host, payer.id());
                 }
@@ -225,9 +248,11 @@ impl Groups {
         Ok(charged)
     }
 
-    /// Charges bytes to a payer for somebody who does not wait: from this CPU's stock, or from what the counters have left. No room is looked for
-    /// and no CPU fenced, so what other CPUs have in stock, and what caches keep, is not to be had; nobody is held up, and no system call
-    /// made but one that wakes who ticks. Whether there was as much. Inside the gate.
+    /// Charges bytes to a payer without waiting: from this CPU's stock, or from the room that the
+    /// counters have. Returns whether there was enough. The caller must be inside the fork gate.
+    ///
+    /// Does not reclaim, fence a CPU or delay the caller. Stocks of other CPUs and cached bytes are
+    /// not used. The only system call wakes the thread that ticks.
     pub fn charge_at_once<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
         if self.take(host.platform(), payer, bytes) {
             return true;
@@ -241,7 +266,7 @@ impl Groups {
             }
             Err(full) => {
                 self.tell(host, full, Event::Refused);
-                // As in `attempt`, but a tick lets them in.
+                // As in `attempt`, but a tick admits waiters.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     host.come_soon();
                 }
@@ -250,7 +275,7 @@ impl Groups {
         }
     }
 
-    /// Books bytes under a payer that its group, in this slot, and all above it have been charged for.
+    /// Books bytes under a payer that were charged to its group, in this slot, and its ancestors.
     pub(crate) fn book<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
         self.tree.owners.book(payer.id(), bytes);
         self.tree.group(slot).inspect(|group| {
@@ -259,8 +284,8 @@ impl Groups {
         });
     }
 
-    /// Raises what a group and all above it are charged for, or nothing of it; then answers who is at the limit, or at the end of what can
-    /// be counted.
+    /// Raises the charged bytes of a group and all its ancestors, or of none of them. Then it
+    /// returns the group that is at its limit, or at the end of what can be counted.
     pub(crate) fn raise(&self, slot: u32, bytes: u64, how: How) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
             if !group.raise(bytes, how.most(group.bound(Bound::Max))) {
@@ -274,10 +299,12 @@ impl Groups {
         Ok(())
     }
 
-    /// How long somebody who has charged so much is held up, for what is used: before anybody is, caches give up what they keep. Outside
-    /// the gate.
+    /// Returns the delay in nanoseconds of a thread that has charged `charged` bytes; 0 for none.
+    /// Caches are flushed before, so only used bytes delay. The caller must be outside the fork
+    /// gate.
     pub(crate) fn delay<H: Reclaimer>(&self, host: &H, payer: Payer, charged: u64) -> u64 {
-        // The delay, and the uppermost group that is above its `high`; and whether these are told.
+        // Returns the delay and the uppermost group above its `high`; tells these groups if
+        // `tells`.
         let look = |tells: bool| {
             let _reading = self.rcu.enter();
             let (mut longest, mut top) = (0, None);
@@ -295,17 +322,19 @@ impl Groups {
             (longest, top)
         };
         let (longest, top) = host.inside(|| look(false));
-        // Not the stocks: a stock is what small charges are held up for together.
+        // Not the stocks: small charges are delayed together, for a stock.
         if let Some(top) = top.filter(|_| longest > 0) {
             host.flush(&|payer| self.is_below(payer.id(), top), true);
         }
         if top.is_some() { host.inside(|| look(true)).0 } else { 0 }
     }
 
-    /// Who holds most of what a group is charged for. Looks at [`LOOKS`] of the groups right below
-    /// it: where there are more, at others the next time, beside those that held most before. So a
-    /// refusal costs the same however many there are, and the largest is known once all were looked
-    /// at. Within a read.
+    /// Returns the groups that hold most of the bytes charged to a group. The caller must be within
+    /// a read.
+    ///
+    /// Visits [`LOOKS`] children; if there are more, other ones at the next call, beside those that
+    /// held most before. A refusal thus has a bounded cost, and the largest child is known once all
+    /// were visited.
     fn holders<H: Reclaimer>(&self, host: &H, group: &Group) -> [Option<(GroupId, u64)>; HOLDERS] {
         let mut holders: [Option<(u32, GroupId, u64)>; HOLDERS] = [None; HOLDERS];
         let mut hold = |slot: u32, id: GroupId, bytes: u64| {
@@ -341,8 +370,8 @@ impl Groups {
         for (place, holder) in group.counters.holders.iter().zip(holders) {
             place.store(holder.map_or(0, |(slot, ..)| slot + 1), Ordering::Relaxed);
         }
-        // What it holds itself: what is not below it, or, where not all below it were looked at,
-        // what was counted for it.
+        // Bytes held by the group itself: usage without that of its children; or its own counts, if
+        // not all children were visited.
         let own = match (from, next) {
             (NONE, NONE) => group.usage().saturating_sub(sum),
             _ => Kind::ALL.into_iter().map(|kind| self.of_kind(host, group, kind)).sum(),
@@ -355,7 +384,7 @@ impl Groups {
         core::array::from_fn(|place| all[place])
     }
 
-    /// A refusal, counted.
+    /// Counts a refusal, and returns it.
     #[cold]
     pub(crate) fn refuse<H: Reclaimer>(&self, host: &H, full: GroupId, need: u64) -> Refusal {
         let limit = self.with(full, |group| {
@@ -367,7 +396,8 @@ impl Groups {
         Refusal::Limit(Limit { group: full, max, charged, need, holders })
     }
 
-    /// Takes bytes back that were charged to a payer: to its group, or to the heir if it is gone. Never waits but for a fork under way.
+    /// Uncharges bytes of a payer: from its group, or from the heir of a deleted one. Never waits
+    /// but for a fork.
     #[inline]
     pub fn uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
@@ -378,7 +408,7 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn uncharge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
-        // The bytes are booked, so the id is what it was when they were charged.
+        // The bytes are booked, so the id still has the entry under which they were charged.
         let gone = !self.tree.owners.is_there(payer.id());
         if gone && self.give(host.platform(), payer.of_heir(), bytes) {
             return;
@@ -386,18 +416,21 @@ impl Groups {
         host.inside(|| self.put_or_settle(host, payer, bytes));
     }
 
-    /// [`Groups::uncharge`] for somebody who is inside the gate.
+    /// Uncharges bytes of a payer. Differs from [`Groups::uncharge`]: the caller is inside the fork
+    /// gate.
     pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
             self.put_or_settle(host, payer, bytes);
         }
     }
 
-    /// Stocks bytes that came back, or takes them off the counters. Inside the gate.
+    /// Stocks uncharged bytes, or takes them off the counters. The caller must be inside the fork
+    /// gate.
     fn put_or_settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         let out = {
             let _reading = self.rcu.enter();
-            // Looked at again within the section: a group that is there cannot have ended its grace period before it is over.
+            // Checked again within the section: a group that exists now cannot end its grace period
+            // before the section ends.
             let there = self.tree.owners.is_there(payer.id());
             let payer = if there { payer } else { payer.of_heir() };
             if bytes > CAP || self.is_waited_for(payer.id()) {

@@ -1,13 +1,20 @@
-//! Memory groups: what composes the tree, the stocks and the grace periods.
+//! A tree of memory groups with its stocks, waiters, subscriptions and grace periods.
 //!
-//! Sits between whoever charges (by hand, or an allocator for a thread that is in a group) and the counters. A charge is taken from this CPU's
-//! stock, by one restartable sequence; where there is none, a batch is charged to the group and all above it. What comes back goes into a
-//! stock, too, and what is too much for it goes back to the counters: of the group that was charged, or of its heir. Nothing here waits but
-//! for mutexes that are held for a few links. Everything but the stocks' fast path runs inside the host's gate, so a fork finds no
-//! mutex held.
+//! # Design
 //!
-//! Slack: a group is charged for what is stocked, at most [`CAP`](crate::CAP) for each payer and CPU, and eight times that for all payers on a
-//! CPU; and for what the host's caches keep of what it had. [`Groups::used`] is without.
+//! A charge is taken from this CPU's stock by one restartable sequence. If the stock has too
+//! little, a batch is charged to the group and all above it. Uncharged bytes go into a stock, too.
+//! The bytes that exceed the stock go to the counters of the group that was charged, or of its
+//! heir.
+//!
+//! A group is charged for stocked bytes: at most [`CAP`](crate::CAP) for each payer and CPU, and
+//! eight times that for all payers on a CPU. It is also charged for bytes that the host's caches
+//! keep. [`Groups::used`] excludes both.
+//!
+//! # Locking
+//!
+//! Threads wait only for mutexes that are held for a few links. All but the fast path of the stocks
+//! runs inside the host's fork gate, so a fork finds no mutex held.
 
 use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
@@ -23,91 +30,102 @@ use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Alone, Charge, Handle, Host, Owner, Wait};
 
-/// Looks whether somebody is still on the way through what is to end, one after the other: a few more than are needed where nobody is.
+/// Maximum grace-period polls in [`Groups::end_deleted`]; slightly more than an idle system needs.
 const LOOKS: u32 = 4;
-/// How often a new group's maker looks again before tables grow, and sleeps in between, in nanoseconds.
+/// Maximum attempts to end deleted groups before tables grow, and the sleep between them, in
+/// nanoseconds.
 const NAPS: u32 = 100;
 const NAP: u64 = 1_000_000;
 
-/// What groups ask of whoever they are part of, besides per-CPU data.
+/// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
-    /// Asks for memory of a group, and of those below it, which is at its limit: so many bytes, of any kind. Answers about how many
-    /// came back; 0 when there is nothing more to be had. Called outside the gate and without a lock.
+    /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. Called
+    /// outside the fork gate and without a lock.
+    ///
+    /// Returns about how many bytes were freed; 0 if no more can be.
     fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
         0
     }
 
-    /// Calls `each` with everything that caches keep though somebody pays for it still: exactly while nobody allocates or frees. Called inside
-    /// the gate and without a lock.
+    /// Calls `each` with the bytes that caches keep, by the payer that is still charged for them.
+    /// Exact while no thread allocates or frees. Called inside the fork gate and without a lock.
     fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
 
-    /// Lets caches give up what they keep for payers that are wanted: `at_once`, or only where that is worth its price again. Called outside
-    /// the gate and without a lock.
+    /// Lets caches free the bytes that they keep for the payers that are `wanted`. Called outside
+    /// the fork gate and without a lock.
+    ///
+    /// Without `at_once`, a flush soon after another one may be skipped.
     fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _at_once: bool) {}
 
-    /// Asks that [`Groups::tick`] and [`Groups::deliver`] be called soon, by somebody who holds nothing. Called inside the gate, perhaps
-    /// under a mutex of the groups' and within a free: it neither waits nor calls them itself.
+    /// Requests that [`Groups::tick`] and [`Groups::deliver`] be called soon, by a thread that
+    /// holds nothing.
+    ///
+    /// Called inside the fork gate, perhaps under a mutex of the groups and within a free. It
+    /// neither waits nor calls them itself.
     fn come_soon(&self) {}
 
-    /// A group asks for memory: a server is to [take the request](Groups::take_request). Called
-    /// outside the gate and without a lock; it waits for nothing.
+    /// Requests that a server [take a request](Groups::take_request) of a group. Called outside the
+    /// fork gate and without a lock; must not wait.
     fn ask_soon(&self) {}
 
-    /// A group is being deleted: what hangs on it goes to its parent now, before what it is charged for does, so that nothing is its
-    /// parent's that cannot be found there. Called inside the gate and under the tree's mutex: it asks `groups` only for what takes no
-    /// lock ([`Groups::above`] and its like), and is done soon.
+    /// Moves the items attached to a group to its parent, while the group is being deleted. It
+    /// precedes the move of the group's charges: the parent is never charged for items that cannot
+    /// be found there.
+    ///
+    /// Called inside the fork gate and under the tree's mutex. It must use only functions of
+    /// `groups` that take no lock ([`Groups::parent_of`] and the like), and return soon.
     fn offline(&self, _groups: &Groups, _child: Seat, _parent: Seat) {}
 }
 
-/// Nobody is asked for anything.
+/// A standalone host keeps the no-op defaults: it never reclaims.
 impl<P: Platform, C: Charge> Reclaimer for Alone<'_, P, C> {}
 
-/// How soon [`Groups::tick`] wants to come again, in nanoseconds, where nothing is more urgent.
+/// Interval of [`Groups::tick`] in nanoseconds, where nothing is more urgent.
 pub const INTERVAL: u64 = 250_000_000;
 
-/// A tree of groups, and what it takes to charge them.
+/// A tree of groups, and all that it takes to charge them.
 #[derive(Debug)]
 pub struct Groups {
     pub(crate) tree: Tree,
     pub(crate) stocks: Stocks,
     pub(crate) waiters: Waiters,
     pub(crate) subscribers: Subscribers,
-    /// Who is on the way through ids and slots.
+    /// Readers of ids and slots.
     pub(crate) rcu: Rcu,
-    /// When the slots and ids that wait for the end of a grace period began to.
+    /// Begin of the grace period that deleted slots and ids wait for.
     reaping: Mutex<Mark>,
     nodes: usize,
 }
 
-/// What is known of a group.
+/// Description of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
     /// The group.
     pub id: GroupId,
-    /// The one above it; `None` for the root.
+    /// Its parent; `None` for the root.
     pub parent: Option<GroupId>,
-    /// Its name below that; empty for the root.
+    /// Its name below the parent; empty for the root.
     pub name: Name,
-    /// What bounds it, by [`Bound`].
+    /// Its bounds, by [`Bound`].
     pub bounds: [u64; Bound::ALL.len()],
-    /// Bytes charged to it and all below it, stocks included.
+    /// Bytes charged to it and all its descendants, stocks included.
     pub charged: u64,
-    /// The most that ever was.
+    /// Maximum of the charged bytes so far.
     pub peak: u64,
-    /// Bytes charged to it alone, by [`Kind`], stocks included. What was on its way through a group below while that was deleted is counted
-    /// a few ticks later.
+    /// Bytes charged to it alone, by [`Kind`], stocks included. Charges that were under way in a
+    /// child while that was deleted are counted a few ticks later.
     pub kinds: [u64; Kind::ALL.len()],
-    /// How often what happened to it or to one below it, by [`Event`].
+    /// Events in it and its descendants so far, by [`Event`].
     pub events: [u64; Event::ALL.len()],
-    /// Groups right below it.
+    /// Number of its children.
     pub children: u32,
 }
 
 impl Groups {
-    /// A tree with nothing but the root.
+    /// Makes a tree that has only the root.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The error of the system.
     pub fn open<H: Host>(host: &H) -> Result<Groups, Denied> {
         let (platform, nodes) = (host.platform(), host.platform().nodes());
         let per_cpu = counts_of_new_group(host, nodes)?;
@@ -115,7 +133,7 @@ impl Groups {
         let made = stocks.and_then(|stocks| match Tree::open(platform, per_cpu) {
             Ok(tree) => {
                 let rcu = Rcu::new();
-                // Without memory for sequences readers do without.
+                // Without memory for sequences, readers count by locked instructions.
                 let _ = rcu.open(platform);
                 let reaping = Mutex::new(rcu.mark());
                 Ok(Groups {
@@ -129,7 +147,8 @@ impl Groups {
                 })
             }
             Err(error) => {
-                // SAFETY: nobody has seen them.
+                // SAFETY: the stocks were opened above, and no other thread has a reference to
+                // them.
                 unsafe { stocks.close(platform) };
                 Err(error)
             }
@@ -140,15 +159,17 @@ impl Groups {
         })
     }
 
-    /// Gives everything back but the per-CPU data of groups that are still there.
+    /// Frees everything but the per-CPU data of groups other than the root.
     ///
     /// # Safety
-    /// Nobody uses the groups any more.
+    /// No thread uses the groups any more, and `host` has the platform that they were opened with.
     pub unsafe fn close<H: Host>(&self, host: &H) {
         let root = self.tree.group(ROOT).map(|group| group.per_cpu.load(Ordering::Relaxed));
         root.inspect(|&owner| drop_counts(host, Owner::from_bits(owner)));
         let platform = host.platform();
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread uses the groups, so no thread uses any of
+        // these parts or an entry of their tables. `platform` is the one that they were opened
+        // with.
         unsafe {
             self.tree.close(platform);
             self.stocks.close(platform);
@@ -158,8 +179,11 @@ impl Groups {
         }
     }
 
-    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own. Where tables would grow, for good, though a
-    /// quarter of them is what deleted groups have left, that is ended first; it may take a tenth of a second, if somebody who charges was preempted.
+    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own.
+    ///
+    /// Ends deleted groups first if a table would otherwise grow, which is for good, though deleted
+    /// groups hold a quarter of it. That can take a tenth of a second if a thread that charges was
+    /// preempted.
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
@@ -174,7 +198,7 @@ impl Groups {
         made.inspect_err(|_| drop_counts(host, per_cpu.0))
     }
 
-    /// Notes that a group was made for a thread, by the thread's id, which is not 0.
+    /// Records the thread that a group was made for, by the thread's id, which is not 0.
     pub fn note_thread<H: Host>(&self, host: &H, id: GroupId, thread: u32) {
         host.inside(|| {
             let slot = self.tree.slot_of(id).ok();
@@ -183,7 +207,7 @@ impl Groups {
         });
     }
 
-    /// The thread that a group was made for; `None` for one that was made for none, or is gone.
+    /// Returns the thread that a group was made for; `None` if there is none or the group is gone.
     pub fn thread_of<H: Host>(&self, host: &H, id: GroupId) -> Option<u32> {
         let thread = host.inside(|| {
             let group = self.tree.group(self.tree.slot_of(id).ok()?)?;
@@ -192,7 +216,8 @@ impl Groups {
         thread.filter(|thread| *thread != 0)
     }
 
-    /// The group at a path below `from`: names with a `/` between them; nothing for `from` itself.
+    /// Returns the group at a path below `from`: names separated by `/`; an empty path for `from`
+    /// itself.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -200,16 +225,18 @@ impl Groups {
         host.inside(|| self.tree.find(from, path))
     }
 
-    /// Deletes a group: what it is charged for is its parent's from now on, and what comes back of it goes there, after what else hangs on
-    /// it ([`Reclaimer::offline`]). It has no children.
-    /// Charging it fails from now on, but for what was stocked for it a moment ago. What is left of it is gone after a few ticks.
+    /// Deletes a group without children. Its charges become its parent's, after the items attached
+    /// to it ([`Reclaimer::offline`]).
+    ///
+    /// Bytes that are uncharged later go to the parent. Charging the group fails from now on,
+    /// except from a stock filled a moment ago. Its slot and id are freed a few ticks later.
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
     pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
         host.inside(|| {
             let subscribers = self.subscribers.lock();
-            // So that the slot is nobody else's before its subscribers have its counts.
+            // The slot is not reused before the group's subscribers have its counts.
             let _reading = self.rcu.enter();
             let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
             let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
@@ -223,10 +250,11 @@ impl Groups {
         })
     }
 
-    /// Changes a bound, and tells; answers what it was. Takes effect at once: where a new `max` is
-    /// below what the group is charged for, the stocks of all below it are emptied, and it is
-    /// charged for no more until there is room; what comes back meanwhile may be used again. From
-    /// then on the group asks for memory until it is below its new `max`, or `high`; this call does
+    /// Sets a bound, counts the event, and returns the previous value. Takes effect at once.
+    ///
+    /// If a new `max` is below the charged bytes, the stocks of the group and its descendants are
+    /// emptied. Charges are refused until there is room; bytes uncharged meanwhile may be charged
+    /// again. The group asks for memory until it is below its new `max`, or `high`. This call does
     /// not wait for that.
     ///
     /// # Errors
@@ -245,11 +273,11 @@ impl Groups {
             self.drain(host, id);
         }
         if bound == Bound::Max {
-            // Also where it was lowered: what does not fit any more is refused.
+            // Also after a lower `max`: requests that do not fit any more are refused.
             while host.inside(|| self.admit(host, id)) {}
         }
         if bound == Bound::High {
-            // Charges that are held up may go on.
+            // Delayed charges may continue.
             host.inside(|| host.come_soon());
         }
         if matches!(bound, Bound::Max | Bound::High) && usage > bytes {
@@ -262,12 +290,12 @@ impl Groups {
         Ok(before)
     }
 
-    /// Whether a group is there, at this moment. Takes no lock.
+    /// Returns whether a group exists at this moment. Takes no lock.
     pub fn is_there(&self, id: GroupId) -> bool {
         self.tree.owners.is_there(id)
     }
 
-    /// The group above one, `None` for the root, and its name below that.
+    /// Returns the parent of a group, `None` for the root, and the group's name.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -275,8 +303,8 @@ impl Groups {
         host.inside(|| self.with(id, |group| (self.above(group), group.name())))
     }
 
-    /// Calls `f` with a group that keeps its slot meanwhile. Takes no lock that others want. Inside
-    /// the gate.
+    /// Calls `f` with a group, which keeps its slot meanwhile. Takes no lock that other threads
+    /// wait for. The caller must be inside the fork gate.
     pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
         let _reading = self.rcu.enter();
         self.tree.with(id, f)
@@ -286,7 +314,7 @@ impl Groups {
         self.tree.group(group.parent.load(Ordering::Relaxed)).map(Group::id)
     }
 
-    /// What is known of a group.
+    /// Returns a description of a group.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -294,7 +322,8 @@ impl Groups {
         host.inside(|| self.with(id, |group| self.info_of(host, group)))
     }
 
-    /// The same for whoever goes through all slots, from 0 up to [`Count::slots`]; `None` for one without a group. Inside the gate.
+    /// Returns a description of the group in a slot; `None` if there is none. Slots go from 0 up to
+    /// [`Count::slots`]. The caller must be inside the fork gate.
     pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
         let _reading = self.rcu.enter();
         self.tree.at(slot, |group| self.info_of(host, group))
@@ -314,7 +343,7 @@ impl Groups {
         }
     }
 
-    /// Bytes charged to a group alone, of one kind on one node, stocks included.
+    /// Returns the bytes charged to a group alone, of one kind on one node, stocks included.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -323,8 +352,11 @@ impl Groups {
         host.inside(|| self.with(id, counted))
     }
 
-    /// Bytes that a group and those below it use: charged, neither stocked nor kept by caches. Exact while nobody charges, allocates or
-    /// frees; otherwise off by what is charged meanwhile. Looks at everything that caches have.
+    /// Returns the bytes that a group and its descendants use: charged, and neither stocked nor
+    /// kept by caches.
+    ///
+    /// Exact while no thread charges, allocates or frees; otherwise off by concurrent charges.
+    /// Scans all stocks and caches.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -337,15 +369,18 @@ impl Groups {
         })
     }
 
-    /// Whether what an id leads to is `top`, or below it.
+    /// Returns whether the group that an id leads to is `top` or a descendant.
     pub(crate) fn is_below(&self, id: GroupId, top: GroupId) -> bool {
         let _reading = self.rcu.enter();
         let Some(behind) = self.tree.owners.behind(id) else { return false };
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
 
-    /// Adds up, for [`Groups::unused_at`], what is charged to each group alone and nobody uses, stocked or kept by caches, as far as that
-    /// can be seen at this moment. By one thread at a time, inside the gate.
+    /// Adds up, for [`Groups::unused_at`], the unused bytes of each group alone: stocked or kept by
+    /// caches.
+    ///
+    /// Concurrent changes may be missed. To be called by one thread at a time, inside the fork
+    /// gate.
     pub fn add_up_unused<H: Reclaimer>(&self, host: &H) {
         let groups = (0..self.tree.count().slots).filter_map(|slot| self.tree.group(slot));
         groups.for_each(|group| group.unused.store(0, Ordering::Relaxed));
@@ -357,8 +392,8 @@ impl Groups {
         });
     }
 
-    /// The group in a slot, and bytes of it that nobody used when [`Groups::add_up_unused`] was last called, if there were any. Inside
-    /// the gate.
+    /// Returns the group in a slot and its unused bytes at the last call of
+    /// [`Groups::add_up_unused`]; `None` for 0 bytes. The caller must be inside the fork gate.
     pub fn unused_at(&self, slot: u32) -> Option<(GroupId, u64)> {
         let _reading = self.rcu.enter();
         let group = self.tree.group(slot)?;
@@ -370,7 +405,8 @@ impl Groups {
         host.each_kept(each);
     }
 
-    /// Bytes of a kind that somebody uses, in all groups together: charged, and not stocked. Exact while nobody charges. Inside the gate.
+    /// Returns the bytes of a kind that are charged in all groups together and not stocked. Exact
+    /// while no thread charges. The caller must be inside the fork gate.
     pub fn used_of_kind<H: Host>(&self, host: &H, kind: Kind) -> u64 {
         let slots = 0..self.tree.count().slots;
         let charged: u64 =
@@ -380,13 +416,15 @@ impl Groups {
         charged.saturating_sub(stocked)
     }
 
-    /// The group that an id leads to: its own, or the heir of one that is gone. Inside the gate.
+    /// Returns the group that an id leads to: its own, or the heir of a deleted one. The caller
+    /// must be inside the fork gate.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         self.tree.group(self.tree.owners.behind(id)?.slot()).map(Group::id)
     }
 
-    /// The groups right below one, one after the other: the one behind `after`, or the first. `None` at the end, or when either is gone.
+    /// Returns the child of `parent` behind `after`, or its first child. `None` at the end, or if
+    /// either is gone.
     pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         host.inside(|| {
             let _reading = self.rcu.enter();
@@ -394,7 +432,8 @@ impl Groups {
         })
     }
 
-    /// The slots of a group and of all below it, in order, and how many these are; `None` if there is not room for all, or the group is gone.
+    /// Writes the slots of a group and all its descendants to `slots`, in order, and returns their
+    /// number. `None` if there is not room for all, or the group is gone.
     pub fn slots_below<H: Host>(&self, host: &H, top: GroupId, slots: &mut [u32]) -> Option<usize> {
         host.inside(|| {
             let _reading = self.rcu.enter();
@@ -402,7 +441,7 @@ impl Groups {
         })
     }
 
-    /// How much of what a group has is protected from reclaim: by `min`, and by `low`.
+    /// Returns the bytes of a group that are protected from reclaim: by `min`, and by `low`.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -413,18 +452,19 @@ impl Groups {
         })
     }
 
-    /// A pass of reclaim begins, which asks [`Groups::standing`]: what several groups below one claim together is not taken from before.
+    /// Begins a pass of reclaim that calls [`Groups::standing`]. Sums of the claims of children are
+    /// added up anew.
     pub fn begin_pass(&self) {
         self.tree.begin_pass();
     }
 
-    /// Groups that were looked at so far to add up what all of those right below another claim, or
-    /// to name those that hold most.
+    /// Returns the number of groups visited so far to add up the claims of a group's children, or
+    /// to name the groups that hold most.
     pub fn summed(&self) -> u64 {
         self.tree.summed()
     }
 
-    /// Bytes charged to a group and those below it, stocks included.
+    /// Returns the bytes charged to a group and its descendants, stocks included.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -432,7 +472,7 @@ impl Groups {
         host.inside(|| self.with(id, Group::usage))
     }
 
-    /// The same of the group alone.
+    /// Returns the bytes charged to a group alone, stocks included.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -440,7 +480,8 @@ impl Groups {
         host.inside(|| self.with(id, |group| self.tree.own_usage(group)))
     }
 
-    /// What somebody who reclaims from `top` has to know of the group in a slot, if that is `top` or below it.
+    /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
+    /// neither `top` nor a descendant.
     pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<Standing> {
         host.inside(|| {
             let _reading = self.rcu.enter();
@@ -448,34 +489,38 @@ impl Groups {
         })
     }
 
-    /// Counts an event of a group and of all above it, and has it told to who subscribed; nothing if the group is gone.
+    /// Counts an event of a group and of all its ancestors, and has subscribers told. Does nothing
+    /// if the group is gone.
     pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
         _ = host.inside(|| self.with(id, |group| self.tell(host, group, event)));
     }
 
-    /// How many groups there are.
+    /// Returns the number of groups.
     pub fn count<H: Host>(&self, host: &H) -> Count {
         host.inside(|| self.count_inside())
     }
 
-    /// The same inside the gate.
+    /// Returns the number of groups. The caller must be inside the fork gate.
     pub fn count_inside(&self) -> Count {
         self.tree.count()
     }
 
-    /// The first id, of an index from `from` on, whose group is gone though something still refers to it, with the group that has
-    /// inherited it, and how many bytes are booked under it. Inside the gate.
+    /// Returns the first id, of an index from `from` on, that is still referred to though its group
+    /// is gone. Also its heir, and the bytes booked under it. The caller must be inside the fork
+    /// gate.
     pub fn next_gone(&self, from: u32) -> Option<(GroupId, GroupId, u64)> {
         let gone = |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(id)?, bytes)));
         (from..self.tree.owners.len()).find_map(gone)
     }
 
-    /// In a forked child: those who were on their way in the parent's threads are not here, and nobody waits for room.
+    /// Forgets readers, waiters and servers of the parent's other threads, in a forked child.
     ///
     /// # Safety
-    /// As for [`Rcu::forget_others`].
+    /// The caller is the only thread of the child, and does not rely on groups that it had found as
+    /// a reader before the fork.
     pub unsafe fn forget_others<H: Reclaimer>(&self, host: &H) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract the caller is the only thread of the child, and needs
+        // no protection of groups that it had found before the fork.
         unsafe { self.rcu.forget_others() };
         host.inside(|| {
             self.forget_tellers();
@@ -484,12 +529,12 @@ impl Groups {
         });
     }
 
-    /// Fences that emptying stocks has asked for so far.
+    /// Returns the number of fences that emptying stocks has requested so far.
     pub fn fences(&self) -> u32 {
         self.stocks.fences()
     }
 
-    /// Bytes of memory that groups take, besides their per-CPU data.
+    /// Returns the bytes of memory that groups take, without their per-CPU data.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
         let mut sum = 0;
         self.each_mapping(platform, &mut |_, length| sum += length);
@@ -506,9 +551,11 @@ impl Groups {
         self.rcu.mapping(platform).inspect(|&(records, length)| each(records, length));
     }
 
-    /// Work that waits: empties the stocks of CPUs that have not charged since the last call, ends what deleted groups have left, and attends to those
-    /// who wait for room. Answers in how many nanoseconds to come again though nobody calls in between, if at all. To be called now and
-    /// then, outside the gate; never waits.
+    /// Does pending work: empties idle stocks, ends deleted groups, and serves waiters.
+    ///
+    /// A stock is idle if its CPU has not charged since the last call. Returns in how many
+    /// nanoseconds to come again; `None` if nothing is left. To be called now and then, outside the
+    /// fork gate; never waits.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         let left = host.inside(|| {
             let out = |payer, bytes| self.settle(host, payer, bytes);
@@ -520,13 +567,14 @@ impl Groups {
         next.or(left.then_some(INTERVAL))
     }
 
-    /// Ends what deleted groups have left, unless somebody else is on the way through it at the moment; whether anything is left. For
-    /// hosts whose ticks may not come soon. Fences.
+    /// Ends deleted groups, unless other threads may still be reading them; returns whether any are
+    /// left. For hosts whose ticks may not come soon. Fences.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
         (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
     }
 
-    /// Ends what deleted groups have left, as far as nobody is on the way through it any more; whether anything is left. Inside the gate.
+    /// Ends deleted groups that no reader can have found; returns whether any are left. The caller
+    /// must be inside the fork gate.
     fn reap<H: Reclaimer>(&self, host: &H) -> bool {
         if !self.tree.is_waiting().contains(&true) {
             return false;
@@ -545,7 +593,10 @@ impl Groups {
             self.tree.end_grace(|group| {
                 self.hand_down_counts(host, group);
                 let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
-                // SAFETY: nobody can find the group's counts any more. The owner was opened for it, so there is no error.
+                // SAFETY: the id of the group leads to its heir since before the grace period
+                // began, and all readers of that time have gone. No thread can find its counts, or
+                // allocate for its owner. The owner was opened for this group alone, so there is no
+                // error.
                 let _ = unsafe { host.data().close_owner(owner) };
             });
         }
@@ -557,24 +608,28 @@ impl Groups {
         beginning
     }
 
-    /// Takes back what caches keep for a group and those below it, and empties their stocks. Answers how many CPUs' stocks had to be skipped.
+    /// Takes cached bytes of a group and its descendants back, and empties their stocks. Returns
+    /// the number of CPUs that had to be skipped.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         self.drain_with(host, id, true)
     }
 
-    /// The same, with caches `at_once` or only where that is worth its price again.
+    /// Differs from [`Groups::drain`]: caches are flushed `at_once`, or only where that is worth
+    /// its cost.
     pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, at_once: bool) -> u32 {
         host.flush(&|payer| self.is_below(payer.id(), id), at_once);
         self.drain_stocks(host, id)
     }
 
-    /// Empties the stocks of a group and those below it.
+    /// Empties the stocks of a group and its descendants. Returns the number of CPUs that had to be
+    /// skipped.
     pub(crate) fn drain_stocks<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         let wanted = |payer: Payer| self.is_below(payer.id(), id);
         host.inside(|| self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes)))
     }
 
-    /// Takes bytes off the counters of whoever they are booked for. Inside the gate.
+    /// Takes bytes off the counters of the group, or heir, that they are booked for. The caller
+    /// must be inside the fork gate.
     pub(crate) fn settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         {
             let _reading = self.rcu.enter();
@@ -583,7 +638,7 @@ impl Groups {
                 self.count_charged(host, group, payer, bytes.wrapping_neg());
                 self.count_shared(host, group, 1);
             });
-            // All of them are lowered before anybody is let in.
+            // All counters are lowered before a waiter is admitted.
             if self.tree.upwards(behind.slot()).fold(false, |waited_for, (_, group)| group.lower(bytes) | waited_for) {
                 _ = self.admit(host, payer.id());
             }
@@ -591,15 +646,19 @@ impl Groups {
         self.tree.owners.unbook(payer.id(), bytes);
     }
 
-    /// Counts what a batch costs those who share a group: so many operations on it and on each above it, and one on what is booked.
+    /// Counts shared operations of a batch: `each` on the group and on each ancestor, and one on
+    /// the booked bytes.
     pub(crate) fn count_shared<H: Host>(&self, host: &H, group: &Group, each: u64) {
         let depth = u64::from(group.depth.load(Ordering::Relaxed));
         self.stocks.count_shared(host.platform(), each * depth + 1);
     }
 
-    /// Operations so far, by charges and what came back, on counters that CPUs share, at most: of a batch that is charged the usage and the
-    /// peak of the group and of each above it, and what is booked under its id; of one that comes back the same without the peak. Not
-    /// counted are attempts at a limit that failed.
+    /// Returns an upper bound of the operations so far, by charges and uncharges, on counters that
+    /// CPUs share.
+    ///
+    /// A charged batch changes usage and peak of the group and each ancestor, and the bytes booked
+    /// under its id. An uncharged one changes all but the peak. Failed attempts at a limit are not
+    /// counted.
     pub fn shared_operations(&self) -> u64 {
         self.stocks.shared()
     }
@@ -613,15 +672,18 @@ impl Groups {
         }
     }
 
-    /// The counts of a group on a CPU.
+    /// Returns the counts of a group on a CPU. The caller is within a read, ends the group's grace
+    /// period, or is the only user of the groups.
     fn counts<'h, H: Host>(&self, host: &'h H, group: &Group, cpu: usize) -> Option<&'h [AtomicI64]> {
         let handle = core::num::NonZeroU64::new(group.counts.load(Ordering::Relaxed))?;
         let copy = host.data().copy(Handle::from_bits(handle), cpu)?.cast::<AtomicI64>();
-        // SAFETY: the copy has that many, as long as the group is there, which the caller sees to.
+        // SAFETY: `counts_of_new_group` allocated this many words in each copy. They are freed only
+        // after the group's grace period, which has not ended for the caller: it is within a read,
+        // ends that period itself, or is the only user of the groups.
         Some(unsafe { core::slice::from_raw_parts(copy, self.nodes * Kind::ALL.len()) })
     }
 
-    /// Bytes charged to a group alone, of one kind.
+    /// Returns the bytes charged to a group alone, of one kind.
     pub(crate) fn of_kind<H: Host>(&self, host: &H, group: &Group, kind: Kind) -> u64 {
         (0..self.nodes).map(|node| self.counted(host, group, kind, node)).sum()
     }
@@ -632,7 +694,7 @@ impl Groups {
         words.map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add).max(0) as u64
     }
 
-    /// Adds what a group that is gone has counted to what its heir has.
+    /// Adds the counts of a deleted group to those of its heir.
     pub(crate) fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
         let _reading = self.rcu.enter();
         let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
@@ -646,7 +708,7 @@ impl Groups {
     }
 }
 
-/// An owner of per-CPU data, and room for a group's counts.
+/// Opens an owner of per-CPU data, and allocates a group's counts under it.
 fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
     let owner = host.inside(|| host.data().open_owner(host.platform()))?;
     let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
@@ -660,6 +722,7 @@ fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle
 }
 
 fn drop_counts<H: Host>(host: &H, owner: Owner) {
-    // SAFETY: nobody else has heard of it. It was opened a moment ago, so there is no error.
+    // SAFETY: the owner is that of a group that was not made, or of the root in `close`. No thread
+    // can find its counts or allocates for it. It is open, so there is no error.
     let _ = host.inside(|| unsafe { host.data().close_owner(owner) });
 }

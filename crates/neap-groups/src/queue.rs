@@ -1,9 +1,16 @@
-//! Who waits for room: entries in a table, each queued at the group that has none, the oldest first.
+//! Queues of waiters: entries in a table, each queued at the group that has no room, oldest first.
 //!
-//! Sits between the rule of admission (`admit.rs`) and those who wait (`wait.rs`). An entry belongs to one thread or future, which names it by
-//! index and generation; it is in one list at most: of a group's slot, or of those whose waker is to be called. One mutex for all
-//! of it, which is held for links and counters, never while a waker is called or dropped. Bytes are charged to an entry
-//! by whoever lets it in, so what it was granted is its own until it takes or leaves it.
+//! # Design
+//!
+//! An entry belongs to one thread or future, which names it by index and generation. It is in one
+//! list at most: the queue of a group's slot, or the list of entries with a waker to be called. The
+//! thread that admits a waiter charges the bytes to the entry, so a grant cannot be taken by
+//! another thread.
+//!
+//! # Locking
+//!
+//! One mutex protects all of it. It is held for links and counters, and not while a waker is called
+//! or dropped.
 
 use crate::asking::AFRESH;
 use crate::group::{Group, NONE};
@@ -19,23 +26,23 @@ use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 
-/// What became of a waiter: the word that its thread sleeps on.
+/// State of a waiter: the word that its thread sleeps on.
 pub(crate) mod state {
-    /// Nobody has the entry.
+    /// The entry has no owner.
     pub(crate) const FREE: u32 = 0;
     /// It waits.
     pub(crate) const WAITING: u32 = 1;
-    /// It was charged what it asked for.
+    /// The requested bytes were charged to it.
     pub(crate) const GRANTED: u32 = 2;
-    /// It is not let in; the answer is the group whose limit it is.
+    /// It was refused; the answer is the group with the limit.
     pub(crate) const REFUSED: u32 = 3;
     /// Its group is gone.
     pub(crate) const GONE: u32 = 4;
-    /// It was charged, and is held up above a `high` until its deadline.
+    /// Its bytes were charged, and it is delayed above a `high` until its deadline.
     pub(crate) const HELD: u32 = 5;
 }
 
-/// The place of an entry that waits for its waker to be called.
+/// Place of an entry with a waker to be called.
 const DUE: u32 = NONE - 1;
 
 /// An entry. All but the state is read and written under the mutex.
@@ -45,12 +52,12 @@ pub(crate) struct Waiter {
     generation: AtomicU32,
     /// The slot of the group that it is queued at, [`DUE`], or [`NONE`].
     place: AtomicU32,
-    /// In a ring, or in the list of entries that nobody has.
+    /// Links of a ring, or of the list of free entries.
     next: AtomicU32,
     previous: AtomicU32,
-    /// How many that are younger were let in past it.
+    /// Number of younger waiters that were admitted before it.
     pub(crate) passed: AtomicU32,
-    /// Its age: the higher the younger.
+    /// Its age: the lowest is the oldest.
     ticket: AtomicU64,
     payer: AtomicU64,
     bytes: AtomicU64,
@@ -60,7 +67,8 @@ pub(crate) struct Waiter {
     waker_vtable: AtomicPtr<RawWakerVTable>,
 }
 
-// SAFETY: atomic numbers and pointers, of which 0 is one.
+// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// change only atomically.
 unsafe impl Entry for Waiter {}
 
 impl Waiter {
@@ -76,7 +84,7 @@ impl Waiter {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Until when it waits, by the platform's clock.
+    /// Returns the end of its time, by the platform's clock.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::Relaxed)
     }
@@ -89,12 +97,12 @@ impl Waiter {
         self.state.load(Ordering::Relaxed) == state::HELD
     }
 
-    /// The slot of the group that it is queued at; [`NONE`] before.
+    /// Returns the slot of the group that it is queued at, or [`NONE`].
     pub(crate) fn place(&self) -> u32 {
         self.place.load(Ordering::Relaxed)
     }
 
-    /// Leaves it with another waker, or none; the old one is the caller's to drop, without the mutex.
+    /// Replaces the waker, by another one or none. The caller drops the old one without the mutex.
     pub(crate) fn replace_waker(&self, waker: Option<Waker>) -> Option<Waker> {
         let waker = waker.map(ManuallyDrop::new);
         let (data, vtable) = waker.map_or((null_mut(), null_mut()), |waker| {
@@ -102,9 +110,12 @@ impl Waiter {
         });
         let old = self.waker.swap(data, Ordering::Relaxed);
         let old_vtable = self.waker_vtable.swap(vtable, Ordering::Relaxed);
-        // SAFETY: null, or the `'static` table that a waker was taken apart into, below.
+        // SAFETY: the pointer is null, or was made from the `'static` table of a waker in the last
+        // call of this function.
         let old_vtable: Option<&'static RawWakerVTable> = unsafe { old_vtable.as_ref() };
-        // SAFETY: the two are of one waker, which was not dropped, and nobody finds them a second time.
+        // SAFETY: both words are of one waker, since they are only swapped here, under the mutex.
+        // That waker was not dropped (`ManuallyDrop`), and the swaps took it out, so no other call
+        // finds it.
         old_vtable.map(|vtable| unsafe { Waker::new(old, vtable) })
     }
 
@@ -113,19 +124,19 @@ impl Waiter {
     }
 }
 
-/// A waiter, for its owner.
+/// Reference of an owner to its waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
     generation: u32,
 }
 
-/// All of them.
+/// All waiters.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     table: Table<Waiter>,
     lists: Mutex<Lists>,
-    /// When caches were last flushed for those who wait, in the platform's nanoseconds.
+    /// Time of the last flush of caches for waiters, in the platform's nanoseconds.
     flushed: AtomicU64,
 }
 
@@ -136,13 +147,13 @@ struct Lists {
     fresh: u32,
     used: u32,
     ticket: u64,
-    /// Those whose waker is to be called: the first, plus one.
+    /// The first entry with a waker to be called, plus one; 0: there is none.
     due: AtomicU32,
     /// The last slot in the ring of groups that ask for memory, plus one; 0: there is none.
     asking: AtomicU32,
 }
 
-/// The queues, for who holds the mutex.
+/// The queues, while the mutex is held.
 pub(crate) struct Queues<'w> {
     table: &'w Table<Waiter>,
     tree: &'w Tree,
@@ -160,18 +171,18 @@ impl Waiters {
         Queues { table: &self.table, tree, lists: self.lists.lock() }
     }
 
-    /// How long it is, at `now`, until caches are to be flushed again for those who wait.
+    /// Returns the nanoseconds from `now` until caches are to be flushed again for waiters.
     pub(crate) fn flush_in(&self, now: u64) -> u64 {
         let flushed = self.flushed.load(Ordering::Relaxed);
         INTERVAL.saturating_sub(now.saturating_sub(flushed))
     }
 
-    /// Caches are about to be flushed for those who wait.
+    /// Records that caches are about to be flushed for waiters.
     pub(crate) fn note_flush(&self, now: u64) {
         self.flushed.store(now, Ordering::Relaxed);
     }
 
-    /// The entry of an index, whoever has it.
+    /// Returns the entry of an index, whatever its owner.
     pub(crate) fn entry(&self, index: u32) -> Option<&Waiter> {
         self.table.get(index)
     }
@@ -181,9 +192,11 @@ impl Waiters {
     }
 
     /// # Safety
-    /// As for [`Table::close`].
+    /// No thread uses an entry any more, and the platform is the one that [`Queues::add`] was
+    /// called with.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread has an entry, and the table grew on this
+        // platform.
         unsafe { self.table.close(platform) };
     }
 }
@@ -193,15 +206,15 @@ impl<'w> Queues<'w> {
         self.tree
     }
 
-    /// See [`Lists::asking`].
+    /// Returns [`Lists::asking`].
     pub(crate) fn last_asking(&self) -> &AtomicU32 {
         &self.lists.asking
     }
 
-    /// A new waiter, the youngest of all, queued nowhere yet, that waits or is held up.
+    /// Adds a waiter, the youngest of all, in no queue, that waits or is delayed.
     ///
     /// # Errors
-    /// Where there is no memory.
+    /// There is no memory.
     pub(crate) fn add<P: Platform>(
         &mut self,
         platform: &P,
@@ -237,7 +250,7 @@ impl<'w> Queues<'w> {
         Ok(Handle { index, generation: waiter.generation.load(Ordering::Relaxed) })
     }
 
-    /// An owner's waiter; `None` in a forked child, which has none of its parent's.
+    /// Returns an owner's waiter; `None` in a forked child, which has none of its parent's.
     pub(crate) fn of(&self, handle: Handle) -> Option<&'w Waiter> {
         let is_it = |waiter: &&Waiter| waiter.generation.load(Ordering::Relaxed) == handle.generation;
         self.table.get(handle.index).filter(is_it)
@@ -247,17 +260,18 @@ impl<'w> Queues<'w> {
         self.table.get(index)
     }
 
-    /// Entries that there ever were.
+    /// Returns the number of entries that were ever used.
     pub(crate) fn len(&self) -> u32 {
         self.lists.fresh
     }
 
-    /// Entries in use.
+    /// Returns the number of entries in use.
     pub(crate) fn count(&self) -> u32 {
         self.lists.used
     }
 
-    /// Nobody has an entry any more, which is queued nowhere. Answers its waker, for the caller to drop without the mutex.
+    /// Frees an entry, after taking it out of its list. Returns its waker, for the caller to drop
+    /// without the mutex.
     pub(crate) fn free(&mut self, index: u32) -> Option<Waker> {
         let waiter = self.table.get(index)?;
         self.withdraw(index);
@@ -289,7 +303,8 @@ impl<'w> Queues<'w> {
         }
     }
 
-    /// Puts a waiter that is in no list into the queue of the group in a slot, by its age.
+    /// Puts a waiter that is in no list into the queue of the group in a slot, by its age,
+    /// and requests memory of that group.
     pub(crate) fn queue(&self, index: u32, slot: u32) {
         let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
         waiter.place.store(slot, Ordering::Relaxed);
@@ -300,7 +315,7 @@ impl<'w> Queues<'w> {
             [&waiter.next, &waiter.previous].into_iter().for_each(|link| link.store(index, Ordering::Relaxed));
             return first.store(index + 1, Ordering::Relaxed);
         };
-        // Most are the youngest; those that come from another group's queue were the oldest there.
+        // Most are the youngest. Waiters from another group's queue were the oldest there.
         let is_younger = |other: u32| self.table.get(other).is_some_and(|other| other.ticket() > waiter.ticket());
         let follow = |link: fn(&Waiter) -> &AtomicU32, of: u32| {
             self.table.get(of).map_or(oldest, |entry| link(entry).load(Ordering::Relaxed))
@@ -322,19 +337,19 @@ impl<'w> Queues<'w> {
         }
     }
 
-    /// The oldest in a group's queue.
+    /// Returns the oldest waiter in a group's queue.
     pub(crate) fn first(&self, group: &Group) -> Option<u32> {
         group.first_waiter.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// The next younger one in a waiter's queue.
+    /// Returns the next younger waiter in the queue.
     pub(crate) fn after(&self, index: u32) -> Option<u32> {
         let waiter = self.table.get(index)?;
         let next = waiter.next.load(Ordering::Relaxed);
         (next + 1 != self.ring(waiter.place())?.load(Ordering::Relaxed)).then_some(next)
     }
 
-    /// A waiter that is queued nowhere has its answer. Whether somebody's waker is to be called for it.
+    /// Answers a waiter that is in no queue. Returns whether it has a waker that is to be called.
     pub(crate) fn conclude(&self, index: u32, state: u32, answer: u64) -> bool {
         let Some(waiter) = self.table.get(index) else { return false };
         waiter.answer.store(answer, Ordering::Relaxed);
@@ -346,7 +361,7 @@ impl<'w> Queues<'w> {
         due
     }
 
-    /// The next waker to be called, without the mutex.
+    /// Takes the next waker to be called, which the caller calls without the mutex.
     pub(crate) fn next_due(&self) -> Option<Waker> {
         let index = self.lists.due.load(Ordering::Relaxed).checked_sub(1)?;
         self.withdraw(index);

@@ -74,7 +74,8 @@ impl Seat {
             && self.word.compare_exchange(word, word | TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if taken {
             self.owner.store(me(), Ordering::Relaxed);
-            self.reclaimer.store(reclaimer, Ordering::Release); // Pairs with the Acquire in `running`.
+            // Release pairs with the Acquire in `running`.
+            self.reclaimer.store(reclaimer, Ordering::Release);
         }
         taken
     }
