@@ -1,21 +1,19 @@
-//! Requests for memory: which groups need reclaim, how much, and when each of them is served next.
-//!
+//! Requests for memory: which groups need reclaim, for how much, and when each is served next.
 //! # Design
-//! A group has one request at most, so a ring of slots through the groups themselves holds all
-//! requests: none is dropped, and none needs memory. A request says nothing but that the group is
-//! to be looked at. What the group needs is computed anew from its usage, its bounds and its queue
-//! whenever a server looks, so a request whose reason is gone (a grant, a deadline, a free, a
-//! raised limit) ends without a word. A group needs memory
-//! 1. for the charges in its queue with a deadline that is not over, and for one that asked once
+//! A group has at most one request. A ring of slots through the groups holds all requests, so none
+//! is dropped and none needs memory. A request has no size: the need of a group is computed from
+//! its usage, bounds and queue whenever a server looks. A request with a reason that is gone (a
+//! grant, a deadline, a free, a raised limit) therefore ends at the next look. A group needs memory
+//! 1. for the charges in its queue that are before their deadline, and for one that asked once and
+//!    does not wait;
 //!    and does not wait;
-//! 2. because it is charged for more than its `max`: a limit that was cut takes effect by itself;
-//! 3. because it is charged for more than its `high`.
+//! 2. because its usage exceeds its `max`, after that was lowered;
+//! 3. because its usage exceeds its `high`.
 //!
-//! A server takes the next group that is due, runs a pass, and reports. A pass after which the
-//! group needs less is followed by another one at once; after any other the group rests, for twice
-//! as long each time: up to [`INTERVAL`] while a charge waits, up to [`IDLE`] otherwise. So caches
-//! that were busy, barred or pinned are asked again, and one that never gives anything costs
-//! little.
+//! A server takes the next group that is due, runs a pass, and reports. After a pass that reduced
+//! the need, another one follows at once. After any other pass the group rests, for twice as long
+//! each time: up to [`INTERVAL`] while a charge waits, up to [`IDLE`] otherwise. Caches that were
+//! busy, barred or pinned are thus asked again, and a cache that never frees anything costs little.
 //!
 //! # Locking
 //! The ring is under the waiters' mutex, which is held for [`LOOKS`] groups at most.
@@ -27,15 +25,15 @@ use crate::queue::{Queues, Waiter};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// How long a group rests after the first pass that brought it nothing, in nanoseconds.
+/// Rest of a group after the first pass that freed nothing, in nanoseconds.
 const FIRST: u64 = 1_000_000;
-/// How long a group rests at most while no charge waits there, in nanoseconds.
+/// Maximum rest of a group while no charge waits there, in nanoseconds.
 const IDLE: u64 = 16 * INTERVAL;
-/// How long a group rests at most when another charge comes, in nanoseconds.
+/// Maximum rest of a group when another charge comes, in nanoseconds.
 pub(crate) const AFRESH: u64 = 8_000_000;
-/// Groups that are looked at in one hold of the mutex.
+/// Groups that are examined during one hold of the mutex.
 const LOOKS: usize = 128;
-/// Waiters of one group whose requests are added up.
+/// Waiters of one group with requests that are added up.
 const ADDED_UP: usize = 64;
 
 /// A group that is to be asked for memory.
@@ -43,43 +41,43 @@ const ADDED_UP: usize = 64;
 pub struct Request {
     /// The group.
     pub group: GroupId,
-    /// How many bytes it is to give back, with all below it.
+    /// Bytes that it is to free, with its descendants.
     pub bytes: u64,
     slot: u32,
-    /// What a charge that does not wait has asked for.
+    /// Bytes that a charge that does not wait has asked for.
     once: u64,
 }
 
-/// What there is to serve.
+/// Next request to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Due {
-    /// This group, by the server that asked.
+    /// Serve this group now.
     Now(Request),
-    /// Nothing before so many nanoseconds have passed.
+    /// No request is due before so many nanoseconds.
     In(u64),
-    /// Nothing.
+    /// There is no request.
     Nothing,
 }
 
-/// What those need that wait at a group at a moment, and whether any does.
+/// Returns the bytes that waiters at a group need at the time `now`, and whether there are any.
 fn waited_for(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
     let all = core::iter::successors(queues.first(group), |&index| queues.after(index)).take(ADDED_UP);
     let live = all.filter_map(|index| queues.get(index)).filter(|waiter| waiter.deadline() > now);
     live.map(Waiter::bytes).fold((0, false), |(sum, _), bytes| (sum.saturating_add(bytes), true))
 }
 
-/// How many bytes a group is to give back, and whether a charge waits for some of them.
+/// Returns the bytes that a group is to free, and whether a charge waits for some of them.
 fn need(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
     let (wanted, is_waited_for) = waited_for(queues, group, now);
     let (usage, max, high) = (group.usage(), group.bound(Bound::Max), group.bound(Bound::High));
-    // Those behind may want more than the limit allows together.
+    // Together, the waiters may request more than the limit allows.
     let wanted = wanted.max(group.counters.asks_once.load(Ordering::Relaxed)).min(max);
     (usage.saturating_add(wanted).saturating_sub(max).max(usage.saturating_sub(high)), is_waited_for)
 }
 
 impl Queues<'_> {
-    /// Puts the group in a slot into the ring of those that ask for memory, to be served at once.
-    /// One that is there already rests for so long at `most` after its last pass.
+    /// Puts the group in a slot into the ring of groups that ask for memory, to be served at once.
+    /// If it is there already, its rest is shortened to `most`, in nanoseconds.
     pub(crate) fn ask_for(&self, slot: u32, most: u64) {
         let (last, tree) = (self.last_asking(), self.tree());
         let Some(group) = tree.group(slot) else { return };
@@ -99,19 +97,19 @@ impl Queues<'_> {
         last.store(slot + 1, Ordering::Relaxed);
     }
 
-    /// The first of the ring, and the last.
+    /// Returns the slot and group of the ring's first entry, and its last group.
     fn ends_of_asking(&self) -> Option<(u32, &Group, &Group)> {
         let last = self.tree().group(self.last_asking().load(Ordering::Relaxed).checked_sub(1)?)?;
         let first = last.counters.next_asking.load(Ordering::Relaxed).checked_sub(1)?;
         Some((first, self.tree().group(first)?, last))
     }
 
-    /// Makes the first of the ring its last.
+    /// Makes the first entry of the ring its last.
     fn rotate_asking(&self, first: u32) {
         self.last_asking().store(first + 1, Ordering::Relaxed);
     }
 
-    /// Takes the first of the ring out of it.
+    /// Takes the first entry out of the ring.
     fn end_asking(&self, (slot, first, last): (u32, &Group, &Group)) {
         let next = first.counters.next_asking.swap(0, Ordering::Relaxed);
         if next == slot + 1 {
@@ -121,7 +119,7 @@ impl Queues<'_> {
         }
     }
 
-    /// Goes once round the ring.
+    /// Calls `each` with all groups of the ring.
     fn each_asking(&self, mut each: impl FnMut(&Group)) {
         let Some((first, ..)) = self.ends_of_asking() else { return };
         let mut slot = first;
@@ -137,8 +135,8 @@ impl Queues<'_> {
 }
 
 impl Groups {
-    /// Asks for memory of a group and those below it, for a charge that does not wait for it.
-    /// Outside the gate.
+    /// Requests memory of a group and its descendants, for a charge that does not wait for it. The
+    /// caller must be outside the fork gate.
     pub fn ask_for<H: Reclaimer>(&self, host: &H, id: GroupId, bytes: u64) {
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
@@ -152,21 +150,22 @@ impl Groups {
         host.ask_soon();
     }
 
-    /// Has the groups from a slot upwards that are above their `max` or `high` give memory, at
-    /// once. Inside the gate and within a reading.
+    /// Requests memory at once of the groups above their `max` or `high`, from a slot upwards. The
+    /// caller must be inside the fork gate and within a read.
     pub(crate) fn ask_for_excess(&self, slot: u32) {
         let queues = self.waiters.lock(&self.tree);
         let is_above = |group: &Group| group.usage() > group.bound(Bound::Max).min(group.bound(Bound::High));
         self.tree.upwards(slot).filter(|(_, group)| is_above(group)).for_each(|(slot, _)| queues.ask_for(slot, 0));
     }
 
-    /// The next request that is due, for the server of a number, which is not 0 and serves no
-    /// other; [`Groups::served`] is to follow. Outside the gate.
+    /// Takes the next request that is due, for a server by its number, which is not 0.
+    /// [`Groups::served`] must follow before the server takes another. The caller must be outside
+    /// the fork gate.
     pub fn take_request<H: Reclaimer>(&self, host: &H, server: u32) -> Due {
         self.next_request(host, server)
     }
 
-    /// What there is to serve, which stays for others. Outside the gate.
+    /// Returns the next request without taking it. The caller must be outside the fork gate.
     pub fn look_for_request<H: Reclaimer>(&self, host: &H) -> Due {
         self.next_request(host, 0)
     }
@@ -179,8 +178,8 @@ impl Groups {
                 let queues = self.waiters.lock(&self.tree);
                 let _reading = self.rcu.enter();
                 for _ in 0..LOOKS {
-                    // Others turn the ring as well: a round has no more groups than there are
-                    // slots.
+                    // Other servers rotate the ring as well. A round has no more groups than there
+                    // are slots.
                     let next = queues.ends_of_asking().filter(|ends| start != Some(ends.0) && left > 0);
                     let Some(ends @ (slot, group, _)) = next else {
                         return Some(if soonest == u64::MAX { Due::Nothing } else { Due::In(soonest - now) });
@@ -213,13 +212,15 @@ impl Groups {
         }
     }
 
-    /// [`need`] of the group in a slot, as long as it is the one with an id, and there.
+    /// Returns the [`need`] of the group in a slot; nothing if it is not the one with the id, or is
+    /// deleted.
     fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> (u64, bool) {
         let is_it = group.id() == id && self.tree.owners.is_there(id);
         if is_it { need(queues, group, now) } else { (0, false) }
     }
 
-    /// How many bytes a group is above its `max`; 0 if it is gone. Outside the gate.
+    /// Returns the bytes by which a group exceeds its `max`; 0 if it is gone. The caller must be
+    /// outside the fork gate.
     pub fn excess<H: Reclaimer>(&self, host: &H, id: GroupId) -> u64 {
         let excess = |group: &Group| group.usage().saturating_sub(group.bound(Bound::Max));
         host.inside(|| {
@@ -228,8 +229,8 @@ impl Groups {
         })
     }
 
-    /// How many bytes a request is still for: 0 when there is enough, or no charge waits any more.
-    /// Outside the gate.
+    /// Returns the bytes that a request still needs: 0 if there are enough, or no charge waits any
+    /// more. The caller must be outside the fork gate.
     pub fn needs<H: Reclaimer>(&self, host: &H, request: &Request) -> u64 {
         let now = host.platform().now();
         host.inside(|| {
@@ -239,18 +240,18 @@ impl Groups {
         })
     }
 
-    /// A server has done what it could for a request. Outside the gate.
+    /// Ends the service of a request. The caller must be outside the fork gate.
     pub fn served<H: Reclaimer>(&self, host: &H, request: &Request, server: u32) {
         let now = host.platform().now();
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
             let Some(group) = self.tree.group(request.slot) else { return };
-            // Otherwise another server has it: this one did not come back in time.
+            // Otherwise another server has the request: this one was too late.
             if group.counters.server.load(Ordering::Relaxed) != server {
                 return;
             }
             group.counters.server.store(0, Ordering::Relaxed);
-            // A charge that asked for more meanwhile has a pass of its own.
+            // A charge that asked for more meanwhile gets a pass of its own.
             _ = group.counters.asks_once.compare_exchange(request.once, 0, Ordering::Relaxed, Ordering::Relaxed);
             let (bytes, is_waited_for) = self.need_of(&queues, group, request.group, now);
             let most = if is_waited_for { INTERVAL } else { IDLE };
@@ -262,13 +263,13 @@ impl Groups {
         self.let_go(host);
     }
 
-    /// The server of a number does not come back: another one is to do what it was at. Inside the
-    /// gate.
+    /// Gives up the request of a server that does not return, so that another one takes it. The
+    /// caller must be inside the fork gate.
     pub fn leave_request(&self, server: u32) {
         self.give_up_requests(|group| group.counters.server.load(Ordering::Relaxed) == server);
     }
 
-    /// Lets other servers do what those of certain groups were at.
+    /// Gives up the requests of the groups for which `is_theirs` is true.
     pub(crate) fn give_up_requests(&self, mut is_theirs: impl FnMut(&Group) -> bool) {
         self.waiters.lock(&self.tree).each_asking(|group| {
             if is_theirs(group) {

@@ -1,15 +1,22 @@
-//! Who is told what happens to a group: subscriptions, by callback or eventfd.
+//! Subscriptions to events of groups, by callback or eventfd.
 //!
-//! Sits between what happens, inside the gate and perhaps inside malloc, and those who want to know. There an event is only counted, in the
-//! group and all above it, so who subscribes to a group hears of all below it. A subscription knows the counts that it was told of; what has been counted since
-//! is delivered by [`Groups::deliver`], outside the gate and with no lock held, however often it happened in one go. So a callback may do
-//! anything, also end its subscription or delete the group.
+//! # Design
 //!
-//! When a group is deleted, what was counted by then is kept with its subscriptions; after that they hear that it is gone, and then nothing
-//! any more, whoever gets its slot. One mutex, which is taken before the tree's; a subscription is *running* while its callback is, and is freed
-//! by who runs it, so ending one waits for that one alone.
+//! An event can happen inside the fork gate, perhaps inside malloc. It is only counted then, in the
+//! group and all its ancestors. A subscription stores the counts that it was told.
+//! [`Groups::deliver`] tells it the difference, outside the gate and with no lock held. A callback
+//! may therefore do anything, such as end its subscription or delete the group.
 //!
-//! Fork: in a child, callbacks go on, and eventfds, which are the parent's as well, are told nothing.
+//! When a group is deleted, its final counts stay with its subscriptions. Each is told these
+//! counts, then that the group is gone, and then nothing more, even if the group's slot is reused.
+//!
+//! In a forked child, callbacks stay subscribed. Eventfds, which the parent shares, are told
+//! nothing.
+//!
+//! # Locking
+//!
+//! One mutex, which is taken before the tree's. A subscription is *running* while its callback is.
+//! The thread that runs it frees it, so ending a subscription waits for its callback alone.
 
 use crate::group::{Event, Group};
 use crate::groups::{Groups, Reclaimer};
@@ -25,35 +32,38 @@ use neap_base::{Mutex, Platform};
 use neap_os::event_fd;
 use neap_os::futex::{self, Scope};
 
-/// Called with what its subscriber left for it, and what happened. It may do anything but unwind.
+/// Called with the context of the subscriber and the event. It may do anything but unwind.
 pub type Callback = fn(context: usize, happened: Happened);
 
-/// How a subscriber is told.
+/// Way in which a subscriber is told.
 #[derive(Clone, Copy, Debug)]
 pub enum Listener {
-    /// By a call, with this number, on the thread that delivers. Never by two threads at a time.
+    /// Call with this context, on the thread that delivers. Two threads never call it at a time.
     Callback(Callback, usize),
-    /// By adding one to an eventfd with `EFD_NONBLOCK`, which stays open until [`Groups::unsubscribe`] has returned.
+    /// Add one to an eventfd with `EFD_NONBLOCK`, which must stay open until
+    /// [`Groups::unsubscribe`] has returned.
     EventFd(i32),
 }
 
-/// What is delivered.
+/// News for a subscriber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Happened {
-    /// The group that was subscribed to: it happened to it or to one below it.
+    /// The group that was subscribed to: the event happened to it or to a descendant.
     pub group: GroupId,
-    /// What, and how often since the last time; `None`: the group was deleted, and there will be nothing more.
+    /// The event, and its number since the last news; `None`: the group was deleted, and no more
+    /// news follow.
     pub event: Option<(Event, u64)>,
 }
 
-/// A subscription: ends with [`Groups::unsubscribe`], or when the group is gone and that was delivered.
+/// A subscription: ends with [`Groups::unsubscribe`], or when the group is gone and that was
+/// delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subscription {
     index: u32,
     generation: u32,
 }
 
-/// Why nobody is told.
+/// Reason for which no subscription was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotSubscribed {
     /// There is no such group, or it was deleted.
@@ -62,7 +72,7 @@ pub enum NotSubscribed {
     NoMemory,
     /// The descriptor is no eventfd.
     NoEventFd,
-    /// The eventfd could block whoever tells: it lacks `EFD_NONBLOCK`.
+    /// The eventfd could block the telling thread: it lacks `EFD_NONBLOCK`.
     Blocking,
 }
 
@@ -79,41 +89,42 @@ impl fmt::Display for NotSubscribed {
 
 impl core::error::Error for NotSubscribed {}
 
-/// The group is there.
+/// The group exists.
 const LIVE: u32 = 0;
-/// It is gone; `seen` is what is still to be delivered.
+/// The group is gone; `seen` has the counts that are still to be delivered.
 const ORPHANED: u32 = 1;
-/// Nobody wants to hear any more.
+/// The subscription was ended, or has delivered all.
 const ENDED: u32 = 2;
 
 const fn bit(event: Event) -> u32 {
     1 << event as u32
 }
 
-/// An entry. All of it is read and written under the mutex, but for `turns`, which is slept on.
+/// An entry. All of it is read and written under the mutex, except that threads sleep on `turns`.
 #[derive(Debug, Default)]
 struct Subscriber {
     generation: AtomicU32,
     state: AtomicU32,
-    /// [`GroupId`]; 0 for an entry that nobody has.
+    /// [`GroupId`]; 0 for a free entry.
     group: AtomicU64,
-    /// By [`Event`].
+    /// The wanted events, by [`Event`].
     mask: AtomicU32,
-    /// How often each event had happened when it was last delivered.
+    /// Count of each event when it was last delivered.
     seen: [AtomicU64; Event::ALL.len()],
-    /// Null: by the eventfd.
+    /// Null for an eventfd.
     callback: AtomicPtr<()>,
     context: AtomicUsize,
     descriptor: AtomicI32,
-    /// Which thread is telling it at the moment; 0: none.
+    /// The thread that is telling it; 0: none.
     running: AtomicUsize,
     /// Changes when that thread is done.
     turns: AtomicU32,
-    /// The next of the same group, or the next that nobody has, plus one.
+    /// The next subscription of the same group, or the next free entry, plus one.
     next: AtomicU32,
 }
 
-// SAFETY: atomic numbers and pointers, of which 0 is one.
+// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// change only atomically.
 unsafe impl Entry for Subscriber {}
 
 impl Subscriber {
@@ -134,12 +145,13 @@ impl Subscriber {
         if callback.is_null() {
             return Listener::EventFd(self.descriptor.load(Ordering::Relaxed));
         }
-        // SAFETY: not null, so it was made from a callback, in `subscribe`.
+        // SAFETY: `subscribe` stored a valid `Callback` in this word, or null, which was excluded.
+        // The mutex is held, so the word belongs to this subscription.
         let callback = unsafe { core::mem::transmute::<*mut (), Callback>(callback) };
         Listener::Callback(callback, self.context.load(Ordering::Relaxed))
     }
 
-    /// How often an event happened that is still to be told; it counts as told then.
+    /// Returns how often an event is still to be told, and counts it as told.
     fn take(&self, event: Event, counted: Option<&Group>) -> u64 {
         let seen = &self.seen[event as usize];
         match counted {
@@ -151,7 +163,7 @@ impl Subscriber {
         }
     }
 
-    /// What is to be delivered next. A group that is gone is the last of it.
+    /// Returns the next news. The end of a group is the last one.
     fn next_news(&self, counted: Option<&Group>) -> Option<Happened> {
         let mask = self.mask.load(Ordering::Relaxed);
         let mut wanted = Event::ALL.into_iter().filter(|event| mask & bit(*event) != 0);
@@ -174,15 +186,15 @@ impl Subscriber {
 pub(crate) struct Subscribers {
     table: Table<Subscriber>,
     lists: Mutex<Lists>,
-    /// Something happened to a group that somebody subscribed to.
+    /// An event happened to a group with subscribers.
     marked: AtomicBool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Lists {
-    /// The first that nobody has, plus one.
+    /// The first free entry, plus one.
     free: u32,
-    /// Never used yet.
+    /// Number of entries that were ever used.
     fresh: u32,
 }
 
@@ -192,14 +204,15 @@ impl Subscribers {
         Subscribers { table: Table::new(), lists: Mutex::new(lists), marked: AtomicBool::new(false) }
     }
 
-    /// Keeps subscriptions as they are.
+    /// Locks the subscriptions.
     pub(crate) fn lock(&self) -> Guard<'_, Lists> {
         self.lists.lock()
     }
 
-    /// Says that there is something to deliver; answers whether that is new.
+    /// Notes that there is something to deliver; returns whether that is new.
     fn mark(&self) -> bool {
-        // Release pairs with the Acquire in `deliver`: what was counted is seen by who takes the mark.
+        // Release pairs with the Acquire in `deliver`: the thread that takes the mark sees the
+        // counts.
         !self.marked.swap(true, Ordering::Release)
     }
 
@@ -208,7 +221,7 @@ impl Subscribers {
         self.table.get(subscription.index).filter(is_it)
     }
 
-    /// Those of a group, with their indexes. Under the mutex.
+    /// Returns the subscriptions of a group, with their indexes. Under the mutex.
     fn of_group<'s>(&'s self, group: &Group) -> impl Iterator<Item = (u32, &'s Subscriber)> {
         let follow = |link: u32| self.table.get(link.wrapping_sub(1)).map(|entry| (link - 1, entry));
         let first = follow(group.first_subscriber.load(Ordering::Relaxed));
@@ -232,8 +245,10 @@ impl Subscribers {
         lists.free = index + 1;
     }
 
-    /// A group is gone: what was counted by now is all that its subscribers hear, and that it is gone. Answers whether there is anything to deliver that
-    /// nobody knew of. Under the mutex since before it was deleted.
+    /// Keeps the final counts of a deleted group with its subscriptions. Returns whether there is
+    /// something to deliver that was not noted yet.
+    ///
+    /// The mutex is held since before the group was deleted.
     pub(crate) fn orphan(&self, _lists: &Lists, group: &Group) -> bool {
         let mut next = group.first_subscriber.swap(0, Ordering::Relaxed);
         let any = next != 0;
@@ -254,15 +269,18 @@ impl Subscribers {
     }
 
     /// # Safety
-    /// As for [`Table::close`].
+    /// No thread uses a subscription any more, and the platform is the one that
+    /// [`Groups::subscribe`] was called with.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread has an entry, and the table grew on this
+        // platform.
         unsafe { self.table.close(platform) };
     }
 }
 
 impl Groups {
-    /// Counts an event of a group, and of those above it, and has it told to who subscribed. Inside the gate; perhaps under the tree's mutex.
+    /// Counts an event of a group and its ancestors, and has subscribers told. The caller must be
+    /// inside the fork gate, and may hold the tree's mutex.
     pub(crate) fn tell<H: Reclaimer>(&self, host: &H, group: &Group, event: Event) {
         let parent = group.parent.load(Ordering::Relaxed);
         let mut is_heard = false;
@@ -275,7 +293,8 @@ impl Groups {
         }
     }
 
-    /// Has a listener told of events of a group and of those below it, from now on, and when it is gone. Several of one kind may be told as one.
+    /// Subscribes a listener to events of a group and its descendants, from now on, and to its end.
+    /// Several events of one kind may be told as one.
     ///
     /// # Errors
     /// See [`NotSubscribed`].
@@ -303,7 +322,7 @@ impl Groups {
                 if lists.fresh == table.len() {
                     table.grow(host.platform()).map_err(|_| NotSubscribed::NoMemory)?;
                 }
-                // As if somebody had given it up.
+                // A fresh entry, as if it had been freed.
                 lists.fresh += 1;
                 lists.free = lists.fresh;
             }
@@ -330,8 +349,12 @@ impl Groups {
         })
     }
 
-    /// Ends a subscription; answers whether it was there. Nothing is delivered to it when this returns: where another thread is telling it at the moment, this
-    /// waits for that, and for no other; in its own callback it returns at once. Two callbacks that end each other's wait for ever.
+    /// Ends a subscription; returns whether it existed. Nothing is delivered to it when this
+    /// returns.
+    ///
+    /// If another thread is telling the subscription at the moment, this waits for that thread
+    /// alone. In the subscription's own callback it returns at once. Two callbacks that end each
+    /// other's subscriptions wait for ever.
     pub fn unsubscribe<H: Reclaimer>(&self, host: &H, subscription: Subscription) -> bool {
         let mut was_there = false;
         while let Some((entry, turns)) = host.inside(|| {
@@ -355,7 +378,7 @@ impl Groups {
         was_there
     }
 
-    /// The group of a subscription, while it is there. Under the subscriptions' mutex.
+    /// Returns the group of a subscription, while it exists. Under the subscriptions' mutex.
     fn subscribed(&self, entry: &Subscriber) -> Option<&Group> {
         match self.tree.owners.behind(entry.group()) {
             Some(Behind::Group(slot)) => self.tree.group(slot),
@@ -363,8 +386,8 @@ impl Groups {
         }
     }
 
-    /// Tells what there is to tell: wakes the tasks of futures that have their answer, and delivers events. Not inside the gate, and by somebody who holds
-    /// nothing that these may want.
+    /// Wakes the tasks of futures that have an answer, and delivers events. The caller must be
+    /// outside the fork gate and hold nothing that callbacks or wakers may want.
     pub fn deliver<H: Reclaimer>(&self, host: &H) {
         self.wake(host);
         // Acquire pairs with the Release in `mark`.
@@ -378,14 +401,15 @@ impl Groups {
                     callback(context, happened);
                     true
                 }
-                // Whoever closed it is told nothing more: its number may be another file's.
+                // A descriptor that was closed gets no more news: its number may be another file's.
                 Listener::EventFd(descriptor) => event_fd::tell(descriptor).is_ok(),
             };
             host.inside(|| self.has_told(index, is_heard));
         }
     }
 
-    /// What is to be delivered next, to the subscriber of that index or one behind it, which is running then.
+    /// Returns the next news and its listener, from the subscription at `index` on, and marks that
+    /// as running.
     fn next_news(&self, index: &mut u32) -> Option<(Listener, Happened)> {
         let _lists = self.subscribers.lock();
         let _reading = self.rcu.enter();
@@ -396,7 +420,7 @@ impl Groups {
                 if let Some(happened) = entry.next_news(counted) {
                     let listener = entry.listener();
                     if let Listener::EventFd(_) = listener {
-                        // It is told once, of everything.
+                        // It is told once, of all events.
                         while entry.is(LIVE) && entry.next_news(counted).is_some() {}
                     }
                     entry.running.store(me(), Ordering::Relaxed);
@@ -423,7 +447,8 @@ impl Groups {
         }
     }
 
-    /// In a forked child: nobody else is telling anybody. Inside the gate.
+    /// Frees ended subscriptions that other threads of the parent were telling, and all by eventfd,
+    /// in a forked child. The caller must be inside the fork gate.
     pub(crate) fn forget_tellers(&self) {
         let mut lists = self.subscribers.lock();
         let _reading = self.rcu.enter();

@@ -1,8 +1,9 @@
-//! A group: its limits, what it is charged for, and its links.
+//! A group: its bounds, its charged bytes, and its links.
 //!
-//! Sits in a table of slots, between the tree, which links groups under its mutex, and charges, which only read the parent and
-//! change the counters. What is charged to a group is charged to all above it. A counter is raised by compare-and-exchange, so that it
-//! never exceeds `max`, not for a moment. Takes no lock.
+//! Groups lie in a table of slots. The tree links them under its mutex; charges only read the
+//! parent and change the counters. Bytes charged to a group are charged to all its ancestors. A
+//! counter is raised by compare-and-exchange, so it never exceeds `max`, not even for a moment.
+//! Takes no lock.
 
 use crate::charge::HOLDERS;
 use crate::id::GroupId;
@@ -15,73 +16,74 @@ use crossbeam_utils::CachePadded;
 pub(crate) const NONE: u32 = u32::MAX;
 /// The root's slot.
 pub(crate) const ROOT: u32 = 0;
-/// Bytes of a name.
+/// Maximum bytes of a name.
 pub const LONGEST_NAME: usize = 56;
-/// Groups above each other, the root counted: what a charge goes up at most.
+/// Maximum depth of the tree, the root included: the levels that a charge goes up.
 pub const DEEPEST: u32 = 32;
-/// A limit that is none.
+/// Value of a bound that does not limit.
 pub const UNLIMITED: u64 = u64::MAX;
-/// More than this nobody can be charged for: counts by kind are signed, and an id's entry counts who refers to it besides.
+/// Maximum charge of a group: counts by kind are signed, and an id's entry also counts other
+/// references than bytes.
 const COUNTABLE: u64 = i64::MAX as u64;
 
-/// What bounds a group's memory, in bytes.
+/// Bounds of a group's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Bound {
-    /// Never more than this: reclaim, then refuse. [`UNLIMITED`] for none.
+    /// Limit: reclaim, then refuse. [`UNLIMITED`] for none.
     Max = 0,
-    /// From here on reclaim, and slow down who charges. [`UNLIMITED`] for none.
+    /// Threshold from which to reclaim and to delay charging threads. [`UNLIMITED`] for none.
     High = 1,
-    /// Below this, memory is taken only if there is none elsewhere; 0 for no protection.
+    /// Usage below which memory is taken only if there is none elsewhere; 0 for no protection.
     Low = 2,
-    /// Below this, no memory is taken; 0 for no protection.
+    /// Usage below which no memory is taken; 0 for no protection.
     Min = 3,
 }
 
 impl Bound {
-    /// All of them, in the order of their numbers.
+    /// All bounds, in the order of their numbers.
     pub const ALL: [Bound; 4] = [Bound::Max, Bound::High, Bound::Low, Bound::Min];
 
-    /// Those that protect what a group has.
+    /// The bounds that protect a group's memory.
     pub(crate) const CLAIMS: [Bound; 2] = [Bound::Low, Bound::Min];
 
-    /// As it is called in reports.
+    /// Returns the name of the bound in reports.
     pub const fn name(self) -> &'static str {
         ["max", "high", "low", "min"][self as usize]
     }
 
-    /// What a new group has.
+    /// Returns the value in a new group.
     pub const fn default(self) -> u64 {
         [UNLIMITED, UNLIMITED, 0, 0][self as usize]
     }
 }
 
-/// What can happen to a group, as counted and told. Those of a group are also those of all above it.
+/// Events of a group, as counted and told. An event of a group is also one of all its ancestors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Event {
-    /// Memory was taken below its `low`.
+    /// Memory was taken below the group's `low`.
     Low = 0,
-    /// It was above its `high`, and who charged was slowed down.
+    /// The group was above its `high`, and a charging thread was delayed.
     High = 1,
-    /// It was at its `max`, and memory was looked for.
+    /// The group was at its `max`, and memory was looked for.
     Max = 2,
     /// A charge was refused.
     Refused = 3,
-    /// It went above its `max` for somebody who must not fail.
+    /// The group went above its `max` for a caller that must not fail.
     Overcharged = 4,
-    /// A limit was changed.
+    /// A bound was set.
     LimitChanged = 5,
-    /// Memory was looked for, and there was enough of it.
+    /// Memory was looked for, and enough was freed.
     PressureLow = 6,
-    /// Of what was looked at, less than two fifths was given.
+    /// At most two fifths of the scanned objects were freed.
     PressureMedium = 7,
-    /// Nearly nothing was given.
+    /// At most 5 % of the scanned objects were freed.
     PressureCritical = 8,
 }
 
 impl Event {
-    /// All of them, in the order of their numbers.
+    /// All events, in the order of their numbers.
     pub const ALL: [Event; 9] = [
         Event::Low,
         Event::High,
@@ -94,7 +96,7 @@ impl Event {
         Event::PressureCritical,
     ];
 
-    /// As it is called in reports.
+    /// Returns the name of the event in reports.
     pub const fn name(self) -> &'static str {
         [
             "low",
@@ -110,19 +112,20 @@ impl Event {
     }
 }
 
-/// A slot of the table.
+/// A slot of the table of groups.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Group {
     pub(crate) counters: CachePadded<Counters>,
-    /// [`GroupId`]; 0 in a slot that nobody has.
+    /// [`GroupId`]; 0 in a free slot.
     pub(crate) id: AtomicU64,
     bounds: [AtomicU64; Bound::ALL.len()],
     pub(crate) parent: AtomicU32,
     pub(crate) depth: AtomicU32,
-    // Written under the tree's mutex, down to the name, and but for the bucket's read without it.
+    // Down to the name, written under the tree's mutex; all but the bucket's link are read without
+    // it.
     pub(crate) first_child: AtomicU32,
-    /// The next child of the same parent, or the next slot of a list of those that nobody has.
+    /// The next child of the same parent, or the next slot of the list of free slots.
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
     /// The next slot with the same bucket, plus one, or the next slot of a list of deleted groups.
@@ -130,72 +133,77 @@ pub(crate) struct Group {
     pub(crate) children: AtomicU32,
     /// Under the waiters' mutex: the oldest that waits for room here, plus one.
     pub(crate) first_waiter: AtomicU32,
-    /// Under the subscriptions' mutex: the first of those who subscribed, plus one.
+    /// Under the subscriptions' mutex: the first subscription of the group, plus one.
     pub(crate) first_subscriber: AtomicU32,
-    /// The events that they want to hear of.
+    /// The events that its subscribers want.
     pub(crate) heard: AtomicU32,
-    /// The slot, plus one, of the group right below that the next refusal looks at first.
+    /// The slot, plus one, of the child that the next refusal visits first.
     pub(crate) looked_at: AtomicU32,
-    /// The thread that it was made for, as whoever did that says; 0 for none.
+    /// The thread that it was made for ([`Groups::note_thread`](crate::Groups::note_thread)); 0 for
+    /// none.
     pub(crate) made_for: AtomicU32,
-    /// Bytes charged to it alone that nobody uses, when somebody last added them up.
+    /// Unused bytes charged to it alone, at the last
+    /// [`Groups::add_up_unused`](crate::Groups::add_up_unused).
     pub(crate) unused: AtomicU64,
-    /// Not 0 from the moment on that what hangs on it goes to its parent.
+    /// Not 0 from the moment on that its items are to move to its parent.
     pub(crate) is_leaving: AtomicU32,
     name: SharedName,
-    /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle) of its counts.
+    /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle)
+    /// of its counts.
     pub(crate) per_cpu: AtomicU64,
     pub(crate) counts: AtomicU64,
     pub(crate) events: [AtomicU64; Event::ALL.len()],
 }
 
-/// What charges write, with the group's request for memory, and behind it, where its cache line
-/// would have a neighbour without a use, what passes of reclaim add up.
+/// Counters that charges write, and the group's request for memory. Behind them, on cache lines of
+/// their own, sums of reclaim passes.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Bytes charged, those of the groups below included.
+    /// Charged bytes, those of the descendants included.
     pub(crate) usage: AtomicU64,
     pub(crate) peak: AtomicU64,
-    /// The fewest bytes that somebody waits for here; 0: nobody waits. Changed under the waiters' mutex.
+    /// The fewest bytes that a waiter here needs; 0: there is none. Changed under the waiters'
+    /// mutex.
     pub(crate) wanted: AtomicU64,
     // Under the waiters' mutex, down to `asks_once`, and rarely changed; see `asking.rs`.
-    /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not
-    /// there.
+    /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not in
+    /// the ring.
     pub(crate) next_asking: AtomicU32,
     /// The server that runs a pass for it; 0: none.
     pub(crate) server: AtomicU32,
-    /// When it is served next, and for how many microseconds it rests after its last pass.
+    /// Time at which it is served next, and microseconds for which it rests after its last pass.
     pub(crate) ask_at: AtomicU64,
     pub(crate) rest: AtomicU32,
-    /// What a charge needs that does not wait for it.
+    /// Bytes that a charge needs that does not wait for them.
     pub(crate) asks_once: AtomicU64,
-    /// Slots, plus one, of the groups right below that held most when a refusal named them.
+    /// Slots, plus one, of the children that held most when a refusal named them.
     pub(crate) holders: [AtomicU32; HOLDERS],
     claims: ClaimsBelow,
 }
 
-/// By [`Bound::CLAIMS`].
+/// Sums by [`Bound::CLAIMS`].
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ClaimsBelow([Claims; Bound::CLAIMS.len()]);
 
-/// What the groups right below one claim of it: their `low`, or their `min`. How many do is written
-/// under the tree's mutex.
+/// Sum of the claims of a group's children: of their `low`, or of their `min`. The number of
+/// claimants is written under the tree's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// How many claim anything.
+    /// Number of children with a claim.
     pub(crate) claimants: AtomicU32,
-    /// For how many looks more the sum counts, and in which pass.
+    /// Further looks for which the sum is valid, and the pass that it is of.
     pub(crate) looks: AtomicU32,
     pub(crate) pass: AtomicU64,
-    /// What all of them together used of their claims, when that was added up.
+    /// Bytes that all children together used of their claims, when these were added up.
     pub(crate) sum: AtomicU64,
 }
 
-/// With tables that have just grown, and the entry of its id, less than 1 KiB for each.
+/// With tables that have just grown, and the entry of its id, less than 1 KiB for each group.
 const _: () = assert!(size_of::<Group>() <= 384);
 
-// SAFETY: atomic numbers, of which 0 is one.
+// SAFETY: all fields are atomic integers, for which zeroes are a valid value, and change only
+// atomically.
 unsafe impl Entry for Group {}
 
 impl Group {
@@ -215,20 +223,22 @@ impl Group {
         self.bounds[bound as usize].store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
     }
 
-    /// What those right below claim.
+    /// Returns the claims of its children.
     pub(crate) fn claims(&self, claim: Bound) -> &Claims {
         &self.counters.claims.0[usize::from(claim == Bound::Min)]
     }
 
-    /// What it uses of what it claims.
+    /// Returns the bytes that it uses of its claim.
     pub(crate) fn claimed(&self, claim: Bound) -> u64 {
         self.bound(claim).min(self.usage())
     }
 
-    /// Raises what is charged, up to `most`; answers whether.
+    /// Raises the charged bytes, up to `most`; returns false, and raises nothing, if they would
+    /// exceed that.
     pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
         let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most.min(COUNTABLE));
-        // SeqCst: as in `is_waited_for`. What memory stands behind the number is ordered by who hands it on.
+        // SeqCst: as in `is_waited_for`. The transfer of the memory that the bytes stand for has
+        // its own ordering.
         let Ok(before) = self.counters.usage.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room) else {
             return false;
         };
@@ -238,39 +248,45 @@ impl Group {
         true
     }
 
-    /// Takes back what was raised; answers whether somebody waits for that.
+    /// Lowers the charged bytes; returns whether a waiter has room now.
     #[must_use]
     pub(crate) fn lower(&self, bytes: u64) -> bool {
         self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
         self.is_waited_for()
     }
 
-    /// Whether there is room that somebody waits for.
+    /// Returns whether there is room that a waiter needs.
     pub(crate) fn is_waited_for(&self) -> bool {
-        // SeqCst, here, below, and where the three are changed: either who makes room sees who waits, or who waits sees the room:
-        // 1. A lowers `usage` or raises a bound, B stores `wanted`. 2. A reads `wanted`, B reads `usage` and the bound.
+        // SeqCst, here, below, and where the three values are changed:
+        //
+        // | A makes room | B waits |
+        // |---|---|
+        // | 1. lowers `usage` or raises a bound | 1. stores `wanted` |
+        // | 2. reads `wanted` | 2. reads `usage` and the bound |
+        //
+        // Either A reads the value of B, or B sees the room.
         let wanted = self.counters.wanted.load(Ordering::SeqCst);
         wanted != 0 && self.has_room(wanted)
     }
 
-    /// Whether so much more can be charged at this moment.
+    /// Returns whether that many more bytes can be charged at this moment.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst); // As in `is_waited_for`, and so is the next.
         self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max.min(COUNTABLE))
     }
 
-    /// Says what is waited for from now on, 0 for nothing; answers whether there is room for that already.
+    /// Sets the bytes that waiters here need, 0 for none; returns whether there is room for them.
     pub(crate) fn want(&self, bytes: u64) -> bool {
         self.counters.wanted.store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
         self.is_waited_for()
     }
 
-    /// Whether anybody waits for room here.
+    /// Returns whether a request waits for room here.
     pub(crate) fn has_waiters(&self) -> bool {
         self.counters.wanted.load(Ordering::Relaxed) != 0
     }
 
-    /// For how many nanoseconds it rests after a pass.
+    /// Returns the nanoseconds for which it rests after a pass.
     pub(crate) fn rest(&self) -> u64 {
         u64::from(self.counters.rest.load(Ordering::Relaxed)) * 1000
     }
@@ -289,7 +305,8 @@ impl Group {
     }
 }
 
-/// A name that others may read while it is set: then they read a mixture, but a name. Zeroes are the empty one.
+/// A name that may be read while it is set. Such a reader gets a mixture of the two. Zeroes are the
+/// empty name.
 #[derive(Debug, Default)]
 pub struct SharedName {
     length: AtomicU32,
@@ -297,7 +314,7 @@ pub struct SharedName {
 }
 
 impl SharedName {
-    /// Sets it; what is longer than [`LONGEST_NAME`] is cut off.
+    /// Sets the name; bytes beyond [`LONGEST_NAME`] are cut off.
     pub fn set(&self, name: &str) {
         self.length.store(name.len().min(LONGEST_NAME) as u32, Ordering::Relaxed);
         for (word, bytes) in self.words.iter().zip(name.as_bytes().chunks(8)) {
@@ -307,7 +324,7 @@ impl SharedName {
         }
     }
 
-    /// What it is.
+    /// Returns the name.
     pub fn get(&self) -> Name {
         let mut bytes = [0; LONGEST_NAME];
         for (word, bytes) in self.words.iter().zip(bytes.chunks_mut(8)) {
@@ -317,7 +334,7 @@ impl SharedName {
     }
 }
 
-/// A name: of a group below its parent, or of a shrinker.
+/// Name of a group below its parent, or of a shrinker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     bytes: [u8; LONGEST_NAME],
@@ -325,7 +342,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// As text.
+    /// Returns the name as text; `?` if it is not UTF-8.
     pub fn as_str(&self) -> &str {
         core::str::from_utf8(&self.bytes[..self.length]).unwrap_or("?")
     }
@@ -337,7 +354,8 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Whether a name is one: 1 to [`LONGEST_NAME`] bytes, no `/`, nothing that does not print.
+/// Returns whether a name is valid: 1 to [`LONGEST_NAME`] bytes, printable, without `/`, and not
+/// `.` or `..`.
 pub fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONGEST_NAME

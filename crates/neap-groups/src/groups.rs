@@ -614,8 +614,8 @@ impl Groups {
         self.drain_with(host, id, true)
     }
 
-    /// Differs from [`Groups::drain`]: caches are flushed `at_once`, or only where that is worth
-    /// its cost.
+    /// Differs from [`Groups::drain`]: without `at_once`, a flush of caches soon after another
+    /// one may be skipped.
     pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, at_once: bool) -> u32 {
         host.flush(&|payer| self.is_below(payer.id(), id), at_once);
         self.drain_stocks(host, id)

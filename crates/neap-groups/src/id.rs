@@ -1,8 +1,9 @@
-//! What names a group, and what names who pays for a charge.
+//! Ids of groups, and payers of charges.
 //!
-//! Sits below everything else in this crate. A [`GroupId`] is an index and a generation, so an id that outlived its group names
-//! nothing: an index whose generations are used up is never used again. A [`Payer`] is an id with the kind of memory and its
-//! node: what a charge is booked under, in a per-CPU stock, beside an object, or in a [`Charge`](crate::Charge). No state, no locks.
+//! A [`GroupId`] is an index and a generation, so an id that outlived its group names nothing. An
+//! index with all generations used is never used again. A [`Payer`] is an id with the kind of
+//! memory and its node: charges are booked under it in stocks, beside objects, and by
+//! programs that charge by hand. No state, no locks.
 
 use core::fmt;
 use neap_os::nodes::MAX_NODES;
@@ -12,33 +13,33 @@ const GENERATION_BITS: u32 = 15;
 const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
 const NODE_BITS: u32 = MAX_NODES.ilog2();
 const KIND_BITS: u32 = 2;
-/// Where the bit lies that says that the group is gone.
+/// Bit of a payer with a deleted group.
 const HEIR_BIT: u32 = ID_BITS + NODE_BITS + KIND_BITS;
 
 /// Bits of a [`Payer`].
 pub const PAYER_BITS: u32 = HEIR_BIT + 1;
 
-/// Most ids at a time: groups, and deleted ones that memory is still booked under.
+/// Maximum number of ids at a time: groups, and deleted ones that memory is still booked under.
 pub const MOST_GROUPS: u32 = (1 << INDEX_BITS) - 1;
 
 /// The last generation of an index.
 pub(crate) const LAST_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
 
-/// A group, for as long as it is there.
+/// Id of a group, valid while the group exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct GroupId(u64);
 
 impl GroupId {
-    /// The root, which every group is below.
+    /// The root, the ancestor of every group.
     pub const ROOT: GroupId = GroupId::new(0, 1);
 
-    /// Generations begin at 1, so no id is 0.
+    /// Makes an id. Generations begin at 1, so no id is 0.
     pub(crate) const fn new(index: u32, generation: u32) -> GroupId {
         GroupId(index as u64 | (generation as u64) << INDEX_BITS)
     }
 
-    /// The number of the entry that it leads to, whichever generation of it.
+    /// Returns the number of the entry that it leads to, of any generation.
     pub const fn index(self) -> u32 {
         self.0 as u32 & MOST_GROUPS
     }
@@ -47,17 +48,17 @@ impl GroupId {
         (self.0 >> INDEX_BITS) as u32 & LAST_GENERATION
     }
 
-    /// The id as a number, never 0.
+    /// Returns the id as a number, never 0.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The id that [`GroupId::to_bits`] is of; any number is some id, which may name nothing.
+    /// Returns the id with these bits. Any number is some id, which may name nothing.
     pub const fn from_bits(bits: u64) -> GroupId {
         GroupId(bits & ((1 << ID_BITS) - 1))
     }
 
-    /// Who pays when memory of a kind on a node is charged to the group.
+    /// Returns the payer for memory of a kind on a node that is charged to the group.
     pub const fn payer(self, kind: Kind, node: usize) -> Payer {
         Payer(self.0 | (node as u64 % MAX_NODES as u64) << ID_BITS | (kind as u64) << (ID_BITS + NODE_BITS))
     }
@@ -69,7 +70,7 @@ impl fmt::Debug for GroupId {
     }
 }
 
-/// Kinds of memory that are counted apart.
+/// Kinds of memory that are counted separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -79,52 +80,53 @@ pub enum Kind {
     Objects = 1,
     /// Per-CPU data, all copies.
     PerCpu = 2,
-    /// Charged by hand.
+    /// Bytes charged by hand.
     ByHand = 3,
 }
 
 impl Kind {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Kind; 4] = [Kind::Pages, Kind::Objects, Kind::PerCpu, Kind::ByHand];
 
-    /// As it is called in reports.
+    /// Returns the name of the kind in reports.
     pub const fn name(self) -> &'static str {
         ["pages", "objects", "per_cpu", "by_hand"][self as usize]
     }
 }
 
-/// Who pays for a charge, and what for.
+/// Group, kind and node of a charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Payer(u64);
 
 impl Payer {
-    /// The group that was charged; it may be gone since.
+    /// Returns the group that was charged; it may be deleted since.
     pub const fn id(self) -> GroupId {
         GroupId::from_bits(self.0)
     }
 
-    /// The kind of memory.
+    /// Returns the kind of memory.
     pub const fn kind(self) -> Kind {
         Kind::ALL[(self.0 >> (ID_BITS + NODE_BITS)) as usize % Kind::ALL.len()]
     }
 
-    /// The node of the memory.
+    /// Returns the node of the memory.
     pub const fn node(self) -> usize {
         (self.0 >> ID_BITS) as usize % MAX_NODES
     }
 
-    /// The payer as a number, never 0.
+    /// Returns the payer as a number, never 0.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The payer that [`Payer::to_bits`] is of.
+    /// Returns the payer with these bits.
     pub const fn from_bits(bits: u64) -> Payer {
         Payer(bits & ((1 << PAYER_BITS) - 1))
     }
 
-    /// What comes back for a group that is gone is stocked under another name, so that nobody can charge the group with it.
+    /// Returns the payer under which uncharged bytes of a deleted group are stocked. Charges by the
+    /// group's id do not find them.
     pub(crate) const fn of_heir(self) -> Payer {
         Payer(self.0 | 1 << HEIR_BIT)
     }

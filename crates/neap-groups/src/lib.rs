@@ -1,8 +1,10 @@
-//! Memory groups of neap: who holds what, in a tree, with limits that can change at any moment.
+//! Memory groups of neap: a tree of tenants with their usage, and bounds that can change at any
+//! time.
 //!
-//! Sits on `neap-base` and `neap-percpu`, beside pages and objects, which know no groups: to them a payer is a number. [`Groups`] is the
-//! whole of it. What is charged comes out of per-CPU stocks and is charged to a group and all above it a batch at a time; what comes back goes
-//! the same way, from any thread and CPU, also to a group that is gone: its parent has inherited it.
+//! [`Groups`] is the whole of it. Charges come out of per-CPU stocks, and go to a group and all its
+//! ancestors a batch at a time. Uncharges go the same way, from any thread and CPU, also for a
+//! deleted group, which its parent has inherited. Pages and objects know no groups; to them a payer
+//! is a number.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,10 +1,18 @@
-//! Who is behind an id: a group, or the heir of one that was deleted.
+//! Table of ids: each leads to a group, or to the heir of a deleted one.
 //!
-//! Sits between ids, which charges keep for as long as they like, and the groups that are there. An entry counts what still
-//! refers to it: every byte that is booked under it, the group while it is there, and entries whose heir it is. A deleted group's
-//! entry leads to its parent's, and so on up; whoever goes a long way shortens it. So deleting a group is one store however
-//! much it had, and however much it had inherited. An entry that nothing refers to waits for a grace period, since somebody may be
-//! on the way through it, before its index can be an id again. Mutex: the lists of free and waiting entries, a leaf.
+//! # Design
+//!
+//! Charges keep ids for any time. An entry counts its references: every byte booked under it, the
+//! group while it exists, and entries that inherit from it. A deleted group's entry leads to its
+//! parent's entry, and so on upwards. A lookup through several entries shortens the chain. Deleting
+//! a group is one store, however many bytes it had or inherited.
+//!
+//! An entry without references waits for a grace period, since a reader may be on its way through
+//! it. Then its index can be an id again.
+//!
+//! # Locking
+//!
+//! One mutex for the lists of free and waiting entries and for changes of chains, a leaf.
 
 use crate::id::{GroupId, LAST_GENERATION, MOST_GROUPS};
 use crate::table::{Entry, Table};
@@ -12,31 +20,31 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 
-/// The bit of a link that says that it leads to an heir's entry, not to a group.
+/// Bit of a link that leads to an heir's entry, not to a group.
 const HEIR: u32 = 1 << 31;
-/// With it, the bit that says that the group's own reference is still there.
+/// Bit, beside [`HEIR`], of an entry that still has the group's own reference.
 const DYING: u32 = 1 << 30;
-/// The bits that say which entry.
+/// Bits of a link with the index of an entry.
 const INDEX: u32 = DYING - 1;
-/// The end of a list; the link of an entry that nobody has.
+/// End of a list; link of a free entry.
 const NONE: u32 = u32::MAX;
 
 /// An entry.
 #[derive(Debug, Default)]
 pub(crate) struct Owner {
-    /// Which id has the index; 0: none yet.
+    /// Generation of the id that has the index; 0: none had it yet.
     generation: AtomicU32,
     /// The slot of the group, or, with [`HEIR`], the index of the heir's entry.
     link: AtomicU32,
     references: AtomicU64,
-    /// In a list of entries that nobody has.
+    /// The next entry in a list of free or waiting entries.
     next: AtomicU32,
-    /// References that are those of entries whose heir it is.
+    /// References by entries that inherit from it.
     heirs: AtomicU32,
 }
 
 impl Owner {
-    /// Bytes that are booked under it.
+    /// Returns the bytes that are booked under it.
     fn booked(&self) -> u64 {
         let own = match self.link.load(Ordering::Relaxed) {
             link if link & HEIR == 0 || link & DYING != 0 => 1,
@@ -47,10 +55,11 @@ impl Owner {
     }
 }
 
-// SAFETY: atomic numbers, of which 0 is one.
+// SAFETY: all fields are atomic integers, for which zeroes are a valid value, and change only
+// atomically.
 unsafe impl Entry for Owner {}
 
-/// All entries.
+/// The table of ids.
 #[derive(Debug)]
 pub(crate) struct Owners {
     table: Table<Owner>,
@@ -60,16 +69,16 @@ pub(crate) struct Owners {
 #[derive(Debug)]
 struct Lists {
     free: u32,
-    /// Nothing refers to them; the grace period of the second list has begun.
+    /// Entries without references. The grace period of the second list has begun.
     waiting: [u32; 2],
-    /// Never used yet.
+    /// Number of entries that were ever used.
     fresh: u32,
     used: u32,
-    /// Of these, the ones that nothing refers to and that wait.
+    /// Number of entries in the two waiting lists.
     buried: u32,
 }
 
-/// What [`Owners::census`] counts.
+/// Sums over all entries: see [`Owners::census`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
     pub(crate) used: u64,
@@ -80,12 +89,12 @@ pub(crate) struct Census {
     pub(crate) references: u64,
 }
 
-/// Where an id leads.
+/// Target of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Behind {
     /// The group itself, in this slot.
     Group(u32),
-    /// It is gone; the slot of its heir.
+    /// The slot of its heir: the group is deleted.
     Heir(u32),
 }
 
@@ -102,10 +111,10 @@ impl Owners {
         Owners { table: Table::new(), lists: Mutex::new(lists) }
     }
 
-    /// An id for the group in `slot`.
+    /// Opens an id for the group in `slot`.
     ///
     /// # Errors
-    /// `NOSPC` with [`MOST_GROUPS`] of them; where there is no memory, that.
+    /// `NOSPC` if there are [`MOST_GROUPS`]; the system's error if there is no memory.
     pub(crate) fn open<P: Platform>(&self, platform: &P, slot: u32) -> Result<GroupId, Errno> {
         let mut lists = self.lists.lock();
         let (index, entry) = match self.table.get(lists.free) {
@@ -137,29 +146,31 @@ impl Owners {
     }
 
     fn entry(&self, id: GroupId) -> Option<&Owner> {
-        // An entry that nobody had yet has generation 0, and would lead to the root.
+        // A fresh entry has generation 0, and would lead to the root.
         // Acquire pairs with the Release in `open`.
         let is_of = |entry: &&Owner| entry.generation.load(Ordering::Acquire) == id.generation() && id.generation() > 0;
         self.table.get(id.index()).filter(is_of)
     }
 
-    /// Whether the group of an id is there.
+    /// Returns whether the group of an id exists.
     pub(crate) fn is_there(&self, id: GroupId) -> bool {
         self.own(id).is_some()
     }
 
-    /// The slot of an id's own group, if that is there. Shortens nothing, so no lock is taken.
+    /// Returns the slot of an id's own group, if that exists. Shortens no chain, so it takes no
+    /// lock.
     pub(crate) fn own(&self, id: GroupId) -> Option<u32> {
-        // Acquire pairs with the Release in `inherit`.
+        // Acquire pairs with the Release in `lead`.
         Some(self.entry(id)?.link.load(Ordering::Acquire)).filter(|link| link & HEIR == 0)
     }
 
-    /// Who is behind an id; `None` for one that is nobody's any more. Within a read of the grace periods' domain.
+    /// Returns the target of an id; `None` for an id that is not in use any more. The caller must
+    /// be within a read of the groups' RCU domain.
     pub(crate) fn behind(&self, id: GroupId) -> Option<Behind> {
         let first = self.entry(id)?;
         let (mut entry, mut hops) = (first, 0);
         let slot = loop {
-            // Acquire pairs with the Release in `inherit`: what the heir was given is visible.
+            // Acquire pairs with the Release in `lead`: the heir's entry is visible.
             match entry.link.load(Ordering::Acquire) {
                 NONE => return None,
                 link if link & HEIR == 0 => break link,
@@ -173,7 +184,8 @@ impl Owners {
         Some(if hops == 0 { Behind::Group(slot) } else { Behind::Heir(slot) })
     }
 
-    /// Lets an entry lead straight to the one at the end of its way, unless somebody else changes ways at the moment.
+    /// Lets an entry lead straight to the last one of its chain, unless another thread holds the
+    /// mutex.
     #[cold]
     fn shorten(&self, first: &Owner) {
         let Some(mut lists) = self.lists.try_lock() else { return };
@@ -200,24 +212,27 @@ impl Owners {
         }
     }
 
-    /// Books bytes under an id, whose group is there, or that has bytes already.
+    /// Books bytes under an id that has a group or bytes already.
     pub(crate) fn book(&self, id: GroupId, bytes: u64) {
         if let Some(entry) = self.entry(id) {
             entry.references.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Takes bytes off an id again.
+    /// Takes booked bytes off an id.
     pub(crate) fn unbook(&self, id: GroupId, bytes: u64) {
         let Some(entry) = self.entry(id) else { return };
-        // The last reference of a group that is there is the group's own: the mutex is needed when it is gone.
-        // AcqRel pairs with itself in the others: whoever sees the last go has seen what was done under each.
+        // While the group exists, its own reference remains, so the mutex is taken only for a
+        // deleted group.
+        // AcqRel pairs with the other decrements: the thread that takes the last reference sees
+        // what was done under each.
         if entry.references.fetch_sub(bytes, Ordering::AcqRel) == bytes {
             self.bury(&mut self.lists.lock(), id.index());
         }
     }
 
-    /// A group is gone: its id leads to that of `heir` from now on. The group's own reference stays until [`Owners::leave`].
+    /// Lets the id of a deleted group lead to that of `heir`. The group's own reference stays until
+    /// [`Owners::leave`].
     pub(crate) fn inherit(&self, id: GroupId, heir: GroupId) {
         let _lists = self.lists.lock();
         if let (Some(entry), Some(_)) = (self.entry(id), self.entry(heir)) {
@@ -225,7 +240,7 @@ impl Owners {
         }
     }
 
-    /// The group that had the id needs it no more.
+    /// Drops the own reference of a deleted group.
     pub(crate) fn leave(&self, id: GroupId) {
         {
             let _lists = self.lists.lock();
@@ -235,7 +250,7 @@ impl Owners {
         self.unbook(id, 1);
     }
 
-    /// An entry's heir has one entry less to inherit from.
+    /// Drops a reference by an entry that inherited from the one at `index`.
     fn drop_heir(&self, lists: &mut Lists, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.heirs.fetch_sub(1, Ordering::Relaxed);
@@ -245,7 +260,7 @@ impl Owners {
         }
     }
 
-    /// Nothing refers to an entry: after a grace period it is free, and so perhaps is the one that it leads to.
+    /// Puts an entry without references into the first waiting list. Under the mutex.
     fn bury(&self, lists: &mut Lists, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.next.store(lists.waiting[0], Ordering::Relaxed);
@@ -253,18 +268,19 @@ impl Owners {
         lists.buried += 1;
     }
 
-    /// Whether entries wait for the next grace period to begin, or for one to end.
+    /// Returns whether entries wait for a grace period to begin, and whether for one to end.
     pub(crate) fn is_waiting(&self) -> [bool; 2] {
         self.lists.lock().waiting.map(|list| list != NONE)
     }
 
-    /// A grace period begins, for all that nothing refers to by now. The one before has ended.
+    /// Begins a grace period for the entries that wait for one. The previous one has ended.
     pub(crate) fn begin_grace(&self) {
         let mut lists = self.lists.lock();
         lists.waiting = [NONE, lists.waiting[0]];
     }
 
-    /// It has ended: nobody is on the way through the entries that waited for it.
+    /// Frees the entries that waited for the grace period that has ended: no reader is on its way
+    /// through them.
     pub(crate) fn end_grace(&self) {
         let mut lists = self.lists.lock();
         let mut index = core::mem::replace(&mut lists.waiting[1], NONE);
@@ -274,12 +290,12 @@ impl Owners {
             lists.buried -= 1;
             let generation = entry.generation.load(Ordering::Relaxed);
             if generation < LAST_GENERATION {
-                // No id has an index that nobody has.
+                // No id has the index of a free entry.
                 entry.next.store(lists.free, Ordering::Relaxed);
                 lists.free = index;
             }
             let link = entry.link.swap(NONE, Ordering::Relaxed);
-            // A group that was never quite made has no heir.
+            // A group that was not completely made has no heir.
             if link & HEIR != 0 {
                 self.drop_heir(&mut lists, link & INDEX);
             }
@@ -287,8 +303,8 @@ impl Owners {
         }
     }
 
-    /// What all entries refer to, and how many entries there are: in use, and of those the ones that have an heir and the ones whose own group
-    /// is there or on its way out; and bytes booked.
+    /// Adds up all entries: those in use, those with an heir, those with their own group (also if
+    /// deleted lately), references, and booked bytes.
     pub(crate) fn census(&self) -> Census {
         let mut census = Census::default();
         for entry in (0..self.table.len()).filter_map(|index| self.table.get(index)) {
@@ -306,23 +322,25 @@ impl Owners {
         census
     }
 
-    /// How many entries there are room for, and whether the next one needs more.
+    /// Returns the number of entries that the table has room for, and whether the next id needs
+    /// more.
     pub(crate) fn room(&self) -> (u32, bool) {
         let (lists, room) = (self.lists.lock(), self.table.len());
         (room, lists.free == NONE && lists.fresh == room)
     }
 
-    /// Entries that nothing refers to and that wait.
+    /// Returns the number of entries in the waiting lists.
     pub(crate) fn waiting(&self) -> u64 {
         self.lists.lock().buried.into()
     }
 
-    /// Entries in use, also those that wait.
+    /// Returns the number of entries in use, waiting ones included.
     pub(crate) fn count(&self) -> u32 {
         self.lists.lock().used
     }
 
-    /// The id of an index, if its group is gone though something refers to it, and the bytes that are booked under it.
+    /// Returns the id of an index, if it is referred to though its group is deleted, and the bytes
+    /// booked under it.
     pub(crate) fn gone_at(&self, index: u32) -> Option<(GroupId, u64)> {
         let entry = self.table.get(index)?;
         let references = entry.references.load(Ordering::Relaxed);
@@ -331,7 +349,7 @@ impl Owners {
         is_gone.then(|| (GroupId::new(index, entry.generation.load(Ordering::Relaxed)), entry.booked()))
     }
 
-    /// Indexes that there are.
+    /// Returns the number of indexes.
     pub(crate) fn len(&self) -> u32 {
         self.table.len()
     }
@@ -341,9 +359,11 @@ impl Owners {
     }
 
     /// # Safety
-    /// As for [`Table::close`].
+    /// No thread uses an entry any more, and the platform is the one that [`Owners::open`] was
+    /// called with.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread has an entry, and the table grew on this
+        // platform.
         unsafe { self.table.close(platform) };
     }
 }
@@ -363,7 +383,7 @@ mod tests {
         owners.inherit(second, third);
         assert_eq!((owners.own(first), owners.own(third), link()), (None, Some(3), second.index()));
         assert_eq!((owners.behind(first), link()), (Some(Behind::Heir(3)), third.index()));
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no thread has an entry any more, and the table grew on this machine.
         unsafe { owners.close(&machine) };
     }
 }

@@ -1,43 +1,45 @@
-//! How much of what a group has is protected, and how long somebody who charges too much is held up: pure arithmetic.
+//! Effective protection of a group, and the delay of charges above `high`: arithmetic without state
+//! or locks.
 //!
-//! Sits between the tree, which has the numbers, and reclaim and charges, which act on them. A group's `low` and `min` count only as far as
-//! its parents' do: where the children of a parent claim more than it has to give, each gets its share; where they claim less, the
-//! rest goes to those that use more than they claim.
+//! A group's `low` and `min` count only as far as its ancestors' do. If children claim more than
+//! their parent has to give, each gets its share. If they claim less, the rest goes to those that
+//! use more than they claim.
 //!
-//! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above `high`), by description.
+//! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above
+//! `high`), by description.
 
 use crate::id::GroupId;
 
-/// What somebody who takes memory from a group, or from one above it, has to know of it, in bytes.
+/// Usage and protection of a group, relative to the target of reclaim, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Standing {
     /// The group.
     pub id: GroupId,
-    /// What it is charged for, with all below it.
+    /// Bytes charged to it and its descendants.
     pub usage: u64,
-    /// How much of it is not to be taken.
+    /// Bytes that must not be taken.
     pub min: u64,
-    /// How much of it is to be taken only if there is nothing elsewhere.
+    /// Bytes that are taken only if there are none elsewhere.
     pub low: u64,
 }
 
-/// What the share of one child is made of, in bytes.
+/// Values that decide the protection of one child, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// What the child uses, and what it claims (its `low` or `min`).
+    /// Usage of the child.
     pub usage: u64,
-    /// What it claims.
+    /// Its claim: its `low` or `min`.
     pub claim: u64,
-    /// What its parent uses.
+    /// Usage of its parent.
     pub parent_usage: u64,
-    /// What its parent has to give: its own effective protection.
+    /// Effective protection of its parent.
     pub parent_protection: u64,
-    /// The sum over all children of what each uses of its claim.
+    /// Sum over all children of the part of their claim that they use.
     pub children_claimed: u64,
 }
 
 impl Claim {
-    /// How much of the child's memory is protected.
+    /// Returns the protected bytes of the child.
     pub fn protection(self) -> u64 {
         let claimed = self.usage.min(self.claim);
         if self.children_claimed > self.parent_protection {
@@ -49,20 +51,20 @@ impl Claim {
     }
 }
 
-/// `whole * part / of`; 0 of nothing.
+/// Returns `whole * part / of`; 0 if `of` is 0.
 fn share(whole: u64, part: u64, of: u64) -> u64 {
     if of == 0 { 0 } else { (u128::from(whole) * u128::from(part) / u128::from(of)).min(u64::MAX.into()) as u64 }
 }
 
-/// The longest that one charge is held up, in nanoseconds.
+/// Maximum delay of one charge, in nanoseconds.
 pub const LONGEST_DELAY: u64 = 2_000_000_000;
-/// A delay below this is none.
+/// A shorter delay counts as none, in nanoseconds.
 const SHORTEST_DELAY: u64 = 10_000_000;
-/// What a charge that is held up for the whole delay charges, in bytes: one that charges less waits less.
+/// Bytes for which a charge gets the whole delay; a smaller one waits less.
 const FULL_CHARGE: u64 = 256 << 10;
 
-/// How long, in nanoseconds, somebody is held up who has just charged `bytes` to a group that is above its `high`. It grows with the
-/// square of how far above the group is: at a tenth, for a whole batch, about 0.6 s.
+/// Returns the delay in nanoseconds of a thread that has charged `bytes` to a group above its
+/// `high`. It grows with the square of the excess: a tenth above, for 256 KiB, it is about 0.6 s.
 pub fn delay(usage: u64, high: u64, bytes: u64) -> u64 {
     let above = usage.saturating_sub(high);
     // In units of 2^-20 of `high`.
@@ -83,8 +85,8 @@ mod tests {
         Claim { usage, claim, parent_usage, parent_protection, children_claimed }.protection()
     }
 
-    /// The example in the kernel's own selftest of `memory.low`: a parent with 50 of 148 protected, children that use 50 each and
-    /// claim 75, 25 and 0.
+    /// The example of the kernel's selftest of `memory.low`: a parent with 50 of 148 protected, and
+    /// children that use 50 each and claim 75, 25 and 0.
     #[test]
     fn claims_beyond_what_a_parent_has_are_shared() {
         let claimed = 50 + 25;

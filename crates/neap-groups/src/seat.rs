@@ -1,7 +1,8 @@
-//! Where a group is, for whoever hangs things on groups: its slot, who is above it, and when nobody can be on the way to it any more.
+//! Places of groups in tables by slot: a group's slot, its parent, and the end of its readers.
 //!
-//! Sits between the tree and lists or caches that are kept by group, in tables by slot. No lock: what is answered holds for the
-//! [`Reading`] that it was asked in, and a slot is nobody else's before the last of those who were reading has gone.
+//! LRU lists and caches attach items to groups in such tables. No lock: an answer holds for the
+//! [`Reading`] in which it was requested. A slot is not reused before the last reader of that time
+//! has gone.
 
 use crate::groups::Groups;
 use crate::id::GroupId;
@@ -9,52 +10,63 @@ use core::sync::atomic::{Ordering, fence};
 use neap_base::Platform;
 use neap_base::rcu::{Mark, Reading};
 
-/// A group, and its slot.
+/// A group and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seat {
     /// The group.
     pub group: GroupId,
-    /// Below [`Count::slots`](crate::Count::slots); the root's is 0.
+    /// Below [`Count::slots`](crate::Count::slots); 0 for the root.
     pub slot: u32,
 }
 
 impl Seat {
-    /// The root's.
+    /// The root and its slot.
     pub const ROOT: Seat = Seat { group: GroupId::ROOT, slot: crate::group::ROOT };
 }
 
 impl Groups {
-    /// Begins to read: what is found from now on stays for as long. Waits for nobody.
+    /// Begins a read: groups that are found from now on keep their slots until it ends. Never
+    /// waits.
     pub fn reading(&self) -> Reading<'_> {
         self.rcu.enter()
     }
 
-    /// The group that an id leads to, its own or an heir, that things may be hung on; `None` for one that leads nowhere any more. Inside the gate: a
-    /// lock may be taken to shorten the way.
+    /// Returns the group that an id leads to, its own or an heir, if items may be attached to it;
+    /// `None` if the id leads nowhere. The caller must be inside the fork gate: a lock may be taken
+    /// to shorten the way.
     pub fn seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<Seat> {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
         Some(Seat { group: group.id(), slot })
     }
 
-    /// The group that an id is of itself, while things may be hung on it. Takes no lock, so it may be asked for outside the gate.
+    /// Returns the group of an id itself, while items may be attached to it. Takes no lock, so it
+    /// may be called outside the fork gate.
     pub fn own_seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<Seat> {
         let slot = self.tree.owners.own(id)?;
         self.is_seat(id, slot).then_some(Seat { group: id, slot })
     }
 
-    /// Whether a slot is a group's, and what hangs there has not gone to its parent, nor is about to.
+    /// Returns whether a slot is that of the group `id`, and its items have not moved to its
+    /// parent, nor are about to.
     pub fn is_seat(&self, id: GroupId, slot: u32) -> bool {
         self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
     }
 
-    /// Calls `hang` with the group that an id leads to, and, where that is leaving by then, with the one that has what was its. So what is hung on a
-    /// group is not left on one that goes meanwhile, if [`Reclaimer::offline`](crate::Reclaimer::offline) fences before it takes what hangs
-    /// there:
-    /// 1. A finds the group, B lets it leave; 2. B takes what hangs on it to the parent; 3. A hangs something on it. Either B takes that as
-    ///    well, or A sees that the group is leaving.
+    /// Calls `hang` with the group that an id leads to and, if that is leaving by then, with its
+    /// heir, and so on. Returns false if the id leads nowhere.
     ///
-    /// Answers `false` where the id leads nowhere.
+    /// An item is thus not left on a deleted group, if
+    /// [`Reclaimer::offline`](crate::Reclaimer::offline) fences before it takes items:
+    ///
+    /// | A attaches | B deletes |
+    /// |---|---|
+    /// | 1. finds the group | 1. marks the group as leaving |
+    /// | 2. attaches an item | 2. fence |
+    /// | 3. fence | 3. moves all attached items to the parent |
+    /// | 4. reads the mark | |
+    ///
+    /// Either B moves the item of A, or A reads the mark and attaches to the heir as well.
     pub fn hang_on(&self, reading: &Reading<'_>, id: GroupId, mut hang: impl FnMut(Seat)) -> bool {
         while let Some(seat) = self.seat(reading, id) {
             hang(seat);
@@ -67,33 +79,35 @@ impl Groups {
         false
     }
 
-    /// The groups that are there, by slot, and perhaps some that come or go meanwhile.
+    /// Returns the groups by slot, perhaps with some that come or go meanwhile.
     pub fn seats(&self) -> impl Iterator<Item = Seat> {
         let seats = (0..).map_while(|slot| Some(Seat { group: self.tree.group(slot)?.id(), slot }));
-        // A slot that nobody has, or not yet, has the id 0.
+        // A free slot has the id 0.
         seats.filter(|seat| seat.group.to_bits() != 0 && self.is_seat(seat.group, seat.slot))
     }
 
-    /// The group above one; `None` above the root. Within a reading, or in [`Reclaimer::offline`](crate::Reclaimer::offline).
+    /// Returns the parent of the group in a slot; `None` for the root. The caller must be within a
+    /// read, or in [`Reclaimer::offline`](crate::Reclaimer::offline).
     pub fn parent_of(&self, slot: u32) -> Option<Seat> {
         let (slot, group) = self.tree.upwards(slot).nth(1)?;
         Some(Seat { group: group.id(), slot })
     }
 
-    /// Whether what hangs on the group in a slot has gone to its parent, or is about to: [`Reclaimer::offline`](crate::Reclaimer::offline)
-    /// is called after this is true.
+    /// Returns whether items of the group in a slot have moved to its parent, or are about to.
+    /// [`Reclaimer::offline`](crate::Reclaimer::offline) is called after this is true.
     pub fn is_leaving(&self, slot: u32) -> bool {
         self.tree.group(slot).is_none_or(|group| group.is_leaving.load(Ordering::Relaxed) != 0)
     }
 
-    /// Marks this moment, for [`Groups::has_passed`].
+    /// Returns a mark of this moment, for [`Groups::has_passed`].
     pub fn moment(&self) -> Mark {
         self.rcu.mark()
     }
 
-    /// Whether everybody who was reading at a moment has gone. Never waits; to be asked again. Inside the gate; fences.
+    /// Returns whether all readers of a moment have gone. Never waits; to be called again if not.
+    /// The caller must be inside the fork gate; fences.
     pub fn has_passed<P: Platform>(&self, platform: &P, moment: Mark) -> bool {
-        // Where the fence fails nothing is known.
+        // If the fence fails, nothing is known.
         self.rcu.advance_past(platform, &(), moment).unwrap_or(false)
     }
 }

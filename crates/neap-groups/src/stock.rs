@@ -1,14 +1,23 @@
-//! Per-CPU stocks: bytes that a group is charged for already and nobody has used yet.
+//! Per-CPU stocks: bytes that a group is already charged for and that are not used yet.
 //!
-//! Sits between a charge's fast path and the counters of the tree. Each CPU has a line of eight words; a word is a payer and how
-//! many bytes are stocked for it, so that to take and to give is one restartable sequence that commits by one store, without
-//! a lock and without a locked instruction. Pages and bytes are not stocked apart: a word counts bytes. A payer has one place in
-//! the line; another that needs the place puts the first one out.
+//! # Design
 //!
-//! Anyone can empty any CPU's line: with DUMMY, whose words nobody's sequence matches, in the CPU's entry of the table, and
-//! a fence, the line is the taker's. CPUs that must not be fenced, and machines without sequences, change words by
-//! compare-and-exchange; the two are never mixed on one line. Takers exclude each other by a mutex. What is in words is
-//! charged: at most eight times [`CAP`] on each CPU, and for one payer at most [`CAP`].
+//! Each CPU has a line of eight words. A word has a payer and the bytes stocked for it. Taking and
+//! giving is one restartable sequence that commits by one store, without a lock or a locked
+//! instruction. Kinds are part of the payer; a word counts bytes. A payer has one place in the
+//! line; another payer that needs the place evicts the first one's bytes.
+//!
+//! # Invariants
+//!
+//! Bytes in words are charged: at most [`CAP`] for each payer and CPU, and eight times that on each
+//! CPU.
+//!
+//! # Concurrency
+//!
+//! Any thread can empty any CPU's line. It stores DUMMY, a line with words that match no sequence,
+//! in the CPU's table entry. After a fence the line is the taker's. On isolated CPUs and without
+//! sequences, words change by compare-and-exchange; the two are never mixed on one line. Takers
+//! exclude each other by a mutex.
 
 use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -16,21 +25,23 @@ use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 use neap_os::rseq::{self, Outcome, UNREGISTERED};
 
-/// The most that a word holds, in bytes.
+/// Maximum of a word, in bytes.
 pub const CAP: u64 = 256 << 10;
-/// What is charged at once for a stock: 64 pages of 4 KiB.
+/// Bytes charged at once for a stock: 64 pages of 4 KiB.
 pub const BATCH: u64 = 256 << 10;
 
 /// Words of a line.
 const WORDS: usize = 8;
-/// Behind a line: what it looked like to [`Stocks::drain_idle`], and how many operations on shared memory its CPU has asked for.
+/// Words behind a line: its last state seen by [`Stocks::drain_idle`], and the number of operations
+/// on shared memory of its CPU.
 const LOOK: usize = 0;
 const SHARED: usize = 1;
-/// From one CPU's line to the next: a line, and the one that the processor may fetch with it.
+/// Bytes from one CPU's line to the next: a line, and the one that the processor may prefetch with
+/// it.
 const STRIDE: usize = 128;
 /// Bits of the number in a word.
 const NUMBER_BITS: u32 = u64::BITS - PAYER_BITS;
-/// Attempts that are interrupted before a sequence gives up: a debugger interrupts all of them.
+/// Attempts of a sequence: a debugger interrupts all of them.
 const ATTEMPTS: usize = 3;
 
 const _: () = assert!(CAP < 1 << NUMBER_BITS && size_of::<[AtomicU64; WORDS]>() == 64);
@@ -40,7 +51,8 @@ type Line = [AtomicU64; WORDS];
 /// The stocks of all CPUs.
 #[derive(Debug)]
 pub(crate) struct Stocks {
-    /// Where a thread's rseq area lies, and the table's entry of CPU 0; 0 without sequences.
+    /// Offset of a thread's rseq area, and address of the table entry of CPU 0; 0 without
+    /// sequences.
     sequences: isize,
     regions: usize,
     /// One mapping: a line for each CPU, DUMMY, the table.
@@ -59,13 +71,13 @@ const fn parts(word: u64) -> (Payer, u64) {
     (Payer::from_bits(word >> NUMBER_BITS), word & ((1 << NUMBER_BITS) - 1))
 }
 
-/// Where in a line a payer has its word.
+/// Returns the index in a line of a payer's word.
 fn place(payer: Payer) -> usize {
     (payer.to_bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - WORDS.ilog2())) as usize
 }
 
 impl Stocks {
-    /// Empty stocks.
+    /// Maps empty stocks.
     pub(crate) fn open<P: Platform>(platform: &P) -> Result<Stocks, Errno> {
         let (cpus, named) = (platform.cpus(), platform.nameable_cpus().max(platform.cpus()));
         let lines = (cpus + 1) * STRIDE;
@@ -73,7 +85,8 @@ impl Stocks {
         let memory = platform.map(length)?;
         let (taking, fences) = (Mutex::new(()), 0.into());
         let mut stocks = Stocks { sequences: 0, regions: 0, memory, length, cpus, taking, fences };
-        // A word with this payer is above any number under every other; no group has it.
+        // The number in this word is above every sequence's bound, under any payer. No group has
+        // this payer.
         stocks.line(cpus).iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         (0..named + UNREGISTERED).for_each(|entry| stocks.entry(entry).store(stocks.dummy(), Ordering::Relaxed));
         if let Some(offset) = platform.rseq_offset() {
@@ -89,9 +102,9 @@ impl Stocks {
     /// Unmaps the lines.
     ///
     /// # Safety
-    /// Nobody uses the stocks any more.
+    /// No thread uses the stocks any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `open` mapped this range, and by this function's contract no thread uses it.
         unsafe { platform.unmap(self.memory, self.length) };
     }
 
@@ -104,13 +117,15 @@ impl Stocks {
     }
 
     fn line(&self, cpu: usize) -> &Line {
-        // SAFETY: the mapping has a line for each CPU, and one more.
+        // SAFETY: `open` mapped `cpus + 1` lines of `STRIDE` bytes, zeroed and aligned; all access
+        // to them is atomic.
         unsafe { &*self.line_address(cpu).cast::<Line>() }
     }
 
-    /// One of the words behind a CPU's line.
+    /// Returns one of the words behind a CPU's line.
     fn behind(&self, cpu: usize, word: usize) -> &AtomicU64 {
-        // SAFETY: behind each line is as much room again.
+        // SAFETY: a stride is twice as long as a line, so `WORDS` more words lie behind each, in
+        // the mapping of `open`.
         unsafe { &*self.line_address(cpu).cast::<AtomicU64>().add(WORDS + word) }
     }
 
@@ -119,23 +134,24 @@ impl Stocks {
         self.behind(platform.cpu(), SHARED).fetch_add(operations, Ordering::Relaxed);
     }
 
-    /// What has been counted so.
+    /// Returns the number of operations that were counted.
     pub(crate) fn shared(&self) -> u64 {
         (0..self.cpus).map(|cpu| self.behind(cpu, SHARED).load(Ordering::Relaxed)).sum()
     }
 
     fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
         let entries = core::ptr::with_exposed_provenance::<AtomicPtr<u8>>(self.memory + (self.cpus + 1) * STRIDE);
-        // SAFETY: behind the lines is an entry for every CPU that could be named, and two more.
+        // SAFETY: `open` mapped `named + UNREGISTERED` entries behind the lines, for every CPU
+        // number that rseq can have, and callers stay below that.
         unsafe { &*entries.add(entry) }
     }
 
-    /// Whether a CPU's words change by sequences.
+    /// Returns whether a CPU's words change by sequences.
     fn has_sequences<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
         self.sequences != 0 && !platform.is_isolated(cpu)
     }
 
-    /// Changes the payer's word on this CPU by `delta` if it has from `low` to `low + span` bytes.
+    /// Changes the payer's word on this CPU by `delta` if it holds `low` to `low + span` bytes.
     #[inline(always)]
     fn alter<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
         if self.sequences != 0 && self.attempt(place, tag, low, span, delta) == Outcome::Committed {
@@ -147,7 +163,8 @@ impl Stocks {
     #[inline(always)]
     fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
         let regions = core::ptr::with_exposed_provenance(self.regions);
-        // SAFETY: there are sequences; the table's lines, and DUMMY, have that many words.
+        // SAFETY: `sequences` is the offset of the rseq area. Each table entry leads to a CPU's
+        // line or DUMMY, which have `WORDS` words, and `place` is below that.
         unsafe { rseq::alter(self.sequences, regions, place, tag, low, span, delta) }
     }
 
@@ -159,29 +176,34 @@ impl Stocks {
             return attempts.find(|outcome| *outcome != Outcome::Aborted) == Some(Outcome::Committed);
         }
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
-        // Relaxed, as are sequences: the bytes are a number, and who hands them on orders what they stand for.
+        // Relaxed, as are sequences: the word is a number. The transfer of the memory that it
+        // stands for has its own ordering.
         self.line(cpu)[place].fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
     }
 
-    /// Takes bytes that are stocked for a payer, if there are so many on this CPU.
+    /// Takes bytes from a payer's stock on this CPU; returns false if it has too few.
     #[inline(always)]
     pub(crate) fn take<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         let tag = word(payer, 0);
         bytes <= CAP && self.alter(platform, place(payer), tag, bytes, CAP - bytes, bytes.wrapping_neg())
     }
 
-    /// Stocks bytes for a payer, if it has its word on this CPU and there is room.
+    /// Adds bytes to a payer's word on this CPU; returns false if it has none or no room.
     #[inline(always)]
     pub(crate) fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         bytes <= CAP && self.alter(platform, place(payer), word(payer, 0), 0, CAP - bytes, bytes)
     }
 
-    /// Stocks bytes, at most [`CAP`], for a payer, which gets its word for that. Answers what has to be uncharged: what the word held for somebody
-    /// else, half of what is too much, or the bytes themselves where this was interrupted again and again.
+    /// Stocks bytes, at most [`CAP`], for a payer, in a word that it gets if necessary. Returns
+    /// bytes that the caller must uncharge.
+    ///
+    /// These are the bytes of an evicted payer, half of `CAP` and the excess if the word is full,
+    /// or `bytes` after repeated interruptions.
     pub(crate) fn put<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> Option<(Payer, u64)> {
         let place = place(payer);
         for _ in 0..ATTEMPTS {
-            // A hint: where the thread is on another CPU by then, the word is another, and nothing happens unless it is the same.
+            // A hint: on another CPU the exchange finds another word, and does nothing unless that
+            // is equal.
             let found = self.line(platform.cpu())[place].load(Ordering::Relaxed);
             let (holder, held) = parts(found);
             let (kept, out) = match held + bytes {
@@ -197,7 +219,7 @@ impl Stocks {
         Some((payer, bytes))
     }
 
-    /// What is stocked at this moment, by payer and CPU, as far as it can be seen from here.
+    /// Calls `each` with the stocked bytes by payer and CPU, as far as they are visible here.
     pub(crate) fn each(&self, mut each: impl FnMut(Payer, u64)) {
         for word in (0..self.cpus).flat_map(|cpu| self.line(cpu)) {
             let (payer, bytes) = parts(word.load(Ordering::Relaxed));
@@ -207,8 +229,9 @@ impl Stocks {
         }
     }
 
-    /// Empties the words of payers that are `wanted`, on every CPU that has any, and answers how many CPUs had to be skipped because
-    /// the fence failed. What came out is the caller's to uncharge.
+    /// Empties the words of payers that are `wanted`, on every CPU that has any. `out` gets the
+    /// bytes, which the caller must uncharge. Returns the number of CPUs that were skipped because
+    /// the fence failed.
     pub(crate) fn drain<P: Platform>(
         &self,
         platform: &P,
@@ -219,8 +242,8 @@ impl Stocks {
         (0..self.cpus).filter(|&cpu| !self.drain_cpu(platform, cpu, &wanted, &mut out)).count() as u32
     }
 
-    /// Empties the lines that look as they did when this was last called. Answers whether anything is left in any, and whether it is of a
-    /// CPU that had to be skipped.
+    /// Empties the lines that have not changed since the last call. Returns whether any line still
+    /// has bytes, and whether a CPU was skipped.
     pub(crate) fn drain_idle<P: Platform>(&self, platform: &P, mut out: impl FnMut(Payer, u64)) -> (bool, bool) {
         let Some(_taking) = self.taking.try_lock() else { return (true, false) };
         let (mut left, mut skipped) = (false, false);
@@ -230,7 +253,8 @@ impl Stocks {
             if !line.iter().any(holds) {
                 continue;
             }
-            // Lines that change and add up to the same are rare, and then one is emptied that is in use.
+            // A line that changed can have the same sum. Then a line in use is emptied, which is
+            // harmless.
             let looks = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
             let before = self.behind(cpu, LOOK).swap(looks, Ordering::Relaxed);
             if before == looks {
@@ -241,8 +265,10 @@ impl Stocks {
         (left, skipped)
     }
 
-    /// Empties the words of payers that are `wanted` on one CPU; whether that could be done. They are nobody's then, so that what comes back next
-    /// goes the slow way. Under the mutex.
+    /// Empties the words of payers that are `wanted` on one CPU; returns false if the fence failed.
+    /// Under the mutex.
+    ///
+    /// Emptied words have no payer, so the next uncharge takes the slow path.
     fn drain_cpu<P: Platform>(
         &self,
         platform: &P,
@@ -260,7 +286,7 @@ impl Stocks {
         }
         let closed = self.has_sequences(platform, cpu);
         if closed {
-            // SeqCst with the fence: a sequence that starts behind it finds DUMMY.
+            // SeqCst, with the fence: a sequence that starts after it finds DUMMY.
             self.entry(cpu + UNREGISTERED).store(self.dummy(), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
@@ -270,7 +296,7 @@ impl Stocks {
         }
         let mut taken = [0; WORDS];
         for (word, taken) in line.iter().zip(&mut taken).filter(|(word, _)| is_wanted(word)) {
-            // By now nobody else changes it, or does so by an exchange.
+            // No sequence changes it now. A thread of a CPU without sequences exchanges it.
             *taken = word.swap(0, Ordering::Relaxed);
         }
         if closed {
@@ -281,16 +307,16 @@ impl Stocks {
     }
 
     fn reopen(&self, cpu: usize) {
-        // Release pairs with the sequences: who finds the line finds its words empty.
+        // Release pairs with the sequences: a sequence that finds the line finds its words empty.
         self.entry(cpu + UNREGISTERED).store(self.line_address(cpu), Ordering::Release);
     }
 
-    /// Fences asked for so far.
+    /// Returns the number of fences requested so far.
     pub(crate) fn fences(&self) -> u32 {
         self.fences.load(Ordering::Relaxed)
     }
 
-    /// The mapping, and its length.
+    /// Returns address and length of the mapping.
     pub(crate) fn mapping(&self) -> (usize, usize) {
         (self.memory, self.length)
     }

@@ -1,34 +1,34 @@
-//! A table that grows and never moves: entries are named by index and stay where they are.
+//! A table that grows and never moves: entries are named by index and are read without a lock.
 //!
-//! Sits between the machine, which maps it, and entries that are read without a lock. Each chunk is as large as all before it, so
-//! the table takes at most about twice what it needs, and little where there are few. Growing is the caller's to serialise. Chunks go back only with the whole
-//! table: an index that was once good can always be looked at.
+//! Each chunk is as large as all before it, so the table takes at most about twice the needed
+//! memory. Growth is the caller's to serialise. Chunks are unmapped only with the whole table: an
+//! index that was once valid stays so.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
-/// Entries of the first chunk: nobody pays for those that were never touched.
+/// Entries of the first chunk. Pages that were never touched take no memory.
 const FIRST: u32 = 256;
 const CHUNKS: usize = 16;
 
-/// What may be in a table.
+/// An entry of a [`Table`].
 ///
 /// # Safety
-/// Zeroes are a value, and all that changes is atomic.
+/// Zeroes are a valid value, and all changes are atomic.
 pub unsafe trait Entry: Sync {}
 
-/// Entries of one type.
+/// A table of entries of one type.
 #[derive(Debug)]
 pub struct Table<T: Entry> {
     chunks: [AtomicPtr<T>; CHUNKS],
-    /// Entries that are there.
+    /// Number of entries.
     length: AtomicU32,
     entries: PhantomData<T>,
 }
 
-/// The chunk that an index is in, and the chunk's first index and length.
+/// Returns the chunk of an index, and the chunk's first index and length.
 const fn chunk_of(index: u32) -> (usize, u32, u32) {
     let log = (index | (FIRST - 1)).ilog2();
     // The first chunk begins at 0, and is as long as the second.
@@ -37,7 +37,7 @@ const fn chunk_of(index: u32) -> (usize, u32, u32) {
 }
 
 impl<T: Entry> Table<T> {
-    /// An empty table.
+    /// Returns an empty table.
     pub const fn new() -> Table<T> {
         Table {
             chunks: [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS],
@@ -46,28 +46,29 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Entries that are there.
+    /// Returns the number of entries.
     #[expect(clippy::len_without_is_empty, reason = "whoever asks wants an index")]
     pub fn len(&self) -> u32 {
         self.length.load(Ordering::Acquire) // Pairs with the Release in `grow`.
     }
 
-    /// An entry, if it is there.
+    /// Returns an entry; `None` from [`Table::len`] on.
     pub fn get(&self, index: u32) -> Option<&T> {
         if index >= self.len() {
             return None;
         }
         let (chunk, first, _) = chunk_of(index);
-        // Relaxed: stored before the length said so.
+        // Relaxed: the Acquire in `len` makes the store in `grow` visible.
         let chunk = self.chunks[chunk].load(Ordering::Relaxed);
-        // SAFETY: the chunk is mapped, has that many entries, and zeroes are one.
+        // SAFETY: the index is below the length, so `grow` has mapped its chunk with room for it.
+        // Zeroes are a valid value ([`Entry`]), and chunks stay mapped until `close`.
         Some(unsafe { &*chunk.add((index - first) as usize) })
     }
 
-    /// Adds a chunk, of zeroes. One caller at a time.
+    /// Adds a chunk of zeroes. To be called by one thread at a time.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The error of the system, or [`Errno::NOMEM`] if the table is full.
     pub fn grow<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
         let (chunk, first, length) = chunk_of(self.len());
         let place = self.chunks.get(chunk).ok_or(Errno::NOMEM)?;
@@ -82,7 +83,7 @@ impl<T: Entry> Table<T> {
         self.each_chunk().for_each(|(chunk, length)| each(chunk.addr(), bytes::<T, P>(platform, length)));
     }
 
-    /// Bytes mapped.
+    /// Returns the number of mapped bytes.
     pub fn bytes<P: Platform>(&self, platform: &P) -> usize {
         self.each_chunk().map(|(_, length)| bytes::<T, P>(platform, length)).sum()
     }
@@ -94,14 +95,15 @@ impl<T: Entry> Table<T> {
         chunks.zip(lengths).take_while(|(chunk, _)| !chunk.is_null())
     }
 
-    /// Unmaps everything.
+    /// Unmaps all chunks.
     ///
     /// # Safety
-    /// Nobody has an entry, and the platform is the one that it grew on.
+    /// No thread has an entry or uses the table, and the platform is the one that it grew on.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
         self.length.store(0, Ordering::Relaxed);
         for (chunk, length) in self.each_chunk() {
-            // SAFETY: mapped by `grow` with this length.
+            // SAFETY: `grow` mapped the chunk with this length on this platform, and by this
+            // function's contract no thread has an entry.
             unsafe { platform.unmap(chunk.expose_provenance(), bytes::<T, P>(platform, length)) };
         }
     }
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
     use neap_base::virtual_platform::Virtual;
 
-    // SAFETY: an atomic number, of which 0 is one.
+    // SAFETY: an atomic integer, for which zeroes are a valid value.
     unsafe impl Entry for AtomicU32 {}
 
     #[test]
@@ -145,7 +147,7 @@ mod tests {
         }
         assert!((0..table.len()).all(|index| table.get(index).unwrap().load(Ordering::Relaxed) == index + 1));
         assert!(table.get(table.len()).is_none());
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no thread has an entry any more, and the table grew on this machine.
         unsafe { table.close(&machine) };
     }
 }

@@ -1,13 +1,18 @@
-//! The tree: which groups there are, by name, and how they come and go.
+//! The tree of groups: names, links, creation and deletion.
 //!
-//! Sits between paths and slots. One mutex for changes of links, names and lists, and for paths.
-//! Charges go up the tree without it, and readers go down without it: within a read of the grace
-//! periods' domain (`rcu`) a group that was found stays in its slot, and so do the links that lead
-//! from it. A deleted group is out of the tree, and of every path, at once; its slot waits for a
-//! grace period, since a charge may be on its way up through it, or a reader on its way along its
-//! siblings, and for its stocks to be emptied. Therefore lists of deleted groups go through the
-//! links of buckets, which only those with the mutex follow. Under the mutex the owners' may be
-//! asked for, and whoever hangs things on groups hands them up under it.
+//! # Design
+//!
+//! A deleted group leaves the tree, and its path is free, at once. Its slot waits for a grace
+//! period, since a charge may be on its way up through it, or a reader on its way along its
+//! siblings. The slot also waits until its stocks are empty. Lists of deleted groups therefore use
+//! the links of buckets, which are followed only under the mutex.
+//!
+//! # Locking
+//!
+//! One mutex for changes of links, names and lists, and for paths. Charges go up the tree without
+//! it, and readers go down without it. Within a read of the RCU domain of the groups, a group that
+//! was found stays in its slot, and its links stay valid. Under the mutex the mutex of the ids may
+//! be taken, and items of a deleted group move to its parent.
 
 use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
 use crate::id::GroupId;
@@ -21,27 +26,29 @@ use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Handle, Owner, Refused};
 
-/// Buckets that groups are found in by name: with a hundred thousand groups, some twenty have to be looked at.
+/// Buckets in which groups are found by name. With a hundred thousand groups, a lookup examines
+/// about twenty.
 const BUCKETS: usize = 4096;
 
-/// Why a group is not made, found, changed or deleted.
+/// Reason for which a group was not created, found, changed or deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denied {
     /// There is no such group, or it was deleted.
     NoSuchGroup,
-    /// A group of that name is there already.
+    /// A group of that name exists already.
     Exists,
-    /// A name has 1 to 56 bytes, no `/` and nothing that does not print, and is neither `.` nor `..`.
+    /// The name is invalid. A valid one has 1 to 56 bytes, is printable, has no `/`, and is neither
+    /// `.` nor `..`.
     BadName,
-    /// The parent is as deep as groups can be.
+    /// The parent is at the maximum depth.
     TooDeep,
-    /// Groups below it have to go first.
+    /// The group has children, which must be deleted first.
     HasChildren,
-    /// The root stays, and has no limits of its own to protect it.
+    /// The root cannot be deleted, and has no protection of its own.
     Root,
-    /// There are as many groups as there can be.
+    /// The maximum number of groups is reached.
     Full,
-    /// There is no memory for it.
+    /// There is no memory for the group.
     NoMemory,
 }
 
@@ -81,36 +88,36 @@ impl From<Refused> for Denied {
 pub(crate) struct Tree {
     pub(crate) slots: Table<Group>,
     pub(crate) owners: Owners,
-    /// A mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
+    /// Address of a mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
     buckets: usize,
     lists: Mutex<Lists>,
-    /// Passes of reclaim that have begun: sums over children are made anew in each.
+    /// Passes of reclaim that have begun. Sums over children are computed anew in each.
     passes: AtomicU64,
-    /// Children that were looked at for such sums.
+    /// Children that were visited for such sums.
     summed: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Lists {
     free: u32,
-    /// Never used yet.
+    /// Number of slots that were ever used.
     fresh: u32,
-    /// Deleted; the grace period of the second list has begun.
+    /// Deleted groups. The grace period of the second list has begun.
     dying: [u32; 2],
     live: u32,
     dying_count: u32,
 }
 
-/// How many groups there are.
+/// Numbers of groups and ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// In the tree, the root included.
+    /// Groups in the tree, the root included.
     pub live: u32,
-    /// Deleted, and not quite gone: waiting for others' sections to end.
+    /// Deleted groups with a slot, which waits for the end of readers.
     pub dying: u32,
-    /// Slots that there ever were, and ids.
+    /// Slots that were ever used.
     pub slots: u32,
-    /// Ids in use: groups, and deleted ones that something is still booked under.
+    /// Ids in use: groups, and deleted ones that are still referred to.
     pub ids: u32,
 }
 
@@ -126,7 +133,8 @@ impl Tree {
         };
         let root = tree.add(&mut tree.lists.lock(), platform, NONE, "", per_cpu);
         if let Err(error) = root {
-            // SAFETY: nobody else has seen the tree.
+            // SAFETY: this function made the tree, and no other thread has a reference to it. The
+            // mappings are of this platform.
             unsafe { tree.close(platform) };
             return Err(error);
         }
@@ -134,9 +142,10 @@ impl Tree {
     }
 
     /// # Safety
-    /// Nobody uses the tree any more.
+    /// No thread uses the tree any more, and the platform is the one that it was opened with.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread uses the tree or an entry of its tables.
+        // `open` mapped the buckets with this length, on this platform.
         unsafe {
             self.slots.close(platform);
             self.owners.close(platform);
@@ -150,12 +159,12 @@ impl Tree {
         each(self.buckets, buckets_length(platform));
     }
 
-    /// The group in a slot. Every number that is kept as a slot's is one.
+    /// Returns the group in a slot. Every stored slot number is valid.
     pub(crate) fn group(&self, slot: u32) -> Option<&Group> {
         self.slots.get(slot)
     }
 
-    /// A slot and the slots above it, up to the root.
+    /// Returns a slot and the slots above it, up to the root.
     pub(crate) fn upwards(&self, slot: u32) -> impl Iterator<Item = (u32, &Group)> {
         let above = |(_, group): &(u32, &Group)| {
             let parent = group.parent.load(Ordering::Relaxed);
@@ -177,7 +186,7 @@ impl Tree {
         Ok(lists.fresh - 1)
     }
 
-    /// Makes a group below the one in slot `parent`.
+    /// Adds a group below the one in slot `parent`. Under the mutex.
     fn add<P: Platform>(
         &self,
         lists: &mut Lists,
@@ -216,7 +225,7 @@ impl Tree {
         group.id.store(id.to_bits(), Ordering::Release); // Pairs with the Acquire in `Group::id`.
         if let Some(above) = above {
             // Release pairs with the Acquire in `Tree::first_child`: a reader that finds the group
-            // finds it whole.
+            // sees it complete.
             above.first_child.store(slot, Ordering::Release);
             above.children.fetch_add(1, Ordering::Relaxed);
             self.group(eldest).inspect(|eldest| eldest.previous.store(slot, Ordering::Relaxed));
@@ -233,7 +242,8 @@ impl Tree {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let bucket = (hash ^ hash >> 32) as usize % BUCKETS;
-        // SAFETY: there are that many, and zeroes are numbers.
+        // SAFETY: `open` mapped `BUCKETS` words, of which zeroes are valid, until `close`; the
+        // index is below that.
         unsafe { &*core::ptr::with_exposed_provenance::<AtomicU32>(self.buckets).add(bucket) }
     }
 
@@ -245,13 +255,13 @@ impl Tree {
         core::iter::successors(entry(bucket), move |(_, group)| entry(&group.bucket_next))
     }
 
-    /// The child of that name. Under the mutex.
+    /// Returns the child with a name. Under the mutex.
     fn child(&self, parent: u32, name: &str) -> Option<&Group> {
         let is_it = |group: &Group| group.parent.load(Ordering::Relaxed) == parent && group.name().as_str() == name;
         self.in_bucket(self.bucket(parent, name)).map(|(_, group)| group).find(|group| is_it(group))
     }
 
-    /// The slot of a group that is there. Under the mutex, or within a read, it stays there.
+    /// Returns the slot of a group that exists. It stays there under the mutex, or within a read.
     pub(crate) fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
         match self.owners.behind(id) {
             Some(Behind::Group(slot)) => Ok(slot),
@@ -259,7 +269,7 @@ impl Tree {
         }
     }
 
-    /// Makes a group.
+    /// Makes a group below `parent`.
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
@@ -284,7 +294,8 @@ impl Tree {
         Ok(self.add(&mut lists, platform, above, name, per_cpu)?)
     }
 
-    /// The group at a path from `from` on: names with a `/` between them, or nothing for `from` itself.
+    /// Returns the group at a path from `from` on: names separated by `/`, or an empty path for
+    /// `from` itself.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -299,9 +310,11 @@ impl Tree {
         Ok(id)
     }
 
-    /// Takes a group without children out of the tree; what it is charged for is its parent's from now on. Before, `hand_up` is called
-    /// with the two, to let go up what else hangs on the group: nothing new is hung on it then. Answers its slot, which waits for a
-    /// grace period from now on.
+    /// Takes a group without children out of the tree and returns its slot, which then waits for a
+    /// grace period. The group's charges become its parent's.
+    ///
+    /// Before that, `hand_up` is called with the group and its parent, to move attached items. No
+    /// item is attached to the group from then on.
     ///
     /// # Errors
     /// See [`Denied`]; nothing has changed then.
@@ -314,7 +327,7 @@ impl Tree {
         if group.children.load(Ordering::Relaxed) > 0 {
             return Err(Denied::HasChildren);
         }
-        // What protects it would protect nothing any more.
+        // The group's protection would protect nothing any more.
         Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
         hand_up(Seat { group: id, slot }, Seat { group: above.id(), slot: parent });
@@ -329,7 +342,7 @@ impl Tree {
         let link = self.in_bucket(bucket).map(|(_, group)| &group.bucket_next);
         let link = core::iter::once(bucket).chain(link).find(|link| link.load(Ordering::Relaxed) == slot + 1);
         link.inspect(|link| link.store(group.bucket_next.load(Ordering::Relaxed), Ordering::Relaxed));
-        // Not its `next`: a reader may be here.
+        // Not its `next`: a reader may be at this group.
         group.bucket_next.store(lists.dying[0], Ordering::Relaxed);
         lists.dying[0] = slot;
         lists.live -= 1;
@@ -337,7 +350,8 @@ impl Tree {
         Ok(slot)
     }
 
-    /// Whether the next group would let a table grow of which a quarter is on its way out.
+    /// Returns whether the next group would grow a table of which a quarter belongs to deleted
+    /// groups.
     pub(crate) fn is_crowded(&self) -> bool {
         let lists = self.lists.lock();
         let (slots, (ids, no_id)) = (self.slots.len(), self.owners.room());
@@ -346,14 +360,14 @@ impl Tree {
         no_slot && dying >= u64::from(slots / 4) || no_id && dying + self.owners.waiting() >= u64::from(ids / 4)
     }
 
-    /// Whether slots or ids wait for a grace period to begin, and whether for one to end.
+    /// Returns whether slots or ids wait for a grace period to begin, and whether for one to end.
     pub(crate) fn is_waiting(&self) -> [bool; 2] {
         let slots = self.lists.lock().dying.map(|list| list != NONE);
         let owners = self.owners.is_waiting();
         [slots[0] || owners[0], slots[1] || owners[1]]
     }
 
-    /// A grace period begins, for all that was deleted by now. The one before has ended.
+    /// Begins a grace period for all groups that were deleted by now. The previous one has ended.
     pub(crate) fn begin_grace(&self) {
         let mut lists = self.lists.lock();
         lists.dying = [NONE, lists.dying[0]];
@@ -361,8 +375,8 @@ impl Tree {
         self.owners.begin_grace();
     }
 
-    /// It has ended, and stocks hold nothing under ids of groups that are gone: calls `each` with every slot that waited for it, which is free
-    /// then.
+    /// Calls `each` with every group that waited for the grace period that has ended, and frees its
+    /// slot. Stocks hold nothing under ids of these groups.
     pub(crate) fn end_grace(&self, mut each: impl FnMut(&Group)) {
         let mut slot = core::mem::replace(&mut self.lists.lock().dying[1], NONE);
         while let Some(group) = self.group(slot) {
@@ -381,7 +395,8 @@ impl Tree {
         self.owners.end_grace();
     }
 
-    /// Calls `each` with every group that is gone and still has its slot. Under no mutex: for whoever is alone.
+    /// Calls `each` with every deleted group that still has its slot. No mutex is held: the caller
+    /// must be the only user.
     pub(crate) fn each_dying(&self, mut each: impl FnMut(&Group)) {
         let dying = self.lists.lock().dying;
         for mut slot in dying {
@@ -392,15 +407,15 @@ impl Tree {
         }
     }
 
-    /// How many there are.
+    /// Returns the numbers of groups, slots and ids.
     pub(crate) fn count(&self) -> Count {
         let ids = self.owners.count();
         let lists = self.lists.lock();
         Count { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }
 
-    /// The groups right below one, one after the other: the one behind `after`, or the first.
-    /// Within a read.
+    /// Returns the child of `parent` behind `after`, or its first child. The caller must be within
+    /// a read.
     pub(crate) fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         let above = self.group(self.slot_of(parent).ok()?)?;
         let link = match after {
@@ -410,8 +425,9 @@ impl Tree {
         self.group(link.load(Ordering::Acquire)).map(Group::id) // As in `first_child`.
     }
 
-    /// The slots of a group and of all below it, in order, and how many these are; `None` if there
-    /// is not room for all, or the group is gone. Within a read.
+    /// Writes the slots of a group and all its descendants to `slots`, in order, and returns their
+    /// number. `None` if there is not room for all, or the group is gone. The caller must be within
+    /// a read.
     pub(crate) fn slots_below(&self, top: GroupId, slots: &mut [u32]) -> Option<usize> {
         let (mut count, mut done) = (0, 0);
         let mut add = |slots: &mut [u32], slot| {
@@ -432,15 +448,14 @@ impl Tree {
         Some(all)
     }
 
-    /// The slot of the group right below one that was made last, or [`NONE`].
+    /// Returns the slot of the newest child of a group, or [`NONE`].
     fn first_child(&self, group: &Group) -> u32 {
-        // Acquire pairs with the Release in `add`, also where another child was taken out in
-        // between.
+        // Acquire pairs with the Release in `add`, also if another child was removed in between.
         group.first_child.load(Ordering::Acquire)
     }
 
-    /// The groups right below one, from the one in a slot on, or the first for [`NONE`]. Within a
-    /// read.
+    /// Returns the children of a group, from the one in `slot` on, or all for [`NONE`]. The caller
+    /// must be within a read.
     pub(crate) fn children_from(&self, group: &Group, slot: u32) -> impl Iterator<Item = (u32, &Group)> {
         let found = |slot: u32| self.group(slot).map(|group| (slot, group));
         let first = found(slot).map_or_else(|| self.first_child(group), |(slot, _)| slot);
@@ -449,17 +464,17 @@ impl Tree {
         })
     }
 
-    /// Calls `each` with the groups right below one. Within a read.
+    /// Calls `each` with the children of a group. The caller must be within a read.
     pub(crate) fn each_child(&self, group: &Group, mut each: impl FnMut(&Group)) {
         self.children_from(group, NONE).for_each(|(_, child)| each(child));
     }
 
-    /// Counts children that were looked at.
+    /// Counts children that were visited.
     pub(crate) fn note_looks(&self, children: u64) {
         self.summed.fetch_add(children, Ordering::Relaxed);
     }
 
-    /// Changes a bound of a group. Under the mutex.
+    /// Sets a bound of a group. Under the mutex.
     pub(crate) fn set_bound(&self, group: &Group, bound: Bound, bytes: u64) {
         let before = group.bound(bound);
         group.set_bound(bound, bytes);
@@ -471,7 +486,8 @@ impl Tree {
         }
     }
 
-    /// What the groups right below one use of what they claim. Within a read.
+    /// Returns the bytes that the children of a group use of their claims. The caller must be
+    /// within a read.
     pub(crate) fn claimed_below(&self, group: &Group, claim: Bound) -> u64 {
         if group.claims(claim).claimants.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -485,14 +501,16 @@ impl Tree {
         sum
     }
 
-    /// The same for a pass, which comes by every one of them: added up once for as many looks as
-    /// there are children, and anew in each pass. So a walk of all of them looks at each once more,
-    /// not at all of them for each. Passes that look at the same time may count a look of
-    /// another's; the sum is of a pass that is under way. Within a read.
+    /// Returns [`Tree::claimed_below`] as it was when this pass first asked. The caller must be
+    /// within a read.
+    ///
+    /// The sum is computed once for as many looks as there are children, and anew in each pass. A
+    /// walk of all children thus visits each child once more, not all of them for each. Concurrent
+    /// passes may use up each other's looks; the sum is that of a pass under way.
     fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
-        // Acquire, of both, pairs with the Release below: the sum is that of the pass, or a later
-        // one's.
+        // Acquire, of both, pairs with the Release below: the sum is that of the pass, or of a
+        // later one.
         let looks = claims.looks.load(Ordering::Acquire);
         if looks > 0 && claims.pass.load(Ordering::Acquire) == pass {
             claims.looks.store(looks - 1, Ordering::Relaxed);
@@ -505,25 +523,26 @@ impl Tree {
         sum
     }
 
-    /// A pass begins: what was added up before is old.
+    /// Begins a pass: earlier sums are out of date.
     pub(crate) fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Children that were looked at so far to add up what they claim.
+    /// Returns the number of children visited so far to add up their claims.
     pub(crate) fn summed(&self) -> u64 {
         self.summed.load(Ordering::Relaxed)
     }
 
-    /// How much of a group's memory its claim protects, after what those above it have to give.
-    /// Within a read.
+    /// Returns the bytes of a group that its claim protects, as far as its ancestors' protection
+    /// allows. The caller must be within a read.
     pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
         Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }
 
-    /// The same for the group in a slot from somebody who takes memory from `top` and all below it:
-    /// `top` itself, and what is above it, protect nothing then. `claimed_below` is
-    /// [`Tree::claimed_below`], or as good. Within a read.
+    /// Returns the protected bytes of the group in a slot when memory is taken from `top` and its
+    /// descendants. `top` and its ancestors protect nothing then. The caller must be within a read.
+    ///
+    /// `claimed_below` is [`Tree::claimed_below`], or equivalent.
     fn protection(&self, slot: u32, top: u32, claim: Bound, claimed_below: impl Fn(&Group) -> u64) -> u64 {
         let mut path = [NONE; DEEPEST as usize];
         let mut length = 0;
@@ -537,12 +556,12 @@ impl Tree {
         let mut protection = 0;
         for pair in path[..length].windows(2).rev() {
             let [Some(group), Some(above)] = [pair[0], pair[1]].map(|slot| self.group(slot)) else { break };
-            // What is right below has what it claims.
+            // A child of `top` has all that it claims.
             if pair[1] == top {
                 protection = group.claimed(claim);
                 continue;
             }
-            // Nobody has a share of nothing.
+            // A share of nothing is nothing.
             if protection == 0 {
                 break;
             }
@@ -558,8 +577,8 @@ impl Tree {
         protection
     }
 
-    /// What reclaim from `top` has to know of the group in a slot, if that is `top` or below it.
-    /// Within a read.
+    /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
+    /// neither `top` nor a descendant. The caller must be within a read.
     pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
         let top = self.slot_of(top).ok()?;
         let group = self.group(slot).filter(|group| self.owners.is_there(group.id()))?;
@@ -571,26 +590,27 @@ impl Tree {
         Some(Standing { id: group.id(), usage: group.usage(), min, low })
     }
 
-    /// What a group is charged for without those below it. Within a read.
+    /// Returns the bytes charged to a group without those of its descendants. The caller must be
+    /// within a read.
     pub(crate) fn own_usage(&self, group: &Group) -> u64 {
         let mut own = group.usage();
         self.each_child(group, |child| own = own.saturating_sub(child.usage()));
         own
     }
 
-    /// Calls `f` with the group in a slot, if there is one. Within a read, in which it stays there.
+    /// Calls `f` with the group in a slot, if there is one. The caller must be within a read, in
+    /// which the group stays there.
     pub(crate) fn at<R>(&self, slot: u32, f: impl FnOnce(&Group) -> R) -> Option<R> {
         self.group(slot).filter(|group| self.owners.is_there(group.id())).map(f)
     }
 
-    /// Calls `f` with a group. Within a read, in which it stays there, though it may be deleted
-    /// meanwhile.
+    /// Calls `f` with a group. The caller must be within a read, in which the group keeps its slot,
+    /// though it may be deleted meanwhile.
     pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
         self.group(self.slot_of(id)?).map(f).ok_or(Denied::NoSuchGroup)
     }
 
-    /// Calls `f` with a group under the mutex. The group is not deleted meanwhile, and no other
-    /// changes.
+    /// Calls `f` with a group under the mutex, so it is not deleted or changed meanwhile.
     pub(crate) fn change<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
         let _lists = self.lists.lock();
         self.with(id, f)

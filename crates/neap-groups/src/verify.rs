@@ -1,8 +1,9 @@
-//! The proof that groups add up, when nobody charges.
+//! Check that groups add up while no thread charges.
 //!
-//! Sits beside [`Groups`]. Checked are the links of the tree, that every group is charged for what its counts by kind say and what the groups
-//! below it are charged for, that as much is booked under ids as is charged, that stocks hold no more, that what refers to an id is
-//! there, and that nobody waits who could be let in.
+//! It checks the links of the tree, the charges of each group against its counts by kind and its
+//! children's charges, and the bytes booked under ids against the charged bytes. It also checks
+//! that stocks hold no more, that references to ids are valid, and that no waiter could be
+//! admitted.
 
 use crate::group::{Group, NONE, ROOT};
 use crate::groups::Groups;
@@ -11,16 +12,16 @@ use crate::owners::Behind;
 use core::sync::atomic::Ordering;
 use neap_percpu::Host;
 
-/// What does not add up.
+/// An inconsistency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// In words.
+    /// Description of the checked value.
     pub what: &'static str,
     /// The group.
     pub group: GroupId,
-    /// What it should be.
+    /// Expected value.
     pub expected: u64,
-    /// What it is.
+    /// Found value.
     pub found: u64,
 }
 
@@ -29,12 +30,12 @@ fn same(what: &'static str, group: GroupId, expected: u64, found: u64) -> Result
 }
 
 impl Groups {
-    /// Looks at everything. Nobody else uses the groups meanwhile.
+    /// Checks everything. No other thread may use the groups meanwhile.
     ///
     /// # Errors
-    /// The first thing that does not add up.
+    /// The first inconsistency.
     pub fn verify<H: Host>(&self, host: &H) -> Result<(), Finding> {
-        // Who was on the way through a group while it was deleted has counted there.
+        // Charges that were under way in a group while that was deleted are counted there.
         self.tree.each_dying(|group| self.hand_down_counts(host, group));
         let (mut live, mut at) = (0, ROOT);
         while let Some(group) = self.tree.group(at) {
@@ -56,7 +57,7 @@ impl Groups {
         if stocked > all { same("bytes stocked", root, all, stocked) } else { Ok(()) }
     }
 
-    /// The slot that follows in a walk of the tree; [`NONE`] at its end.
+    /// Returns the slot that follows in a walk of the tree; [`NONE`] at its end.
     fn after(&self, slot: u32) -> u32 {
         let link = |slot: u32, link: fn(&Group) -> u32| self.tree.group(slot).map_or(NONE, link);
         let child = link(slot, |group| group.first_child.load(Ordering::Relaxed));
@@ -93,7 +94,8 @@ impl Groups {
         same("what is charged, by kind and by group", id, own + below, group.usage())
     }
 
-    /// Who waits at a group: by age, for what it says, and none of them could be let in.
+    /// Checks the queue of a group: sorted by age, in agreement with the published bytes, and no
+    /// waiter could be admitted.
     fn verify_queue(&self, slot: u32, group: &Group) -> Result<(), Finding> {
         let (id, queues) = (group.id(), self.waiters.lock(&self.tree));
         let (mut next, mut ticket) = (queues.first(group), 0);

@@ -1,20 +1,28 @@
-//! Waiting for room: a charge that does not fail at a limit at once, by a thread that sleeps or a future.
+//! Charges that wait for room at a limit, by a sleeping thread or a future.
 //!
-//! Sits between whoever would rather wait than be refused, and the queues. First stocks and caches
-//! are emptied, as for any charge; then it waits, the group that it waits at asks for memory as
-//! often as it takes (`asking.rs`), and whoever makes room lets it in (`admit.rs`). The waiting
-//! thread itself runs no callback and waits for nothing but its grant, so a deadline is kept
-//! whatever shrinkers do. What is freed into a cache makes room when that is flushed, every
-//! [`INTERVAL`] and once behind the deadline: by ticks, or by a thread that waits. A thread sleeps
-//! on the state word of its entry; a future leaves its waker there, which [`Groups::deliver`]
-//! calls. No lock is held while waiting, and nobody is inside the gate. Every wait ends: by a
-//! grant, at its deadline with the error of a charge, when the group is deleted, when the future is
-//! dropped, or, for what is more than a limit, at once.
+//! # Design
 //!
-//! A future that was granted its bytes above a `high` is held up as a thread is, but by its entry:
-//! it is pending until the delay is over or all groups on its way are below their `high` again.
+//! 1. Caches are flushed and stocks emptied, as for any charge.
+//! 2. The request is queued. The group that it waits at asks for memory until it needs none
+//!    (`asking.rs`).
+//! 3. The thread that makes room admits waiters (`admit.rs`).
 //!
-//! Fork: a child has none of the waiters. A future that is polled there asks again, as the youngest.
+//! A waiting thread runs no callback and waits only for its grant, so shrinkers cannot delay its
+//! deadline. Bytes freed into a cache make room when that is flushed: every [`INTERVAL`] and once
+//! after the deadline, by ticks or by a waiting thread.
+//!
+//! A thread sleeps on the state word of its entry. A future leaves its waker there, which
+//! [`Groups::deliver`] calls. No lock is held while waiting, and the thread is not inside the fork
+//! gate.
+//!
+//! A wait ends by a grant, at its deadline with the error of a charge, when the group is deleted,
+//! or when the future is dropped. A request above a limit ends at once.
+//!
+//! A future that was granted bytes above a `high` is pending until its delay is over or all groups
+//! on its path are below their `high` again.
+//!
+//! A forked child has none of the waiters. A future that is polled there asks again, as the
+//! youngest.
 
 use crate::asking::Due;
 use crate::charge::{Against, How, Refusal};
@@ -33,56 +41,59 @@ use neap_os::futex::{self, Scope};
 /// No deadline.
 pub const FOREVER: u64 = u64::MAX;
 
-/// Somebody who waits for room.
+/// Description of a waiting charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waiting {
-    /// The group that is to be charged.
+    /// The group to be charged.
     pub group: GroupId,
-    /// The group whose limit, or queue, it waits at: the same, or one above.
+    /// The group with the limit, or the queue, that it waits at: the same or an ancestor.
     pub at: GroupId,
-    /// What it waits for.
+    /// The reason for the wait.
     pub reason: Reason,
-    /// What it asks for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// A number that is higher the later it came.
+    /// A number that is higher the later the request came.
     pub age: u64,
-    /// How many have passed it, as the oldest of a queue.
+    /// Number of waiters that have passed it while it was the oldest of a queue.
     pub passed: u32,
-    /// Until when it waits, in nanoseconds of the platform's clock; [`FOREVER`] for no end.
+    /// End of its time, in nanoseconds of the platform's clock; [`FOREVER`] for none.
     pub deadline: u64,
 }
 
-/// What a charge waits for.
+/// Reason for which a charge waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
     /// Room below a `max`: it is the oldest there.
     Room,
-    /// Its turn: an older one waits there.
+    /// Its turn: an older charge waits there.
     Turn,
-    /// It has its bytes, and is held up above a `high`.
+    /// It has its bytes, and is delayed above a `high`.
     High,
 }
 
-/// How a wait ended.
+/// Result of a wait.
 #[derive(Clone, Copy)]
 enum End {
     Granted,
-    /// At the limit of this group.
+    /// Refused, at the limit of this group.
     Refused(GroupId),
     Gone,
-    /// This process is a child of the one that it waited in.
+    /// This process is a child of the one in which the charge waited.
     Forgotten,
 }
 
 impl Groups {
-    /// Charges bytes to the group of a payer as [`Groups::charge`] does, but waits where that is refused, until `deadline` at most, a time of the
-    /// platform's clock in nanoseconds, or [`FOREVER`]. The oldest that waits is let in first; one that asks for less than an eighth
-    /// of what the oldest does may pass, eight times for each that is the oldest. Charges that do not wait take what there is. The caller holds
-    /// nothing that others need to make room.
+    /// Charges bytes to the group of a payer, and waits where [`Groups::charge`] would be refused.
+    /// Returns the nanoseconds for which the caller is to be delayed.
+    ///
+    /// `deadline` is a time of the platform's clock in nanoseconds, or [`FOREVER`]. The oldest
+    /// waiter is admitted first. A request below an eighth of the oldest's may pass, eight for each
+    /// oldest waiter. Charges that do not wait take available bytes. The caller must hold nothing
+    /// that other threads need to make room.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing is charged then. What is more than a limit is refused at once, and so is what there is no memory
-    /// to wait with.
+    /// See [`Refusal`]; nothing is charged then. A request above a limit is refused at once, as is
+    /// one without memory for an entry.
     pub fn charge_or_wait<H: Reclaimer>(
         &self,
         host: &H,
@@ -105,10 +116,10 @@ impl Groups {
             if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
                 futex::wait(&waiter.state, state::WAITING, Some(time), Scope::Process);
                 now = host.platform().now();
-                // Perhaps nobody else does it, and the last time it is done behind the deadline.
+                // There may be no thread that ticks. The last call is after the deadline.
                 if is_waiting(&waiter) {
                     self.attend(host, now);
-                    // It may have moved to a group that did not ask before.
+                    // The waiter may have moved to a group that did not ask before.
                     if now < deadline && matches!(self.look_for_request(host), Due::Now(_)) {
                         host.ask_soon();
                     }
@@ -117,17 +128,21 @@ impl Groups {
         }
     }
 
-    /// The same as a future, which asks when it is first polled, and gives up when it is dropped. Its task is woken by
-    /// [`Groups::deliver`], which [`Reclaimer::come_soon`] asks for, and at the deadline by [`Groups::tick`] before that.
+    /// Returns a future that charges bytes as [`Groups::charge_or_wait`] does. It asks when it is
+    /// first polled, and gives up when it is dropped.
+    ///
+    /// [`Groups::deliver`] wakes its task, on a request by [`Reclaimer::come_soon`]. At the
+    /// deadline [`Groups::tick`] must come before that.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
         ChargeAsync { groups: self, host, payer, bytes, deadline, stage: Stage::Unasked }
     }
 
-    /// Calls `each` with all who wait for room at this moment, in no order; it must not allocate from the manager whose groups these are.
+    /// Calls `each` with all charges that wait at this moment, in no order. It must not allocate
+    /// from the manager that has these groups.
     pub fn each_waiting<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(Waiting)) {
         host.inside(|| {
             let mut index = 0;
-            // One by one: there may be many, and the mutex is held for a few.
+            // One by one, so that the mutex is held briefly however many wait.
             while let Some(waiting) = {
                 let queues = self.waiters.lock(&self.tree);
                 queues.get(index).filter(|_| index < queues.len()).map(|waiter| {
@@ -155,14 +170,15 @@ impl Groups {
         });
     }
 
-    /// Whether anybody waits for room in the group of an id, or above it.
+    /// Returns whether a request waits at the group of an id, or at an ancestor.
     pub(crate) fn is_waited_for(&self, id: GroupId) -> bool {
         let _reading = self.rcu.enter();
         let Some(behind) = self.tree.owners.behind(id) else { return false };
         self.tree.upwards(behind.slot()).any(|(_, group)| group.has_waiters())
     }
 
-    /// The uppermost group on the way of an id that is above its `high`. Inside the gate.
+    /// Returns the uppermost group above its `high`, from the group of an id upwards. The caller
+    /// must be inside the fork gate.
     fn highest_above(&self, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         let behind = self.tree.owners.behind(id)?;
@@ -170,8 +186,8 @@ impl Groups {
         above.last().map(|(_, group)| group.id())
     }
 
-    /// Holds a charge up that was granted above a `high`, until a time at most; `None` where there
-    /// is no memory for that. The groups that are above their `high` ask for memory.
+    /// Delays a charge that was granted above a `high`, until a time at most; `None` if there is no
+    /// memory for that. The groups above their `high` ask for memory.
     fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<Handle> {
         let handle = host.inside(|| {
             let handle = self.waiters.lock(&self.tree).add(host.platform(), payer, bytes, until, state::HELD).ok();
@@ -184,10 +200,10 @@ impl Groups {
         handle
     }
 
-    /// Empties what can be emptied without asking for memory, and then queues.
+    /// Makes room without reclaim, and then queues.
     ///
     /// # Errors
-    /// The answer, where there is one already.
+    /// The result, if there is one already.
     fn ask<H: Reclaimer>(
         &self,
         host: &H,
@@ -199,7 +215,7 @@ impl Groups {
             return Err(Ok(0));
         }
         let mut full = payer.id();
-        // Who comes later does not try before those who wait.
+        // A younger request does not try before older ones.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
             match self.look_for_room(host, payer, bytes, How::Refuse, false) {
@@ -221,15 +237,19 @@ impl Groups {
         if let Some(end) = self.look(host, handle, false, &mut None) {
             return Err(self.answer(host, end, payer, bytes));
         }
-        // From here on nothing is stocked, and what comes back lets somebody in; for what caches keep see `attend`.
+        // From here on nothing is stocked, and uncharges admit waiters; for cached bytes see
+        // `attend`.
         self.drain_stocks(host, full);
         host.ask_soon();
         host.inside(|| host.come_soon());
         Ok(handle)
     }
 
-    /// How a wait has ended, or ends now where its owner is `giving_up`; the entry is free then. Else, if there is a waker, it is left there in
-    /// place of the one from before. Whatever waker comes back is the caller's to drop.
+    /// Returns the result of a wait, and frees the entry; `None` if it goes on. With
+    /// `giving_up` it ends now.
+    ///
+    /// If it goes on, `waker` is stored there and replaced by the previous one. The caller drops
+    /// the waker that it gets.
     fn look<H: Reclaimer>(&self, host: &H, handle: Handle, giving_up: bool, waker: &mut Option<Waker>) -> Option<End> {
         host.inside(|| {
             self.in_queues(host, |queues, round| {
@@ -266,8 +286,8 @@ impl Groups {
         }
     }
 
-    /// Looks at all who wait: ends those that `verdict` has a state for, then lets in who can be. Answers whether there is more to do. Inside
-    /// the gate.
+    /// Visits all waiters: ends those for which `verdict` returns a state, and then admits waiters.
+    /// Returns whether there is more to do. The caller must be inside the fork gate.
     fn sweep<H: Reclaimer>(&self, host: &H, mut verdict: impl FnMut(&Waiter) -> Option<u32>) -> bool {
         let mut more = false;
         for ending in [true, false] {
@@ -298,8 +318,8 @@ impl Groups {
         more
     }
 
-    /// Lets charges go on that are held up, where no group on their way is above its `high` any
-    /// more. [`Groups::wake`] is to follow. Outside the gate.
+    /// Ends the delay of charges with no group above its `high` on their path. [`Groups::wake`]
+    /// must follow. The caller must be outside the fork gate.
     pub(crate) fn let_go<H: Reclaimer>(&self, host: &H) {
         let is_below = |waiter: &Waiter| self.highest_above(waiter.payer().id()).is_none();
         host.inside(|| {
@@ -309,15 +329,16 @@ impl Groups {
         });
     }
 
-    /// A group is gone: so are those who wait to charge it. Inside the gate.
+    /// Ends the waits to charge a deleted group. The caller must be inside the fork gate.
     pub(crate) fn end_waits<H: Reclaimer>(&self, host: &H, gone: GroupId) {
         if self.waiters.lock(&self.tree).count() > 0 {
             self.sweep(host, |waiter| (waiter.payer().id() == gone).then_some(state::GONE));
         }
     }
 
-    /// What those who wait need now and then: what caches keep, what others stocked as they came, the ends of their time, a second look.
-    /// Answers how soon again, which it is `now`. Outside the gate.
+    /// Serves waiters: flushes caches, empties stocks, ends waits after their deadline, and admits
+    /// again. Returns in how many nanoseconds to come again. The caller must be outside the fork
+    /// gate.
     pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let is_late = host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
@@ -325,9 +346,14 @@ impl Groups {
             (queues.count() > 0).then(|| all.any(|waiter| waiter.is_waiting() && waiter.deadline() <= now))
         })?;
         let wanted = |payer: Payer| self.is_waited_for(payer.id());
-        // A free that ends in a cache tells nobody, and uncharges nobody:
-        // 1. A waits, behind a flush of all caches. 2. B frees all that the group has: it is paid for still. 3. Nobody else comes by.
-        // So caches are flushed now and then for those who wait, and behind a deadline before who waited is refused.
+        // A free that ends in a cache uncharges nothing and wakes no waiter:
+        //
+        // 1. A waits, after a flush of all caches.
+        // 2. B frees all memory of the group, which is still charged for it.
+        // 3. No other thread calls.
+        //
+        // So caches are flushed at intervals for waiters, and after a deadline before the request
+        // is refused.
         if is_late || self.waiters.flush_in(now) == 0 {
             self.waiters.note_flush(now);
             host.flush(&wanted, true);
@@ -349,15 +375,17 @@ impl Groups {
         })
     }
 
-    /// Calls the wakers of futures that have an answer. Outside the gate, by somebody who holds nothing: a waker may do anything.
+    /// Calls the wakers of futures that have an answer. The caller must be outside the fork gate
+    /// and hold nothing: a waker may do anything.
     pub fn wake<H: Reclaimer>(&self, host: &H) {
         while let Some(waker) = host.inside(|| self.waiters.lock(&self.tree).next_due()) {
             waker.wake();
         }
     }
 
-    /// In a forked child, which has none of the threads that waited, and perhaps not those that would poll. Wakers are not dropped: what they
-    /// refer to may be locked for good. Inside the gate.
+    /// Frees all entries in a forked child, which has none of the threads that waited. Wakers are
+    /// not dropped: the data that they refer to may be locked for ever. The caller must be inside
+    /// the fork gate.
     pub(crate) fn forget_waiters<H: Reclaimer>(&self, host: &H) {
         let mut index = 0;
         loop {
@@ -378,20 +406,22 @@ impl Groups {
     }
 }
 
-/// Where a future stands.
+/// State of a future.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Unasked,
     Waits(Handle),
-    /// It has its bytes, and is held up.
+    /// It has its bytes, and is delayed.
     Held(Handle),
     Ended,
 }
 
-/// A charge that waits for room: [`Groups::charge_async`]. Its output is that of
-/// [`Groups::charge`], but that the caller is not to be held up: it was. What it was granted and
-/// did not answer goes back when it is dropped. Allocates nothing. Polled after its end it is
-/// pending for ever.
+/// A charge that waits for room, made by [`Groups::charge_async`]. Its output is that of
+/// [`Groups::charge_or_wait`]. The delay is 0, since the future has waited for it, unless there was
+/// no memory for that.
+///
+/// A grant that it did not return is uncharged when it is dropped. It allocates nothing. Polled
+/// after its end it is pending for ever.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ChargeAsync<'g, H: Reclaimer> {
     groups: &'g Groups,
