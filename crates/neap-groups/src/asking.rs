@@ -1,12 +1,14 @@
 //! Requests for memory: which groups need reclaim, for how much, and when each is served next.
+//!
 //! # Design
+//!
 //! A group has at most one request. A ring of slots through the groups holds all requests, so none
 //! is dropped and none needs memory. A request has no size: the need of a group is computed from
 //! its usage, bounds and queue whenever a server looks. A request with a reason that is gone (a
 //! grant, a deadline, a free, a raised limit) therefore ends at the next look. A group needs memory
+//!
 //! 1. for the charges in its queue that are before their deadline, and for one that asked once and
 //!    does not wait;
-//!    and does not wait;
 //! 2. because its usage exceeds its `max`, after that was lowered;
 //! 3. because its usage exceeds its `high`.
 //!
@@ -16,6 +18,7 @@
 //! busy, barred or pinned are thus asked again, and a cache that never frees anything costs little.
 //!
 //! # Locking
+//!
 //! The ring is under the waiters' mutex, which is held for [`LOOKS`] groups at most.
 
 use crate::group::{Bound, Group};

@@ -208,7 +208,8 @@ unsafe impl Entry for Group {}
 
 impl Group {
     pub(crate) fn id(&self) -> GroupId {
-        GroupId::from_bits(self.id.load(Ordering::Acquire)) // Pairs with the Release in `Tree::add`.
+        // Pairs with the Release in `Tree::add`.
+        GroupId::from_bits(self.id.load(Ordering::Acquire))
     }
 
     pub(crate) fn usage(&self) -> u64 {
@@ -271,7 +272,8 @@ impl Group {
 
     /// Returns whether that many more bytes can be charged at this moment.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst); // As in `is_waited_for`, and so is the next.
+        // As in `is_waited_for`, and so is the next.
+        let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst);
         self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max.min(COUNTABLE))
     }
 

@@ -208,7 +208,8 @@ impl Owners {
         if let Some(heir) = self.table.get(index) {
             heir.references.fetch_add(1, Ordering::Relaxed);
             heir.heirs.fetch_add(1, Ordering::Relaxed);
-            entry.link.store(index | HEIR | dying, Ordering::Release); // Pairs with the Acquire in `behind`.
+            // Pairs with the Acquire in `behind`.
+            entry.link.store(index | HEIR | dying, Ordering::Release);
         }
     }
 
@@ -245,7 +246,8 @@ impl Owners {
         {
             let _lists = self.lists.lock();
             let Some(entry) = self.entry(id) else { return };
-            entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release); // As in `lead`.
+            // As in `lead`.
+            entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release);
         }
         self.unbook(id, 1);
     }

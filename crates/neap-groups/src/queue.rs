@@ -353,7 +353,8 @@ impl<'w> Queues<'w> {
     pub(crate) fn conclude(&self, index: u32, state: u32, answer: u64) -> bool {
         let Some(waiter) = self.table.get(index) else { return false };
         waiter.answer.store(answer, Ordering::Relaxed);
-        waiter.state.store(state, Ordering::Release); // Pairs with the Acquire of the sleeper in `charge_or_wait`.
+        // Pairs with the Acquire of the sleeper in `charge_or_wait`.
+        waiter.state.store(state, Ordering::Release);
         let due = waiter.has_waker();
         if due {
             self.queue(index, DUE);

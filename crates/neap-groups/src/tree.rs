@@ -334,7 +334,8 @@ impl Tree {
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
-        before.store(next, Ordering::Release); // As in `add`: the one behind it was made by another thread.
+        // As in `add`: the one behind it was made by another thread.
+        before.store(next, Ordering::Release);
         self.group(next).inspect(|next| next.previous.store(previous, Ordering::Relaxed));
         above.children.fetch_sub(1, Ordering::Relaxed);
         let name = group.name();
