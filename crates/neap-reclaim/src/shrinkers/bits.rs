@@ -1,12 +1,21 @@
-//! Bits in levels: a bit says that the word below it may have some, down to the bits of shrinkers that may have something.
+//! Bits in levels, down to the bits of shrinkers that may have objects. A bit says that the word
+//! below it may have some.
 //!
-//! Sits under the places of groups, and is what a model checker explores. An adder and a visitor never wait for each other, and none of
-//! what was added stays unseen:
-//! 1. the adder makes what it adds visible, B the visitor clears the bit; 2. each has a fence; 3. the adder looks at the bit, and the
-//!    visitor at what is there. So either the adder sees the bit cleared, and sets it, or the visitor sees what was added, and does.
+//! # Concurrency
 //!
-//! The same holds on each level, where what is added is a bit of the level below. Who finds a bit set does not look further up: whoever set
-//! it is on the way there. No locks.
+//! An adder and a visitor never wait for each other, and no added object stays unseen:
+//!
+//! | adder | visitor |
+//! |---|---|
+//! | 1. makes the object visible | 1. clears the bit |
+//! | 2. fence | 2. fence |
+//! | 3. reads the bit; sets it if cleared | 3. looks again; sets the bit if there are objects |
+//!
+//! Either the adder reads the cleared bit, or the visitor sees the new object.
+//!
+//! The rule holds on each level; there the added object is a bit of the level below. An adder that
+//! finds a bit set does not look further up: the thread that set it does. No locks. A model checker
+//! explores this module (`tests/loom.rs`).
 
 use neap_base::sync::{AtomicUsize, Ordering, fence};
 
@@ -24,13 +33,14 @@ impl Bit<'_> {
         1 << (self.bit % usize::BITS)
     }
 
-    /// Whether it is set.
+    /// Returns whether it is set.
     pub fn is_set(self) -> bool {
         self.word.load(Ordering::Relaxed) & self.mask() != 0
     }
 }
 
-/// Sets a bit and those above it, by one who has added what the first stands for. Answers how many words were written.
+/// Sets a bit and those above it, after the object that the first stands for was made visible.
+/// Returns the number of words that were written.
 pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
     let mut written = 0;
     for level in levels {
@@ -39,15 +49,18 @@ pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
         if level.is_set() {
             break;
         }
-        // Release pairs with the Acquire in `lower`: who clears the bit sees what was added, also where it looks without a fence.
+        // Release pairs with the Acquire in `lower`: the visitor that clears the bit sees the
+        // object, even if it looks without a fence.
         level.word.fetch_or(level.mask(), Ordering::Release);
         written += 1;
     }
     written
 }
 
-/// Clears a bit by one who has seen nothing below it, and asks again: where there is something after all, `levels`, which begin with the bit, are raised
-/// again. Answers whether the bit stays cleared.
+/// Clears a bit below which the caller has seen nothing, and looks again by `is_empty`. Returns
+/// whether the bit stays cleared.
+///
+/// If there is something after all, `levels`, which begin with the bit, are raised again.
 pub fn lower<'w>(levels: impl IntoIterator<Item = Bit<'w>>, is_empty: impl FnOnce() -> bool) -> bool {
     let mut levels = levels.into_iter();
     let Some(first) = levels.next() else { return true };

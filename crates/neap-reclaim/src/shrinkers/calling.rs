@@ -1,7 +1,8 @@
-//! Which callbacks a thread is in.
+//! Callbacks that a thread is in: a chain of frames on its stack, the latest first.
 //!
-//! Sits on the thread's [word](neap_os::entered): a chain of frames on its stack, the latest first. So a callback that allocates begins no
-//! second reclaim, one that unregisters does not wait for itself, and a forked child knows which references are its own. No locks.
+//! The thread's [word](neap_os::entered) leads to the chain. A callback that allocates therefore
+//! begins no second reclaim, one that unregisters does not wait for itself, and a forked child
+//! knows which references are its own. No locks.
 
 use core::marker::PhantomPinned;
 use core::pin::{Pin, pin};
@@ -10,7 +11,7 @@ use neap_os::entered::{calling, set_calling};
 /// A callback that this thread is in.
 #[derive(Debug)]
 pub(crate) struct Frame {
-    /// Whose it is, and the index of the shrinker there.
+    /// Address of the registry, and the index of the shrinker there.
     registry: usize,
     index: u32,
     before: usize,
@@ -22,9 +23,9 @@ impl Frame {
         Frame { registry, index, before: 0, _pinned: PhantomPinned }
     }
 
-    /// The thread is in it until the answer is dropped.
+    /// Adds the frame to this thread's chain until the answer is dropped.
     pub(crate) fn enter(self: Pin<&mut Frame>) -> Inside<'_> {
-        // SAFETY: nothing is moved.
+        // SAFETY: the reference is used to write a field, and nothing is moved out of it.
         let frame = unsafe { self.get_unchecked_mut() };
         frame.before = calling();
         set_calling(core::ptr::from_ref(frame).expose_provenance());
@@ -32,7 +33,7 @@ impl Frame {
     }
 }
 
-/// Being in a callback.
+/// Presence of a frame in the thread's chain.
 pub(crate) struct Inside<'f>(&'f Frame);
 
 impl Drop for Inside<'_> {
@@ -41,25 +42,26 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Whether this thread is inside a callback of a shrinker, of any registry.
+/// Returns whether this thread is inside a callback of a shrinker, of any registry.
 #[inline]
 pub fn is_calling() -> bool {
     calling() != 0
 }
 
-/// Calls `f` as if it were a callback: nothing of reclaim begins in it, and what it charges goes beyond limits. For what neap itself has to do in a thread that may
-/// be waited for.
+/// Calls `f` as if it were a callback: no reclaim begins in it, and its charges may exceed limits.
+/// For work of neap in a thread that other threads may wait for.
 pub fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
-    // No registry is at 0.
+    // No registry is at address 0.
     let frame = pin!(Frame::new(0, 0));
     let _inside = frame.enter();
     f()
 }
 
-/// How many calls of a shrinker this thread is in.
+/// Returns how many calls of a shrinker this thread is in.
 pub(crate) fn depth(registry: usize, index: u32) -> usize {
     let frame = |word: usize| {
-        // SAFETY: the frames of this thread's chain are on its stack, further up.
+        // SAFETY: the word is 0, or leads to a frame of this thread's chain. Frames are pinned on
+        // its stack further up, and leave the chain (`Inside::drop`) before they end.
         unsafe { core::ptr::with_exposed_provenance::<Frame>(word).as_ref() }
     };
     let frames = core::iter::successors(frame(calling()), |inner| frame(inner.before));

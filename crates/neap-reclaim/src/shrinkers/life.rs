@@ -1,23 +1,24 @@
-//! The life of an index of the registry: free, prepared, live, ending, and free again.
+//! Life cycle of an index of the registry: free, prepared, live, ending, and free again.
 //!
-//! Sits between the registry, which changes it, and visitors, who take references; it is what a model checker explores. Entries are never freed, so
-//! a visitor may look at one at any time: it gets a reference to whichever life is live then, or none. What is said of a life is written while it
-//! is free, and read with a reference. No locks; the changes of state are the caller's to serialise.
+//! Entries are never freed, so a visitor may look at one at any time. It gets a reference to the
+//! life that is live then, or none. The data of a life is written while the index is free, and read
+//! with a reference. No locks; the registry's mutex serialises changes of state. A model checker
+//! explores this module (`tests/loom.rs`).
 
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicU32, Ordering, wait, wake};
 use neap_percpu::reference::{Count, Counts};
 
-/// Nobody has the index.
+/// The index is free.
 pub const FREE: u32 = 0;
-/// Somebody has it, and is not called yet.
+/// The index has a shrinker, which is not called yet.
 pub const PREPARED: u32 = 1;
-/// It can be called.
+/// The shrinker can be called.
 pub const LIVE: u32 = 2;
 /// No call begins any more.
 pub const ENDING: u32 = 3;
 
-/// An index.
+/// State and references of an index.
 #[derive(Debug)]
 pub struct Life<W> {
     references: Count<W>,
@@ -27,34 +28,35 @@ pub struct Life<W> {
 }
 
 impl<W: Counts> Life<W> {
-    /// A free index.
+    /// Makes a free index.
     pub fn new(words: W) -> Life<W> {
         Life { references: Count::dead(words), state: AtomicU32::new(FREE), ended: AtomicU32::new(0) }
     }
 
-    /// The words of its references.
+    /// Returns the words of its references.
     pub fn words(&self) -> &W {
         self.references.words()
     }
 
-    /// Where it is in life.
+    /// Returns its state.
     pub fn state(&self) -> u32 {
         self.state.load(Ordering::Acquire) // Pairs with the Release in `prepare`.
     }
 
-    /// Somebody has it from now on: what is said of it is written.
+    /// Begins a life, after its data was written.
     pub fn prepare(&self) {
         self.state.store(PREPARED, Ordering::Release); // Pairs with the Acquire in `state`.
     }
 
-    /// It can be called from now on.
+    /// Lets the shrinker be called.
     pub fn start(&self) {
-        // Before the references: who is refused one looks at this.
+        // Before the references: a visitor that gets no reference looks at the state.
         self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `state`.
         self.references.revive();
     }
 
-    /// It ends, by whoever gets an answer: what its state was, and what [`Life::wait`] wants.
+    /// Begins the end of a life. Returns its state before, and the value for [`Life::wait`]; `None`
+    /// if it was not prepared or live.
     pub fn end(&self) -> Option<(u32, u32)> {
         let before = self.state.load(Ordering::Relaxed);
         if !matches!(before, PREPARED | LIVE) {
@@ -64,10 +66,11 @@ impl<W: Counts> Life<W> {
         Some((before, self.ended.load(Ordering::Relaxed)))
     }
 
-    /// Lets no call of a life that was live begin, from when this returns; the answer is whether none runs: then [`Life::free`] is the caller's.
+    /// Prevents further calls of a life that was live. Returns whether none runs: then the caller
+    /// must call [`Life::free`].
     ///
     /// # Errors
-    /// That of the fence: it lives on.
+    /// The error of the fence; the life goes on.
     pub fn close(&self, fence: impl FnOnce() -> Result<(), Errno>) -> Result<bool, Errno> {
         if let Err(error) = Count::close_all(core::iter::once(&self.references), fence) {
             self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `state`.
@@ -76,7 +79,8 @@ impl<W: Counts> Life<W> {
         Ok(self.references.put_first())
     }
 
-    /// Takes a reference, if it is live; `elsewhere` is called if that is not in a word of this CPU's, but in a line that others write.
+    /// Takes a reference if the life is live. Calls `elsewhere` if the reference is counted in a
+    /// cache line that all CPUs write.
     #[inline]
     pub fn try_get(&self, elsewhere: impl FnOnce()) -> bool {
         self.references.try_get_here()
@@ -86,33 +90,38 @@ impl<W: Counts> Life<W> {
             }
     }
 
-    /// Puts one; whether it was the last of a life that ends: then [`Life::free`] is the caller's.
+    /// Puts a reference. Returns whether it was the last of a life that ends: then the caller must
+    /// call [`Life::free`].
     #[inline]
     #[must_use = "whoever puts the last one ends the life"]
     pub fn put(&self) -> bool {
         self.references.put()
     }
 
-    /// The life is over.
+    /// Ends a life: the index is free.
     pub fn free(&self) {
         self.state.store(FREE, Ordering::Release); // Pairs with the Acquire in `state`.
-        // Release pairs with the Acquire in `is_over`: what was done with references is visible to who waited.
+        // Release pairs with the Acquire in `is_over`: the waiting thread sees all that was done
+        // with references.
         self.ended.fetch_add(1, Ordering::Release);
         wake(&self.ended, i32::MAX as u32);
     }
 
-    /// Whether the life that [`Life::end`] ended is over.
+    /// Returns whether the life that [`Life::end`] ended is over.
     pub fn is_over(&self, ended: u32) -> bool {
         self.ended.load(Ordering::Acquire) != ended // Pairs with the Release in `free`.
     }
 
-    /// Waits a while for that; may return for no reason.
+    /// Waits a while for the end of that life; may return without cause.
     pub fn wait(&self, ended: u32) {
         wait(&self.ended, ended);
     }
 
-    /// In a forked child: [`Count::forget_others`]; whether that was the end of a life. One whose end a thread had begun that is not here, without killing
-    /// its references yet, lives on: nobody else would end it.
+    /// Forgets references of other threads, in a forked child; see [`Count::forget_others`].
+    /// Returns whether that ended a life.
+    ///
+    /// A life goes on if a thread that is not in the child had begun its end without killing its
+    /// references: no other thread would end it.
     pub fn forget_others(&self, held: usize) -> bool {
         let is_over = self.references.forget_others(held);
         let ends = self.state.load(Ordering::Relaxed) == ENDING;
@@ -154,12 +163,12 @@ mod tests {
         life.prepare();
         life.start();
         assert!(life.end() == Some((LIVE, 0)) && life.end().is_none());
-        // The thread that was about to close it is not in the child.
+        // The thread that was about to close the life is not in the child.
         assert!(!life.forget_others(0) && life.state() == LIVE);
         assert!(life.try_get(|| ()) && !life.put());
         assert_eq!(life.end(), Some((LIVE, 0)));
         assert_eq!(life.close(|| Ok(())), Ok(true));
-        // Here it was closed, and the last reference another thread's.
+        // Here the life was closed, and another thread had the last reference.
         assert!(life.forget_others(0) && life.state() == ENDING);
         life.free();
         assert!(!life.forget_others(0) && life.state() == FREE);

@@ -1,8 +1,8 @@
-//! Shrinkers: callbacks of whoever caches, which say how much there is and give some of it back.
+//! Shrinkers: callbacks by which caches report their number of objects and free some of them.
 //!
-//! Sits between caches and passes of reclaim. [`Shrinkers`] is the whole of it: a registry whose visitors take no lock and write no line that
-//! other visitors look at, and for each group and node the bits of those that may have something, so that a pass costs what there is and not what
-//! exists. Callbacks run with no lock held.
+//! [`Shrinkers`] is the whole of it. Its visitors take no lock and write no cache line that other
+//! visitors read. For each group and node it has the bits of shrinkers that may have objects, so a
+//! pass costs as much as there are such shrinkers. Callbacks run with no lock held.
 
 pub mod bits;
 mod calling;

@@ -1,14 +1,19 @@
-//! Which shrinkers may have something, by group and node, and what was deferred there.
+//! Bits of shrinkers that may have objects, by group and node, and their deferred work.
 //!
-//! Sits between marks and visits. A *place* is a group's slot on a node: a summary word over up to 64 *units*, each a word of bits and 64 counters
-//! of deferred work. A unit is made when its first bit is set and never moves or goes before everything does, so it grows while in use without
-//! anybody waiting. Beside the places is, for each node, a bitmap of the slots that may have anything. Which bit means what is in
-//! [`bits`](crate::shrinkers::bits).
+//! # Design
 //!
-//! Nothing is lost where there is no memory: a summary's bit without its unit stands for all 64 shrinkers; slots below `blind` that have no
-//! place may have anything.
+//! A *place* is a group's slot on a node: a summary word over up to 64 *units*. A unit is a word of
+//! bits and 64 counters of deferred work. It is made when its first bit is set, and stays until the
+//! registry is closed, so no thread waits while tables grow. For each node, a bitmap has a bit for
+//! each slot that may have objects. The protocol of bits is in [`bits`](crate::shrinkers::bits).
 //!
-//! Lock: one mutex for growing tables. Everything here is inside the host's gate but for reading, clearing and counting.
+//! Missing memory loses no object. A summary bit without its unit stands for all 64 shrinkers. A
+//! slot below `blind` without a place is treated as if every shrinker had objects.
+//!
+//! # Locking
+//!
+//! One mutex for growing tables. All but reading, clearing and counting runs inside the host's fork
+//! gate.
 
 use super::bits::{Bit, lower, raise};
 use super::shrinker::Lines;
@@ -21,13 +26,13 @@ use neap_base::sync::{AtomicUsize, fence};
 use neap_groups::table::{Entry, Table};
 use neap_os::stack;
 
-/// Shrinkers of a unit, units of a place, and places of a slot on a node.
+/// Shrinkers of a unit, units of a place, shrinkers of a place, and places of a slot on a node.
 pub(crate) const UNIT: u32 = 64;
 pub(crate) const UNITS: u32 = 64;
 pub(crate) const BLOCK: u32 = UNIT * UNITS;
 pub(crate) const BLOCKS: usize = 16;
 
-/// Bits of a counter that are the number; above them is which shrinker of that index it is about.
+/// Bits of a counter with the number. The bits above are the tag of the shrinker's generation.
 const NUMBER_BITS: u32 = 48;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 
@@ -35,7 +40,7 @@ const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 #[repr(C, align(64))]
 pub(crate) struct Unit {
     pub(crate) bits: AtomicUsize,
-    /// Whoever made it has set the bits that were meant before it was there.
+    /// The maker of the unit has set the bits of marks that precede it.
     is_ready: AtomicBool,
     deferred: Deferred,
 }
@@ -44,9 +49,9 @@ pub(crate) struct Unit {
 struct Deferred([AtomicU64; UNIT as usize]);
 
 impl Unit {
-    /// Whether none of its shrinkers may have something.
+    /// Returns whether none of its shrinkers may have objects.
     pub(crate) fn is_empty(&self) -> bool {
-        // In this order.
+        // In this order: bits that precede readiness are seen.
         self.is_ready() && self.bits.load(Ordering::Relaxed) == 0
     }
 
@@ -54,15 +59,15 @@ impl Unit {
         self.is_ready.load(Ordering::Acquire) // Pairs with the Release in `unit_or_make`: the bits are seen.
     }
 
-    /// What is deferred for the shrinker that has the index now.
+    /// Returns the deferred objects of the shrinker with that index and generation.
     pub(crate) fn deferred(&self, index: u32, generation: u32) -> u64 {
         let word = self.counter(index).load(Ordering::Relaxed);
         if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
     }
 
-    /// Takes what is deferred, so that no other visitor does it as well.
+    /// Takes the deferred objects, so that no other visitor scans them as well.
     pub(crate) fn take(&self, index: u32, generation: u32) -> u64 {
-        // Nothing is written where there is nothing.
+        // Nothing is written if nothing is deferred.
         if self.deferred(index, generation) == 0 {
             return 0;
         }
@@ -70,7 +75,8 @@ impl Unit {
         if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
     }
 
-    /// Adds to what is deferred, unless a later shrinker of the index has something there; whether it wrote.
+    /// Adds deferred objects, unless a later shrinker of the index has some there. Returns whether
+    /// it wrote.
     pub(crate) fn defer(&self, index: u32, generation: u32, objects: u64) -> bool {
         if objects == 0 {
             return false;
@@ -92,7 +98,8 @@ impl Unit {
     }
 }
 
-/// Part of a generation: which of two is later is known unless there were 32 768 shrinkers of one index in between.
+/// Returns the low bits of a generation. The later of two is known unless there were 32 768
+/// shrinkers of the index in between.
 fn tag(generation: u32) -> u64 {
     u64::from(generation as u16)
 }
@@ -104,17 +111,18 @@ struct Rest([AtomicPtr<Unit>; UNITS as usize]);
 #[repr(C, align(64))]
 pub(crate) struct Place {
     pub(crate) summary: AtomicUsize,
-    /// The unit that was made first, the only one nearly everywhere, [with its number](numbered), and where the others are.
+    /// The unit that was made first, usually the only one, [with its number](numbered), and the
+    /// table of the other units.
     first: AtomicPtr<Unit>,
     rest: AtomicPtr<Rest>,
 }
 
-/// A pointer to a unit with the unit's number, in bits that are 0 where a line begins.
+/// Returns a pointer to a unit with the unit's number in its low bits, which are 0 by alignment.
 fn numbered(unit: *mut Unit, number: u32) -> *mut Unit {
     unit.map_addr(|address| address | number as usize)
 }
 
-/// The number, and the pointer without it.
+/// Returns the number, and the pointer without it.
 fn number(unit: *mut Unit) -> (u32, *mut Unit) {
     let number = unit.addr() % align_of::<Unit>();
     (number as u32, unit.map_addr(|address| address - number))
@@ -122,17 +130,18 @@ fn number(unit: *mut Unit) -> (u32, *mut Unit) {
 
 const _: () = assert!(UNITS as usize <= align_of::<Unit>());
 
-// SAFETY: atomic numbers and pointers, of which 0 is one.
+// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// change only atomically.
 unsafe impl Entry for Place {}
 
 /// A word of the bitmaps of slots.
 #[repr(transparent)]
 pub(crate) struct Word(AtomicUsize);
 
-// SAFETY: an atomic number, of which 0 is one.
+// SAFETY: an atomic integer, for which zeroes are a valid value.
 unsafe impl Entry for Word {}
 
-/// Where a bit is: a unit of a place, and what is above it.
+/// Location of a bit: a unit of a place, and the bits above it.
 #[derive(Clone, Copy)]
 pub(crate) struct Spot<'p> {
     pub(crate) place: &'p Place,
@@ -141,7 +150,7 @@ pub(crate) struct Spot<'p> {
 }
 
 impl<'p> Spot<'p> {
-    /// The unit's memory, if there is any.
+    /// Returns the unit's memory, if there is any.
     pub(crate) fn memory(self) -> Option<&'p Unit> {
         self.place.unit(self.unit)
     }
@@ -150,12 +159,13 @@ impl<'p> Spot<'p> {
         [Bit { word: &self.place.summary, bit: self.unit }, self.any]
     }
 
-    /// Whether any of the unit may have something.
+    /// Returns whether a shrinker of the unit may have objects.
     pub(crate) fn is_raised(self) -> bool {
         self.above()[0].is_set()
     }
 
-    /// Clears a shrinker's bit, unless `is_empty` answers that there is something after all.
+    /// Clears a shrinker's bit, unless `is_empty` returns false after that. Returns whether it
+    /// stays cleared.
     pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
         match self.memory() {
             Some(unit) => {
@@ -166,31 +176,43 @@ impl<'p> Spot<'p> {
         }
     }
 
-    /// Clears the summary's bit, unless `is_empty` answers that there is something after all, as it does of a unit that is not ready:
-    /// 1. there is no memory for A, which raises the summary for all; 2. B makes the unit; 3. a visitor finds no bit there, and would clear the summary's;
-    ///    4. B finds that cleared, and sets none.
+    /// Clears the summary's bit, unless `is_empty` returns false after that. Returns whether it
+    /// stays cleared.
+    ///
+    /// `is_empty` must return false for a unit that is not ready:
+    ///
+    /// 1. Thread A has no memory for the unit, and raises the summary for all its shrinkers.
+    /// 2. Thread B makes the unit.
+    /// 3. A visitor finds no bit in it, and would clear the summary's.
+    /// 4. B finds that cleared, and sets no bits.
     pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
         lower(self.above(), is_empty)
     }
 
-    /// The same for a unit that had no memory, all of whose shrinkers may have something:
-    /// 1. a visitor has seen that, and is about to clear the bit; 2. somebody makes the memory, finds the bit set, and sets the bits of all; 3. the
-    ///    visitor clears the summary's, and finds that nobody has anything. Whoever marks one later finds its bit set.
+    /// Clears the summary's bit of a unit without memory, unless `is_empty` returns false after
+    /// that. Returns whether it stays cleared.
     ///
-    /// So where there is memory by then, the bit is raised again: what to clear is known there.
+    /// If there is memory by then, the bit is raised again, since the bits to clear are in the
+    /// unit:
+    ///
+    /// 1. A visitor has found no memory, and is about to clear the bit.
+    /// 2. Another thread makes the unit, finds the bit set, and sets the bits of all shrinkers.
+    /// 3. The visitor clears the summary's bit, and finds no objects. A later mark would find its
+    ///    bit in the unit set.
     pub(crate) fn lower_all(self, is_empty: impl FnOnce() -> bool) -> bool {
         self.lower_unit(|| is_empty() && self.memory().is_none())
     }
 }
 
 impl Place {
-    /// Where a unit is; null: nowhere.
+    /// Returns the pointer to a unit; null if there is none.
     fn entry(&self, unit: u32) -> *mut Unit {
         // Acquire, of all three: pairs with the Release in `made`.
         match number(self.first.load(Ordering::Acquire)) {
             (first, memory) if first == unit => memory,
             _ => {
-                // SAFETY: it is there as long as the place is.
+                // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
+                // `Places::close`.
                 let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() };
                 let entry = rest.and_then(|rest| rest.0.get(unit as usize));
                 entry.map_or(core::ptr::null_mut(), |entry| entry.load(Ordering::Acquire))
@@ -199,29 +221,33 @@ impl Place {
     }
 
     pub(crate) fn unit(&self, unit: u32) -> Option<&Unit> {
-        // SAFETY: it is there as long as the place is.
+        // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
+        // `Places::close`, when no thread uses the place.
         unsafe { self.entry(unit).as_ref() }
     }
 
-    /// The unit, which is made where there is none; `None`: there is no memory.
+    /// Returns the unit, which is made if there is none; `None` without memory.
     fn unit_or_make<H: Host>(&self, host: &H, unit: u32) -> Option<&Unit> {
         if let Some(unit) = self.unit(unit) {
             return Some(unit);
         }
-        // Which one is the first never changes, so no unit is in both.
+        // The number of the first unit never changes, so no unit is in both.
         let made = match number(made(host, &self.first, |memory| numbered(memory, unit))?) {
             (first, memory) if first == unit => memory,
             _ => {
                 let rest = made(host, &self.rest, |memory| memory)?;
-                // SAFETY: it is there as long as the place is.
+                // SAFETY: `made` returns non-null pointers to zeroed, so valid, memory, which is
+                // given back only in `Places::close`.
                 made(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
             }
         };
-        // SAFETY: as above.
+        // SAFETY: `made` returned the pointer here or earlier: non-null, to zeroed, so valid,
+        // memory, which is given back only in `Places::close`.
         let made = unsafe { &*made };
         if !made.is_ready() {
-            // SeqCst pairs with the fence in `mark`: who had no memory, and raised the summary for all shrinkers of the unit, looks for memory
-            // again after that: so either is seen here, or has seen this.
+            // SeqCst pairs with the fence in `mark`. A thread that had no memory, and raised the
+            // summary for all shrinkers of the unit, looks for memory again after that. Either its
+            // bit is seen here, or it sees this unit.
             fence(Ordering::SeqCst);
             if (Bit { word: &self.summary, bit: unit }).is_set() {
                 made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
@@ -231,25 +257,29 @@ impl Place {
         Some(made)
     }
 
-    /// Units that there are.
+    /// Returns the units that exist, with their numbers.
     pub(crate) fn units(&self) -> impl Iterator<Item = (u32, &Unit)> {
         (0..UNITS).filter_map(|unit| Some((unit, self.unit(unit)?)))
     }
 }
 
-/// What a pointer is, which leads to new zeroes, and is what `named` makes of that, where it was null.
+/// Returns the pointer in `pointer`. If it is null, publishes zeroed memory there, encoded by
+/// `named`. `None` without memory.
 fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
-        // Once for each pointer, and perhaps below calls that have come far already.
+        // Once for each pointer, and perhaps deep in a call chain.
         let memory = stack::apart(|| host.memory(size_of::<T>()))??;
         there = named(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
-        // Release pairs with the Acquire above and where units are looked up: the zeroes are there.
+        // Release pairs with the Acquire above and where units are looked up: the zeroes are
+        // visible.
         if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
-            // Where no stack can be mapped the memory is lost: a race was lost at the same moment.
-            // SAFETY: made above, and no other thread has seen it.
+            // If no stack can be mapped, the memory is lost. That takes a lost race at the same
+            // moment.
+            // SAFETY: `host.memory` returned it above with this size, and no other thread has seen
+            // it.
             let _ = stack::apart(|| unsafe { host.give_back(memory, size_of::<T>()) });
             there = first;
         }
@@ -263,14 +293,15 @@ pub(crate) struct Places {
     blocks: [Table<Place>; BLOCKS],
     slots: Table<Word>,
     growing: Mutex<()>,
-    /// Slots below this that have no place, or no word, may have anything: there was no memory to say what.
+    /// Slots below this without a place, or without a word, may have objects of any shrinker:
+    /// memory was missing.
     blind: AtomicU32,
-    /// Bits that were raised, about: changes after each.
+    /// Approximate number of raised bits; changes after each.
     marks: Lines<AtomicU64>,
 }
 
 impl Places {
-    /// Places of the root on each node.
+    /// Makes the places of the root on each node.
     pub(crate) fn open<H: Host>(host: &H, nodes: u32) -> Result<Places, Errno> {
         let places = Places {
             nodes,
@@ -282,33 +313,37 @@ impl Places {
         };
         let opened = places.grow(host, 0, 0);
         if opened.is_err() {
-            // SAFETY: nobody has seen them.
+            // SAFETY: this function made them, and no other thread has a reference.
             unsafe { places.close(host) };
         }
         opened.map(|()| places)
     }
 
     /// # Safety
-    /// Nobody uses them any more.
+    /// No thread uses the places any more, and `host` is the one that they were made with.
     pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
         for table in &self.blocks {
             for place in (0..table.len()).filter_map(|at| table.get(at)) {
                 let units = (0..UNITS).filter_map(|unit| NonNull::new(place.entry(unit)));
-                // SAFETY: made by `made`, and nobody uses them, as the caller promises.
+                // SAFETY: `made` got each unit from `host.memory` with this size. By this
+                // function's contract no thread uses it.
                 units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<Unit>()) });
                 if let Some(rest) = NonNull::new(place.rest.load(Ordering::Relaxed)) {
-                    // SAFETY: as above.
+                    // SAFETY: `made` got the table from `host.memory` with this size. By this
+                    // function's contract no thread uses it.
                     unsafe { host.give_back(rest.cast(), size_of::<Rest>()) };
                 }
             }
-            // SAFETY: as the caller promises.
+            // SAFETY: by this function's contract no thread uses a place, and the table grew on
+            // this platform.
             unsafe { table.close(host.platform()) };
         }
-        // SAFETY: as above.
+        // SAFETY: by this function's contract no thread uses a word, and the table grew on this
+        // platform.
         unsafe { self.slots.close(host.platform()) };
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub(crate) fn nodes(&self) -> u32 {
         self.nodes
     }
@@ -317,34 +352,34 @@ impl Places {
         slot.checked_mul(self.nodes)?.checked_add(node.min(self.nodes - 1))
     }
 
-    /// A slot's place on a node, in a block, if there is such a one.
+    /// Returns a slot's place on a node, in a block; `None` if there is none.
     pub(crate) fn place(&self, block: usize, slot: u32, node: u32) -> Option<&Place> {
         self.blocks.get(block)?.get(self.at(slot, node)?)
     }
 
-    /// The bit of a slot on a node.
+    /// Returns the bit of a slot on a node.
     fn any(&self, slot: u32, node: u32) -> Option<Bit<'_>> {
         let Word(word) = self.slots.get(self.at(slot / usize::BITS, node)?)?;
         Some(Bit { word, bit: slot % usize::BITS })
     }
 
-    /// A unit of a place.
+    /// Returns the location of a unit of a place.
     #[inline(always)]
     pub(crate) fn spot(&self, block: usize, slot: u32, node: u32, unit: u32) -> Option<Spot<'_>> {
         Some(Spot { place: self.place(block, slot, node)?, unit, any: self.any(slot, node)? })
     }
 
-    /// Whether a slot without a place may have something.
+    /// Returns whether a slot without a place may have objects.
     pub(crate) fn is_blind(&self, slot: u32) -> bool {
         slot < self.blind.load(Ordering::Relaxed)
     }
 
-    /// Sees to it that a slot has its places and its words.
+    /// Grows the tables so that a slot has its places and its words.
     fn grow<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
         let _growing = self.growing.lock();
         let grown = self.grow_to(host, block, slot);
         if grown.is_err() {
-            // SeqCst pairs with the fence of who visits: as for a bit.
+            // SeqCst pairs with the fence of a visitor, as for a bit.
             self.blind.fetch_max(slot.saturating_add(1), Ordering::SeqCst);
             self.count_mark();
         }
@@ -354,7 +389,7 @@ impl Places {
     fn grow_to<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
         let last = |slot: u32| self.at(slot, self.nodes - 1).ok_or(Errno::NOMEM);
         let blind = self.blind.load(Ordering::Relaxed);
-        // What was marked while there was no room for it may be any shrinker of any slot up to there.
+        // Marks that found no room may be of any shrinker, and of any slot below `blind`.
         let words = blind.div_ceil(usize::BITS).saturating_mul(self.nodes);
         grow(&self.slots, host, last(slot / usize::BITS)?, |at, Word(word)| {
             if at < words {
@@ -370,13 +405,14 @@ impl Places {
         })
     }
 
-    /// Says that a shrinker may have something in a slot on a node, by one who has made it visible. Inside the gate.
+    /// Marks that a shrinker may have objects in a slot on a node, after they were made visible.
+    /// The caller must be inside the fork gate.
     pub(crate) fn mark<H: Host>(&self, host: &H, index: u32, slot: u32, node: u32) {
         let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
         let spot = self.spot(block, slot, node, unit);
         let spot = spot.or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.spot(block, slot, node, unit)));
         let Some(spot) = spot else {
-            // Where only the place is missing.
+            // If only the place is missing.
             self.raise(self.any(slot, node));
             return;
         };
@@ -392,25 +428,27 @@ impl Places {
         }
     }
 
-    /// Raises bits, and counts it where that made a difference.
+    /// Raises bits, and counts a mark if any was cleared.
     fn raise<'w>(&self, levels: impl IntoIterator<Item = Bit<'w>>) {
         if raise(levels) > 0 {
             self.count_mark();
         }
     }
 
-    /// Something may be had that could not be a moment ago. After the bit that says so.
+    /// Counts a mark, after the bit was set: objects may exist that were not there a moment ago.
     pub(crate) fn count_mark(&self) {
         self.marks.0.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `marks`.
     }
 
-    /// How often that was so: to be read before looking at bits.
+    /// Returns the number of marks. To be read before looking at bits.
     pub(crate) fn marks(&self) -> u64 {
         self.marks.0.load(Ordering::Acquire) // Pairs with the Release in `count_mark`: the bits of those are seen.
     }
 
-    /// Clears the bit of a slot where nothing is below it any more, in as many blocks as there are. Answers whether it did. How many there are is asked
-    /// again behind the fence, since whoever marks in a new one finds the bit set until it is cleared.
+    /// Clears the bit of a slot if no block below it has a bit. Returns whether it did.
+    ///
+    /// `blocks` returns the number of blocks, and is called again after the fence: a thread that
+    /// marks in a new block finds the bit set until it is cleared.
     pub(crate) fn settle(&self, blocks: impl Fn() -> usize, slot: u32, node: u32) -> bool {
         let is_empty = || {
             (0..blocks()).all(|block| match self.place(block, slot, node) {
@@ -430,16 +468,16 @@ impl Places {
         }
     }
 
-    /// Whether a slot may have anything on a node.
+    /// Returns whether a slot may have objects on a node.
     pub(crate) fn has_anything(&self, node: u32, slot: u32) -> bool {
         self.any(slot, node).map_or_else(|| self.is_blind(slot), Bit::is_set)
     }
 
-    /// The first slot from `from` on that may have anything on a node.
+    /// Returns the first slot from `from` on that may have objects on a node.
     pub(crate) fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
         let mut slot = from;
         while let Some(bit) = self.any(slot, node) {
-            // Relaxed: what is added at this moment is the next pass's.
+            // Relaxed: objects added at this moment are for the next pass.
             let word = bit.word.load(Ordering::Relaxed) >> bit.bit;
             if word != 0 {
                 return Some(slot + word.trailing_zeros());
@@ -449,10 +487,14 @@ impl Places {
         self.is_blind(slot).then_some(slot)
     }
 
-    /// Hands what the group in a slot has, which is leaving, to its heir: deferred work, and bits of as many shrinkers as there are. Inside the gate.
+    /// Moves deferred work and bits of a leaving group's slot to its heir. The caller must be
+    /// inside the fork gate.
+    ///
+    /// `shrinkers` returns the number of indexes.
     pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
-        // SeqCst pairs with the fences of who writes here: `Groups::hang_on`, `lower`, and that of a visit that has deferred. Either what they write is taken here, or they
-        // see that the group is leaving, and take it to the heir themselves.
+        // SeqCst pairs with the fences of threads that write here: in `Groups::hang_on`, in
+        // `lower`, and in a visit that has deferred work. Either their writes are moved here, or
+        // they see that the group is leaving and move them to the heir.
         fence(Ordering::SeqCst);
         let shrinkers = shrinkers();
         let blocks = shrinkers.div_ceil(BLOCK) as usize;
@@ -461,7 +503,7 @@ impl Places {
                 let first = block as u32 * BLOCK;
                 let Some(place) = self.place(block, slot, node) else {
                     if self.is_blind(slot) {
-                        // Any of them may have something.
+                        // Any of them may have objects.
                         (first..shrinkers.min(first + BLOCK)).for_each(|index| self.mark(host, index, heir, node));
                     }
                     continue;
@@ -471,7 +513,7 @@ impl Places {
                     for index in
                         (first..first + UNIT).filter(|index| memory.counter(*index).load(Ordering::Relaxed) != 0)
                     {
-                        // So that the heir has a counter.
+                        // The mark makes a counter for the heir.
                         self.mark(host, index, heir, node);
                         self.move_deferred(memory, index, heir, node);
                     }
@@ -488,7 +530,7 @@ impl Places {
                     let first = first + unit * UNIT;
                     (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
                 }
-                // Who marked meanwhile has found the summary set.
+                // A thread that marked meanwhile has found the summary set.
                 let spots = (0..UNITS).map(|unit| Spot { place, unit, any });
                 spots
                     .filter(|spot| spot.memory().is_some_and(|unit| !unit.is_empty()))
@@ -498,7 +540,7 @@ impl Places {
         }
     }
 
-    /// Adds a shrinker's deferred work to the heir's, where that has room for it.
+    /// Adds a shrinker's deferred work to the heir's, if that has a counter.
     pub(crate) fn move_deferred(&self, from: &Unit, index: u32, heir: u32, node: u32) {
         let counter = from.counter(index);
         if counter.load(Ordering::Relaxed) == 0 {
@@ -511,7 +553,7 @@ impl Places {
     }
 }
 
-/// Grows a table until it has an entry, and calls `each` with those that are new.
+/// Grows a table until it has the entry `last`, and calls `each` with the new entries.
 fn grow<H: Host, T: Entry>(table: &Table<T>, host: &H, last: u32, each: impl Fn(u32, &T)) -> Result<(), Errno> {
     while table.len() <= last {
         let before = table.len();
