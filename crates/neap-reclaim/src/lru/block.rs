@@ -1,9 +1,13 @@
 //! The sub-lists of a list for one group, one for each node, in one piece of memory.
 //!
-//! Sits between a list, whose table leads to it by the group's slot, and the items, which name the sub-lists. Each has its lock on a cache line
-//! of its own. A sub-list whose group was deleted is *dead*: it has no items and leads to its heir, for items that still name it. Who looks at
-//! one holds a reading of the groups', or the registry's mutex. Locks: a sub-list's before its heir's, both under the registry's mutex, under
-//! which nothing else does that.
+//! A list's table leads to a block by the group's slot; items name its sub-lists. Each sub-list has
+//! its lock on a cache line of its own. The sub-list of a deleted group is *dead*: it has no items,
+//! and leads to its heir for items that still name it. A thread that looks at a sub-list holds a
+//! read of the groups' RCU domain, or the registry's mutex.
+//!
+//! # Locking
+//!
+//! A sub-list's lock is taken before its heir's. Both are held only under the registry's mutex.
 
 use super::chain::Chain;
 use super::item::Item;
@@ -21,39 +25,45 @@ use neap_groups::Seat;
 #[repr(align(64))]
 pub(super) struct Sub {
     chain: Mutex<Chain>,
-    /// Of a dead one.
+    /// The heir of a dead sub-list; null for a live one.
     heir: AtomicPtr<Sub>,
-    /// Items, written under the lock.
+    /// Number of items, written under the lock.
     count: AtomicUsize,
     list: NonNull<Head>,
-    /// Of a dead one, and the registry's: items may name it, or a walk may have some in hands that were its.
+    /// Of a dead sub-list, under the registry's mutex: items may name it, or a walk may have items
+    /// in hands that were on it.
     pub(super) named: Cell<bool>,
 }
 
-/// What stands before the sub-lists. All but the list and the number of nodes is the registry's.
+/// Header of a block, before its sub-lists. All but the list and the number of nodes is changed
+/// under the registry's mutex.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Block {
     pub(super) list: NonNull<Head>,
     pub(super) nodes: usize,
-    /// The slot in whose chain it is.
+    /// The slot with the chain that it is in.
     pub(super) slot: Cell<u32>,
-    /// The blocks of a group, of all lists; or dead ones that items still name; or those that wait for readers to go.
+    /// Links of a chain: the blocks of a group, of all lists; or dead blocks that items still name;
+    /// or those that wait for readers.
     pub(super) next: Cell<*mut Block>,
     pub(super) previous: Cell<*mut Block>,
-    /// Of a dead one: the block of its heir, which is pinned by it.
+    /// Of a dead block: the heir's block, which it pins.
     pub(super) heir: Cell<*mut Block>,
-    /// Dead ones that lead to it, and, of a dead one, its sub-lists that are named.
+    /// Number of dead blocks that lead to it; of a dead block, also of its sub-lists that are
+    /// named.
     pub(super) pins: Cell<usize>,
 }
 
-// SAFETY: the rest is atomic, constant, or under the mutex.
+// SAFETY: `list` is constant, and `named` is accessed under the registry's mutex alone. The other
+// fields may be sent.
 unsafe impl Send for Sub {}
-// SAFETY: as above.
+// SAFETY: `list` is constant, and `named` is accessed under the registry's mutex alone. The other
+// fields are atomic, or a mutex.
 unsafe impl Sync for Sub {}
 
 impl Sub {
-    /// Locks it, or the one that it leads to.
+    /// Locks it, or the live sub-list that it leads to.
     pub(super) fn lock(&self) -> (&Sub, Guard<'_, Chain>) {
         let mut sub = self.live();
         loop {
@@ -65,33 +75,35 @@ impl Sub {
         }
     }
 
-    /// Locks this one, dead or not.
+    /// Locks this sub-list, dead or not.
     pub(super) fn lock_this(&self) -> Guard<'_, Chain> {
         self.chain.lock()
     }
 
-    /// The one that a dead one leads to.
+    /// Returns the sub-list that a dead one leads to.
     pub(super) fn heir(&self) -> Option<&Sub> {
-        // SAFETY: an heir goes no earlier than those that lead to it. Acquire pairs with the Release in `die`.
+        // SAFETY: null, or a sub-list of a block that is freed no earlier than this one's: that
+        // pins it, or began to wait for its readers before it did. Acquire pairs with the Release
+        // in `die`.
         unsafe { self.heir.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The one at the end of the way.
+    /// Returns the live sub-list at the end of the chain of heirs.
     pub(super) fn live(&self) -> &Sub {
         core::iter::successors(Some(self), |sub| sub.heir()).last().unwrap_or(self)
     }
 
-    /// Leads to an heir from now on. Under the locks of both.
+    /// Makes it dead, with an heir. Under the locks of both.
     fn die(&self, heir: &Sub) {
         self.heir.store(core::ptr::from_ref(heir).cast_mut(), Ordering::Release); // Pairs with the Acquire in `heir`.
     }
 
-    /// Items, at this moment; without the lock they may be more or fewer the next.
+    /// Returns the number of items at this moment. It is stable under the lock.
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Under the lock.
+    /// Sets the number of items. Under the lock.
     pub(super) fn set_count(&self, count: usize) {
         self.count.store(count, Ordering::Relaxed);
     }
@@ -100,8 +112,8 @@ impl Sub {
         self.list == list
     }
 
-    /// Gives all that it has to another sub-list, before what that has, and leads there from now on. Answers how many, and whose they are
-    /// now. Under the registry's mutex.
+    /// Moves all its items before those of another sub-list, and makes that its heir. Returns the
+    /// number of items, and their group now. Under the registry's mutex.
     pub(super) fn hand_over(&self, heir: &Sub) -> (usize, Seat) {
         let mut from = self.chain.lock();
         let mut to = heir.chain.lock();
@@ -114,7 +126,7 @@ impl Sub {
         (moved, to.seat)
     }
 
-    /// Takes its oldest item off, of a list that nobody uses any more.
+    /// Takes off its oldest item. For a list that no thread uses any more.
     pub(super) fn take_oldest(&self) -> Option<NonNull<Item>> {
         let mut chain = self.lock_this();
         let oldest = chain.oldest()?;
@@ -122,8 +134,8 @@ impl Sub {
         Some(oldest)
     }
 
-    /// Of a dead one: renames up to `most` of the items that may name it, or another one; how many, and whether it is named still. Under
-    /// the registry's mutex.
+    /// Renames up to `most` items of the live sub-list that may name another one. Returns how many,
+    /// and whether this dead sub-list may be named still. Under the registry's mutex.
     pub(super) fn rename(&self, most: usize) -> (usize, bool) {
         let in_hands = self.chain.lock().hands > 0;
         let (live, mut chain) = self.lock();
@@ -133,23 +145,24 @@ impl Sub {
 }
 
 impl Block {
-    /// Adds to what pins it.
+    /// Adds to its number of pins.
     pub(super) fn pin(&self, more: isize) {
         self.pins.set(self.pins.get().wrapping_add_signed(more));
     }
 }
 
-/// Bytes of a block.
+/// Returns the bytes of a block.
 pub(super) fn bytes(nodes: usize) -> usize {
     size_of::<Block>() + nodes * size_of::<Sub>()
 }
 
-/// A block for a list and a group; `None` without memory.
+/// Makes a block for a list and a group; `None` without memory.
 pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: Seat) -> Option<NonNull<Block>> {
     let block = host.memory(bytes(nodes))?.cast::<Block>();
     let slot = Cell::new(seat.slot);
     let [next, previous] = [(); 2].map(|()| Cell::new(null_mut()));
-    // SAFETY: there are that many bytes, aligned, which nobody else knows of.
+    // SAFETY: `host.memory` returned `bytes(nodes)` bytes on a cache line of their own, which no
+    // other thread knows of. The header and `nodes` sub-lists fit, and are aligned.
     unsafe {
         let heir = Cell::new(null_mut());
         block.write(Block { list, nodes, slot, next, previous, heir, pins: Cell::new(0) });
@@ -166,26 +179,28 @@ pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: S
     Some(block)
 }
 
-/// Where a node's sub-list lies.
+/// Returns the address of a node's sub-list. `node` is below the block's number of nodes.
 fn at(block: NonNull<Block>, node: usize) -> NonNull<Sub> {
-    // SAFETY: the sub-lists follow the block in the same piece of memory.
+    // SAFETY: the sub-lists follow the header in the same piece of memory, and `node` is one of
+    // them.
     unsafe { block.add(1).cast::<Sub>().add(node) }
 }
 
-/// The sub-list of a node; of the last one for a number beyond.
+/// Returns the sub-list of a node, or the last one if there are fewer nodes.
 ///
 /// # Safety
-/// The block is there for as long as the answer is used.
+/// The block exists for as long as the answer is used.
 pub(super) unsafe fn sub<'a>(block: NonNull<Block>, node: usize) -> &'a Sub {
-    // SAFETY: as the caller promises.
+    // SAFETY: by this function's contract the block exists. `make` has written its header and as
+    // many sub-lists, and the index is below that.
     unsafe { at(block, node.min(block.as_ref().nodes - 1)).as_ref() }
 }
 
-/// All sub-lists, by node.
+/// Returns all sub-lists, by node.
 ///
 /// # Safety
-/// As for [`sub`].
+/// The block exists for as long as the answers are used.
 pub(super) unsafe fn subs<'a>(block: NonNull<Block>) -> impl Iterator<Item = &'a Sub> {
-    // SAFETY: as the caller promises.
+    // SAFETY: by this function's contract the block exists; `node` is below its number of nodes.
     (0..unsafe { block.as_ref() }.nodes).map(move |node| unsafe { sub(block, node) })
 }

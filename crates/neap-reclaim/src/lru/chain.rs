@@ -1,43 +1,44 @@
 //! The items of a sub-list, oldest first, under its lock.
 //!
-//! Sits inside the sub-list's mutex, between items and those who add, take off and walk. What comes from a deleted group is put before all
-//! others in one step, however many they are; those items go on naming the sub-list they were on, which leads here. So that it need
-//! not stay for ever, they are renamed later, some at a time: from the last that may name another one, towards the oldest. All behind that
-//! one name this sub-list, and nothing but a splice puts one that does not before it.
+//! The items of a deleted group are put before all other items in one step, however many they are.
+//! They still name their previous sub-list, which leads here. They are renamed later, some at a
+//! time, so that it can be freed: from the newest that may name another sub-list, towards the
+//! oldest. All items behind that one name this sub-list, and only a splice puts others before it.
 
 use super::block::Sub;
 use super::item::Item;
 use core::ptr::{NonNull, null_mut};
 use neap_groups::Seat;
 
-/// Which end of a list.
+/// An end of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// Where walks begin.
+    /// The end at which walks begin.
     Oldest,
-    /// Where items are added.
+    /// The end at which items are added.
     Newest,
 }
 
-/// The items, and the group that they are of.
+/// The items, and their group.
 #[derive(Debug)]
 pub(super) struct Chain {
     oldest: *mut Item,
     newest: *mut Item,
-    /// The newest that may name another sub-list than this; null: all name this.
+    /// The newest item that may name another sub-list; null: all name this one.
     stale: *mut Item,
-    /// The group whose the sub-list is.
+    /// The group of the sub-list.
     pub(super) seat: Seat,
-    /// Walks that have items of this sub-list in hands and may put them back.
+    /// Number of walks that have items of this sub-list in hands and may put them back.
     pub(super) hands: usize,
 }
 
-// SAFETY: items may be sent, and those on a chain are its.
+// SAFETY: the items on a chain belong to it, and an `Item` may be sent.
 unsafe impl Send for Chain {}
 
-/// The item at an address that a chain has.
+/// Returns the item at an address that a chain has; `None` for null.
 fn item<'a>(at: *mut Item) -> Option<&'a Item> {
-    // SAFETY: items on a chain are there: whoever added them has promised that.
+    // SAFETY: null, or an item on a chain, which exists until it is taken off, by the contract of
+    // [`LruList::add`](super::LruList::add).
     unsafe { at.as_ref() }
 }
 
@@ -46,17 +47,17 @@ impl Chain {
         Chain { oldest: null_mut(), newest: null_mut(), stale: null_mut(), seat, hands: 0 }
     }
 
-    /// The oldest item.
+    /// Returns the oldest item.
     pub(super) fn oldest(&self) -> Option<NonNull<Item>> {
         NonNull::new(self.oldest)
     }
 
-    /// The newest that may name another sub-list.
+    /// Returns the newest item that may name another sub-list.
     pub(super) fn stale(&self) -> Option<NonNull<Item>> {
         NonNull::new(self.stale)
     }
 
-    /// The one behind an item of this chain.
+    /// Returns the next newer item of this chain.
     pub(super) fn after(&self, of: NonNull<Item>) -> Option<NonNull<Item>> {
         NonNull::new(item(of.as_ptr())?.links().next)
     }
@@ -100,7 +101,8 @@ impl Chain {
         }
     }
 
-    /// Puts all items of another chain before those of this one. They go on naming their sub-list.
+    /// Puts all items of another chain before those of this one. They still name their previous
+    /// sub-list.
     pub(super) fn splice(&mut self, other: &mut Chain) {
         let (oldest, newest) = (other.oldest, other.newest);
         let (Some(_), Some(last)) = (item(oldest), item(newest)) else { return };
@@ -116,7 +118,7 @@ impl Chain {
         (other.oldest, other.newest, other.stale) = (null_mut(), null_mut(), null_mut());
     }
 
-    /// Lets up to `most` items name `this` sub-list, whose the chain is; how many.
+    /// Lets up to `most` items name `this` sub-list, which has the chain. Returns how many.
     pub(super) fn rename(&mut self, this: &Sub, most: usize) -> usize {
         let mut renamed = 0;
         while let Some(stale) = item(self.stale).filter(|_| renamed < most) {

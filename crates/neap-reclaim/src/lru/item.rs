@@ -1,7 +1,8 @@
-//! An item of a list: what an object has inside to be on one.
+//! An item of a list: the part of a cached object by which it is on one.
 //!
-//! Sits inside objects that are cached. It names the sub-list that it was put on, which leads to its heir once the group is deleted, so nobody has
-//! to say, nor look up, which group an item is of to take it off. The links are whoever's who has the sub-list's lock; the name may be read without.
+//! An item names the sub-list that it was put on, which leads to its heir once the group is
+//! deleted. Taking it off therefore needs no group and no lookup. The links are protected by the
+//! sub-list's lock; the name may be read without it.
 
 use super::block::Sub;
 use core::fmt;
@@ -9,21 +10,25 @@ use core::ptr::{NonNull, null, null_mut, without_provenance_mut};
 use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 
-/// What an item names that was taken off a sub-list, until somebody lets it go, or puts it back there; without one it cannot be put back. So of two that
-/// had it in hands, one after the other, from different sub-lists, the first does nothing with it that is the second's to do.
+/// Returns the name of an item that was taken off the sub-list `of` and is in hands: until it is
+/// let go, or put back. With null it cannot be put back.
+///
+/// If two threads had the item in hands one after the other, from different sub-lists, the first
+/// thereby cannot act in the second's place.
 fn in_hands(of: *const Sub) -> *mut Sub {
     of.map_addr(|address| address | 1).cast_mut()
 }
 
-/// The same while it is in a walk's chain, which leads over its link: nobody lets it go yet.
+/// Returns the name of an item in a walk's chain, which uses its link: it cannot be let go yet.
 fn chained() -> *mut Sub {
     without_provenance_mut(2)
 }
 
-/// A part of an object, by which it is on a list. All zeroes are an item that is on none. On a list it stays where it is.
+/// A part of an object, by which it is on a list. All zeroes are an item that is on none. It must
+/// not move while it is on a list.
 #[repr(C)]
 pub struct Item {
-    /// The sub-list that it is on, or one whose heir that is; null on none.
+    /// The sub-list that it is on, or one that leads to that; null on none.
     name: AtomicPtr<Sub>,
     links: UnsafeCell<Links>,
 }
@@ -35,32 +40,38 @@ pub(super) struct Links {
     pub(super) previous: *mut Item,
 }
 
-// SAFETY: the links are looked at under the lock of the sub-list alone, or by whoever took the item off.
+// SAFETY: the links are used only under the lock of the sub-list, or by the thread that took the
+// item off. The name is atomic.
 unsafe impl Sync for Item {}
-// SAFETY: it names no thread.
+// SAFETY: it has no relation to a thread.
 unsafe impl Send for Item {}
 
 impl Item {
     constructor! {
-        /// An item that is on no list.
+        /// Makes an item that is on no list.
         pub fn new() -> Item {
             let links = Links { next: null_mut(), previous: null_mut() };
             Item { name: AtomicPtr::new(null_mut()), links: UnsafeCell::new(links) }
         }
     }
 
-    /// Whether it is on a list, or in the hands of a walk that has taken it off. Where it is not, whoever has the object may free it.
+    /// Returns whether it is on a list, or in the hands of a walk that has taken it off. If it is
+    /// not, the owner of the object may free it.
     pub fn is_linked(&self) -> bool {
         !self.name.load(Ordering::Acquire).is_null() // Pairs with the Release in `let_go`.
     }
 
-    /// Ends that it is in hands, for the walk's `dispose`, or for somebody else who keeps the object there for as long as whoever took it off may
-    /// look at it; answers whether it was. From then on it may be put on a list again. A walk's `dispose` gets it before anybody
-    /// can do that.
+    /// Takes the item out of hands, and returns whether it was in any. It may be put on a list
+    /// again afterwards.
+    ///
+    /// For a walk's `dispose`, which gets the item before any thread can do so. Also for a thread
+    /// that keeps the object in existence as long as the thread that took the item off may look at
+    /// it.
     pub fn leave_hands(&self) -> bool {
         let mut name = self.name.load(Ordering::Relaxed);
         while name.addr() & 1 != 0 {
-            // AcqRel pairs with itself and with the others here: the links are the next one's.
+            // AcqRel pairs with itself and with the others here: the links belong to the next
+            // owner.
             match self.name.compare_exchange(name, null_mut(), Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => name = now,
@@ -69,57 +80,63 @@ impl Item {
         false
     }
 
-    /// The same, out of the hands that took it off a sub-list.
+    /// Takes the item out of the hands that took it off `sub`. Returns whether it was in these.
     pub(super) fn leave_hands_of(&self, sub: &Sub) -> bool {
-        // AcqRel: as above.
+        // AcqRel: as in `leave_hands`.
         self.name.compare_exchange(in_hands(sub), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// The sub-list that it names. Within a reading that stays there.
+    /// Returns the sub-list that it names, which stays within a read.
     pub(super) fn name(&self) -> Option<NonNull<Sub>> {
         let name = self.name.load(Ordering::Acquire); // Pairs with the Release in `rename` and `claim`: it is made.
         NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
     }
 
-    /// Names a sub-list, under whose lock it is about to be linked, unless somebody else has the item; from none, or out of the hands that took it
-    /// off one.
+    /// Names a sub-list, under its lock, before the item is linked there. Returns false if the item
+    /// is on another one, or in other hands.
+    ///
+    /// The item must be on no list, or in the hands that took it off `from`.
     pub(super) fn claim(&self, sub: &Sub, from: Option<&Sub>) -> bool {
         let before = from.map_or(null_mut(), |from| in_hands(from));
-        // AcqRel: Acquire pairs with the Release of whoever let go, Release with the Acquire in `name`.
+        // AcqRel: Acquire pairs with the Release of the thread that let go, Release with the
+        // Acquire in `name`.
         let sub = core::ptr::from_ref(sub).cast_mut();
         self.name.compare_exchange(before, sub, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Names a sub-list that is the heir of the one that is named. Under its lock.
+    /// Names a sub-list that is the heir of the named one. Under its lock.
     pub(super) fn rename(&self, sub: &Sub) {
         self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release); // Pairs with the Acquire in `name`.
     }
 
-    /// It is on no list any more, and the caller's last look at it.
+    /// Ends its time on a list. The caller must not look at the item after that.
     pub(super) fn let_go(&self) {
         self.name.store(null_mut(), Ordering::Release); // Pairs with the Acquire in `claim` and `is_linked`.
     }
 
-    /// It is on no list any more, but in a walk's chain. Under the lock.
+    /// Moves it from a list to a walk's chain. Under the lock.
     pub(super) fn take(&self) {
         self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
     }
 
-    /// It is on no list any more, but in the caller's hands, and this the last look at its links. It may be put back to `to`, or its heir.
+    /// Moves it from a list to the caller's hands, which do not use its links any more. It may be
+    /// put back to `to`, or its heir.
     pub(super) fn hand_out(&self, to: Option<&Sub>) {
         let to = to.map_or(null(), core::ptr::from_ref);
         self.name.store(in_hands(to), Ordering::Release); // Pairs with the Acquire in `leave_hands` and `claim`.
     }
 
-    /// Its neighbours. Under the lock of the sub-list, or in the caller's chain.
+    /// Returns its neighbours. Under the lock of the sub-list, or in the caller's own chain.
     pub(super) fn links(&self) -> Links {
-        // SAFETY: whoever has the lock, or the item in a chain of its own, is alone with them.
+        // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own. No other
+        // thread uses the links then.
         self.links.with_mut(|links| unsafe { *links })
     }
 
-    /// Changes its neighbours. As for [`Item::links`].
+    /// Changes its neighbours. Under the lock of the sub-list, or in the caller's own chain.
     pub(super) fn relink(&self, change: impl FnOnce(&mut Links)) {
-        // SAFETY: as above, and nothing in `change` comes back here.
+        // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own, so no
+        // other thread uses the links. `change` does not use them by another way.
         self.links.with_mut(|links| change(unsafe { &mut *links }));
     }
 }

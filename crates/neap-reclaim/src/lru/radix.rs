@@ -1,7 +1,7 @@
-//! A table by slot that takes memory where slots are used: three levels of nodes.
+//! A table by slot that takes memory for used slots alone: three levels of nodes.
 //!
-//! Sits between a list, or the registry, and blocks. It is read without a lock; nodes are added under the registry's mutex, and stay until
-//! the table is closed.
+//! It is read without a lock. Nodes are added under the registry's mutex, and stay until the table
+//! is closed.
 
 use super::block::Block;
 use crate::Host;
@@ -12,7 +12,7 @@ const BITS: u32 = 7;
 const FAN: usize = 1 << BITS;
 const LEVELS: u32 = 3;
 
-/// What an entry leads to: a node of the next level, or a block.
+/// Entries that lead to nodes of the next level, or to blocks.
 #[derive(Debug)]
 struct Node([AtomicPtr<Node>; FAN]);
 
@@ -35,20 +35,21 @@ impl Radix {
         }
     }
 
-    /// The entry of a slot, if there are nodes for it.
+    /// Returns the entry of a slot, if there are nodes for it.
     fn entry(&self, slot: u32) -> Option<&AtomicPtr<Node>> {
         (0..LEVELS).rev().try_fold(&self.top, |entry, level| {
-            // SAFETY: nodes stay. Acquire pairs with the Release in `entry_or_make`.
+            // SAFETY: null, or a node that `reserve` has written, and that stays until `close`.
+            // Acquire pairs with the Release in `reserve`.
             unsafe { entry.load(Ordering::Acquire).as_ref() }.and_then(|node| node.0.get(part(slot, level)))
         })
     }
 
-    /// The block of a slot.
+    /// Returns the block of a slot.
     pub(super) fn get(&self, slot: u32) -> Option<NonNull<Block>> {
         NonNull::new(self.entry(slot)?.load(Ordering::Acquire).cast()) // Pairs with the Release in `set`.
     }
 
-    /// Sees to it that the slot's block can be set; `false` without memory. Under the registry's mutex.
+    /// Makes the nodes for the block of a slot; `false` without memory. Under the registry's mutex.
     pub(super) fn reserve<H: Host>(&self, host: &H, slot: u32) -> bool {
         let mut entry = &self.top;
         for level in (0..LEVELS).rev() {
@@ -56,11 +57,13 @@ impl Radix {
             if node.is_null() {
                 let Some(memory) = host.memory(size_of::<Node>()) else { return false };
                 node = memory.as_ptr().cast();
-                // SAFETY: there are that many bytes, aligned, which nobody else knows of.
+                // SAFETY: `host.memory` returned that many bytes on a cache line of their own,
+                // which no other thread knows of.
                 unsafe { node.write(Node([(); FAN].map(|()| AtomicPtr::new(null_mut())))) };
                 entry.store(node, Ordering::Release); // Pairs with the Acquire in `entry`.
             }
-            // SAFETY: a node, which stays.
+            // SAFETY: a node that this function has written, now or earlier, and that stays until
+            // `close`.
             entry = unsafe { &(&(*node).0)[part(slot, level)] };
         }
         true
@@ -74,12 +77,13 @@ impl Radix {
         }
     }
 
-    /// The first block from a slot on.
+    /// Returns the first block from a slot on, and its slot.
     pub(super) fn next(&self, mut slot: u32) -> Option<(u32, NonNull<Block>)> {
         while slot >> (BITS * LEVELS) == 0 {
             let (mut entry, mut level) = (&self.top, LEVELS);
-            // Down as far as there is something, then on by as much as is missing.
-            // SAFETY: nodes stay. Acquire pairs with the Release in `reserve`.
+            // Down as far as there are nodes, then on by the slots of the missing node.
+            // SAFETY: null, or a node that `reserve` has written, and that stays until `close`.
+            // Acquire pairs with the Release in `reserve`.
             while let Some(node) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
                 level -= 1;
                 entry = &node.0[part(slot, level)];
@@ -95,21 +99,27 @@ impl Radix {
         None
     }
 
-    /// Gives the nodes back.
+    /// Frees the nodes.
     ///
     /// # Safety
-    /// Nobody uses the table any more.
+    /// No thread uses the table any more, and `host` is the one of `reserve`.
     pub(super) unsafe fn close<H: Host>(&self, host: &H) {
-        // SAFETY: as the caller promises, and all nodes are from `reserve`.
+        // SAFETY: by this function's contract no thread uses a node. `top` is null or a node of
+        // `LEVELS` levels from `reserve`.
         unsafe { give_back(host, self.top.swap(null_mut(), Ordering::Relaxed), LEVELS) };
     }
 }
 
+/// Frees a node and those below it.
+///
 /// # Safety
-/// As for [`Radix::close`]: the node has so many levels, itself included.
+/// The pointer is null, or a node of `levels` levels, itself included, from [`Radix::reserve`] with
+/// this host, and no thread uses it any more. With 0 levels it may be any pointer.
 unsafe fn give_back<H: Host>(host: &H, node: *mut Node, levels: u32) {
     let Some(node) = NonNull::new(node).filter(|_| levels > 0) else { return };
-    // SAFETY: as the caller promises.
+    // SAFETY: by this function's contract the node exists, and its entries are null or nodes with
+    // one level less; at the last level they are blocks, which the call ignores. `reserve` got it
+    // from the host with this size.
     unsafe {
         node.as_ref().0.iter().for_each(|entry| give_back(host, entry.load(Ordering::Relaxed), levels - 1));
         host.give_back(node.cast(), size_of::<Node>());

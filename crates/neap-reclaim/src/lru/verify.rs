@@ -1,8 +1,9 @@
-//! The proof that lists add up, when nobody uses them.
+//! Check that lists add up, while no thread uses them.
 //!
-//! Sits beside [`Site`]. Checked are the links of every sub-list both ways, that as many items are on it as it counts, that each
-//! names it or one that leads to it, and those behind the stale ones it itself, that every block is in its list's table and its group's
-//! chain, which is there, and that dead ones lead to somebody and are pinned by what there is to pin them.
+//! It checks the links of every sub-list both ways, its count of items, and that each item names it
+//! or one that leads to it; those behind the stale ones must name it itself. Every block must be in
+//! its list's table and in its group's chain, and the group must exist. Dead blocks must lead to an
+//! heir and have the right number of pins.
 
 use super::block::{self, Block, Sub};
 use super::item::Item;
@@ -12,16 +13,16 @@ use crate::Host;
 use core::ptr::NonNull;
 use neap_groups::{GroupId, Seat};
 
-/// What does not add up.
+/// An inconsistency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// In words.
+    /// Description of the checked value.
     pub what: &'static str,
     /// The group.
     pub group: GroupId,
-    /// What it should be.
+    /// Expected value.
     pub expected: usize,
-    /// What it is.
+    /// Found value.
     pub found: usize,
 }
 
@@ -30,21 +31,22 @@ fn same(what: &'static str, group: GroupId, expected: usize, found: usize) -> Re
 }
 
 impl<H: Host> Site<'_, H> {
-    /// Looks at everything. Nobody uses the lists or deletes groups meanwhile.
+    /// Checks everything. No thread may use the lists or delete groups meanwhile.
     ///
     /// # Errors
-    /// The first thing that does not add up.
+    /// The first inconsistency.
     pub fn verify(&self) -> Result<(), Finding> {
         let registry = self.lists.registry.lock();
         let (mut list, mut pins) = (NonNull::new(registry.first), 0);
         while let Some(head) = list {
-            // SAFETY: lists are there until they are closed, which takes the mutex.
+            // SAFETY: lists in the registry exist until they are closed, which takes the mutex that
+            // is held.
             let this = unsafe { head.as_ref() };
             pins += self.verify_block(head, this.root, Seat::ROOT)?;
             let mut next = this.table.next(0);
             while let Some((slot, block)) = next {
                 let in_chain = chain(registry.of(slot)).filter(|&other| other == block).count();
-                // SAFETY: found under the mutex.
+                // SAFETY: a block in a list's table exists while the registry's mutex is held.
                 let seat = unsafe { block::sub(block, 0) }.lock_this().seat;
                 same("blocks in a group's chain", seat.group, 1, in_chain)?;
                 same("the slot of a block", seat.group, slot as usize, seat.slot as usize)?;
@@ -64,9 +66,9 @@ impl<H: Host> Site<'_, H> {
         same("what pins blocks", GroupId::ROOT, pinning, pins)
     }
 
-    /// Answers what pins it.
+    /// Returns its number of pins.
     fn verify_block(&self, head: NonNull<Head>, block: NonNull<Block>, seat: Seat) -> Result<usize, Finding> {
-        // SAFETY: found under the mutex.
+        // SAFETY: the block is the root's or in the list's table, and the registry's mutex is held.
         let (this, subs) = unsafe { (header(block), block::subs(block)) };
         same("the list of a block", seat.group, head.as_ptr().addr(), this.list.as_ptr().addr())?;
         for sub in subs {
@@ -85,11 +87,12 @@ fn verify_sub(sub: &Sub, seat: Seat) -> Result<(), Finding> {
     let mut may_be_stale = chain.stale().is_some();
     while let Some(item) = next {
         items += 1;
-        // SAFETY: items on a chain are there.
+        // SAFETY: an item on a chain exists until it is taken off, which takes the lock that is
+        // held.
         let there = unsafe { item.as_ref() };
         let before = there.links().previous;
         same("the one before an item", seat.group, previous.map_or(0, |item| item.as_ptr().addr()), before.addr())?;
-        // SAFETY: it leads to a sub-list that is there as long as an item names it.
+        // SAFETY: a sub-list exists as long as an item names it.
         let named = there.name().map(|name| unsafe { name.as_ref() });
         let leads_here = named.is_some_and(|named| core::ptr::eq(named.live(), sub));
         same("whether an item names its sub-list", seat.group, 1, leads_here.into())?;
@@ -102,9 +105,9 @@ fn verify_sub(sub: &Sub, seat: Seat) -> Result<(), Finding> {
     same("items", seat.group, items, sub.count())
 }
 
-/// How many of its sub-lists are named, and what pins it.
+/// Returns the number of its sub-lists that are named, and its number of pins.
 fn verify_dead(block: NonNull<Block>) -> Result<(usize, usize), Finding> {
-    // SAFETY: found under the mutex.
+    // SAFETY: the block is in the chain of dead ones, and the registry's mutex is held.
     let (this, subs) = unsafe { (header(block), block::subs(block)) };
     let mut named = 0;
     for sub in subs {
