@@ -95,7 +95,8 @@ impl Sub {
 
     /// Makes it dead, with an heir. Under the locks of both.
     fn die(&self, heir: &Sub) {
-        self.heir.store(core::ptr::from_ref(heir).cast_mut(), Ordering::Release); // Pairs with the Acquire in `heir`.
+        // Pairs with the Acquire in `heir`.
+        self.heir.store(core::ptr::from_ref(heir).cast_mut(), Ordering::Release);
     }
 
     /// Returns the number of items at this moment. It is stable under the lock.

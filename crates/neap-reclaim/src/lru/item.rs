@@ -88,7 +88,8 @@ impl Item {
 
     /// Returns the sub-list that it names, which stays within a read.
     pub(super) fn name(&self) -> Option<NonNull<Sub>> {
-        let name = self.name.load(Ordering::Acquire); // Pairs with the Release in `rename` and `claim`: it is made.
+        // Pairs with the Release in `rename` and `claim`: it is made.
+        let name = self.name.load(Ordering::Acquire);
         NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
     }
 
@@ -106,12 +107,14 @@ impl Item {
 
     /// Names a sub-list that is the heir of the named one. Under its lock.
     pub(super) fn rename(&self, sub: &Sub) {
-        self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release); // Pairs with the Acquire in `name`.
+        // Pairs with the Acquire in `name`.
+        self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release);
     }
 
     /// Ends its time on a list. The caller must not look at the item after that.
     pub(super) fn let_go(&self) {
-        self.name.store(null_mut(), Ordering::Release); // Pairs with the Acquire in `claim` and `is_linked`.
+        // Pairs with the Acquire in `claim` and `is_linked`.
+        self.name.store(null_mut(), Ordering::Release);
     }
 
     /// Moves it from a list to a walk's chain. Under the lock.
@@ -123,7 +126,8 @@ impl Item {
     /// put back to `to`, or its heir.
     pub(super) fn hand_out(&self, to: Option<&Sub>) {
         let to = to.map_or(null(), core::ptr::from_ref);
-        self.name.store(in_hands(to), Ordering::Release); // Pairs with the Acquire in `leave_hands` and `claim`.
+        // Pairs with the Acquire in `leave_hands` and `claim`.
+        self.name.store(in_hands(to), Ordering::Release);
     }
 
     /// Returns its neighbours. Under the lock of the sub-list, or in the caller's own chain.

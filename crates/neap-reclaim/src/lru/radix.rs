@@ -46,7 +46,8 @@ impl Radix {
 
     /// Returns the block of a slot.
     pub(super) fn get(&self, slot: u32) -> Option<NonNull<Block>> {
-        NonNull::new(self.entry(slot)?.load(Ordering::Acquire).cast()) // Pairs with the Release in `set`.
+        // Pairs with the Release in `set`.
+        NonNull::new(self.entry(slot)?.load(Ordering::Acquire).cast())
     }
 
     /// Makes the nodes for the block of a slot; `false` without memory. Under the registry's mutex.

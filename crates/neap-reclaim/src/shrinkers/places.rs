@@ -56,7 +56,8 @@ impl Unit {
     }
 
     fn is_ready(&self) -> bool {
-        self.is_ready.load(Ordering::Acquire) // Pairs with the Release in `unit_or_make`: the bits are seen.
+        // Pairs with the Release in `unit_or_make`: the bits are seen.
+        self.is_ready.load(Ordering::Acquire)
     }
 
     /// Returns the deferred objects of the shrinker with that index and generation.
@@ -442,7 +443,8 @@ impl Places {
 
     /// Returns the number of marks. To be read before looking at bits.
     pub(crate) fn marks(&self) -> u64 {
-        self.marks.0.load(Ordering::Acquire) // Pairs with the Release in `count_mark`: the bits of those are seen.
+        // Pairs with the Release in `count_mark`: the bits of those are seen.
+        self.marks.0.load(Ordering::Acquire)
     }
 
     /// Clears the bit of a slot if no block below it has a bit. Returns whether it did.

@@ -1,21 +1,37 @@
-//! The registry: shrinkers come and go, at any moment and from anywhere, without anybody's visit being in their way.
+//! Registry of shrinkers, which come and go at any time without delaying visits.
 //!
-//! Sits between whoever caches and the visits. A visitor looks a shrinker up by index and takes a per-CPU reference, which fails from the moment when it
-//! is unregistered; it writes no line that another visitor looks at. Unregistering, in numbered steps:
-//! 1. the state says so, under the mutex, so that one caller does it; 2. the reference is killed, with one fence: no new call begins;
-//! 3. whoever puts the last reference, the caller or the visitor whose call ends last, tells `gone`, frees the index and wakes the caller;
-//! 4. the caller waits for that, unless it is inside a callback itself: then it returns, and step 3 is the visitor's.
+//! # Design
 //!
-//! So it waits for running calls of that shrinker alone, never for another's, and never for itself. [`Shrinkers::synchronize`] waits for all
-//! calls that run now: each counts itself in and out of a domain of grace periods.
+//! A visitor looks a shrinker up by index and takes a per-CPU reference, which fails once the
+//! shrinker is being unregistered. A visitor writes no cache line that another visitor reads. To
+//! unregister:
 //!
-//! Who may call only some kinds (those that are inline, or the host's own) looks at the kind before it takes a reference, since with the last one `gone` would be its to
-//! tell. So an index is of one kind for ever. Otherwise:
-//! 1. V, which holds a lock, sees that A, of index 7, is inline; 2. A is unregistered, and B, which is not, and whose `gone` wants that lock, gets
-//!    index 7; 3. V takes a reference, to B, and calls it; 4. B is unregistered: V puts the last reference, and waits for itself.
+//! 1. The state becomes ending, under the mutex, so that one caller does it.
+//! 2. The reference is killed, with one fence. No new call begins.
+//! 3. The thread that puts the last reference, the caller or a visitor, calls `gone`, frees the
+//!    index and wakes the caller.
+//! 4. The caller waits for step 3. Inside a callback it returns instead, and a visitor does step 3.
 //!
-//! Lock: one mutex for the lists of free indexes, held for a few links; inside the host's gate. Fences, callbacks and waits are outside of both.
-//! The registry must not be moved while a callback runs.
+//! The caller thus waits for running calls of that shrinker alone, and never for itself.
+//! [`Shrinkers::synchronize`] waits for all calls that run now: each enters and leaves an RCU
+//! domain.
+//!
+//! # Invariants
+//!
+//! An index has one kind for ever (inline or not, the host's own or not). A visitor that may call
+//! some kinds only checks the kind before it takes a reference, since with the last reference it
+//! would have to call `gone`. If kinds could change:
+//!
+//! 1. V, which holds a lock, sees that A, of index 7, is inline.
+//! 2. A is unregistered. B gets index 7; it is not inline, and its `gone` takes that lock.
+//! 3. V takes a reference, to B, and calls it.
+//! 4. B is unregistered. V puts the last reference, and waits for itself.
+//!
+//! # Locking
+//!
+//! One mutex for the lists of free indexes, held for a few links, inside the host's fork gate.
+//! Fences, callbacks and waits are outside of both. The registry must not be moved while a callback
+//! runs.
 
 use super::calling::{depth, is_calling};
 use super::life::{ENDING, LIVE, PREPARED};
@@ -32,32 +48,35 @@ use neap_groups::{GroupId, Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{LentWords, Owner, Refused, Wait};
 
-/// How the names of the host's own begin, and nobody else's.
+/// Prefix of names, reserved for the host's own shrinkers.
 const OWN: &str = "neap:";
 
-/// Most shrinkers at a time; fewer of a kind where others of another kind had their indexes once.
+/// Maximum number of shrinkers at a time. It is lower for a kind if shrinkers of other kinds had
+/// the indexes once.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
-/// Looks of [`Shrinkers::synchronize`] with a mere yield in between, before naps of so many nanoseconds.
+/// Polls of [`Shrinkers::synchronize`] with a yield in between, and the sleep between later ones,
+/// in nanoseconds.
 const YIELDS: u32 = 20;
 const NAP: u64 = 50_000;
 
-/// Why a shrinker is not registered or unregistered.
+/// Reason for which a shrinker was not registered or unregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotDone {
-    /// There is no such shrinker, or somebody has unregistered it.
+    /// There is no such shrinker, or it was unregistered.
     NoSuchShrinker,
     /// There is no such group, or it was deleted.
     NoSuchGroup,
-    /// A name has 1 to 56 bytes, no `/` and nothing that does not print, and does not begin with `neap:`.
+    /// The name is invalid. A valid one has 1 to 56 bytes, is printable, has no `/`, and does not
+    /// begin with `neap:`.
     BadName,
-    /// There are as many as there can be.
+    /// The maximum number of shrinkers is reached.
     Full,
-    /// There is no memory for it.
+    /// There is no memory for the shrinker.
     NoMemory,
     /// The caller is inside a callback, and would wait for itself.
     InCallback,
-    /// The system forbids the fence that it takes.
+    /// The system refused the required fence.
     Fence(Errno),
 }
 
@@ -91,43 +110,45 @@ impl From<Refused> for NotDone {
     }
 }
 
-/// What became of a shrinker that was unregistered.
+/// Result of unregistering a shrinker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unregistered {
     /// No callback of it runs, or ever will.
     Gone,
-    /// The same as soon as those that run now have ended: the caller is inside a callback, and does not wait. `gone` is told.
+    /// Callbacks of it may still run, and none begins: the caller is inside a callback, and does
+    /// not wait. `gone` is called when the last one ends.
     Later,
 }
 
-/// What is known of a shrinker.
+/// Description of a shrinker, as registered, with its counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Which.
+    /// Its id.
     pub id: ShrinkerId,
-    /// As it was registered.
+    /// Its name.
     pub name: Name,
-    /// As it was registered.
+    /// Cost of recreating one object, relative to [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS).
     pub seeks: u32,
-    /// As it was registered.
+    /// Objects for each scan call; 0 for the default.
     pub batch: u64,
-    /// As it was registered.
+    /// Whether it is called for each node.
     pub by_node: bool,
-    /// As it was registered.
+    /// Whether it is called for each group.
     pub by_group: bool,
-    /// As it was registered.
+    /// Whether threads that charge may call it.
     pub inline: bool,
-    /// It is the host's own.
+    /// Whether it is the host's own.
     pub own: bool,
-    /// Callbacks that were called.
+    /// Number of calls of its callbacks.
     pub calls: u64,
-    /// Objects that scans looked at.
+    /// Objects that were scanned.
     pub scanned: u64,
-    /// Objects that they freed.
+    /// Objects that were freed.
     pub freed: u64,
-    /// What callbacks took, where whoever called them measured it.
+    /// Nanoseconds in callbacks, as far as callers measured them.
     pub nanoseconds: u64,
-    /// References that visitors took in a line that others write: on isolated CPUs, and where there are no restartable sequences.
+    /// References taken in a cache line that all CPUs write: on isolated CPUs, and without
+    /// restartable sequences.
     pub shared: u64,
 }
 
@@ -136,23 +157,23 @@ pub struct Report {
 #[repr(transparent)]
 struct Link(AtomicPtr<Shrinker>);
 
-// SAFETY: an atomic pointer, of which 0 is one.
+// SAFETY: an atomic pointer, for which zeroes are a valid value.
 unsafe impl Entry for Link {}
 
 #[derive(Debug)]
 struct Lists {
-    /// The first free one of each kind, plus one.
+    /// The first free index of each kind, plus one.
     free: [u32; KINDS],
 }
 
-/// All shrinkers, and where they may have something.
+/// All shrinkers, and the groups and nodes where they may have objects.
 pub struct Shrinkers {
     table: Table<Link>,
-    /// Indexes that there ever were.
+    /// Number of indexes that were ever used.
     used: AtomicU32,
     lists: Mutex<Lists>,
     pub(crate) places: Places,
-    /// Who is in a callback.
+    /// RCU domain of the callbacks that run.
     pub(crate) running: Rcu,
     /// [`Owner`] of the words of all shrinkers.
     owner: Owner,
@@ -165,7 +186,7 @@ impl fmt::Debug for Shrinkers {
 }
 
 impl Shrinkers {
-    /// A registry without shrinkers.
+    /// Makes a registry without shrinkers.
     ///
     /// # Errors
     /// [`NotDone::NoMemory`].
@@ -174,51 +195,56 @@ impl Shrinkers {
             let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
             let places = Places::open(host, nodes).inspect_err(|_| {
-                // SAFETY: nobody has heard of it.
+                // SAFETY: the owner was opened above, and no other thread knows it.
                 let _ = unsafe { host.data().close_owner(owner) };
             })?;
             let running = Rcu::new();
-            // Without memory for sequences readers do without.
+            // Without memory for sequences, readers count by locked instructions.
             let _ = running.open(host.platform());
             let lists = Mutex::new(Lists { free: [0; KINDS] });
             Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, places, running, owner })
         })
     }
 
-    /// Gives everything back. Shrinkers that are still registered are not told.
+    /// Frees the registry. `gone` is not called for shrinkers that are still registered.
     ///
     /// # Safety
-    /// Nobody uses the registry any more, and no callback runs.
+    /// No thread uses the registry any more, no callback runs, and `host` is the one that it was
+    /// opened with.
     pub unsafe fn close<H: Host>(&self, host: &H) {
         for index in 0..self.table.len() {
             let shrinker = self.table.get(index).map(|Link(link)| link.swap(core::ptr::null_mut(), Ordering::Relaxed));
             if let Some(shrinker) = shrinker.and_then(NonNull::new) {
-                // SAFETY: made by `fresh`; nobody uses it, as the caller promises.
+                // SAFETY: `fresh` got the memory from the host with this size. By this function's
+                // contract no thread uses it.
                 unsafe { host.give_back(shrinker.cast(), size_of::<Shrinker>()) };
             }
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread uses the registry or its parts, and no
+        // reader is in a callback. They are of this host. The words of the owner
+        // belong to shrinkers, which no thread uses.
         unsafe {
             self.table.close(host.platform());
             self.places.close(host);
             self.running.close(host.platform());
-            // It was opened above, so there is no error.
+            // It was opened in `open`, so there is no error.
             let _ = host.inside(|| host.data().close_owner(self.owner));
         }
     }
 
     pub(crate) fn at(&self, index: u32) -> Option<&Shrinker> {
         let Link(link) = self.table.get(index)?;
-        // SAFETY: Acquire pairs with the Release in `fresh`: it is whole, and stays.
+        // SAFETY: null, or memory in which `fresh` wrote a shrinker before it stored the pointer,
+        // and that stays until `close`. Acquire pairs with that Release.
         unsafe { link.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Indexes that there ever were.
+    /// Returns the number of indexes that were ever used.
     pub(crate) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Blocks of these.
+    /// Returns the number of blocks of these indexes.
     pub(crate) fn blocks(&self) -> usize {
         self.used().div_ceil(BLOCK) as usize
     }
@@ -227,49 +253,52 @@ impl Shrinkers {
         self.at(id.index()).filter(|shrinker| shrinker.is(id))
     }
 
-    /// Whether a shrinker is there, prepared or live, at this moment. Takes no lock.
+    /// Returns whether a shrinker exists at this moment, prepared or live. Takes no lock.
     pub fn is_there(&self, id: ShrinkerId) -> bool {
         self.of(id).is_some_and(|shrinker| shrinker.life.state() != ENDING)
     }
 
-    /// Whether a shrinker is there and the host's own.
+    /// Returns whether a shrinker exists and is the host's own.
     pub fn is_own(&self, id: ShrinkerId) -> bool {
         self.of(id).is_some_and(Shrinker::own)
     }
 
-    /// Whether there ever was one that is not.
+    /// Returns whether an index was ever used for a shrinker that is not the host's own.
     pub fn has_others(&self) -> bool {
         (0..self.used()).filter_map(|index| self.at(index)).any(|shrinker| !shrinker.own())
     }
 
-    /// Names a shrinker that is not called yet: marks are kept, so that lists can be made that need the id. [`Shrinkers::start`] is to follow, or
-    /// [`Shrinkers::unregister`].
+    /// Prepares a shrinker: it has an id and keeps marks, but is not called yet. Lists that need
+    /// the id can be made. [`Shrinkers::start`] or [`Shrinkers::unregister`] must follow.
     ///
     /// # Errors
     /// See [`NotDone`]; nothing has changed then.
     ///
     /// # Safety
-    /// From `start` on the callbacks may be called with `data`, by any thread, also several at a time, until `unregister` has answered
-    /// [`Unregistered::Gone`], or `gone` was called. They do not unwind.
+    /// From `start` on the callbacks may be called with `data`, by any thread and by several at a
+    /// time, until `unregister` has returned [`Unregistered::Gone`], or `gone` was called. They do
+    /// not unwind.
     pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-        // SAFETY: as the caller promises.
+        // SAFETY: this function has the contract of `prepare_for`.
         unsafe { self.prepare_for(host, spec, false) }
     }
 
-    /// The same and [`Shrinkers::start`] for a shrinker of the host's own, whose name begins with `neap:`. Its callbacks may run in any thread that
-    /// holds nothing of the host's.
+    /// Registers and starts a shrinker of the host's own, with a name that begins with `neap:`. Its
+    /// callbacks may run in any thread that holds nothing of the host's.
     ///
     /// # Errors
-    /// As for these.
+    /// As for [`Shrinkers::prepare`].
     ///
     /// # Safety
-    /// As for these.
+    /// As for [`Shrinkers::prepare`], from now on.
     pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-        // SAFETY: as the caller promises.
+        // SAFETY: this function has the contract of `prepare_for`.
         let id = unsafe { self.prepare_for(host, spec, true) }?;
         self.start(host, id).map(|()| id)
     }
 
+    /// Prepares a shrinker, of the host's `own` or not.
+    ///
     /// # Safety
     /// As for [`Shrinkers::prepare`].
     unsafe fn prepare_for<H: Host>(&self, host: &H, spec: &Spec<'_>, own: bool) -> Result<ShrinkerId, NotDone> {
@@ -281,16 +310,17 @@ impl Shrinkers {
             if let Some(id) = host.inside(|| self.begin(spec, own)) {
                 return Ok(id);
             }
-            // Not inside the gate, which this passes itself.
+            // Outside the fork gate, which this call enters itself.
             let mut words = Some(LentWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
             let made = host.inside(|| self.fresh(host, kind, &mut words));
-            // SAFETY: nobody else has seen what is left.
+            // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
+            // them.
             words.into_iter().for_each(|words| unsafe { words.free(host) });
             made?;
         }
     }
 
-    /// Begins a life of a free index.
+    /// Begins a life of a free index; `None` if there is none of the kind.
     fn begin(&self, spec: &Spec<'_>, own: bool) -> Option<ShrinkerId> {
         let mut lists = self.lists.lock();
         let free = &mut lists.free[kind(spec.inline, own)];
@@ -300,7 +330,7 @@ impl Shrinkers {
         Some(ShrinkerId::new(index, shrinker.begin(spec, own)))
     }
 
-    /// One more index of a kind, which is free; takes the words for it.
+    /// Adds a free index of a kind, and takes the words for it.
     fn fresh<H: Host>(&self, host: &H, kind: usize, words: &mut Option<LentWords>) -> Result<(), NotDone> {
         let mut lists = self.lists.lock();
         let index = self.used();
@@ -313,7 +343,8 @@ impl Shrinkers {
         let Link(link) = self.table.get(index).ok_or(NotDone::NoMemory)?;
         let memory = host.memory(size_of::<Shrinker>()).ok_or(NotDone::NoMemory)?.cast::<Shrinker>();
         let words = words.take().ok_or(NotDone::NoMemory)?;
-        // SAFETY: so many bytes, from where a line begins, that nobody else has.
+        // SAFETY: the memory is on a cache line of its own, which is the alignment, has the size,
+        // and no other thread knows of it.
         unsafe { memory.write(Shrinker::new(words)) };
         // SAFETY: written above.
         unsafe { memory.as_ref() }.next.store(lists.free[kind], Ordering::Relaxed);
@@ -323,23 +354,25 @@ impl Shrinkers {
         Ok(())
     }
 
-    /// Lets all that a prepared shrinker has be a group's, or its heir's: it is asked for no other, whatever is marked.
+    /// Assigns all objects of a prepared shrinker to a group, or its heir. It is not asked for
+    /// another group, even if that is marked.
     pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
         self.of(id).inspect(|shrinker| shrinker.set_of(group));
     }
 
-    /// Says how long one callback of a prepared shrinker may take, in nanoseconds; 0: as long as
-    /// any.
+    /// Sets the time that one callback of a prepared shrinker may take, in nanoseconds; 0 for the
+    /// default.
     pub fn set_budget(&self, id: ShrinkerId, nanoseconds: u64) {
         self.of(id).inspect(|shrinker| shrinker.set_budget(nanoseconds));
     }
 
-    /// How long one callback of a shrinker may take, in nanoseconds; 0: as long as any.
+    /// Returns the time that one callback of a shrinker may take, in nanoseconds; 0 for the
+    /// default.
     pub fn budget_of(&self, id: ShrinkerId) -> u64 {
         self.of(id).map_or(0, |shrinker| shrinker.budget())
     }
 
-    /// Lets a prepared shrinker be called.
+    /// Starts a prepared shrinker, which may be called from now on.
     ///
     /// # Errors
     /// [`NotDone::NoSuchShrinker`].
@@ -356,24 +389,27 @@ impl Shrinkers {
         })
     }
 
-    /// [`Shrinkers::prepare`] and [`Shrinkers::start`].
+    /// Prepares and starts a shrinker.
     ///
     /// # Errors
-    /// As for these.
+    /// As for [`Shrinkers::prepare`].
     ///
     /// # Safety
-    /// As for these.
+    /// As for [`Shrinkers::prepare`], from now on.
     pub unsafe fn register<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-        // SAFETY: as the caller promises.
+        // SAFETY: this function has the contract of `prepare`.
         let id = unsafe { self.prepare(host, spec) }?;
         self.start(host, id).map(|()| id)
     }
 
-    /// Ends a shrinker: no call of it begins from now on. Waits for those that run, and for nothing else; inside a callback, of any shrinker, it does
-    /// not wait, see [`Unregistered::Later`]. Fences.
+    /// Unregisters a shrinker: no call of it begins from now on. Fences.
+    ///
+    /// Waits for its calls that run, and for nothing else. Inside a callback, of any shrinker, it
+    /// does not wait; see [`Unregistered::Later`].
     ///
     /// # Errors
-    /// [`NotDone::NoSuchShrinker`], also if another caller is about it, and for the host's own, which stay; [`NotDone::Fence`]: it goes on.
+    /// [`NotDone::NoSuchShrinker`], also if another caller is unregistering it, and for the host's
+    /// own shrinkers, which stay. [`NotDone::Fence`]: the shrinker stays registered.
     pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, NotDone> {
         let ending = || {
             let _lists = self.lists.lock();
@@ -394,7 +430,8 @@ impl Shrinkers {
         Ok(Unregistered::Gone)
     }
 
-    /// What follows the last reference. Outside the gate.
+    /// Calls `gone` and frees the index, after the last reference was put. The caller must be
+    /// outside the fork gate.
     pub(crate) fn finish<H: Host>(&self, host: &H, index: u32, shrinker: &Shrinker) {
         shrinker.call_gone();
         host.inside(|| self.free(index, shrinker));
@@ -408,7 +445,7 @@ impl Shrinkers {
         shrinker.life.free();
     }
 
-    /// Waits until every callback that runs now has ended, whichever shrinker's.
+    /// Waits until every callback that runs now has ended, of any shrinker.
     ///
     /// # Errors
     /// [`NotDone::InCallback`]; [`NotDone::Fence`].
@@ -424,9 +461,12 @@ impl Shrinkers {
         Ok(())
     }
 
-    /// Says that a shrinker by group may have something of the group in `slot`, on a node; to be called whenever the first object came there, after it
-    /// is visible to `count`, by [`Groups::hang_on`](neap_groups::Groups::hang_on). Takes no lock where that was known, and perhaps one for growing. Inside
-    /// the gate.
+    /// Marks that a shrinker by group may have objects of the group in `slot` on a node. The caller
+    /// must be inside the fork gate.
+    ///
+    /// To be called by [`Groups::hang_on`](neap_groups::Groups::hang_on) whenever the first object
+    /// came there, after it is visible to `count`. Takes no lock if the mark exists already;
+    /// otherwise perhaps one to grow tables.
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
@@ -436,55 +476,62 @@ impl Shrinkers {
         }
     }
 
-    /// A number that changes whenever something is marked that was not: who reads it, looks, and finds nothing below a group, need not look again while it is the
-    /// same.
+    /// Returns a number that changes with each new mark. A thread that reads it, looks, and finds
+    /// no marks below a group need not look again while the number is the same.
     pub fn marks(&self) -> u64 {
         self.places.marks()
     }
 
-    /// The first group, by slot from `from` on, that may have anything on a node, or whose memory for saying so there was none.
+    /// Returns the slot, from `from` on, of the first group that may have objects on a node, or for
+    /// which there was no memory to record it.
     pub fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
         self.places.next_with_anything(node, from)
     }
 
-    /// Whether the group in a slot is one of them.
+    /// Returns whether the group in a slot may have objects on a node, or there was no memory to
+    /// record it.
     pub fn has_anything(&self, node: u32, slot: u32) -> bool {
         self.places.has_anything(node, slot)
     }
 
-    /// Calls `each` with the slots of all of them.
+    /// Calls `each` with the slots of all groups that may have objects on a node.
     pub fn each_group_with_anything(&self, node: u32, mut each: impl FnMut(u32)) {
         let next = |slot: u32| self.next_with_anything(node, slot);
         core::iter::successors(next(0), |&slot| next(slot.checked_add(1)?)).for_each(&mut each);
     }
 
-    /// Hands what was deferred for the group in a slot, and what it may have, to its heir. It is leaving ([`Host::is_seat`]), and the slot nobody
-    /// else's yet; inside the gate.
+    /// Moves deferred work and marks of the group in a slot to its heir. The caller must be inside
+    /// the fork gate.
+    ///
+    /// The group is leaving ([`Host::is_seat`]), and its slot is not reused yet.
     pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
         self.places.offline(host, || self.used(), slot, heir);
     }
 
-    /// What is deferred for a shrinker in a group's slot on a node. Nothing is for an id that was never one.
+    /// Returns the deferred objects of a shrinker in a group's slot on a node; 0 for an id that was
+    /// never used.
     pub fn deferred(&self, id: ShrinkerId, slot: u32, node: u32) -> u64 {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
         let unit = self.places.place(block, slot, node).and_then(|place| place.unit(unit));
         unit.map_or(0, |unit| unit.deferred(id.index(), id.generation()))
     }
 
-    /// Whether a shrinker may have something of the group in a slot, on a node. One whose id was never one has nothing.
+    /// Returns whether a shrinker may have objects of the group in a slot on a node; false for an
+    /// id that was never used.
     pub fn is_marked(&self, id: ShrinkerId, slot: u32, node: u32) -> bool {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
         match self.places.spot(block, slot, node, unit) {
             Some(spot) => match spot.memory() {
                 Some(unit) => unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0,
-                // Where there was no memory for saying so, all may.
+                // If there was no memory to record it, all may have.
                 None => spot.is_raised(),
             },
             None => id.index() < self.used() && self.places.is_blind(slot),
         }
     }
 
-    /// Calls `each` with what is known of every shrinker. Takes no lock and no reference, and keeps nobody from unregistering: what `each` is given is a copy.
+    /// Calls `each` with a description of every live shrinker. Takes no lock and no reference, so
+    /// it delays no unregistration: `each` gets a copy.
     pub fn each(&self, mut each: impl FnMut(&Report)) {
         for index in 0..self.used() {
             let is_live = |shrinker: &&Shrinker| shrinker.life.state() == LIVE;
@@ -511,16 +558,17 @@ impl Shrinkers {
         }
     }
 
-    /// The name of a shrinker, also of one that ends.
+    /// Returns the name of a shrinker that exists, also of one that ends.
     pub fn name_of(&self, id: ShrinkerId) -> Option<Name> {
         self.read(id, Shrinker::name)
     }
 
-    /// Reads what is said of a shrinker, if it is there all the while. Takes no reference, so who reads is never the one to tell `gone`, which may want a lock
-    /// that it holds.
+    /// Reads the data of a shrinker; `None` unless it exists all the while. Takes no reference, so
+    /// the caller never has to call `gone`, which may take a lock that it holds.
     fn read<R>(&self, id: ShrinkerId, read: impl FnOnce(&Shrinker) -> R) -> Option<R> {
         let answer = read(self.of(id)?);
-        // 1. The index is free. 2. Its next life begins, and writes. 3. That is prepared, with another generation. Who has read any of 2 sees 1 or 3.
+        // A reader that saw a write of the next life, which begins after the index was free, sees
+        // its new state or generation below.
         atomic::fence(Ordering::Acquire); // Pairs with the one in `Shrinker::begin`.
         self.of(id).map(|_| answer)
     }
@@ -532,13 +580,17 @@ impl Shrinkers {
         }
     }
 
-    /// In a forked child: calls of other threads do not run here. A shrinker that one of them was about to unregister is gone, without its
-    /// `gone` being told, or lives on, if it could still be called.
+    /// Forgets calls of the parent's other threads, in a forked child.
+    ///
+    /// A shrinker that one of them was unregistering is gone, without a call of `gone`, or stays
+    /// registered, if it could still be called.
     ///
     /// # Safety
-    /// As for [`Rcu::forget_others`].
+    /// The caller is the only thread of the child, and does not rely on what it had found in
+    /// `running` as a reader before the fork.
     pub unsafe fn forget_others<H: Host>(&self, host: &H) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract the caller is the only thread of the child, and needs
+        // no protection of an earlier read.
         unsafe { self.running.forget_others() };
         let registry = core::ptr::from_ref(self).addr();
         host.inside(|| {

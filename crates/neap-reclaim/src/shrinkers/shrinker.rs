@@ -1,9 +1,11 @@
-//! One shrinker: its callbacks, its reference count, and what it has done.
+//! One shrinker: its callbacks, its reference count, and its counts of work.
 //!
-//! Sits in a table that never moves, so an index that was once a shrinker's can always be looked at, without a lock and without a grace period. What
-//! is said of a shrinker is written while nobody has a reference, and read by those who have one. A shrinker is *prepared* (its id is known, it
-//! is not called), then *live*, then *ending* (no new calls), then the index is free; the next shrinker of the index has another generation.
-//! What it does is counted in words of the CPU's, so that no two visitors write the same line.
+//! Shrinkers lie in a table that never moves, so an index that was once used can always be looked
+//! up, without a lock and a grace period. A shrinker's data is written while no thread has a
+//! reference, and read with a reference. A shrinker is *prepared* (it has an id, and is not
+//! called), then *live*, then *ending* (no new calls), then the index is free. The next shrinker of
+//! the index has another generation. Work is counted in words of the CPU, so no two visitors write
+//! the same cache line.
 
 use super::life::{FREE, Life};
 use super::work::Whom;
@@ -13,12 +15,12 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use neap_groups::{GroupId, Name, SharedName};
 use neap_percpu::LentWords;
 
-/// What `count` answers where there is nothing, and nothing will be until a mark says so.
+/// Answer of `count`: there are no objects, and none come without a mark.
 pub const EMPTY: u64 = u64::MAX - 1;
-/// What `scan` answers where it can do nothing at the moment.
+/// Answer of `scan`: it can do nothing at the moment.
 pub const STOP: u64 = u64::MAX;
 
-/// A shrinker, for as long as it is there: an index and a generation, so an id that outlived its shrinker names nothing.
+/// Id of a shrinker: an index and a generation, so an id that outlived its shrinker names nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct ShrinkerId(u64);
@@ -28,7 +30,7 @@ impl ShrinkerId {
         ShrinkerId((generation as u64) << 32 | index as u64)
     }
 
-    /// Which of those that are there at a time.
+    /// Returns the index, which differs from those of other shrinkers at the time.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
@@ -37,12 +39,12 @@ impl ShrinkerId {
         (self.0 >> 32) as u32
     }
 
-    /// The id as a number, never 0.
+    /// Returns the id as a number, never 0.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The id that [`ShrinkerId::to_bits`] is of; any number is some id, which may name nothing.
+    /// Returns the id with these bits. Any number is some id, which may name nothing.
     pub const fn from_bits(bits: u64) -> ShrinkerId {
         ShrinkerId(bits)
     }
@@ -54,101 +56,111 @@ impl fmt::Debug for ShrinkerId {
     }
 }
 
-/// What a callback is asked.
+/// Request to a callback, with fields for its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Asked {
-    /// The group whose objects are meant, as a number ([`GroupId::to_bits`]); the root's for a shrinker that knows no groups.
+    /// The group of the objects, as a number ([`GroupId::to_bits`]); the root for a shrinker that
+    /// knows no groups.
     pub group: u64,
-    /// The node whose objects are meant; 0 for a shrinker that knows no nodes.
+    /// The node of the objects; 0 for a shrinker that knows no nodes.
     pub node: u32,
-    /// Not 0 where a scan that frees nothing cannot say whether it has looked at anything. 0 unless
-    /// it says otherwise.
+    /// Answer: not 0 if a scan that frees nothing cannot say whether it has looked at objects. 0 by
+    /// default.
     pub unsure: u32,
-    /// How many objects a scan is to look at; 0 for a count.
+    /// Number of objects to scan; 0 for a count.
     pub to_scan: u64,
-    /// How many it has looked at: `to_scan`, unless it says otherwise. A scan that has looked at none is not called again for now.
+    /// Answer: number of scanned objects, `to_scan` by default. After 0 the scan is not called
+    /// again for now.
     pub scanned: u64,
-    /// How many bytes it has freed, if it says so.
+    /// Answer: number of freed bytes, 0 by default.
     pub freed_bytes: u64,
 }
 
 impl Asked {
-    /// The group.
+    /// Returns the group.
     pub fn group(&self) -> GroupId {
         GroupId::from_bits(self.group)
     }
 }
 
-/// Says about how many objects there are, in no time: 0 (none to be had now) or [`EMPTY`] (none, until a mark).
+/// Returns about how many objects there are, without delay: 0 (none can be freed now) or [`EMPTY`]
+/// (none until a mark).
 pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) -> u64;
-/// Looks at `to_scan` objects and frees those that nobody needs; answers how many it freed, or [`STOP`].
+/// Scans `to_scan` objects and frees those not in use. Returns the number of freed objects, or
+/// [`STOP`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
-/// Is called once, after the last call of the others has ended for good: by who unregisters, or by the thread that made that call.
+/// Called once, after the last call of the other two has ended, by the thread that unregisters or
+/// the one that made that call.
 pub type GoneFn = unsafe extern "C" fn(data: *mut c_void);
 
-/// What is said of a shrinker when it is registered.
+/// Description of a shrinker to be registered.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec<'a> {
-    /// 1 to 56 bytes, nothing that does not print, no `/`.
+    /// Name: 1 to 56 bytes, printable, without `/`.
     pub name: &'a str,
-    /// Counts.
+    /// Counts objects.
     pub count: CountFn,
-    /// Frees.
+    /// Frees objects.
     pub scan: ScanFn,
-    /// What these get.
+    /// Argument of the callbacks.
     pub data: *mut c_void,
-    /// Is told when `data` can go.
+    /// Called when `data` is not used any more.
     pub gone: Option<GoneFn>,
-    /// What an object costs to make again; [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS); 0: nothing.
+    /// Cost of recreating one object, relative to [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS); 0 for
+    /// none.
     pub seeks: u32,
-    /// Objects of a scan; 0: [`DEFAULT_BATCH`](crate::DEFAULT_BATCH).
+    /// Objects for each scan call; 0: [`DEFAULT_BATCH`](crate::DEFAULT_BATCH).
     pub batch: u64,
-    /// It knows nodes: otherwise any node's pass calls it, for node 0.
+    /// Whether it knows nodes; otherwise a pass on any node calls it, for node 0.
     pub by_node: bool,
-    /// It knows groups, and marks those that have something: otherwise it is called for the root, always.
+    /// Whether it knows groups, and marks those that have objects; otherwise it is always called,
+    /// for the root.
     pub by_group: bool,
-    /// Its callbacks, `gone` among them, take no lock that a thread which charges may hold: they may run in one.
+    /// Whether its callbacks, `gone` included, may run in a thread that charges: they take no lock
+    /// that such a thread may hold.
     pub inline: bool,
 }
 
 const BY_NODE: u32 = 1;
 const BY_GROUP: u32 = 2;
 const INLINE: u32 = 4;
-/// The host's own.
+/// It is the host's own.
 const OWN: u32 = 8;
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const KINDS: usize = 4;
 
-/// Which kind one is of: what [`Shrinker::is_for`] asks. An index stays with one, so who has seen an index's knows it of whichever has that later.
+/// Returns the number of a kind, which [`Shrinker::is_for`] decides by. An index keeps its kind, so
+/// it is known for any later shrinker of the index.
 pub(crate) fn kind(inline: bool, own: bool) -> usize {
     usize::from(inline) + 2 * usize::from(own)
 }
 
-/// What is counted of a shrinker, in words behind the references'.
+/// Counts of a shrinker, in words behind those of its references.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(crate) enum Total {
-    /// Callbacks that were called, less one for each reference that was taken: nothing is added for a visit that only counts.
+    /// Calls of callbacks, less one for each reference taken: a visit that only counts adds
+    /// nothing.
     Calls = LentWords::FIRST,
     Scanned,
     Freed,
     Nanoseconds,
-    /// How many words there are.
+    /// Number of words.
     Words,
 }
 
-/// Something on cache lines of its own: what a host's memory is aligned to.
+/// A value on cache lines of its own, to which a host's memory is aligned.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Lines<T>(pub(crate) T);
 
-/// An entry of the table.
+/// A shrinker, in memory that is never freed before the registry.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Shrinker {
-    /// Read by every visitor like what follows, and written by none but where there are no sequences.
+    /// Like the fields below, read by every visitor and written by none where there are sequences.
     pub(crate) life: Life<LentWords>,
     generation: AtomicU32,
     flags: AtomicU32,
@@ -156,17 +168,17 @@ pub(crate) struct Shrinker {
     of: AtomicU64,
     count: AtomicPtr<()>,
     data: AtomicPtr<c_void>,
-    // Up to here, two lines: what a visit reads that only counts.
+    // Up to here, two cache lines: the fields that a visit reads that only counts.
     scan: AtomicPtr<()>,
     gone: AtomicPtr<()>,
     batch: AtomicU64,
     seeks: AtomicU32,
-    /// How long one callback may take, in nanoseconds; 0: as long as any.
+    /// Time that one callback may take, in nanoseconds; 0: the default.
     budget: AtomicU64,
-    /// In the list of free ones, plus one. Under the registry's mutex.
+    /// The next free index of the kind, plus one. Under the registry's mutex.
     pub(crate) next: AtomicU32,
     name: SharedName,
-    /// What CPUs without words have counted; first, how many references they took.
+    /// Counts by CPUs without words; first, the number of references that they took.
     elsewhere: Lines<[AtomicU64; Total::Words as usize]>,
 }
 
@@ -193,9 +205,11 @@ impl Shrinker {
         }
     }
 
-    /// Begins another life, of the same kind. Under the registry's mutex, of one that is free.
+    /// Begins another life, of the same kind, of a free index. Returns its generation. Under the
+    /// registry's mutex.
     pub(crate) fn begin(&self, spec: &Spec<'_>, own: bool) -> u32 {
-        // Pairs with the fence in `Shrinkers::read`: who reads any of what follows sees that the life before is over.
+        // Pairs with the fence in `Shrinkers::read`: a reader of any write below sees that the life
+        // before is over.
         fence(Ordering::Release);
         self.life.words().clear_all(Total::Words as usize);
         self.elsewhere.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -221,31 +235,31 @@ impl Shrinker {
     }
 
     pub(crate) fn is(&self, id: ShrinkerId) -> bool {
-        // The state first: who sees that of a later life sees its generation.
+        // The state first: a thread that sees that of a later life sees its generation.
         self.life.state() != FREE && self.generation.load(Ordering::Relaxed) == id.generation()
     }
 
-    /// Whose it is at the moment.
+    /// Returns the id of the current life.
     pub(crate) fn id(&self, index: u32) -> ShrinkerId {
         ShrinkerId::new(index, self.generation.load(Ordering::Relaxed))
     }
 
-    /// Lets a prepared one belong to a group.
+    /// Assigns a prepared shrinker to a group.
     pub(crate) fn set_of(&self, group: GroupId) {
         self.of.store(group.to_bits(), Ordering::Relaxed);
     }
 
-    /// Says how long one of its callbacks may take, in nanoseconds.
+    /// Sets the time that one of its callbacks may take, in nanoseconds.
     pub(crate) fn set_budget(&self, nanoseconds: u64) {
         self.budget.store(nanoseconds, Ordering::Relaxed);
     }
 
-    /// How long one of its callbacks may take, in nanoseconds; 0: as long as any.
+    /// Returns the time that one of its callbacks may take, in nanoseconds; 0: the default.
     pub(crate) fn budget(&self) -> u64 {
         self.budget.load(Ordering::Relaxed)
     }
 
-    /// The group that it belongs to, if it does to one.
+    /// Returns the group that it belongs to, if it belongs to one.
     pub(crate) fn of(&self) -> Option<GroupId> {
         Some(self.of.load(Ordering::Relaxed)).filter(|of| *of != 0).map(GroupId::from_bits)
     }
@@ -274,7 +288,7 @@ impl Shrinker {
         kind(self.inline(), self.own())
     }
 
-    /// Whether it is one of those that a pass may call. So is any later one of the index then.
+    /// Returns whether a pass may call it; the answer holds for any later shrinker of the index.
     pub(crate) fn is_for(&self, whom: Whom) -> bool {
         (whom < Whom::Inline || self.inline()) && (whom < Whom::Own || self.own())
     }
@@ -291,32 +305,37 @@ impl Shrinker {
         self.name.get()
     }
 
-    /// Calls `count`, by one who has a reference. No lock is held.
+    /// Calls `count`. The caller has a reference, and holds no lock.
     pub(crate) fn call_count(&self, asked: &Asked) -> u64 {
         let data = self.data.load(Ordering::Relaxed);
-        // SAFETY: whoever registered it promised that it can be called until it is gone, which the reference prevents; the pointer was
-        // made of such a function before the first reference could be taken.
+        // SAFETY: `begin` stored a `CountFn` here before the first reference could be taken, and
+        // the caller's reference keeps this life. By the contract of `Shrinkers::prepare` the
+        // function may be called with `data` until the life is over.
         unsafe {
             let count = core::mem::transmute::<*mut (), CountFn>(self.count.load(Ordering::Relaxed));
             count(data, asked)
         }
     }
 
-    /// Calls `scan`, likewise.
+    /// Calls `scan`. The caller has a reference, and holds no lock.
     pub(crate) fn call_scan(&self, asked: &mut Asked) -> u64 {
         let data = self.data.load(Ordering::Relaxed);
-        // SAFETY: as for `call_count`.
+        // SAFETY: `begin` stored a `ScanFn` here before the first reference could be taken, and the
+        // caller's reference keeps this life. By the contract of `Shrinkers::prepare` the function
+        // may be called with `data` until the life is over.
         unsafe {
             let scan = core::mem::transmute::<*mut (), ScanFn>(self.scan.load(Ordering::Relaxed));
             scan(data, asked)
         }
     }
 
-    /// Tells that it is gone, by the one who has seen the last reference go.
+    /// Calls `gone`, after the last reference was put and before the index is freed.
     pub(crate) fn call_gone(&self) {
         let (gone, data) = (self.gone.load(Ordering::Relaxed), self.data.load(Ordering::Relaxed));
         if !gone.is_null() {
-            // SAFETY: as for `call_count`; it is called once for each life.
+            // SAFETY: `begin` stored a `GoneFn` here, and the index is not free yet, so the words
+            // are of this life. By the contract of `Shrinkers::prepare` it may be called with
+            // `data`; `Shrinkers::finish` does so once for each life.
             unsafe { core::mem::transmute::<*mut (), GoneFn>(gone)(data) }
         }
     }
@@ -327,12 +346,12 @@ impl Shrinker {
         self.life.try_get(|| _ = self.elsewhere.0[0].fetch_add(1, Ordering::Relaxed))
     }
 
-    /// References that were taken in a line that all CPUs write.
+    /// Returns the number of references that were taken in a cache line that all CPUs write.
     pub(crate) fn taken_elsewhere(&self) -> u64 {
         self.elsewhere.0[0].load(Ordering::Relaxed)
     }
 
-    /// Adds to what is counted.
+    /// Adds to a count.
     #[inline]
     pub(crate) fn add(&self, total: Total, number: u64) {
         if number != 0 && !self.life.words().add(total as usize, number as i64) {
@@ -340,13 +359,13 @@ impl Shrinker {
         }
     }
 
-    /// What was counted so far.
+    /// Returns a count.
     pub(crate) fn total(&self, total: Total) -> u64 {
         let elsewhere = self.elsewhere.0[total as usize].load(Ordering::Relaxed);
         (self.life.words().sum(total as usize) as u64).wrapping_add(elsewhere)
     }
 
-    /// Callbacks that were called so far; one that runs now may count already.
+    /// Returns the number of calls so far; one that runs now may be included.
     pub(crate) fn calls(&self) -> u64 {
         let references = self.life.words().taken().wrapping_add(self.taken_elsewhere());
         references.wrapping_add(self.total(Total::Calls))

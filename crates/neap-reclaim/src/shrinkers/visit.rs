@@ -1,14 +1,25 @@
-//! A visit: every shrinker that may have something in a group, on a node, is asked for some of it.
+//! A visit: the shrinkers that may have objects of a group on a node are asked for some of them.
 //!
-//! Sits between a pass, which chooses groups, and callbacks, which run with no lock held, outside the gate, and never inside one another. A visitor
-//! reads bits and takes references; it writes a bit where a callback said that there is nothing, and the work that is deferred there.
-//! A callback that lies about numbers gets its answers bounded; one that says it looked at nothing ends its own visit.
+//! # Design
 //!
-//! While callbacks run the group may go, and its slot be another's. What a visit writes then is made good:
-//! 1. a visitor is told that the group has nothing, and clears the bit; 2. the group goes, and whoever has the slot then finds the bit
-//!    set still, or the parent gets none since it is cleared already; 3. the visitor asks again, for the group that has nothing now, and leaves the
-//!    bit cleared. So it looks after that whether the slot is the group's and stays. If not, the bit is set again, for whoever has the slot, and
-//!    also where the group's things have gone. The same for work that it defers.
+//! A pass chooses groups. Callbacks run with no lock held, outside the fork gate, and never inside
+//! one another. A visitor reads bits and takes references. It writes a bit if a callback reported
+//! no objects, and the work that is deferred. False numbers of a callback are bounded. A scan that
+//! reports no scanned objects ends the visit of its shrinker.
+//!
+//! # Concurrency
+//!
+//! While callbacks run, the group may be deleted and its slot reused:
+//!
+//! 1. A callback reports no objects of the group, and the visitor clears the bit.
+//! 2. The group is deleted. A new group in the slot finds the bit still set, or the parent gets no
+//!    bit, since it is cleared.
+//! 3. The visitor asks again, for the deleted group, which has no objects, and leaves the bit
+//!    cleared.
+//!
+//! So the visitor checks after that whether the slot is still the group's and stays so. If not, it
+//! sets the bit again, for a new group in the slot, and marks the heir as well. Deferred work is
+//! treated alike.
 
 use super::calling::{Frame, is_calling};
 use super::life::{LIVE, PREPARED};
@@ -22,51 +33,54 @@ use core::pin::pin;
 use core::sync::atomic::{Ordering, fence};
 use neap_groups::GroupId;
 
-/// Who calls callbacks: watches the time, and says when it is enough.
+/// Supervisor of callbacks: it measures time, and decides when there is enough.
 pub trait Caller {
-    /// Asked before each callback; `false`: it is not called, and the rest is deferred. `again`: another one of the same shrinker has ended a moment ago, and
-    /// nothing was done since that takes time.
+    /// Called before each callback. Returns false if that must not be called; the rest is deferred
+    /// then.
+    ///
+    /// `again`: another callback of the shrinker ended a moment ago, with nothing in between that
+    /// takes time.
     fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
     }
 
-    /// Asked between batches, when something was freed: whether that is enough for a pass that
-    /// needs so many bytes, of which callbacks say that they have freed `said` in this visit.
+    /// Called between batches, when something was freed. Returns whether that is enough for a pass
+    /// that needs `need` bytes. `said` is the bytes that callbacks reported in this visit.
     fn has_enough(&self, _need: u64, _said: u64) -> bool {
         false
     }
 
-    /// Told after each. Answers how many nanoseconds it took, for reports; 0: nobody knows.
+    /// Called after each callback. Returns its nanoseconds, for reports; 0 if unknown.
     fn ended(&self, _id: ShrinkerId, _asked: &Asked, _answer: u64) -> u64 {
         0
     }
 }
 
-/// Nobody watches.
+/// No supervision.
 impl Caller for () {}
 
-/// What a visit came to.
+/// Result of a visit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Visited {
-    /// Callbacks that were called.
+    /// Number of calls of callbacks.
     pub calls: u64,
-    /// Objects that were looked at, and freed, as they said.
+    /// Scanned objects, as reported.
     pub scanned: u64,
-    /// See `scanned`.
+    /// Freed objects, as reported.
     pub freed: u64,
-    /// Bytes that they said they freed.
+    /// Freed bytes, as reported.
     pub freed_bytes: u64,
-    /// Objects that count as looked at though it may be that a callback was busy: it freed none,
-    /// and cannot say why.
+    /// Objects that count as scanned, though their callback may have been busy: it freed none, and
+    /// cannot say why.
     pub unsure: u64,
-    /// Scans that looked at nothing.
+    /// Number of scans that scanned nothing.
     pub stops: u64,
-    /// Words that other visitors of this group may look at and that were written: bits, and deferred work.
+    /// Number of written words that other visitors of this group may read: bits and deferred work.
     pub written: u64,
 }
 
 impl Visited {
-    /// Adds another visit's.
+    /// Adds the result of another visit.
     pub fn add(&mut self, other: Visited) {
         self.calls += other.calls;
         self.scanned = self.scanned.saturating_add(other.scanned);
@@ -78,16 +92,16 @@ impl Visited {
     }
 }
 
-/// What a shrinker had.
+/// Answer of a shrinker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Had {
-    /// Nothing, until somebody marks it again.
+    /// It has no objects until it marks the group again.
     Nothing,
-    /// Something, or nobody knows.
+    /// It has objects, or that is unknown.
     Something,
 }
 
-/// A visit under way.
+/// A visit that runs.
 struct Visit<'v, H: Host, C: Caller> {
     shrinkers: &'v Shrinkers,
     host: &'v H,
@@ -100,8 +114,10 @@ struct Visit<'v, H: Host, C: Caller> {
 }
 
 impl Shrinkers {
-    /// Visits a group's shrinkers on a node; the group is the one that has `slot`. Inside a callback it does nothing.
-    // Inline: the answer is added to word by word, and a copy of it as a whole would wait for these.
+    /// Visits a group's shrinkers on a node; the group is the one that has `slot`. Does nothing
+    /// inside a callback.
+    // Inline: the result is added up word by word, and a copy of it as a whole would wait for
+    // these.
     #[inline(always)]
     pub fn visit<H: Host, C: Caller>(
         &self,
@@ -119,7 +135,8 @@ impl Shrinkers {
         visited
     }
 
-    /// Asks a shrinker how many objects it has of a group on a node; `None`: it is not there, or the caller of callbacks said no.
+    /// Asks a shrinker for its number of objects of a group on a node. `None` if it is not
+    /// live, `caller` refused, or the thread is inside a callback.
     pub fn count<H: Host, C: Caller>(
         &self,
         host: &H,
@@ -136,7 +153,8 @@ impl Shrinkers {
         self.call(host, caller, id, count)?.map(|answer| if answer >= EMPTY { 0 } else { answer })
     }
 
-    /// Has a shrinker look at so many objects of a group on a node, in batches; `None` as for [`Shrinkers::count`].
+    /// Lets a shrinker scan `objects` objects of a group on a node, in batches. `None` if it is
+    /// not live, or the thread is inside a callback.
     pub fn scan<H: Host, C: Caller>(
         &self,
         host: &H,
@@ -148,7 +166,7 @@ impl Shrinkers {
     ) -> Option<Visited> {
         let mut asked = asked(group, node);
         self.call(host, caller, id, |calls| {
-            // Exactly that many: a batch that is left over counts as one. What the host has goes as a whole.
+            // No more than requested count as scanned. The host's own caches may free more at once.
             calls.most = if calls.shrinker.own() { u64::MAX } else { objects };
             asked.scanned = 0;
             let mut left = objects;
@@ -171,7 +189,8 @@ impl Shrinkers {
         self.referred(host, caller, id.index(), shrinker, |calls| shrinker.is(id).then(|| f(calls)))?
     }
 
-    /// Calls `f` with a reference to a shrinker, inside its callbacks, and books what it called; `None` if it is not live.
+    /// Calls `f` with a reference to a shrinker, in a frame of its callbacks, and adds to its
+    /// counts. `None` if it is not live.
     #[inline]
     fn referred<'s, H: Host, C: Caller, R>(
         &self,
@@ -197,7 +216,8 @@ impl Shrinkers {
     }
 }
 
-/// Whether a shrinker may have something of a group: not if it belongs to one, and another has what is that one's.
+/// Returns whether a shrinker may have objects of a group: not if it belongs to one, and another
+/// group has that one's objects.
 fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let Some(of) = shrinker.of() else { return true };
     let mut may = false;
@@ -219,7 +239,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
     }
 
-    /// Visits those of a block; whether any is left that may have something.
+    /// Visits the shrinkers of a block. Returns whether any is left that may have objects.
     fn block(&mut self, block: usize) -> bool {
         let shrinkers = self.shrinkers;
         let Some(Spot { place, any, .. }) = shrinkers.places.spot(block, self.slot, self.node, 0) else {
@@ -230,7 +250,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             }
             return is_blind;
         };
-        // Relaxed: what is added at this moment is the next visit's.
+        // Relaxed: objects added at this moment are for the next visit.
         let mut summary = place.summary.load(Ordering::Relaxed);
         while summary != 0 {
             let unit = summary.trailing_zeros();
@@ -240,7 +260,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         place.summary.load(Ordering::Relaxed) != 0
     }
 
-    /// Visits those of a unit that have a bit, or all, where there was no memory for bits.
+    /// Visits the shrinkers of a unit that have a bit, or all, if there was no memory for bits.
     fn unit(&mut self, first: u32, spot: Spot<'_>) {
         let Some(unit) = spot.memory() else {
             let stays = spot.lower_all(|| {
@@ -255,7 +275,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             let index = first + bits.trailing_zeros();
             bits &= bits - 1;
             if self.shrinker(index, Some(&spot)) == Had::Nothing {
-                // The same question once more, after the bit was cleared.
+                // Asks once more after the bit was cleared.
                 let stays = spot.lower(index, || self.shrinker(index, Some(&spot)) == Had::Nothing && self.is_here());
                 self.lowered(stays, index..index + 1);
             }
@@ -269,12 +289,13 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
     }
 
-    /// Whether the slot is the group's still, and stays so for now.
+    /// Returns whether the slot is still the group's, and stays so for now.
     fn is_here(&self) -> bool {
         self.host.is_seat(self.group, self.slot)
     }
 
-    /// After bits of some were cleared, or set again: in the latter case that counts as a mark, and they are set for the heir as well, where the group has gone.
+    /// Counts cleared bits. Bits that were set again count as a mark, and are set for the heir as
+    /// well if the group is gone.
     fn lowered(&mut self, stays: bool, indexes: Range<u32>) {
         self.visited.written += 1;
         if stays {
@@ -287,29 +308,30 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
     }
 
-    /// Visits one.
+    /// Visits one shrinker.
     fn shrinker(&mut self, index: u32, spot: Option<&Spot<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
-        // Before the reference: who puts the last one tells `gone`, and this thread may hold what that wants. Whoever has the index by then is of the same kind.
+        // Before the reference: with the last one this thread would call `gone`, and may hold a
+        // lock that this takes. A later shrinker of the index is of the same kind.
         if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }
         match shrinkers.referred(host, self.caller, index, shrinker, |calls| self.ask(calls, spot)) {
             Some(had) => had,
-            // One that is not started yet has its marks. One that is live by now has taken the index meanwhile.
+            // A prepared shrinker keeps its marks. A live one has taken the index meanwhile.
             None if matches!(shrinker.life.state(), PREPARED | LIVE) => Had::Something,
             None => Had::Nothing,
         }
     }
 
-    /// Whether what this visit and the call under way have freed is enough.
+    /// Returns whether this visit and the current call have freed enough.
     fn has_enough(&self, now: Visited) -> bool {
         let is_anything = self.visited.freed > 0 || now.freed > 0;
         is_anything && self.caller.has_enough(self.press.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
     }
 
-    /// Counts, and scans what that and the pass make of it. With a reference.
+    /// Counts, and scans accordingly. With a reference.
     fn ask(&mut self, calls: &mut Calls<'_, C>, spot: Option<&Spot<'_>>) -> Had {
         let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
@@ -318,7 +340,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if self.has_enough(Visited::default()) {
             return Had::Something;
         }
-        // A mark may be left where a group was that is gone: whoever has the slot by now has nothing of a shrinker that belongs to another.
+        // A mark may be left where a deleted group was. A new group in its slot has no objects of a
+        // shrinker that belongs to another group.
         if !may_have(self.host, shrinker, self.group) {
             return Had::Nothing;
         }
@@ -328,13 +351,13 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             self.scan(calls, &mut asked, freeable, spot);
         }
         self.visited.add(calls.visited);
-        // Who does not mark has its bit always.
+        // A shrinker that does not mark groups keeps its bit.
         if freeable == Some(EMPTY) && shrinker.by_group() { Had::Nothing } else { Had::Something }
     }
 
     fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<&Spot<'_>>) {
         let (shrinker, index, generation) = (calls.shrinker, calls.id.index(), calls.id.generation());
-        // Work of those who know no nodes is deferred on the first.
+        // Work of shrinkers that know no nodes is deferred on the first node.
         let spot = if asked.node == self.node {
             spot.copied()
         } else {
@@ -371,7 +394,7 @@ struct Calls<'c, C: Caller> {
     shrinker: &'c Shrinker,
     id: ShrinkerId,
     caller: &'c C,
-    /// Objects that it can have looked at in one scan.
+    /// Maximum number of objects that one scan can have examined.
     most: u64,
     visited: Visited,
     nanoseconds: u64,
@@ -398,7 +421,7 @@ impl<'c, C: Caller> Calls<'c, C> {
         Some(answer)
     }
 
-    /// Whether it did anything.
+    /// Calls `scan`. Returns whether it scanned any objects.
     fn scan(&mut self, asked: &mut Asked, objects: u64) -> bool {
         if !self.caller.began(self.id, self.visited.calls > 0) {
             return false;
@@ -410,7 +433,7 @@ impl<'c, C: Caller> Calls<'c, C> {
             self.visited.stops += 1;
             return false;
         }
-        // No more than there was.
+        // At most as many as there were.
         asked.scanned = asked.scanned.min(self.most.max(objects));
         let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
         let unsure = if freed == 0 && asked.unsure != 0 { scanned } else { 0 };
@@ -431,7 +454,7 @@ impl<'c, C: Caller> Calls<'c, C> {
         self.nanoseconds = self.nanoseconds.saturating_add(self.caller.ended(self.id, asked, answer));
     }
 
-    /// Books what was counted to the shrinker, of which one call is with the reference.
+    /// Adds to the counts of the shrinker. One of the calls is counted with the reference.
     fn book(&self) {
         let Visited { calls, scanned, freed, .. } = self.visited;
         for (total, number) in [

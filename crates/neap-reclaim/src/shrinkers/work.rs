@@ -1,93 +1,96 @@
-//! How much one call of a shrinker asks for: arithmetic and nothing else.
+//! Number of objects that one visit of a shrinker asks for: arithmetic without state or locks.
 //!
-//! Sits under the visit, which counts and scans. What a pass asks of a cache is what the cache has, by the pass's priority, by what
-//! it costs to make an object again, and by what earlier passes left undone. It is asked for in batches; what is less than
-//! one is deferred, and so is what a callback did not do; never more than twice what there is. No state, no locks.
+//! A pass asks for a part of a cache's objects. The part follows from the priority of the pass,
+//! from the cost of recreating an object, and from the deferred work. Objects are requested in
+//! batches. A remainder below one batch is deferred, as are objects that a callback did not scan,
+//! up to twice the number of objects.
 //!
 //! Source: `do_shrink_slab` of Linux, by its published arithmetic.
 
-/// What objects cost to make again, for a shrinker that does not say: two seeks.
+/// Cost of recreating an object, for a shrinker that does not state it: two seeks.
 pub const DEFAULT_SEEKS: u32 = 2;
-/// How many objects a scan asks for, for a shrinker that does not say.
+/// Objects of one scan, for a shrinker that does not state them.
 pub const DEFAULT_BATCH: u64 = 128;
-/// The priority that passes begin with; 0 asks for the most.
+/// First priority of a pass; 0 asks for the most.
 pub const FIRST_PRIORITY: u32 = 12;
-/// A [`Press::share`] that is all of it.
+/// A [`Press::share`] of the whole.
 pub const WHOLE: u32 = 1024;
 
-/// Whose callbacks the thread of a pass may call: it may hold what the others take.
+/// Shrinkers that the thread of a pass may call: it may hold locks that other shrinkers take.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Whom {
-    /// Everybody's: it holds nothing.
+    /// All: the thread holds nothing.
     All,
-    /// Those that may run in a thread that charges.
+    /// Shrinkers that may run in a thread that charges.
     Inline,
-    /// Of these the host's own alone: it charges, or allocates, for somebody who has not said that anything may run.
+    /// Of these, the host's own: the thread charges or allocates for a caller that has not allowed
+    /// callbacks.
     Own,
 }
 
-/// How hard a pass presses a group.
+/// Pressure of a pass on a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Press {
-    /// From [`FIRST_PRIORITY`] down to 0: each step asks for twice as much.
+    /// From [`FIRST_PRIORITY`] down to 0; each step asks for twice as much.
     pub priority: u32,
-    /// The part of it that the group's protection leaves, of [`WHOLE`].
+    /// Unprotected part of the group, of [`WHOLE`].
     pub share: u32,
-    /// Asks for a batch at least: of small groups, which would never give anything, and of those that are going.
+    /// Asks for at least one batch: for small groups, which would never give anything otherwise.
     pub least: bool,
-    /// Calls only these.
+    /// The shrinkers that may be called.
     pub whom: Whom,
-    /// Bytes that are needed, and that the group uses: no scan asks for many more objects than
-    /// these are likely to be. Nothing bounds what is asked of one that uses nothing.
+    /// Needed bytes. A scan asks for about as many objects as these and `usage` suggest; there is
+    /// no bound if `usage` is 0.
     pub need: u64,
-    /// See `need`.
+    /// Bytes that the group uses.
     pub usage: u64,
 }
 
 impl Press {
-    /// A group without protection, by a thread that may run any callback.
+    /// Returns the pressure on a group without protection, by a thread that may run any callback.
     pub const fn of(priority: u32) -> Press {
         Press { priority, share: WHOLE, least: false, whom: Whom::All, need: u64::MAX, usage: 0 }
     }
 }
 
-/// One call of one shrinker.
+/// Work of one visit of one shrinker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Work {
     freeable: u64,
     batch: u64,
-    /// What was deferred before, and what this pass adds to it.
+    /// Objects deferred before, and those that this pass adds.
     wanted: u64,
-    /// What is still to be asked for now.
+    /// Objects that are still to be requested now.
     total: u64,
     scanned: u64,
-    /// The most that the next scan is to look at: twice as much each time, since what is looked at
-    /// is not always given.
+    /// Maximum of the next scan. It doubles each time, since scanned objects are not always freed.
     most: u64,
-    /// What had been deferred before.
+    /// Objects deferred before.
     deferred: u64,
 }
 
 impl Work {
-    /// What is asked of `freeable` objects, with `deferred` ones left from before. A batch of 0 is the usual one.
+    /// Makes the work for `freeable` objects, with `deferred` ones left by earlier passes. A batch
+    /// of 0 is the default.
     pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: Press) -> Work {
         let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
         let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
         let delta = delta(freeable, seeks, press);
         let asked = (deferred >> priority).saturating_add(delta).min(most);
-        // As many as make a scan of their own.
+        // Enough for `next` to return a scan.
         let least = if press.least { batch.min(freeable) } else { 0 };
         let (wanted, total) = (deferred.saturating_add(delta), asked.max(least));
         Work { freeable, batch, wanted, total, scanned: 0, most: needed(freeable, press).min(batch), deferred }
     }
 
-    /// How many objects the next scan is to look at; `None`: that is all for now.
+    /// Returns the number of objects for the next scan; `None` if no more are requested now.
     pub fn next(&self) -> Option<u64> {
         let worth_it = self.freeable > 0 && (self.total >= self.batch || self.total >= self.freeable);
         (worth_it && self.total > 0).then(|| self.most.min(self.total))
     }
 
-    /// A scan has looked at so many objects. Answers whether that was any: a callback that looks at none would be called for ever.
+    /// Records a scan. Returns false if it scanned no objects: such a callback would be called for
+    /// ever.
     pub fn done(&mut self, scanned: u64) -> bool {
         self.total = self.total.saturating_sub(scanned);
         self.scanned = self.scanned.saturating_add(scanned);
@@ -95,41 +98,44 @@ impl Work {
         scanned > 0
     }
 
-    /// There is enough: what was not asked for is not owed to later passes.
+    /// Records that there is enough: objects that were not requested are not deferred.
     pub fn is_enough(&mut self) {
         self.wanted = self.wanted.min(self.deferred);
     }
 
-    /// Objects looked at so far.
+    /// Returns the objects scanned so far.
     pub fn scanned(&self) -> u64 {
         self.scanned
     }
 
-    /// What is left for later passes.
+    /// Returns the objects that are left for later passes.
     pub fn deferred(&self) -> u64 {
         self.wanted.saturating_sub(self.scanned).min(self.freeable.saturating_mul(2))
     }
 }
 
-/// How many objects are likely to be as many bytes as are needed, at least one, if all that a group
-/// uses is objects.
+/// Returns how many objects are likely to hold the needed bytes, at least one, if objects are all
+/// that a group uses.
 fn needed(freeable: u64, press: Press) -> u64 {
     let objects = u128::from(press.need) * u128::from(freeable) / u128::from(press.usage.max(1));
     if press.usage == 0 { u64::MAX } else { u64::try_from(objects).unwrap_or(u64::MAX).max(1) }
 }
 
-/// What a pass adds to what is asked for.
+/// Returns the objects that a pass adds to the request.
 fn delta(freeable: u64, seeks: u32, press: Press) -> u64 {
     let whole = match seeks {
-        // They cost nothing to make again.
+        // Recreating them costs nothing.
         0 => u128::from(freeable / 2),
         seeks => u128::from(freeable.checked_shr(press.priority).unwrap_or(0)) * 4 / u128::from(seeks),
     };
     u64::try_from(whole * u128::from(press.share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
 }
 
-/// The part of a scan that is for one of several lists with `total` objects together: by its count, and at least one of a list that has
-/// any, so that a small one beside large ones is not left out for ever.
+/// Returns the part of a scan for one of several lists with `total` objects together, in proportion
+/// to its `count`.
+///
+/// The part is at least one for a list with objects, so that a small list beside large ones is not
+/// left out for ever.
 pub fn share(to_scan: u64, count: u64, total: u64) -> u64 {
     let part = u128::from(to_scan) * u128::from(count) / u128::from(total.max(1));
     u64::try_from(part).unwrap_or(u64::MAX).max(1).min(count)
@@ -140,7 +146,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A callback that looks at all it is asked for: its scans, and what is deferred then.
+    /// Runs a callback that scans all requested objects. Returns its scans and the deferred
+    /// objects.
     fn run(freeable: u64, deferred: u64, seeks: u32, press: Press) -> (Vec<u64>, u64) {
         let (mut work, mut scans) = (Work::new(freeable, deferred, seeks, 0, press), Vec::new());
         while let Some(next) = work.next() {
@@ -163,9 +170,10 @@ mod tests {
 
     #[test]
     fn what_is_deferred_comes_back_by_priority_and_is_bounded() {
-        // By hand: 512 >> 4 = 32, and 1250; 10 scans of 128 leave 2 of those, and 480 were not asked for.
+        // By hand: 512 >> 4 = 32, and 1250; 10 scans of 128 leave 2 of those, and 480 were not
+        // asked for.
         assert_eq!(run(10_000, 512, 2, Press::of(4)), (std::vec![128; 10], 512 + 1250 - 1280));
-        // Never more than twice what there is.
+        // At most twice the number of objects.
         assert_eq!(run(100, 1_000_000, 2, Press::of(12)), (std::vec![128], 200));
         assert_eq!(run(100, u64::MAX, 2, Press::of(0)), (std::vec![128], 200));
         assert_eq!(run(0, 77, 2, Press::of(0)), (std::vec![], 0));
@@ -176,7 +184,7 @@ mod tests {
         let least = |priority| Press { least: true, ..Press::of(priority) };
         assert_eq!(run(50, 0, 2, least(12)), (std::vec![50], 0));
         assert_eq!(run(10_000, 0, 2, least(12)), (std::vec![128], 0));
-        // What is asked for anyway stays what it is.
+        // Objects that are requested anyway do not change.
         assert_eq!(run(10_000, 0, 2, least(4)), run(10_000, 0, 2, Press::of(4)));
     }
 
@@ -194,7 +202,7 @@ mod tests {
         assert_eq!((work.scanned(), work.deferred()), (0, 20_000));
     }
 
-    /// Of 256 objects that fill 16 MiB, two are what 128 KiB need.
+    /// Of 256 objects in 16 MiB, two hold 128 KiB.
     #[test]
     fn a_scan_is_bounded_by_what_is_needed_and_grows_while_that_does_not_come() {
         let press = Press { need: 128 << 10, usage: 16 << 20, ..Press::of(0) };
