@@ -1,7 +1,8 @@
-//! LRU lists, shrinkers and reclaim of neap: whoever caches memory gives it back when a group, a node or the machine needs it.
+//! LRU lists, shrinkers and reclaim of neap: caches free memory when a group, a node or the machine
+//! needs it.
 //!
-//! Sits on `neap-groups`, and knows neither pages nor objects. Nothing here runs a callback under a lock, and no visitor of a shrinker
-//! writes what another one reads.
+//! The crate knows groups, but neither pages nor objects. Nothing here runs a callback under a
+//! lock, and no visitor of a shrinker writes a cache line that another one reads.
 #![no_std]
 #![deny(missing_docs)]
 

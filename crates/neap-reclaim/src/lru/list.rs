@@ -1,9 +1,10 @@
-//! A list: items by group and node, each group's and node's under a lock of its own.
+//! An LRU list: items by group and node, each group's and node's under a lock of its own.
 //!
-//! Sits between whoever caches objects and sub-lists. Adding finds the sub-list by the group's slot, taking off by what the item names; either takes
-//! that one lock, and writes nothing that another group or node has. A walk hands the oldest to a function, under the lock, which says
-//! what becomes of each; what it takes off it gets once more after the lock. Everything passes the host's gate, so a fork finds no
-//! lock held.
+//! Adding an item finds the sub-list by the group's slot; removing it uses the sub-list that the
+//! item names. Either takes that one lock, and writes no cache line of another group or node. A
+//! walk passes the oldest items to a function, under the lock, which decides on each. Removed items
+//! are passed on after the lock was released. All of it runs inside the host's fork gate, so a fork
+//! finds no lock held.
 
 use super::block::{self, Block, Sub};
 use super::chain::End;
@@ -16,82 +17,86 @@ use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
 use neap_groups::{Denied, GroupId, Seat};
 
-/// Items after which the lock and the gate are let go for others, if the walk can go on where it was.
+/// Items after which a walk releases the lock and the gate for other threads, if it can continue
+/// where it was.
 const HOLD: usize = 256;
-/// Items of one hold at most: a fork waits for it.
+/// Maximum number of items in one hold of the lock, since a fork waits for it.
 pub const LONGEST: usize = 1 << 16;
 
-/// What is behind a [`LruList`].
+/// Memory that a [`LruList`] leads to.
 #[derive(Debug)]
 pub(super) struct Head {
     /// The block of each group but the root, by slot.
     pub(super) table: Radix,
-    /// The root's, and everybody's of a list that is not by group.
+    /// The block of the root, with all items of a list that is not by group.
     pub(super) root: NonNull<Block>,
     by_group: bool,
     pub(super) shrinker: Option<u64>,
     pub(super) nodes: usize,
-    /// Under the registry's mutex: all lists.
+    /// Links of the chain of all lists, under the registry's mutex.
     pub(super) next: Cell<*mut Head>,
     pub(super) previous: Cell<*mut Head>,
 }
 
 impl Head {
-    /// The block that a group has.
+    /// Returns the block of a group.
     pub(super) fn block(&self, slot: u32) -> Option<NonNull<Block>> {
         if slot == Seat::ROOT.slot { Some(self.root) } else { self.table.get(slot) }
     }
 }
 
-/// A list, which stays where it is until it is closed: a name for it that keeps nothing alive.
+/// Reference to a list, which does not move until it is closed. It does not keep the list alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LruList(pub(super) NonNull<Head>);
 
-// SAFETY: what it leads to is atomic, constant, or under locks.
+// SAFETY: the fields of the head are constant, or atomic, or used under the registry's mutex alone.
 unsafe impl Send for LruList {}
-// SAFETY: as above.
+// SAFETY: the fields of the head are constant, or atomic, or used under the registry's mutex alone.
 unsafe impl Sync for LruList {}
 
-/// What becomes of an item that a walk has come to, and whether the walk goes on under the same lock.
+/// Decision on an item in a walk, and whether the walk goes on under the same lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Verdict {
-    /// It is taken off, and handed out after the lock. Goes on.
+    /// The item is removed, and passed on after the lock. The walk goes on.
     Removed = 0,
-    /// It was in use: it is the newest from now on. Goes on.
+    /// The item was in use: it becomes the newest. The walk goes on.
     Rotate = 1,
-    /// It stays where it is. Goes on.
+    /// The item stays in its place. The walk goes on.
     Skip = 2,
-    /// It cannot be said at the moment, because its owner's lock is held. The list's lock is let go for whoever that is, and the walk
-    /// begins again from the oldest.
+    /// No decision is possible at the moment, because the lock of the item's owner is held. The
+    /// list's lock is released for the holder of that lock, and the walk starts again with the
+    /// oldest item.
     Retry = 3,
     /// The walk is over.
     Stop = 4,
 }
 
-/// What a walk did.
+/// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Walked {
-    /// Verdicts that were asked for.
+    /// Number of decisions.
     pub scanned: usize,
-    /// Items taken off.
+    /// Number of removed items.
     pub removed: usize,
-    /// A verdict ended it.
+    /// Whether [`Verdict::Stop`] ended it.
     pub stopped: bool,
 }
 
-/// Items that a walk took off, oldest first.
+/// Items that a walk removed, oldest first.
 #[derive(Default)]
 struct Taken(Option<(NonNull<Item>, NonNull<Item>)>);
 
 impl Taken {
     fn push(&mut self, item: NonNull<Item>) {
-        // SAFETY: items in a walk's chain are there.
+        // SAFETY: the item exists until `dispose` gets it, by the contract of `add`; until then it
+        // is named as in a walk's chain, so no other thread uses its links.
         unsafe { item.as_ref() }.relink(|links| links.next = null_mut());
         self.0 = Some(match self.0 {
             None => (item, item),
             Some((first, last)) => {
-                // SAFETY: as above.
+                // SAFETY: the last item of this chain was not passed to `dispose` yet, so it
+                // exists, by the contract of `add`.
                 unsafe { last.as_ref() }.relink(|links| links.next = item.as_ptr());
                 (first, item)
             }
@@ -102,10 +107,11 @@ impl Taken {
 impl Iterator for Taken {
     type Item = NonNull<Item>;
 
-    /// Takes the oldest out, for `dispose`.
+    /// Takes the oldest item out, for `dispose`.
     fn next(&mut self) -> Option<NonNull<Item>> {
         let (first, last) = self.0?;
-        // SAFETY: as above.
+        // SAFETY: the first item of this chain was not passed to `dispose` yet, so it exists, by
+        // the contract of `add`.
         let item = unsafe { first.as_ref() };
         let next = NonNull::new(item.links().next);
         self.0 = next.map(|next| (next, last));
@@ -115,8 +121,10 @@ impl Iterator for Taken {
 }
 
 impl<H: Host> Site<'_, H> {
-    /// Makes a list. With `by_group` every group has its own items, otherwise all are the root's. Where there is a shrinker for it, it is
-    /// marked ([`Host::mark`]) whenever a group's first item on a node is added.
+    /// Makes a list. With `by_group` every group has its own items, otherwise all are the root's.
+    ///
+    /// The `shrinker`, if there is one, is marked ([`Host::mark`]) whenever a group's first item on
+    /// a node is added.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
@@ -125,13 +133,16 @@ impl<H: Host> Site<'_, H> {
             let head = self.host.memory(size_of::<Head>()).ok_or(Denied::NoMemory)?.cast::<Head>();
             let nodes = self.host.platform().nodes();
             let Some(root) = block::make(self.host, head, nodes, Seat::ROOT) else {
-                // SAFETY: from above.
+                // SAFETY: `memory` returned this above with this size, and no other thread has seen
+                // it.
                 unsafe { self.host.give_back(head.cast(), size_of::<Head>()) };
                 return Err(Denied::NoMemory);
             };
             let mut registry = self.lists.registry.lock();
             let (next, previous) = (Cell::new(registry.first), Cell::new(null_mut()));
-            // SAFETY: nobody else knows of it; the other is a list.
+            // SAFETY: the memory has room for a head, is aligned to a cache line, and no other
+            // thread knows of it. `first` is null or a list, which exists until it is closed under
+            // the mutex that is held.
             unsafe {
                 head.write(Head { table: Radix::new(), root, by_group, shrinker, nodes, next, previous });
                 registry.first.as_ref().inspect(|first| first.previous.set(head.as_ptr()));
@@ -141,45 +152,55 @@ impl<H: Host> Site<'_, H> {
         })
     }
 
-    /// Gives back what a list takes. Items that are on it still stay as they are, and are no list's any more.
+    /// Frees a list. Items on it stay as they are, but are on no list any more.
     ///
     /// # Safety
-    /// Nobody uses the list any more, nor an item that is on it but to put other things in its place.
+    /// No thread uses the list any more. An item that was on it is only overwritten.
     pub unsafe fn close_list(&self, list: LruList) {
         self.host.inside(|| {
             let blocks = self.lists.registry.lock().detach(list);
-            // SAFETY: as the caller promises.
+            // SAFETY: by this function's contract no thread uses the list. It was detached with
+            // these blocks under the mutex.
             unsafe { self.free_list(list, blocks) };
         });
     }
 
-    /// The same, and hands every item that is on it to `dispose`, each group's oldest first, with no lock held: it is on none by then.
+    /// Frees a list, and passes every item on it to `dispose`, each group's oldest first. The item
+    /// is on no list by then, and no lock is held.
     ///
-    /// Groups that are deleted meanwhile take nothing along:
-    /// 1. A has emptied the parent's part; 2. B deletes the group, whose items go there; 3. A finds none in the group's part, and would free the parent's with
-    ///    items on it. So first of all the list is taken out of everybody's sight, under the registry's mutex, which a deletion takes.
+    /// First the list is taken out of the registry, under the mutex that a deletion takes.
+    /// Otherwise:
+    ///
+    /// 1. A has emptied the parent's sub-list.
+    /// 2. B deletes the group, which moves its items there.
+    /// 3. A finds none in the group's sub-list, and frees the parent's with items on it.
     ///
     /// # Safety
-    /// Nobody uses the list any more; items on it are there until `dispose` has got them.
+    /// No thread uses the list any more. Items on it exist until `dispose` has got them.
     pub unsafe fn close_list_with(&self, list: LruList, mut dispose: impl FnMut(NonNull<Item>)) {
         let blocks = self.host.inside(|| self.lists.registry.lock().detach(list));
-        // SAFETY: nobody else has them.
+        // SAFETY: the blocks were detached under the mutex, and by this function's contract no
+        // thread uses the list. They are freed below.
         let subs = chain(blocks).flat_map(|block| unsafe { block::subs(block) });
         for sub in subs {
             while let Some(item) = sub.take_oldest() {
-                // SAFETY: items on a chain are there.
+                // SAFETY: by this function's contract the item exists until `dispose` gets it.
                 unsafe { item.as_ref() }.let_go();
                 dispose(item);
             }
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread uses the list. It was detached with these
+        // blocks under the mutex.
         self.host.inside(|| unsafe { self.free_list(list, blocks) });
     }
 
+    /// Frees a list and its blocks.
+    ///
     /// # Safety
-    /// Nobody uses the list, which is detached, nor the blocks that it had.
+    /// No thread uses the list, which is detached, nor the blocks that it had.
     unsafe fn free_list(&self, list: LruList, blocks: *mut Block) {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract no thread uses any of them. The blocks are from
+        // `block::make`, the table's nodes and the head from this host, with these sizes.
         unsafe {
             chain(blocks).for_each(|block| self.free(block));
             list.head().table.close(self.host);
@@ -190,20 +211,24 @@ impl<H: Host> Site<'_, H> {
 
 impl LruList {
     pub(super) fn head(&self) -> &Head {
-        // SAFETY: whoever uses a list does not close it meanwhile.
+        // SAFETY: the caller uses the list, and closing a list requires that no thread does. So the
+        // head exists.
         unsafe { self.0.as_ref() }
     }
 
-    /// Puts an item on it, as the newest of a group on a node (the last node, for a number beyond). Where the group is gone the item is its
-    /// heir's; where there is no memory for the group's part of the list, that of the nearest above that has one. Answers whether it was
-    /// put there: not where it is on a list already.
+    /// Adds an item, as the newest of a group on a node (the last node, for a higher number).
+    /// Returns false if the item is on a list already, or in hands.
+    ///
+    /// If the group is gone, its heir gets the item. Without memory for the group's block, the
+    /// nearest ancestor that has one gets it.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`]: the id leads nowhere any more.
     ///
     /// # Safety
-    /// The item stays where it is until [`LruList::del`] has answered that it was taken off, or a walk's `dispose` has got it. Not called by
-    /// a function that a walk calls under the lock.
+    /// The item does not move until [`LruList::del`] has returned true for it, or a walk's
+    /// `dispose` has got it. This function is not called by a function that a walk calls under the
+    /// lock.
     pub unsafe fn add<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -218,12 +243,14 @@ impl LruList {
                 false => Seat::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
-            // SAFETY: found within the reading.
+            // SAFETY: the block was found or made within the read, which is held, so it is not
+            // freed.
             Ok(self.put(site, unsafe { block::sub(block, node) }, node, item, End::Newest, None))
         })
     }
 
-    /// Puts an item on a sub-list or its heir, and marks that if it had none: one that is on none, or that was taken `from` one. Within a reading.
+    /// Puts an item on a sub-list or its heir, and marks that if it had none. The item is on no
+    /// list, or was taken off `from`. The caller is within a read.
     pub(super) fn put<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -234,13 +261,14 @@ impl LruList {
         from: Option<&Sub>,
     ) -> bool {
         let (sub, mut chain) = sub.lock();
-        // SAFETY: it is there, as whoever adds it promises.
+        // SAFETY: by the contract of `add`, or of `Hands::put_back`, the item exists for as long as
+        // it is on the list.
         if !unsafe { item.as_ref() }.claim(sub, from) {
             return false;
         }
         chain.push(item, end);
         sub.set_count(sub.count() + 1);
-        // The group that received it, which need not be the one that was asked for.
+        // The group that received it, which need not be the requested one.
         let (is_first, seat) = (sub.count() == 1, chain.seat);
         drop(chain);
         if is_first {
@@ -249,24 +277,27 @@ impl LruList {
         true
     }
 
-    /// Takes an item off, whichever group's it is by now; answers whether this call did. If not, it is on no list, or on another, or a walk
-    /// has taken it off, whose `dispose` gets it. So whoever got it, here or there, and nobody else, may free it.
+    /// Removes an item, of whichever group it is by now. Returns whether this call did.
+    ///
+    /// If not, the item is on no list, or on another one, or a walk's `dispose` gets it. Only the
+    /// caller that got it, here or there, may free it.
     ///
     /// # Safety
-    /// The item is there. Not called by a function that a walk calls under the lock.
+    /// The item exists. This function is not called by a function that a walk calls under the lock.
     pub unsafe fn del<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: by this function's contract the item exists.
         let item_there = unsafe { item.as_ref() };
         site.host.inside(|| {
             let _reading = site.groups.reading();
-            // SAFETY: it was found within the reading.
+            // SAFETY: the name was read within the read, which is held, so its block is not freed.
             while let Some(sub) = item_there.name().map(|sub| unsafe { sub.as_ref() }) {
                 if !sub.is_of(self.0) {
                     return false;
                 }
                 let (sub, mut chain) = sub.lock();
-                // Somebody else may have taken it off and put it elsewhere.
-                // SAFETY: as above.
+                // Another thread may have taken it off and put it elsewhere.
+                // SAFETY: the name was read within the read, which is held, so its block is not
+                // freed.
                 if item_there.name().is_some_and(|now| core::ptr::eq(unsafe { now.as_ref() }.live(), sub)) {
                     chain.unlink(item);
                     sub.set_count(sub.count() - 1);
@@ -278,27 +309,29 @@ impl LruList {
         })
     }
 
-    /// Items of a group alone on a node, at this moment; 0 where the group is gone. Takes no lock.
+    /// Returns the number of items of a group alone on a node, at this moment; 0 if the group is
+    /// gone. Takes no lock.
     pub fn count<H>(self, site: &Site<'_, H>, group: GroupId, node: usize) -> usize {
         let reading = site.groups.reading();
         let Some(seat) = self.seat(site, &reading, group) else { return 0 };
-        // SAFETY: found within the reading.
+        // SAFETY: the block was found within the read, which is held, so it is not freed.
         self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
     }
 
-    /// Items of all groups on a node. Takes no lock: while groups are deleted some may be counted twice, or not at all.
+    /// Returns the number of items of all groups on a node. Takes no lock: while groups are
+    /// deleted, items may be counted twice or not at all.
     pub fn count_node<H>(self, site: &Site<'_, H>, node: usize) -> usize {
         let (mut count, mut next) = (0, Some(Seat::ROOT.slot));
         while let Some(slot) = next {
             let _reading = site.groups.reading();
-            // SAFETY: found within the reading.
+            // SAFETY: the block was found within the read, which is held, so it is not freed.
             count += self.head().block(slot).map_or(0, |block| unsafe { block::sub(block, node) }.count());
             next = self.head().table.next(slot + 1).map(|(slot, _)| slot);
         }
         count
     }
 
-    /// The seat of a group that is there itself.
+    /// Returns the place of a group that exists itself.
     pub(super) fn seat<H>(
         self,
         site: &Site<'_, H>,
@@ -311,13 +344,17 @@ impl LruList {
         site.groups.own_seat(reading, group)
     }
 
-    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken off, to `isolate`, oldest first and each once at
-    /// most but for retries, and does what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
-    /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
+    /// Passes up to `most` items of a group alone on a node to `isolate`, oldest first, and acts on
+    /// its decisions. Finds nothing if the group is gone.
+    ///
+    /// Each item is passed once at most, but for retries. If not all are removed, it passes
+    /// [`LONGEST`] items at most. Removed items are passed to `dispose`, in the same order, with no
+    /// lock held, and belong to it then. [`Item::is_linked`] is true for them until
+    /// [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items and inside the gate: it neither waits, nor allocates, nor calls anything of this
-    /// crate's; a lock of the item's owner it only tries.
+    /// `isolate` is called under the lock of the items and inside the fork gate. It neither waits,
+    /// allocates nor calls this crate; it only tries a lock of the item's owner.
     pub unsafe fn walk<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -332,7 +369,7 @@ impl LruList {
             let reading = site.groups.reading();
             let seat = self.seat(site, &reading, group);
             let block = seat.and_then(|seat| self.head().block(seat.slot));
-            // SAFETY: found within the reading.
+            // SAFETY: the block was found within the read, which is held, so it is not freed.
             block.is_some_and(|block| walk.over(unsafe { block::sub(block, node) }, &mut isolate))
         };
         while site.host.inside(&mut again) {
@@ -343,10 +380,10 @@ impl LruList {
     }
 }
 
-/// A walk under way.
+/// A walk that runs.
 struct Walk {
     left: usize,
-    /// Items that were there when it began, or began again, and that it has not come to.
+    /// Items that were there when it began, or began again, and that it has not visited.
     in_all: usize,
     walked: Walked,
     taken: Taken,
@@ -357,14 +394,18 @@ impl Walk {
         Walk { left: most, in_all: usize::MAX, walked: Walked::default(), taken: Taken::default() }
     }
 
-    /// One hold of a sub-list's lock: until the budget is used, the end is reached, or a verdict ends it; or until it was long enough, and all that it came
-    /// to are taken off, so that the next one begins where this ends. Whether to begin again. Within a reading and the gate.
+    /// Visits items during one hold of a sub-list's lock. Returns whether to begin again. The
+    /// caller is within a read and inside the fork gate.
+    ///
+    /// It ends when the budget is used, at the end of the list, or by a decision. It also ends
+    /// after a while if all visited items were removed, so that the next hold begins where this one
+    /// ends.
     fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;
         }
-        // No item is come to twice, however many are rotated.
+        // No item is visited twice, however many are rotated.
         self.in_all = self.in_all.min(sub.count());
         let (mut next, mut held) = (chain.oldest(), 0);
         while let Some(item) = next.filter(|_| self.left > 0 && self.in_all > 0 && held < LONGEST) {
@@ -372,7 +413,7 @@ impl Walk {
                 return true;
             }
             held += 1;
-            // First of all: a verdict that is always the same ends, too.
+            // First of all: a walk with the same decision each time ends, too.
             self.left -= 1;
             self.in_all -= 1;
             self.walked.scanned += 1;
@@ -381,14 +422,16 @@ impl Walk {
                 Verdict::Removed => {
                     chain.unlink(item);
                     sub.set_count(sub.count() - 1);
-                    // SAFETY: items on a chain are there.
+                    // SAFETY: an item on a chain exists until it is taken off, by the contract of
+                    // `add`, and the lock is held.
                     unsafe { item.as_ref() }.take();
                     self.taken.push(item);
                     self.walked.removed += 1;
                 }
                 Verdict::Rotate => {
                     chain.unlink(item);
-                    // SAFETY: as above.
+                    // SAFETY: an item on a chain exists until it is taken off, by the contract of
+                    // `add`, and the lock is held.
                     unsafe { item.as_ref() }.rename(sub);
                     chain.push(item, End::Newest);
                 }

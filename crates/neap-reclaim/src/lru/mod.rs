@@ -1,8 +1,10 @@
-//! LRU lists: items by group and node, oldest first, each group's and node's under a lock of its own.
+//! LRU lists: items by group and node, oldest first, each group's and node's under a lock of its
+//! own.
 //!
-//! Sits between caches, whose objects have an [`Item`] inside, and reclaim, which walks the lists of a group. [`Lists`] is what all lists of
-//! a tree of groups have in common, and a [`Site`] is what every call is told. Sub-lists are made when they are first used; when a group is
-//! deleted what it has is its parent's at once.
+//! The objects of a cache have an [`Item`] inside; reclaim walks the lists of a group. [`Lists`] is
+//! the shared state of all lists of a tree of groups, and a [`Site`] is an argument of every call.
+//! Sub-lists are made when they are first used. When a group is deleted, its items are its parent's
+//! at once.
 //!
 //! Source: list_lru of Linux, by idea.
 
