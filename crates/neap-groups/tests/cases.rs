@@ -1,4 +1,5 @@
-//! What a group's bounds do, one by one: protection down the tree, what can never be granted, and delays above `high`.
+//! What a group's bounds do, one by one: protection down the tree, what can never be granted, and
+//! delays above `high`.
 
 mod host;
 
@@ -18,12 +19,12 @@ fn with_groups(test: impl FnOnce(&Groups, &Host<'_, Virtual>)) {
     let groups = Groups::open(&host).unwrap();
     test(&groups, &host);
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe { groups.close(&host) };
 }
 
-/// The tree of the kernel's selftest of `memory.low`: a parent with 50 MiB protected below one that has as much, and children that use 50
-/// each, or nothing, and claim 75, 25, 0 and 500.
+/// The tree of the kernel's selftest of `memory.low`: a parent with 50 MiB protected below one that
+/// has as much, and children that use 50 each, or nothing, and claim 75, 25, 0 and 500.
 #[test]
 fn protection_goes_down_the_tree_and_is_shared() {
     with_groups(|groups, host| {
@@ -74,7 +75,8 @@ fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
         assert_eq!((limit(charge(below, 10 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 10 * MIB));
         assert_eq!((charge(below, 10 * MIB + 1, How::Overcharge), asked()), (Ok(0), 10 * MIB + 1));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 10 * MIB + 1);
-        // Of what `min` protects nothing is given; where it is taken back by who has it, that is seen.
+        // Of what `min` protects nothing is given; where it is taken back by who has it, that is
+        // seen.
         groups.set_bound(host, beside, Bound::Min, 7 * MIB).unwrap();
         assert_eq!((limit(charge(below, 3 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB));
         assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
@@ -92,7 +94,8 @@ fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
     });
 }
 
-/// A walk of all of them looks at each, and once more at each for what they claim together; not at all of them for each.
+/// A walk of all of them looks at each, and once more at each for what they claim together; not at
+/// all of them for each.
 #[test]
 fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
     with_groups(|groups, host| {

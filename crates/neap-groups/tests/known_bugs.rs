@@ -1,7 +1,8 @@
-//! Bugs that memory groups had elsewhere, as far as they are about what is stocked for a group: L14, L19, L20 of the list. Others are beside
-//! what they are about.
+//! Bugs that memory groups had elsewhere, as far as they are about what is stocked for a group:
+//! L14, L19, L20 of the list. Others are beside what they are about.
 //!
-//! Method: a virtual machine of two CPUs, the second isolated, so that no sequence and no fence is in the way of a word's being read and written.
+//! Method: a virtual machine of two CPUs, the second isolated, so that no sequence and no fence is
+//! in the way of a word's being read and written.
 
 mod host;
 
@@ -30,7 +31,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
     groups.drain(&host, GroupId::ROOT);
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
     assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe { groups.close(&host) };
 }
 
@@ -103,7 +104,8 @@ fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
             let child = groups.create(&host, parent, "child").unwrap();
             leave_a_stock(groups, &host, child.payer(Kind::ByHand, 0));
             groups.delete(&host, child).unwrap();
-            // What the stock of one that is gone holds is no other's, not even of one that has its name, or its place.
+            // What the stock of one that is gone holds is no other's, not even of one that has its
+            // name, or its place.
             let next = groups.create(&host, parent, "child").unwrap();
             let payer = next.payer(Kind::ByHand, 0);
             Virtual::run_on(1);

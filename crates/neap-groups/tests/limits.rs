@@ -1,9 +1,10 @@
-//! Four thousand groups at their limits, under a storm of charges: what is charged never exceeds a limit, and never what is used by more than
-//! is stated.
+//! Four thousand groups at their limits, under a storm of charges: what is charged never exceeds a
+//! limit, and never what is used by more than is stated.
 //!
-//! Method: threads charge and give back at random, below parents with limits of their own, while limits are moved. Counters of the test's own are raised
-//! after a charge was granted and lowered before it is given back, so they are never above what is charged. Every so often all
-//! threads stop, and each group is compared with its counter to the byte.
+//! Method: threads charge and give back at random, below parents with limits of their own, while
+//! limits are moved. Counters of the test's own are raised after a charge was granted and lowered
+//! before it is given back, so they are never above what is charged. Every so often all threads
+//! stop, and each group is compared with its counter to the byte.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -182,7 +183,7 @@ fn four_thousand_groups_never_have_more_than_their_limits() {
     let all = tree.children.iter().chain(&tree.parents);
     all.for_each(|each| assert_eq!(groups.info(&host, each.id).unwrap().charged, 0));
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe {
         groups.close(&host);
         data.close(&machine);

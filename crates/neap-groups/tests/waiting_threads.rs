@@ -1,4 +1,5 @@
-//! Waiting by threads for real: on Linux, with sequences where there are any, somebody who ticks when asked, and a small executor.
+//! Waiting by threads for real: on Linux, with sequences where there are any, somebody who ticks
+//! when asked, and a small executor.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -49,7 +50,8 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Runs `test` with groups on this machine, and a thread that comes when it is asked to, and every 20 ms.
+/// Runs `test` with groups on this machine, and a thread that comes when it is asked to, and every
+/// 20 ms.
 fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
     let linux = Linux::probe();
     let cpus = linux.cpus();
@@ -83,7 +85,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
     assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
     groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
     assert!((0..1000).any(|_| groups.tick(&host).is_none()), "there is always something to come for");
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe { groups.close(&host) };
 }
 

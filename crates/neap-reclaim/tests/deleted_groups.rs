@@ -1,4 +1,5 @@
-//! Groups that are deleted while they have items: nothing is lost, nothing is pinned, and everything can be reached from the parent at once.
+//! Groups that are deleted while they have items: no item is lost, nothing is pinned, and every
+//! item can be reached from the parent at once.
 
 mod lists;
 
@@ -7,7 +8,7 @@ use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{End, Verdict};
 
-/// The groups of the script that the numbers of memory cgroups were published with.
+/// The groups of the script by which the memory use of memory cgroups was published.
 const GROUPS: usize = if cfg!(miri) { 20 } else { 11_000 };
 const EACH: usize = 4;
 
@@ -30,11 +31,12 @@ fn eleven_thousand_groups_go_while_their_lists_are_full() {
         }
         assert_eq!((list.count(parent, 0), list.1.count_node(site, 0)), (things.len(), things.len()));
         verify(site);
-        // The last that went has the oldest: what was a group's is together and in its order.
+        // The group that was deleted last has the oldest items. Items of a group are together and
+        // in order.
         let all = list.all(parent, 0);
         let expected = (0..GROUPS).rev().flat_map(|group| (group * EACH..).take(EACH));
         assert!(all.into_iter().eq(expected));
-        // Items are taken off by those who know nothing of all that, before and after it was tidied up.
+        // Items are removed without knowledge of the deletion, before and after the ticks.
         assert!(things.iter().step_by(3).all(|thing| list.del(thing)));
         settle(site);
         verify(site);
@@ -49,7 +51,7 @@ fn eleven_thousand_groups_go_while_their_lists_are_full() {
     });
 }
 
-/// A deletion looks at the lists that the group has used, however many others there are.
+/// A deletion visits the lists that the group has used, however many there are.
 #[test]
 fn lists_that_a_group_never_used_are_not_looked_at() {
     with_site(1, |site| {
@@ -63,7 +65,7 @@ fn lists_that_a_group_never_used_are_not_looked_at() {
         let one = site.host.state.bytes.load(Relaxed) - bytes;
         site.groups.delete(site.host, unused).unwrap();
         assert!(site.host.state.marks.lock().unwrap().len() == 1, "for the one that was added");
-        // Nobody gets a part of a list but who used it.
+        // Only a group that used a list gets a block of it.
         assert!(site.host.state.bytes.load(Relaxed) - bytes <= one);
         lists.iter().zip(&things).for_each(|(list, thing)| assert!(list.add(used, 0, thing)));
         site.groups.delete(site.host, used).unwrap();
@@ -76,7 +78,8 @@ fn lists_that_a_group_never_used_are_not_looked_at() {
     });
 }
 
-/// Its group goes while an item is in hands: what it was taken from leads to the parent until it is put back.
+/// A group is deleted while an item is in hands. Its sub-list leads to the parent until the item is
+/// put back.
 #[test]
 fn what_is_in_hands_comes_back_to_the_parent() {
     with_site(1, |site| {
@@ -93,7 +96,8 @@ fn what_is_in_hands_comes_back_to_the_parent() {
             assert_eq!(taken, [things[0].item(), things[1].item()]);
             site.groups.delete(site.host, child).unwrap();
             assert!((0..20).all(|_| site.tick() == parent_has_a_part), "what has items in hands stays");
-            // SAFETY: as above.
+            // SAFETY: the items were handed out with `hands`, and are in things, which outlive the
+            // list.
             let put = taken.into_iter().rev().all(|item| unsafe { hands.put_back(item, End::Oldest) });
             drop(hands);
             let expected = if parent_has_a_part { vec![0, 1, 2] } else { vec![0, 1] };

@@ -1,4 +1,4 @@
-//! Items in hands: who takes them off, who lets them go, and who gets them back, where several do that at once.
+//! Items in hands, with threads that take them off, let them go and put them back at once.
 
 mod lists;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -13,7 +13,7 @@ use neap_reclaim::lru::{End, Hands, Item, Verdict};
 use random::{Random, number, seed};
 use std::sync::Mutex;
 
-/// Takes up to so many items off; what was taken.
+/// Takes up to `most` items off. Returns them with the right to put them back.
 fn take<'s>(list: &On<'_, 's>, group: GroupId, most: usize) -> Option<(Hands<'s, Host<'s>>, Vec<NonNull<Item>>)> {
     let mut items = Vec::with_capacity(most);
     // SAFETY: things outlive the list, and the vector does not grow.
@@ -21,7 +21,7 @@ fn take<'s>(list: &On<'_, 's>, group: GroupId, most: usize) -> Option<(Hands<'s,
     Some((hands?, items))
 }
 
-/// What `LruList::remove` of values does.
+/// Does the same as `LruList::remove` of values.
 fn remove(list: &On<'_, '_>, thing: &Thing) -> bool {
     while thing.item.is_linked() {
         if list.del(thing) || thing.item.leave_hands() {
@@ -31,7 +31,7 @@ fn remove(list: &On<'_, '_>, thing: &Thing) -> bool {
     false
 }
 
-/// Whoever takes items off hears of each before it is in hands: from then on it may be on another list.
+/// The taker is told of each item before it is in hands: from then on it may be on another list.
 #[test]
 fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
     with_site(1, |site| {
@@ -42,14 +42,14 @@ fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
         let each = |item| {
             let thing = Thing::around(item);
             assert!(thing.number == told && thing.item.is_linked() && !thing.item.leave_hands());
-            // The one before is anybody's.
+            // Any thread may let the item before go.
             assert!(told == 0 || things[told - 1].item.leave_hands());
             told += 1;
         };
         // SAFETY: things outlive the list.
         let hands = unsafe { list.1.take(site, GroupId::ROOT, 0, 2, each) }.unwrap();
         assert!(list.add(GroupId::ROOT, 0, &things[0]) && things[1].item.leave_hands());
-        // SAFETY: as above.
+        // SAFETY: the item was handed out with `hands`, and is in a thing, which outlives the list.
         assert!(!unsafe { hands.put_back(things[1].item(), End::Newest) });
         drop(hands);
         assert_eq!((told, list.all(GroupId::ROOT, 0)), (2, vec![2, 0]));
@@ -59,7 +59,8 @@ fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
     });
 }
 
-/// What one has in hands is removed and added to another group, from which another takes it: that one's hands have it, and give it back there.
+/// An item in one thread's hands is removed and added to another group, from which a second thread
+/// takes it. The second one's hands have it, and put it back there.
 #[test]
 fn each_hands_put_back_what_they_have() {
     with_site(1, |site| {
@@ -78,9 +79,9 @@ fn each_hands_put_back_what_they_have() {
         }
         assert_eq!((list.all(first, 0), list.all(second, 0)), (vec![], vec![0]));
         assert!(!things[1].item.is_linked() && list.del(&things[0]));
-        // What a walk hands out was taken off for good.
+        // An item that a walk hands out was removed for good.
         assert!(list.add(first, 0, &things[0]));
-        // SAFETY: it does what it may.
+        // SAFETY: `isolate` does nothing but return a verdict.
         let walked = unsafe {
             list.1.walk(site, first, 0, 1, |_| Verdict::Removed, |item| assert!(!hands.put_back(item, End::Oldest)))
         };
@@ -90,7 +91,8 @@ fn each_hands_put_back_what_they_have() {
     });
 }
 
-/// Threads take off, put back, remove and add again, while groups go whose slots others get.
+/// Threads take off, put back, remove and add again, while groups are deleted and their slots
+/// reused.
 #[test]
 fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
     const THREADS: usize = 4;
@@ -99,7 +101,7 @@ fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
     with_site(1, |site| {
         let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
         let (all, living) = (things(ITEMS), Mutex::new(vec![GroupId::ROOT]));
-        // Whoever has taken an item off the list for good.
+        // Whether a thread has removed the item for good, and owns it.
         let owned: Vec<_> = (0..ITEMS).map(|_| AtomicBool::new(true)).collect();
         let own = |thing: &Thing| assert!(!owned[thing.number].swap(true, Relaxed), "two have an item");
         let any = |random: &mut Random| {
@@ -147,7 +149,8 @@ fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
                                 for item in items {
                                     let thing = Thing::around(item);
                                     if random.below(4) == 0 {
-                                        // SAFETY: as above.
+                                        // SAFETY: the item was handed out with `hands`, and is in a
+                                        // thing, which outlives the list.
                                         if unsafe { hands.keep(item) } {
                                             kept.fetch_add(1, Relaxed);
                                             own(thing);
@@ -155,7 +158,9 @@ fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
                                         continue;
                                     }
                                     let end = [End::Oldest, End::Newest][random.below(2)];
-                                    // SAFETY: as above; where it is not put back somebody else has it.
+                                    // SAFETY: the item was handed out with `hands`, and is in a
+                                    // thing, which outlives the list. If it is not put back,
+                                    // another thread has it.
                                     unsafe { hands.put_back(item, end) };
                                 }
                             }

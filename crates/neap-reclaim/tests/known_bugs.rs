@@ -1,4 +1,5 @@
-//! Bugs that list_lru of Linux has had, one test each, under the ids that the reference gives them. L10 to L12 are of shrinkers and of pressure.
+//! Bugs of Linux's list_lru, one test each, under the ids of the reference. L10 to L12 concern
+//! shrinkers and pressure.
 
 mod lists;
 
@@ -11,7 +12,7 @@ use std::sync::Barrier;
 
 const ROUNDS: usize = 300;
 
-/// Added while the group is deleted: whoever has the item in the end has its mark.
+/// An item is added while the group is deleted: the group that gets the item is marked.
 #[test]
 fn l1_the_group_that_received_an_item_is_marked() {
     with_site(1, |site| {
@@ -21,7 +22,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
             let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
             let child = site.groups.create(site.host, parent, "child").unwrap();
             let seat = site.groups.seat(&site.groups.reading(), parent).unwrap();
-            // A block that the child has already, or that is made meanwhile.
+            // The child has a block already, or one is made meanwhile.
             if thing.number % 2 == 0 {
                 assert!(list.add(child, 0, thing) && list.del(thing));
             }
@@ -45,7 +46,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
     });
 }
 
-/// Neighbours are taken off while what they are on goes to the parent.
+/// Neighbours are removed while their sub-list goes to the parent.
 #[test]
 fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
     with_site(1, |site| {
@@ -78,7 +79,8 @@ fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
     });
 }
 
-/// The parent is marked if and only if the deleted group had something, also while that is taken off; it is never left with items and no mark.
+/// The parent is marked if and only if the deleted group had items, also while these are removed.
+/// It never has items without a mark.
 #[test]
 fn l3_the_parent_is_marked_if_it_gets_anything() {
     with_site(2, |site| {
@@ -106,7 +108,7 @@ fn l3_the_parent_is_marked_if_it_gets_anything() {
             assert!(marks.iter().all(|mark| *mark == (seat, 1)), "of nobody else, and on no other node");
             assert!(list.count(parent, 1) == 0 || !marks.is_empty(), "items that nobody would look for");
             things.iter().for_each(|thing| _ = list.del(thing));
-            // A group that has nothing when it goes is no reason for a mark.
+            // A group without items that is deleted causes no mark.
             let child = site.groups.create(site.host, parent, "empty").unwrap();
             assert!(list.add(child, 0, &things[0]) && list.del(&things[0]));
             site.host.state.marks.lock().unwrap().clear();
@@ -118,7 +120,8 @@ fn l3_the_parent_is_marked_if_it_gets_anything() {
     });
 }
 
-/// Who has found a group's part of a list, and has not looked at it yet, finds it as long as it takes.
+/// A reader that has found a group's sub-list, and has not looked at it yet, can do so for any
+/// time.
 #[test]
 fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
     with_site(1, |site| {
@@ -141,7 +144,7 @@ fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
     });
 }
 
-/// Added from within the deletion, before what is there goes to the parent.
+/// An item is added from within the deletion, before the group's items go to the parent.
 #[test]
 fn l5_a_group_that_leaves_gets_no_list_any_more() {
     with_site(1, |site| {
@@ -170,7 +173,7 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
         });
         assert_eq!((added.load(Relaxed), list.all(parent, 0)), (1, vec![0]));
         assert_eq!(*site.host.state.marks.lock().unwrap(), [(seats[0], 0)], "and not {:?}", seats[1]);
-        // Whoever has the slot next finds nothing there.
+        // The next group of the slot finds no items there.
         settle(site);
         let next = site.groups.create(site.host, parent, "next").unwrap();
         assert_eq!(site.groups.seat(&site.groups.reading(), next).unwrap().slot, seats[1].slot);
@@ -180,7 +183,8 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
     });
 }
 
-/// Freed by whoever sees that it is on no list: not before the walk that took it off has looked at it for the last time.
+/// A thread frees an item when it is on no list: not before the walk that took it off has looked at
+/// it for the last time.
 #[test]
 fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
     with_site(1, |site| {
@@ -188,7 +192,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
         let things = things(2);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
         let mut disposed = 0;
-        // SAFETY: it does what it may.
+        // SAFETY: `isolate` does nothing but return a verdict.
         let walked = unsafe {
             list.1.walk(
                 site,
@@ -198,7 +202,8 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
                 |_| Verdict::Removed,
                 |item| {
                     let thing = Thing::around(item);
-                    // The other is on its way to here, which goes over its link: nobody lets it go.
+                    // The other item is on its way to `dispose`, which uses its link: it cannot be
+                    // let go.
                     let others = &things[thing.number + 1..];
                     assert!(thing.item.is_linked());
                     assert!(others.iter().all(|thing| thing.item.is_linked() && !thing.item.leave_hands()));
@@ -211,7 +216,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
         };
         assert_eq!((walked.removed, disposed, list.count(GroupId::ROOT, 0)), (2, 2, 0));
         list.close();
-        // Of a walk and a `del` at once, one gets it.
+        // Of a walk and a concurrent `del`, one gets the item.
         let list = On(site, site.open(true, None).unwrap());
         let thing = Thing::new(0);
         for _ in 0..ROUNDS {
@@ -231,7 +236,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
     });
 }
 
-/// A list that is not by group is the root's, and so are its marks.
+/// Items of a list that is not by group are the root's, and so are its marks.
 #[test]
 fn l7_who_has_the_items_has_the_mark() {
     with_site(2, |site| {
@@ -248,7 +253,7 @@ fn l7_who_has_the_items_has_the_mark() {
     });
 }
 
-/// Counted without a lock while groups are deleted: never more than there are, and nothing but numbers of items.
+/// Counted without a lock while groups are deleted: never more items than there are.
 #[test]
 fn l8_counts_are_numbers_of_items() {
     const ITEMS: usize = 10;
@@ -279,7 +284,7 @@ fn l8_counts_are_numbers_of_items() {
     });
 }
 
-/// A function that never lets go ends with its budget, and one that rotates comes to nobody twice.
+/// A function that always retries ends with its budget; one that rotates visits no item twice.
 #[test]
 fn l9_no_walk_goes_on_for_ever() {
     with_site(1, |site| {
@@ -307,7 +312,7 @@ fn l9_no_walk_goes_on_for_ever() {
     });
 }
 
-/// A lock, and the gate that forks wait for, are not held for any number of items.
+/// A lock, and the gate that forks wait for, are held for a bounded number of items.
 #[test]
 fn no_walk_holds_a_lock_for_ever() {
     with_site(1, |site| {
@@ -321,7 +326,7 @@ fn no_walk_holds_a_lock_for_ever() {
         });
         assert_eq!((walked.removed, out), (2000, (0..2000).collect()));
         assert!(held.len() == 8 && held.values().all(|items| *items <= 256), "{held:?}");
-        // Where some stay it is known under the lock alone who was asked.
+        // If some items stay, the visited ones are known under the lock alone.
         let mut asked = 0;
         let mut skip = |_: &Thing| {
             asked += 1;
@@ -330,7 +335,7 @@ fn no_walk_holds_a_lock_for_ever() {
         assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST + 10 - 2000);
         assert_eq!(things[..2000].iter().filter(|thing| list.add(GroupId::ROOT, 0, thing)).count(), 2000);
         assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST);
-        // All that is there goes, however much it is, and nothing that comes meanwhile.
+        // All items that are there are removed, however many, and none that come meanwhile.
         let count = list.count(GroupId::ROOT, 0);
         assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, |_| Verdict::Removed).0.removed, count);
         list.close();

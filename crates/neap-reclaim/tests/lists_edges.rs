@@ -1,4 +1,4 @@
-//! Numbers at the edges of what lists know: nodes beyond the last, groups that are gone, slots far from each other.
+//! Edge cases of lists: nodes beyond the last, groups that are gone, slots far from each other.
 
 mod lists;
 
@@ -38,10 +38,10 @@ fn by_the_name_of_a_group_that_is_gone_nothing_is_found() {
         site.groups.delete(site.host, child).unwrap();
         let removed = list.walk(child, 0, usize::MAX, |_| Verdict::Removed);
         assert_eq!((list.count(child, 0), removed.0.scanned, removed.1), (0, 0, vec![]));
-        // SAFETY: what is taken is in things; nothing is.
+        // SAFETY: items that are taken are in things; none is taken.
         let hands = unsafe { list.1.take(site, child, 0, 4, |item| panic!("{item:?}")) };
         assert!(hands.is_none());
-        // What is added by it goes where the rest went.
+        // An item added by it goes where the other items went.
         assert!(list.add(child, 0, &things[2]));
         assert_eq!(list.all(parent, 0), [1, 0, 2]);
         verify(site);
@@ -51,7 +51,7 @@ fn by_the_name_of_a_group_that_is_gone_nothing_is_found() {
     });
 }
 
-/// Tables lead to what is in a slot though nothing is in all those before it.
+/// A table leads to a slot's block even if all slots before it are empty.
 #[test]
 fn what_one_group_alone_has_is_found_whichever_its_slot_is() {
     with_site(1, |site| {

@@ -1,4 +1,5 @@
-//! Lists without memory: an item is the nearest group's above that has a part of the list, and everything else goes on.
+//! Lists without memory: the nearest ancestor with a block gets the item, and everything else goes
+//! on.
 
 mod lists;
 
@@ -25,7 +26,7 @@ fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
         let seats = [GroupId::ROOT, above].map(|id| (site.groups.seat(&site.groups.reading(), id).unwrap(), 0));
         assert_eq!(*site.host.state.marks.lock().unwrap(), seats, "of those who received them");
         exhausted(false);
-        // The group gets its own now. Items that were put elsewhere are found where they are.
+        // The group gets its own block now. Items that were put elsewhere are found there.
         assert!(list.add(below, 0, &things[4]));
         assert_eq!([above, middle, below].map(|group| list.all(group, 0)), [vec![1, 2, 3], vec![], vec![4]]);
         verify(site);
@@ -39,7 +40,8 @@ fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
     });
 }
 
-/// A table has to grow for the parent, which is far from its child, and cannot: the nearest above that has a part gets the items.
+/// A table has to grow for the parent, which is far from its child, and cannot. The nearest
+/// ancestor with a block gets the items.
 #[test]
 fn a_parent_that_no_part_can_be_made_for_is_passed_over() {
     with_site(1, |site| {
@@ -79,11 +81,11 @@ fn a_list_that_there_is_no_memory_for_is_not_made() {
         site.host.state.is_exhausted.store(false, Relaxed);
         let list = On(site, site.open(true, None).unwrap());
         let thing = &things(1)[0];
-        // An id that leads nowhere is an error, and the item on no list.
+        // An id that leads nowhere is an error, and the item is on no list.
         let group = site.groups.create(site.host, GroupId::ROOT, "group").unwrap();
         site.groups.delete(site.host, group).unwrap();
         assert!(!site.groups.end_deleted(site.host));
-        // SAFETY: it is not put anywhere.
+        // SAFETY: the item is not put on a list.
         assert_eq!(unsafe { list.1.add(site, group, 0, thing.item()) }, Err(Denied::NoSuchGroup));
         assert!(!thing.item.is_linked() && !list.del(thing));
         list.close();

@@ -1,4 +1,5 @@
-//! Random histories of lists against a sequential model: which items are whose, in which order, at any moment.
+//! Random histories of lists against a sequential model: the items of each group, in order, at any
+//! moment.
 
 mod lists;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -15,15 +16,15 @@ const NODES: usize = 2;
 
 #[derive(Clone, Default)]
 struct Part {
-    /// Whether there is a part of the list for the group: memory was there for it.
+    /// Whether the group has a block of the list: there was memory for it.
     there: bool,
     items: [VecDeque<usize>; NODES],
 }
 
 struct Model {
-    /// Every group's parent.
+    /// The parent of every group.
     parents: BTreeMap<GroupId, Option<GroupId>>,
-    /// For each list.
+    /// The groups' parts of each list.
     parts: Vec<BTreeMap<GroupId, Part>>,
     /// The list, group and node of every thing.
     places: Vec<Option<(usize, GroupId, usize)>>,
@@ -34,7 +35,7 @@ impl Model {
         *self.parents.keys().nth(random.below(self.parents.len())).unwrap()
     }
 
-    /// Whose an item is that is added for a group.
+    /// Returns the group that gets an item added for `group`.
     fn receiver(&mut self, list: usize, by_group: bool, group: GroupId, is_exhausted: bool) -> GroupId {
         if !by_group {
             return GroupId::ROOT;
@@ -83,14 +84,14 @@ fn check(lists: &[(On<'_, '_>, bool)], model: &mut Model) {
     }
 }
 
-/// Whoever has something in the first list has been marked since it had nothing.
+/// Checks that each group with items in the first list was marked since it had none.
 fn check_marks(site: &Site<'_, Host<'_>>, model: &mut Model, marked: &mut BTreeSet<(GroupId, usize)>) {
     let marks = core::mem::take(&mut *site.host.state.marks.lock().unwrap());
     marked.extend(marks.into_iter().map(|(seat, node)| (seat.group, node)));
     for (&group, part) in &model.parts[0] {
         for (node, items) in part.items.iter().enumerate() {
             assert!(items.is_empty() || marked.contains(&(group, node)), "group {group:?}, node {node}");
-            // As who looks there and finds nothing does.
+            // As a visitor does that finds no objects.
             if items.is_empty() {
                 marked.remove(&(group, node));
             }
@@ -98,7 +99,7 @@ fn check_marks(site: &Site<'_, Host<'_>>, model: &mut Model, marked: &mut BTreeS
     }
 }
 
-/// So many steps with so many things.
+/// Runs so many steps with so many things and groups.
 fn run(steps: u64, most_things: usize, most_groups: usize) {
     let (mut random, mut made) = (Random(seed()), 0);
     with_site(NODES, |site| {
@@ -116,12 +117,12 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
             let (at, node) = (random.below(lists.len()), random.below(NODES));
             let (list, by_group) = &lists[at];
             let group = model.any(&mut random);
-            // Whose walks find what the model has for the group.
+            // The group with the items that a walk finds.
             let whose = if *by_group { group } else { GroupId::ROOT };
             match random.below(20) {
                 0 if model.parents.len() < most_groups => {
                     made += 1;
-                    // Nothing of it is to fail here but what lists ask for.
+                    // Only requests by lists are to fail here.
                     let id = site.groups.create(site.host, group, &format!("g{made}"));
                     let Ok(id) = id else { continue };
                     model.parents.insert(id, Some(group));
@@ -135,7 +136,7 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
                     let thing = &all[random.below(all.len())];
                     let is_free = model.places[thing.number].is_none();
                     assert_eq!(thing.item.is_linked(), !is_free);
-                    // An item that is on a list may well let a part be made, and is not put there.
+                    // An item that is on a list may let a block be made, and is not put there.
                     let is_exhausted = site.host.state.is_exhausted.load(Relaxed);
                     let receiver = model.receiver(at, *by_group, group, is_exhausted);
                     assert_eq!(list.add(group, node, thing), is_free);
@@ -184,7 +185,7 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
     });
 }
 
-/// A walk with random verdicts, and what the model says to each.
+/// Walks with random verdicts, and does the same in the model.
 fn walk(
     list: &On<'_, '_>,
     model: &mut Model,
@@ -219,7 +220,7 @@ fn walk(
                 break;
             }
         }
-        // What the budget left out goes on behind what was skipped.
+        // Items beyond the budget follow those that were skipped.
         items.extend(skipped);
         items.extend(rest);
         items.extend(rotated);
@@ -239,7 +240,7 @@ fn walk(
     *model.items(at, group, node) = items;
 }
 
-/// Some of the oldest taken in hands, and most of them put back.
+/// Takes some of the oldest items in hands, and puts most of them back.
 fn in_hands(
     list: &On<'_, '_>,
     model: &mut Model,
@@ -267,7 +268,7 @@ fn in_hands(
             1 => Some(End::Oldest),
             _ => Some(End::Newest),
         };
-        // SAFETY: as above.
+        // SAFETY: the item was handed out with `hands`, and is in a thing, which outlives the list.
         let put = unsafe { hands.put_back(thing.item(), end.unwrap_or(End::Oldest)) };
         assert_eq!(put, end.is_some());
         let items = model.items(at, group, node);
@@ -284,7 +285,7 @@ fn every_item_is_where_the_model_says() {
     run(number("NEAP_STEPS", 60_000), 200, 40);
 }
 
-/// The same, as much as Miri can do.
+/// A small history, for Miri.
 #[test]
 fn a_small_history_is_as_the_model_says() {
     run(if cfg!(miri) { 80 } else { 400 }, 20, 8);

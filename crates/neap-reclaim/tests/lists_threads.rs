@@ -1,4 +1,4 @@
-//! Threads that add, take off, walk and delete at once: no item is lost, none is in two hands.
+//! Threads that add, remove, walk and delete at once: no item is lost, none is in two hands.
 
 mod lists;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -16,7 +16,7 @@ const THREADS: usize = 6;
 const NODES: usize = 2;
 const ITEMS: usize = 300;
 
-/// Groups that threads add to, which one of them deletes and makes again.
+/// Groups that threads add to. One of them deletes and makes them.
 struct Living(Mutex<Vec<GroupId>>);
 
 impl Living {
@@ -33,7 +33,8 @@ fn whatever_happens_at_once_every_item_has_one_owner() {
         let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
         let living = Living(Mutex::new(vec![GroupId::ROOT]));
         let all = things(ITEMS);
-        // Who has an item in no list: nobody but who took it off may add it.
+        // Whether a thread owns an item that is on no list: only the thread that removed it may add
+        // it.
         let owned: Vec<_> = (0..ITEMS).map(|_| AtomicBool::new(true)).collect();
         let (removed, deleted, is_over) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let own = |thing: &Thing| assert!(!owned[thing.number].swap(true, Relaxed), "two have an item");
@@ -49,7 +50,7 @@ fn whatever_happens_at_once_every_item_has_one_owner() {
                         group.into_iter().for_each(|group| living.0.lock().unwrap().push(group));
                     } else {
                         let group = living.any(&mut random);
-                        // Others may add to it while, and for a while after, it goes.
+                        // Other threads may add to it during and shortly after the deletion.
                         if site.groups.delete(site.host, group).is_ok() {
                             deleted.fetch_add(1, Relaxed);
                             living.0.lock().unwrap().retain(|&other| other != group);
@@ -74,7 +75,7 @@ fn whatever_happens_at_once_every_item_has_one_owner() {
                                     // SAFETY: things outlive the list.
                                     match unsafe { list.1.add(list.0, group, node, thing.item()) } {
                                         Ok(added) => assert!(added, "an item that this thread had"),
-                                        // The group is gone, and so are those who could say where its things went.
+                                        // The group is gone, and its id leads nowhere any more.
                                         Err(_) => own(thing),
                                     }
                                 }
@@ -89,11 +90,13 @@ fn whatever_happens_at_once_every_item_has_one_owner() {
                                 }
                                 9 => {
                                     let mut items = Vec::new();
-                                    // SAFETY: as above.
+                                    // SAFETY: the items that are taken are in things, which outlive
+                                    // the list.
                                     let hands = unsafe { list.1.take(list.0, group, node, 4, |item| items.push(item)) };
                                     for item in items {
                                         let end = [End::Oldest, End::Newest][random.below(2)];
-                                        // SAFETY: as above.
+                                        // SAFETY: the item was handed out with `hands`, and is in a
+                                        // thing, which outlives the list.
                                         let put = hands.as_ref().map(|hands| unsafe { hands.put_back(item, end) });
                                         assert_eq!(put, Some(true));
                                     }

@@ -1,5 +1,6 @@
-//! Every interleaving of marks with visits that clear, and of references with an end and a new life, by loom; in folders beside this, of seats, of the board of jobs and of
-//! lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
+//! Every interleaving of marks with visits that clear bits, and of references with the end of a
+//! life and a new one, by loom. Folders beside this file have the models of seats, of the job queue
+//! and of lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
 mod loom_board;
@@ -16,7 +17,7 @@ use neap_percpu::reference::Counts;
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
 use neap_reclaim::shrinkers::life::{ENDING, LIVE, Life, PREPARED};
 
-/// A place: objects, and three levels of bits that say so.
+/// A place: objects, and three levels of bits above them.
 struct Place {
     objects: AtomicUsize,
     levels: [AtomicUsize; 3],
@@ -36,7 +37,7 @@ impl Place {
         raise(self.bits(0));
     }
 
-    /// Clears all bits that have nothing below.
+    /// Clears all bits with nothing below.
     fn visit(&self) {
         let is_empty = || self.objects.load(Ordering::Relaxed) == 0;
         if self.levels[0].load(Ordering::Relaxed) != 0 && is_empty() {
@@ -50,7 +51,7 @@ impl Place {
         }
     }
 
-    /// Nobody is on the way: what is there can be found.
+    /// Checks, while no thread is on its way, that the objects can be found.
     fn check(&self) {
         if self.objects.load(Ordering::Relaxed) > 0 {
             let levels = self.levels.each_ref().map(|level| level.load(Ordering::Relaxed));
@@ -63,7 +64,7 @@ impl Place {
 fn what_is_added_while_bits_are_cleared_is_found() {
     loom::model(|| {
         let place = Place::new();
-        // What was there is gone, and its bits are not.
+        // Objects were there and are gone, and their bits remain.
         raise(place.bits(0));
         let adder = {
             let place = place.clone();
@@ -123,7 +124,7 @@ impl Counts for Words {
     }
 }
 
-/// An index of a registry, with what is said of its life: which one it is.
+/// An index of a registry, with the data of its life: the number of the life.
 struct Index {
     life: Life<Words>,
     said: UnsafeCell<u32>,
@@ -138,19 +139,19 @@ impl Index {
     }
 
     fn begin(&self, number: u32) {
-        // SAFETY: nobody has a reference, or the model says so.
+        // SAFETY: no thread has a reference; the model reports it if one has.
         self.said.with_mut(|said| unsafe { *said = number });
         self.life.prepare();
         self.life.start();
     }
 
     fn finish(&self) {
-        // SAFETY: as above.
+        // SAFETY: the last reference was put; the model reports it if a thread still reads.
         self.said.with_mut(|said| unsafe { *said = 0 });
         self.life.free();
     }
 
-    /// One visit; what was said of whoever was visited.
+    /// Visits once; returns the number of the visited life.
     fn visit(&self) -> Option<u32> {
         CPU.with(|cpu| cpu.set(1));
         if !self.life.try_get(|| {}) {
@@ -189,7 +190,7 @@ fn nobody_is_called_after_the_end() {
             thread::spawn(move || index.visit())
         };
         index.unregister();
-        // SAFETY: it is over, so this is nobody else's.
+        // SAFETY: the life is over, so no other thread accesses its data.
         index.said.with_mut(|said| unsafe { *said = 7 });
         let seen = visitor.join().unwrap();
         assert!(matches!(seen, None | Some(1)), "{seen:?}");
@@ -232,7 +233,8 @@ fn without_a_fence_it_lives_on() {
     });
 }
 
-/// An index that is free is marked as one that is prepared, while a visitor clears the bit of the one that was there before.
+/// An index that is free is marked as a prepared one is, while a visitor clears the bit of the
+/// shrinker before.
 #[test]
 fn marks_of_the_next_shrinker_of_an_index_stay() {
     loom::model(|| {

@@ -1,4 +1,5 @@
-//! Slots that go from one group to the next, while shrinkers are marked for them and visited: whoever has something is found.
+//! Slots that pass from one group to the next, while shrinkers are marked for them and visited:
+//! every group with objects is found.
 
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
@@ -15,13 +16,13 @@ use random::{Random, number, seed};
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::{Mutex, OnceLock};
 
-/// Told how often the shrinker was counted before.
+/// Called with the number of counts before this one.
 type Counted = Box<dyn FnMut(u32) + Send>;
 
-/// Instead of the usual, once.
+/// Called in place of the usual deletion hook, once.
 type Offline = Box<dyn FnOnce(Seat, Seat) + Send>;
 
-/// Groups, and one shrinker of theirs.
+/// Groups, and their only shrinker.
 struct World {
     machine: Virtual,
     data: PerCpuData,
@@ -32,13 +33,13 @@ struct World {
     id: OnceLock<ShrinkerId>,
 }
 
-/// What the shrinker has: objects by group, those of a group that is gone being its heir's.
+/// The objects of the shrinker, by group. Those of a deleted group are its heir's.
 struct Cache {
     objects: Mutex<Vec<(GroupId, u64)>>,
-    /// Called when it is counted, with how often that was before.
+    /// Called on each count, with the number of counts before it.
     counted: Mutex<Option<Counted>>,
     counts: AtomicU32,
-    /// Others come in between while it is asked, and while somebody marks.
+    /// Lets other threads run during a count, and during a mark.
     is_slow: AtomicBool,
 }
 
@@ -70,12 +71,12 @@ impl Reclaimer for On {
 
 impl Host for On {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-        // SAFETY: from above.
+        // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 
@@ -89,7 +90,7 @@ impl Host for On {
 }
 
 unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: registered with a world, which stays; what is asked is this call's.
+    // SAFETY: the shrinker was registered with a world, which is leaked; `asked` is this call's.
     let (host, group) = unsafe { (On(&*data.cast::<World>()), (*asked).group()) };
     let cache = &host.0.cache;
     let before = cache.counts.fetch_add(1, Relaxed);
@@ -109,7 +110,7 @@ unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
 }
 
 unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: the shrinker was registered with a world, which is leaked; `asked` is this call's.
     let (host, asked) = unsafe { (On(&*data.cast::<World>()), &mut *asked) };
     let reading = host.groups().reading();
     let mut freed = 0;
@@ -124,7 +125,7 @@ unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
 }
 
 impl On {
-    /// Worlds of tests stay until the end of the program.
+    /// Makes a world, which exists until the end of the program.
     fn new() -> On {
         let machine = Virtual::new(4096, 2);
         let data = PerCpuData::open(&machine, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
@@ -143,7 +144,7 @@ impl On {
         let (gone, seeks, batch) = (None, 1, 1);
         let spec =
             Spec { name: "cache", count, scan, data, gone, seeks, batch, by_node: true, by_group: true, inline: false };
-        // SAFETY: it stays.
+        // SAFETY: the world, which is `data`, is leaked.
         assert!(host.0.id.set(unsafe { host.shrinkers().register(&host, &spec) }.unwrap()).is_ok());
         host
     }
@@ -160,7 +161,7 @@ impl On {
         self.groups().seat(&self.groups().reading(), group).unwrap()
     }
 
-    /// A group that is charged for something, so that its heir is known for as long as that lasts.
+    /// Makes a group that is charged, so that its heir is known for as long as that lasts.
     fn create(&self, parent: GroupId, name: &str) -> Option<GroupId> {
         let group = self.groups().create(self, parent, name).ok()?;
         self.groups().charge(self, group.payer(Kind::ByHand, 0), 1 << 20, How::Refuse).unwrap();
@@ -171,7 +172,7 @@ impl On {
         self.groups().delete(self, group).is_ok()
     }
 
-    /// One more object of a group.
+    /// Adds an object of a group.
     fn add(&self, group: GroupId) {
         let mut objects = self.0.cache.objects.lock().unwrap();
         match objects.iter_mut().find(|(of, _)| *of == group) {
@@ -211,7 +212,8 @@ impl On {
     }
 }
 
-/// A visit is in a callback, before the bit is cleared or after, while its group goes, and the slot is another's that has something.
+/// A visit is in a callback, before or after the bit is cleared, while its group is deleted and the
+/// slot gets a new group with objects.
 #[test]
 fn the_next_group_of_a_slot_keeps_its_mark() {
     for at in [0, 1] {
@@ -238,7 +240,8 @@ fn the_next_group_of_a_slot_keeps_its_mark() {
     }
 }
 
-/// The bit is cleared because the group is leaving and has nothing any more, before the deletion takes bits to the parent.
+/// The bit is cleared because the group is leaving and has no objects, before the deletion moves
+/// bits to the parent.
 #[test]
 fn the_heir_of_a_group_that_leaves_gets_a_mark_that_was_cleared() {
     let host = On::new();
@@ -248,7 +251,7 @@ fn the_heir_of_a_group_that_leaves_gets_a_mark_that_was_cleared() {
     *host.0.offline.lock().unwrap() = Some(Box::new(move |child, parent| {
         *host.0.cache.counted.lock().unwrap() = Some(Box::new(move |count| {
             if count == 1 {
-                // The second question: the bit is cleared.
+                // The second count: the bit is cleared.
                 host.shrinkers().offline(&host, child.slot, parent.slot);
             }
         }));
@@ -259,7 +262,7 @@ fn the_heir_of_a_group_that_leaves_gets_a_mark_that_was_cleared() {
     assert_eq!(host.visit(host.seat(parent)), 1);
 }
 
-/// Somebody has found the group, and marks it when it is gone.
+/// A thread has found the group, and marks it after it is deleted.
 #[test]
 fn a_mark_that_meets_a_deletion_is_the_heirs() {
     let host = On::new();
@@ -278,7 +281,8 @@ fn a_mark_that_meets_a_deletion_is_the_heirs() {
     assert_eq!(host.visit(host.seat(parent)), 1);
 }
 
-/// One whose callbacks know no groups is asked for its own, and for the heir of that.
+/// A shrinker with callbacks that know no groups is asked for its own group, and for the heir of
+/// that.
 #[test]
 fn what_belongs_to_a_group_is_asked_for_no_other() {
     let host = On::new();
@@ -340,7 +344,8 @@ fn of_what_threads_add_to_groups_that_go_nothing_stays_unseen() {
                 let (of_thread, any) = (&of_thread, &any);
                 scope.spawn(move || {
                     let mut random = of_thread(thread);
-                    // The group may go meanwhile. To the root nothing is added, so that what is its is known by deletions alone.
+                    // The group may be deleted meanwhile. Nothing is added to the root, so that its
+                    // objects come from deletions alone.
                     let groups = (0..8).map(|_| any(&mut random)).filter(|&group| group != GroupId::ROOT);
                     groups.for_each(|group| host.add(group));
                 });

@@ -1,4 +1,5 @@
-//! What tests of lists share: a host whose memory can run out and whose gate nobody passes twice, and objects with an item inside.
+//! Shared parts of tests of lists: a host with a limited memory and a gate that is not entered
+//! twice, and objects with an item inside.
 
 #![allow(dead_code)]
 
@@ -13,20 +14,20 @@ use neap_reclaim::lru::{Item, Lists, LruList, Site, Verdict, Walked};
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::Mutex;
 
-/// The shrinker that lists under test are of.
+/// Number of the shrinker of the lists under test.
 pub(crate) const SHRINKER: u64 = 7;
 
-/// What all of a test's hosts share.
+/// State that all hosts of a test share.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) lists: Lists,
-    /// Bytes that are out.
+    /// Bytes that were requested and not given back.
     pub(crate) bytes: AtomicUsize,
-    /// How often the gate was passed.
+    /// Number of times that the gate was entered.
     pub(crate) passages: AtomicUsize,
-    /// There is no memory.
+    /// Whether requests for memory fail.
     pub(crate) is_exhausted: AtomicBool,
-    /// Every mark: the group, its slot, the node.
+    /// Every mark: the group with its slot, and the node.
     pub(crate) marks: Mutex<Vec<(Seat, usize)>>,
     /// Called at the beginning of a deletion's hook, once.
     pub(crate) before_offline: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -36,7 +37,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The host.
+/// A host for tests.
 pub(crate) struct Host<'a> {
     pub(crate) machine: &'a Virtual,
     pub(crate) data: &'a PerCpuData,
@@ -98,13 +99,13 @@ impl neap_reclaim::Host for Host<'_> {
             return None;
         }
         self.state.bytes.fetch_add(bytes, Relaxed);
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
         self.state.bytes.fetch_sub(bytes, Relaxed);
-        // SAFETY: from above, as the caller promises.
+        // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
     }
 
@@ -114,7 +115,7 @@ impl neap_reclaim::Host for Host<'_> {
     }
 }
 
-/// Something to be cached.
+/// An object to be cached.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Thing {
@@ -129,11 +130,11 @@ impl Thing {
     }
 
     pub(crate) fn item(&self) -> NonNull<Item> {
-        // The address of all of it, so that there is a way back.
+        // The address of the whole thing, so that `around` can get it back.
         NonNull::from(self).cast()
     }
 
-    /// The thing around an item.
+    /// Returns the thing around an item.
     pub(crate) fn around<'a>(item: NonNull<Item>) -> &'a Thing {
         // SAFETY: tests' items are in things, at the beginning, which outlive the lists.
         let thing = unsafe { item.cast::<Thing>().as_ref() };
@@ -146,7 +147,8 @@ pub(crate) fn things(count: usize) -> Vec<Thing> {
     (0..count).map(Thing::new).collect()
 }
 
-/// A machine of so many CPUs and nodes, with groups and lists, which are closed after the test and have given everything back.
+/// Runs `test` on a machine of that many nodes, with groups and lists. They are closed after it,
+/// and must have given everything back.
 pub(crate) fn with_site(nodes: usize, test: impl FnOnce(&Site<'_, Host<'_>>)) {
     let cpus = nodes.max(2);
     let homes: Vec<_> = (0..cpus).map(|cpu| cpu % nodes).collect();
@@ -158,7 +160,7 @@ pub(crate) fn with_site(nodes: usize, test: impl FnOnce(&Site<'_, Host<'_>>)) {
     let site = Site { host: &host, groups: &groups, lists: &state.lists };
     test(&site);
     verify(&site);
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe {
         site.close();
         groups.close(&host);
@@ -181,7 +183,7 @@ impl On<'_, '_> {
     }
 
     pub(crate) fn del(&self, thing: &Thing) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the thing exists: it outlives the list.
         unsafe { self.1.del(self.0, thing.item()) }
     }
 
@@ -189,7 +191,7 @@ impl On<'_, '_> {
         self.1.count(self.0, group, node)
     }
 
-    /// A walk; the numbers of those that were handed out.
+    /// Walks; returns the numbers of the items that were handed out, too.
     pub(crate) fn walk(
         &self,
         group: GroupId,
@@ -203,13 +205,13 @@ impl On<'_, '_> {
             assert!(thing.item.is_linked() && thing.item.leave_hands());
             out.push(thing.number);
         };
-        // SAFETY: tests' functions do what they may.
+        // SAFETY: closures of tests neither wait, allocate in the manager, nor call the list.
         let walked = unsafe { self.1.walk(self.0, group, node, most, |item| isolate(Thing::around(item)), dispose) };
         assert_eq!(walked.removed, out.len());
         (walked, out)
     }
 
-    /// The numbers of a group's items, oldest first.
+    /// Returns the numbers of a group's items, oldest first.
     pub(crate) fn all(&self, group: GroupId, node: usize) -> Vec<usize> {
         let mut all = Vec::new();
         let (walked, out) = self.walk(group, node, usize::MAX, |thing| {
@@ -222,12 +224,12 @@ impl On<'_, '_> {
 
     /// Closes the list.
     pub(crate) fn close(self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no thread uses it any more.
         unsafe { self.0.close_list(self.1) };
     }
 }
 
-/// Ticks until nothing is left of what was deleted.
+/// Ticks until nothing of deleted groups is left.
 pub(crate) fn settle(site: &Site<'_, Host<'_>>) {
     assert!((0..10_000).any(|_| !site.tick()), "what was deleted stays");
     assert!(!site.groups.end_deleted(site.host), "somebody is on the way through groups");

@@ -1,7 +1,9 @@
-//! The board of jobs: who posts, waits and gives up against reclaimers that take, end and are written off, and who writes them off.
+//! The job queue, with threads that post, wait and give up, reclaimers that take, end and are
+//! written off, and watchers.
 //!
-//! Actors do what threads of `neap` do with the real board. No deadline comes while somebody sleeps, so a wake-up that is lost stops a model; who gives up does so at any
-//! moment instead. A job comes to as many bytes as the number of its group, so an answer says whose it is.
+//! The threads do what those of `neap` do with the real queue. No deadline comes while a thread
+//! sleeps, so a lost wake-up stops a model; a waiter that gives up does so at any moment instead. A
+//! job brings as many bytes as the number of its group, so an answer shows its job.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -11,9 +13,9 @@ use neap_groups::GroupId;
 use neap_reclaim::reclaim::seat::Seat;
 use neap_reclaim::reclaim::{Aim, Jobs, Next, Waiter};
 
-/// Jobs that there may be at a time.
+/// Maximum number of jobs at a time.
 const MOST: u64 = 16;
-/// What lets a reclaimer end.
+/// Group of the job that lets a reclaimer end.
 const STOP: u64 = 90;
 
 fn aim(group: u64) -> Aim {
@@ -27,14 +29,14 @@ fn bytes_of(aim: Aim) -> u64 {
     }
 }
 
-/// A board with so many reclaimers.
+/// Makes a queue with that many reclaimers.
 fn board(threads: u32) -> Arc<Jobs> {
     let jobs = Jobs::default();
     (1..=threads).for_each(|number| assert_eq!(jobs.hire(threads, threads, 0), Some(number)));
     Arc::new(jobs)
 }
 
-/// Waits as a charge does, whose patience does not end.
+/// Waits as a charge does, without a deadline.
 fn await_answer(jobs: &Jobs, mut waiter: Waiter) -> u64 {
     loop {
         jobs.ask(&mut waiter);
@@ -45,7 +47,7 @@ fn await_answer(jobs: &Jobs, mut waiter: Waiter) -> u64 {
     }
 }
 
-/// Posts a job, gives it up, and answers what came of it until then.
+/// Posts a job, gives it up, and returns its result until then.
 fn ask_in_passing(jobs: &Jobs, group: u64) -> u64 {
     let mut waiter = Waiter::new(aim(group));
     jobs.ask(&mut waiter);
@@ -56,7 +58,7 @@ fn not_a_node(node: usize) {
     panic!("{node} was nobody's job");
 }
 
-/// A reclaimer: does jobs until it has done so many, or is stopped; answers which.
+/// Runs a reclaimer: does `most` jobs unless it is stopped before. Returns the jobs.
 fn reclaim(jobs: &Jobs, number: u32, most: usize) -> Vec<u64> {
     let mut done = Vec::new();
     while done.len() < most {
@@ -81,14 +83,14 @@ fn spawn<R: 'static>(jobs: &Arc<Jobs>, actor: impl FnOnce(&Jobs) -> R + 'static)
     thread::spawn(move || actor(&jobs))
 }
 
-/// Everybody is gone: each place is free, and no number of one.
+/// Checks that each place is free, and that no reclaimer has a job.
 fn check_empty(jobs: &Jobs) {
     assert_eq!(jobs.count(), (0, 0));
     (1..=MOST).for_each(|group| assert!(jobs.post(aim(group)), "somebody's job is left"));
     assert!(!jobs.post(aim(MOST + 1)));
 }
 
-/// Two jobs, one of which nobody waits for, and two reclaimers that are there for one each.
+/// Two jobs, one of which no thread waits for, and two reclaimers for one job each.
 #[test]
 fn a_job_is_done_by_one_and_its_waiter_is_woken() {
     loom::model(|| {
@@ -102,7 +104,7 @@ fn a_job_is_done_by_one_and_its_waiter_is_woken() {
     });
 }
 
-/// What a reclaimer wrote is there for who waits, without a word of theirs beside the board.
+/// A waiter sees what the reclaimer wrote, without another word than those of the queue.
 #[test]
 fn what_was_done_is_seen_by_whoever_waits_for_it() {
     loom::model(|| {
@@ -112,7 +114,7 @@ fn what_was_done_is_seen_by_whoever_waits_for_it() {
             let freed = freed.clone();
             spawn(&jobs, move |jobs| {
                 if let Next::Job(aim) = jobs.take(1) {
-                    // SAFETY: who waits looks when it is done; loom says if not.
+                    // SAFETY: the waiter looks after the job is done; loom reports it if not.
                     freed.with_mut(|freed| unsafe { *freed = 7 });
                     jobs.finish(1, bytes_of(aim), not_a_node);
                 }
@@ -121,7 +123,7 @@ fn what_was_done_is_seen_by_whoever_waits_for_it() {
         let mut waiter = Waiter::new(aim(7));
         jobs.ask(&mut waiter);
         if jobs.answer(&waiter, true) == Some(7) {
-            // SAFETY: it is done.
+            // SAFETY: the job is done, so the reclaimer has written this.
             assert_eq!(freed.with(|freed| unsafe { *freed }), 7);
         }
         reclaimer.join().unwrap();
@@ -129,7 +131,8 @@ fn what_was_done_is_seen_by_whoever_waits_for_it() {
     });
 }
 
-/// 1. R's callback is stuck. 2. W writes R off, and hands its job back; or R is back first and does. 3. Another reclaimer, which sleeps, or does not yet, does it.
+/// R's callback is stuck. The watcher W writes R off and posts its job again, or R returns first
+/// and does. Another reclaimer, which sleeps or not yet, does the job.
 #[test]
 fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
     loom::model(|| {
@@ -140,7 +143,7 @@ fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
         assert_eq!(jobs.take(1), Next::Job(aim(7)));
         assert!(seat.take(1));
         seat.begin(1, 1);
-        // It runs here, whoever's thread that is.
+        // The seat runs here, whatever thread this is.
         let running = seat.running().unwrap();
         let watcher = {
             let seat = seat.clone();
@@ -174,7 +177,7 @@ fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
     });
 }
 
-/// 1. A gives up, while R is at its job, or has not begun. 2. B's job gets its place. 3. R ends A's.
+/// A gives up while R does its job, or before that. B's job gets the place. R ends A's.
 #[test]
 fn who_gives_up_is_gone_and_no_late_answer_is_anothers() {
     loom::model(|| {
@@ -190,7 +193,7 @@ fn who_gives_up_is_gone_and_no_late_answer_is_anothers() {
     });
 }
 
-/// What two want is dropped when the second gives it up, and not before.
+/// A job of two waiters is dropped when the second gives it up, and not before.
 #[test]
 fn who_gives_up_leaves_a_job_that_another_waits_for() {
     loom::model(|| {
@@ -207,7 +210,8 @@ fn who_gives_up_leaves_a_job_that_another_waits_for() {
     });
 }
 
-/// 1. A waits for R's job. 2. W hands it back, while A gives up, and R is back: nobody is left who wants it, and each thread is counted once.
+/// A waits for R's job. W posts it again while A gives up and R returns. No thread wants the job
+/// then, and each thread is counted once.
 #[test]
 fn what_its_waiter_gives_up_while_it_is_handed_back_is_nobodys() {
     loom::model(|| {
@@ -238,7 +242,8 @@ fn of_two_who_wait_for_two_jobs_both_are_answered() {
     });
 }
 
-/// The second comes before the reclaimer has taken the job, and shares it, or after that, and has one of its own.
+/// The second waiter comes before the reclaimer has taken the job, and shares it, or later, and has
+/// a job of its own.
 #[test]
 fn of_two_who_wait_for_the_same_both_are_answered() {
     loom::model(|| {
@@ -259,7 +264,8 @@ fn of_two_who_wait_for_the_same_both_are_answered() {
     });
 }
 
-/// All places but one are of jobs that stay taken, and that one is freed by who does it, by who gives it up, or by who does it after another was stuck there.
+/// All places but one have jobs that stay taken. The last one becomes free by its reclaimer, by its
+/// waiter that gives up, or by a second reclaimer after the first was stuck.
 #[test]
 fn who_waits_for_room_is_told_of_it() {
     #[derive(Clone, Copy, PartialEq)]
@@ -300,7 +306,7 @@ fn who_waits_for_room_is_told_of_it() {
     }
 }
 
-/// A node: how short it is, and who is at it.
+/// A node: whether it is short, and the passes on it.
 struct Node {
     short: AtomicUsize,
     pass: UnsafeCell<()>,
@@ -316,13 +322,13 @@ impl Node {
         self.is_under_way.store(0, Ordering::Relaxed);
     }
 
-    /// Somebody allocates, and finds it short.
+    /// Allocates, and finds the node short.
     fn allocate(&self, jobs: &Jobs) {
         self.short.store(1, Ordering::Relaxed);
         assert!(jobs.post(Aim::Node(0)));
     }
 
-    /// A reclaimer looks for a job once; whether it has had one.
+    /// Looks for a job once, and does it. Returns whether there was one.
     fn relieve(&self, jobs: &Jobs, number: u32) -> bool {
         let is_job = jobs.take(number) == Next::Job(Aim::Node(0));
         if is_job {
@@ -333,7 +339,8 @@ impl Node {
     }
 }
 
-/// 1. A pass finds the node above its high watermark. 2. Somebody allocates, finds it at the low one, and posts. 3. The pass ends.
+/// A pass finds the node above its high watermark. A thread allocates, finds it at the low one, and
+/// posts. The pass ends.
 #[test]
 fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time() {
     loom::model(|| {
@@ -353,14 +360,15 @@ fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time(
     });
 }
 
-/// 1. R1, in a pass over a node, is written off. 2. R2 goes on with that. 3. R1 is back: the pass that is under way is not its own.
+/// R1, in a pass over a node, is written off. R2 continues that. R1 returns: the pass that runs is
+/// not its own.
 #[test]
 fn a_pass_that_another_goes_on_with_is_under_way_until_that_one_ends() {
     loom::model(|| {
         let (jobs, node) = (board(2), Node::new());
         assert!(jobs.post(Aim::Node(0)));
         assert_eq!(jobs.take(1), Next::Job(Aim::Node(0)));
-        // Somebody came meanwhile, so it is wanted when R1 lets go.
+        // A thread posted meanwhile, so the job is wanted when R1 lets go.
         assert!(jobs.post(Aim::Node(0)));
         node.is_under_way.store(1, Ordering::Relaxed);
         let [watcher, stuck] = [true, false].map(|watches| {
@@ -387,7 +395,7 @@ fn a_pass_that_another_goes_on_with_is_under_way_until_that_one_ends() {
     });
 }
 
-/// Who posts sees to it that there is a reclaimer: as many as there are jobs, whoever comes first.
+/// A thread that posts makes a reclaimer if there are too few: as many as jobs, in any order.
 #[test]
 fn one_reclaimer_is_made_for_each_job() {
     for groups in [[5, 7], [7, 7]] {

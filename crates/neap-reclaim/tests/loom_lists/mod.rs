@@ -1,4 +1,5 @@
-//! Lists of groups that are deleted while others add, take off, walk and free: the real lists on the real groups.
+//! Lists of groups that are deleted while other threads add, remove, walk and free: the real lists
+//! on the real groups.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -13,21 +14,22 @@ use neap_reclaim::lru::{End, Item, Lists, LruList, Site, Verdict};
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
 use std::alloc::{alloc_zeroed, dealloc};
 
-/// Something to be cached, whose contents are not to be looked at by two at once, if one of them changes it.
+/// An object to be cached. Two threads must not access its contents at once, if one of them changes
+/// them.
 #[repr(C)]
 struct Thing {
     item: Item,
     contents: UnsafeCell<usize>,
 }
 
-// SAFETY: a model: loom says if two look at contents at once.
+// SAFETY: a model: loom reports concurrent access to the contents.
 unsafe impl Sync for Thing {}
 
-/// Groups and lists: a parent, a child of it, and one list.
+/// Groups and lists: a parent, its child, and one list.
 struct World {
     machine: Virtual,
     data: PerCpuData,
-    /// Of the list's shrinker, by slot.
+    /// Bits of the list's shrinker, by slot.
     bits: [AtomicUsize; 4],
     lists: Lists,
     groups: Option<Groups>,
@@ -65,12 +67,12 @@ impl Reclaimer for Host<'_> {
 
 impl neap_reclaim::Host for Host<'_> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-        // SAFETY: from above.
+        // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 
@@ -125,7 +127,7 @@ impl World {
     }
 
     fn del(&self, thing: usize) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the thing exists: it outlives the list.
         self.on(|site, list| unsafe { list.del(site, self.item(thing)) })
     }
 
@@ -154,7 +156,7 @@ impl World {
         self.bit(self.slot(group)).is_set()
     }
 
-    /// As who looks for something to be had of the group in a slot: where there is nothing the bit is cleared.
+    /// Visits the group in a slot, and clears the bit if there are no items.
     fn visit(&self, group: GroupId, slot: u32) {
         let is_empty = || self.count(group) == 0;
         if self.bit(slot).is_set() && is_empty() {
@@ -162,9 +164,9 @@ impl World {
         }
     }
 
-    /// Changes what is in a thing, as who frees it would.
+    /// Changes the contents of a thing, as freeing it would.
     fn free(&self, thing: &Thing) {
-        // SAFETY: a model; loom says if somebody else looks.
+        // SAFETY: a model: loom reports a concurrent access.
         thing.contents.with_mut(|contents| unsafe { *contents = 0 });
     }
 }
@@ -172,7 +174,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let (host, groups) = (Host(self), self.groups());
-        // SAFETY: nobody uses them any more.
+        // SAFETY: no thread uses them any more.
         unsafe {
             self.on(|site, list| site.close_list(list));
             self.site(|site| site.close());
@@ -193,7 +195,8 @@ fn beside(world: &Arc<World>, f: impl FnOnce(&World) + Send + 'static) -> thread
     thread::spawn(move || f(&world))
 }
 
-/// The parent has a part of the list of its own, and gets the items put before; or it has none, and gets the child's.
+/// The parent has a block of the list, and gets the items put before its own; or it has none, and
+/// gets the child's block.
 const PARENTS: [bool; 2] = [true, false];
 
 #[test]
@@ -223,7 +226,7 @@ fn an_item_is_added_while_its_group_goes() {
     for has_part in PARENTS {
         model(move || {
             let world = World::new();
-            // So that the part's memory is not asked for in the model of either.
+            // So that neither model requests the block's memory.
             world.add(world.child, 1);
             assert!(world.del(1));
             if has_part {
@@ -270,7 +273,8 @@ fn of_a_walk_that_takes_an_item_off_and_who_frees_it_one_does() {
             // SAFETY: items are in things, at the beginning.
             let thing = |item: NonNull<Item>| unsafe { item.cast::<Thing>().as_ref() };
             let isolate = |item| {
-                // SAFETY: whoever frees it has not taken it off yet.
+                // SAFETY: the thread that frees the item has not taken it off yet, since it is on
+                // the list.
                 thing(item).contents.with(|contents| assert_eq!(unsafe { *contents }, 1));
                 Verdict::Removed
             };
@@ -278,7 +282,7 @@ fn of_a_walk_that_takes_an_item_off_and_who_frees_it_one_does() {
                 assert!(thing(item).item.leave_hands());
                 world.free(thing(item));
             };
-            // SAFETY: they do what they may.
+            // SAFETY: `isolate` neither waits, allocates nor calls the list.
             unsafe { list.walk(site, world.parent, 0, 1, isolate, dispose) };
         });
         other.join().unwrap();
@@ -298,10 +302,10 @@ fn an_item_that_is_seen_on_no_list_may_be_freed() {
             }
         });
         world.on(|site, list| {
-            // SAFETY: as above.
+            // SAFETY: items are in things, at the beginning.
             let thing = |item: NonNull<Item>| unsafe { item.cast::<Thing>().as_ref() };
             let look = |item| {
-                // SAFETY: nobody who sees it on a list frees it.
+                // SAFETY: a thread that sees the item on a list does not free it.
                 thing(item).contents.with(|contents| assert_eq!(unsafe { *contents }, 1));
             };
             let isolate = |item| {
@@ -312,14 +316,14 @@ fn an_item_that_is_seen_on_no_list_may_be_freed() {
                 look(item);
                 assert!(thing(item).item.leave_hands());
             };
-            // SAFETY: they do what they may.
+            // SAFETY: `isolate` neither waits, allocates nor calls the list.
             unsafe { list.walk(site, world.parent, 0, 1, isolate, dispose) };
         });
         other.join().unwrap();
     });
 }
 
-/// Its links are the next one's then, under another lock.
+/// Its links are those of the next list then, under another lock.
 #[test]
 fn an_item_that_somebody_else_has_taken_off_may_be_added_elsewhere() {
     for looks_first in [true, false] {
@@ -353,7 +357,7 @@ fn a_group_goes_while_it_is_walked() {
             let mut removed = 0;
             world.on(|site, list| {
                 let isolate = |item| if item == world.item(0) { Verdict::Removed } else { Verdict::Rotate };
-                // SAFETY: it does what it may.
+                // SAFETY: `isolate` neither waits, allocates nor calls the list.
                 unsafe { list.walk(site, world.child, 0, 8, isolate, |_| removed += 1) };
             });
             other.join().unwrap();
@@ -364,7 +368,8 @@ fn a_group_goes_while_it_is_walked() {
     }
 }
 
-/// By the time that one has the lock of the part that an item is on, the other has put it on another.
+/// When the second thread has the lock of the item's sub-list, the first has put the item on
+/// another one.
 #[test]
 fn an_item_is_taken_off_while_it_moves_to_another_group() {
     model(|| {
@@ -379,14 +384,14 @@ fn an_item_is_taken_off_while_it_moves_to_another_group() {
         let taken = world.del(0);
         other.join().unwrap();
         world.verify();
-        // Either the other one got it, and put it where it was taken off from or is still, or it was taken off before.
+        // If this thread has not removed the item, the other one has moved it to the parent.
         let left = world.count(world.parent);
         assert!(world.count(world.child) == 1 && left <= 1 && (taken || left == 1));
         assert!(world.del(1) && world.del(0) == (left == 1));
     });
 }
 
-/// What names a dead part is renamed while it is taken off.
+/// Items that name a dead sub-list are renamed while they are removed.
 #[test]
 fn an_item_is_taken_off_while_it_is_renamed() {
     model(|| {
@@ -403,7 +408,8 @@ fn an_item_is_taken_off_while_it_is_renamed() {
     });
 }
 
-/// One takes items off and puts them back; another lets the first go meanwhile, and puts it on another part, where something is.
+/// One thread takes items off and puts them back. Another lets the first one go meanwhile, and puts
+/// it on another sub-list, which has an item.
 #[test]
 fn an_item_leaves_the_hands_that_have_it_and_goes_elsewhere() {
     model(|| {
@@ -421,7 +427,8 @@ fn an_item_leaves_the_hands_that_have_it_and_goes_elsewhere() {
             let mut items = Vec::with_capacity(2);
             // SAFETY: things outlive the list, and the vector does not grow.
             let hands = unsafe { list.take(site, world.child, 0, 2, |item| items.push(item)) };
-            // SAFETY: as above.
+            // SAFETY: the items were handed out with `hands`, and are in things, which outlive the
+            // list.
             let put_back = |item| hands.as_ref().is_some_and(|hands| unsafe { hands.put_back(item, End::Oldest) });
             items.into_iter().for_each(|item| _ = put_back(item));
         });
@@ -432,7 +439,8 @@ fn an_item_leaves_the_hands_that_have_it_and_goes_elsewhere() {
     });
 }
 
-/// A visitor looks at the parent, and then at the group, while that goes with an item, or with none and one is added.
+/// A visitor looks at the parent, and then at the group, while that is deleted: with an item, or
+/// with none and one is added.
 #[test]
 fn what_a_group_leaves_is_found_by_visitors() {
     for (has_part, has_item) in PARENTS.into_iter().flat_map(|part| [(part, true), (part, false)]) {

@@ -1,10 +1,10 @@
-//! Callbacks that come back against those who write them off.
+//! Callbacks that return, against threads that write them off.
 
 use loom::sync::Arc;
 use loom::thread;
 use neap_reclaim::reclaim::seat::Seat;
 
-/// Runs callbacks of shrinkers, one after the other; answers which of them were written off.
+/// Runs callbacks of shrinkers, one after the other. Returns which were written off.
 fn run(seat: &Seat, shrinkers: [u64; 2]) -> [bool; 2] {
     assert!(seat.take(9));
     let heard = shrinkers.map(|shrinker| {
@@ -15,7 +15,7 @@ fn run(seat: &Seat, shrinkers: [u64; 2]) -> [bool; 2] {
     heard
 }
 
-/// Looks, and writes off what runs; answers what that was.
+/// Looks, and writes off the running callback. Returns its shrinker.
 fn watch(seat: &Seat) -> Option<u64> {
     let running = seat.running()?;
     if !seat.write_off(&running) {

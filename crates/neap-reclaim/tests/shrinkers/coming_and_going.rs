@@ -12,7 +12,7 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 
 fn register<P: Platform>(shrinkers: &Shrinkers, host: &On<'_, P>, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-    // SAFETY: what tests register outlives their visits.
+    // SAFETY: shrinkers of tests outlive their visits.
     unsafe { shrinkers.register(host, spec) }
 }
 
@@ -45,7 +45,7 @@ fn to_synchronize_is_to_wait_for_all_that_run() {
     });
 }
 
-/// By the machine's own time, which nothing but the callback lets pass.
+/// By the machine's own time, which only the callback lets pass.
 #[test]
 fn who_unregisters_waits_for_its_own_callback_and_no_longer() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
@@ -92,13 +92,13 @@ fn without_a_fence_nothing_ends() {
     });
 }
 
-/// Forks; the child's answer is its exit status.
+/// Forks. Returns the exit status that `f` returns in the child.
 fn in_child(f: impl FnOnce() -> u8) -> i32 {
-    // SAFETY: the child uses what the test has, and ends.
+    // SAFETY: the child uses the test's own data alone, and ends.
     match unsafe { libc::fork() } {
         0 => {
             let status = std::panic::catch_unwind(core::panic::AssertUnwindSafe(f)).unwrap_or(99);
-            // SAFETY: ends the child without anything of the parent's.
+            // SAFETY: it ends the child, and runs nothing of the parent.
             unsafe { libc::_exit(status.into()) }
         }
         child => {
@@ -124,7 +124,8 @@ fn forks<P: Platform>(stage: &Stage<P>) {
         );
         let blocked_id = register(shrinkers, host, &blocked.spec()).unwrap();
         let own = AtomicUsize::new(0);
-        // In the child nobody else is in a callback, and this thread is in one, which ends there as well.
+        // In the child no other thread is in a callback. This thread is in one, which ends there as
+        // well.
         let forking = Made::of(
             |_| {
                 let id = ShrinkerId::from_bits(own.load(Relaxed) as u64);
@@ -152,7 +153,7 @@ fn forks<P: Platform>(stage: &Stage<P>) {
         // A fork outside of callbacks: everything can be ended in the child, and in the parent.
         let status = in_child(|| {
             let _ = host.0.platform.rseq_offset().map(|_| neap_os::fence::register());
-            // SAFETY: as above.
+            // SAFETY: this is the only thread of the child.
             unsafe { shrinkers.forget_others(host) };
             let ids = [blocked_id, id];
             u8::from(ids.map(|id| shrinkers.unregister(host, id)) == [Ok(Unregistered::Gone); 2])
@@ -169,7 +170,8 @@ fn after_a_fork_none_counts_as_running() {
     forks(&Stage::on(Linux::probe()));
 }
 
-/// A callback that goes on in a child returns into the visit, which puts the one reference that is left there.
+/// A callback that continues in a child returns into the visit, which puts the one reference that
+/// is left there.
 #[test]
 fn a_visit_goes_on_in_the_child_that_a_callback_makes() {
     with(&Stage::on(Linux::probe()), |host, shrinkers| {
@@ -192,7 +194,7 @@ fn a_visit_goes_on_in_the_child_that_a_callback_makes() {
         shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0));
         let gone = shrinkers.unregister(host, id) == Ok(Unregistered::Gone);
         if child.load(Relaxed) == 0 {
-            // SAFETY: ends the child without anything of the parent's.
+            // SAFETY: it ends the child, and runs nothing of the parent.
             unsafe { libc::_exit(if gone { 7 } else { 8 }) };
         }
         let mut status = 0;
@@ -235,7 +237,7 @@ fn who_gets_no_memory_is_told_and_changes_nothing() {
         let host = On(&stage);
         match Shrinkers::open(&host) {
             Err(error) => assert_eq!(error, NotDone::NoMemory),
-            // SAFETY: nobody uses it any more.
+            // SAFETY: no thread uses it any more.
             Ok(shrinkers) => unsafe { shrinkers.close(&host) },
         }
         assert_eq!(stage.bytes.load(Relaxed), 0);
@@ -250,16 +252,16 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         // Of two units, and one that was there before.
         let ids: Vec<_> = (0..70).map(|_| register(shrinkers, host, &cache.by_group()).unwrap()).collect();
         let visit = |slot| shrinkers.visit(host, &(), GroupId::from_bits(77), slot, 0, Press::of(12)).calls;
-        // No unit: all of the 64 may have something.
+        // No unit: all of the 64 may have objects.
         stage.left.store(0, Relaxed);
         shrinkers.mark(host, ids[3], 9, 0);
         assert_eq!((shrinkers.next_with_anything(0, 0), visit(9), visit(9)), (Some(9), 64, 64));
-        // Memory for another's mark: the first one is kept.
+        // There is memory for another shrinker's mark: the first mark is kept.
         stage.left.store(usize::MAX, Relaxed);
         shrinkers.mark(host, ids[5], 9, 0);
         assert_eq!(visit(9), 64);
         cache.objects.store(0, Relaxed);
-        // Nothing is left, and that is known in the end.
+        // No objects are left, and that is known in the end.
         assert_eq!((visit(9), visit(9), shrinkers.next_with_anything(0, 0)), (128, 0, None));
         // Neither place nor word.
         cache.objects.store(1, Relaxed);
@@ -269,7 +271,8 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         let mut found = Vec::new();
         shrinkers.each_group_with_anything(0, |slot| found.push(slot));
         assert!(found.contains(&5000) && !found.contains(&5001) && !found.contains(&9), "{found:?}");
-        // There is memory again: nothing is forgotten, and it is known again who has nothing.
+        // There is memory again: no mark is forgotten, and shrinkers without objects lose theirs
+        // again.
         stage.platform.fail(Call::Map, 0, 0);
         shrinkers.mark(host, ids[0], 6000, 0);
         assert_eq!((visit(5000), visit(6000)), (70, 1));

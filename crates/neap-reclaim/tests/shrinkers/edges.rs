@@ -1,4 +1,4 @@
-//! What costs, or runs out, where nothing else would show it.
+//! Costs and limits that no other test would show.
 
 use crate::host::{Cache, Stage, with};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};

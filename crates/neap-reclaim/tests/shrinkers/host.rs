@@ -1,4 +1,4 @@
-//! A host for tests, whose memory can run out, and a cache that counts what is asked of it.
+//! A host for tests with a limited memory, and a cache that counts its calls.
 
 use core::alloc::Layout;
 use core::ffi::c_void;
@@ -17,14 +17,14 @@ use std::sync::Mutex;
 pub(crate) struct Stage<P: Platform> {
     pub(crate) platform: P,
     data: PerCpuData,
-    /// Pieces that can still be had; `usize::MAX`: any number.
+    /// Number of requests for memory that still succeed; `usize::MAX`: any number.
     pub(crate) left: AtomicUsize,
-    /// Bytes that were not given back.
+    /// Bytes that were requested and not given back.
     pub(crate) bytes: AtomicUsize,
     /// A thread that asks for the platform loses its CPU once in so many times; 0: never.
     pub(crate) loses_cpu: AtomicU64,
     asked: AtomicU64,
-    /// Groups that are gone, and who has what was theirs.
+    /// Deleted groups, and the seats of their heirs.
     heirs: Mutex<BTreeMap<GroupId, Seat>>,
 }
 
@@ -44,7 +44,7 @@ impl<P: Platform> Stage<P> {
     }
 }
 
-/// The host.
+/// A host for tests.
 pub(crate) struct On<'s, P: Platform>(pub(crate) &'s Stage<P>);
 
 impl<P: Platform> Clone for On<'_, P> {
@@ -56,7 +56,7 @@ impl<P: Platform> Clone for On<'_, P> {
 impl<P: Platform> Copy for On<'_, P> {}
 
 impl<P: Platform> On<'_, P> {
-    /// Lets other threads go on, now and then.
+    /// Lets other threads run, now and then.
     pub(crate) fn lose_cpu(&self) {
         let one_in = self.0.loses_cpu.load(Relaxed);
         if one_in > 0
@@ -92,13 +92,13 @@ impl<P: Platform> Host for On<'_, P> {
         let left = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
         self.0.left.fetch_update(Relaxed, Relaxed, left).ok()?;
         self.0.bytes.fetch_add(bytes, Relaxed);
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
         self.0.bytes.fetch_sub(bytes, Relaxed);
-        // SAFETY: from above, as the caller promises.
+        // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
     }
 
@@ -112,19 +112,19 @@ impl<P: Platform> Host for On<'_, P> {
 }
 
 impl<P: Platform> On<'_, P> {
-    /// A group goes.
+    /// Deletes a group.
     pub(crate) fn delete(&self, shrinkers: &Shrinkers, group: GroupId, slot: u32, heir: u32) {
         self.0.heirs.lock().unwrap().insert(group, Seat { group: GroupId::ROOT, slot: heir });
         shrinkers.offline(self, slot, heir);
     }
 }
 
-/// Runs `f` with a registry on a machine, and closes it; all memory has come back then.
+/// Runs `f` with a registry on a machine, and closes it. All memory must have come back then.
 pub(crate) fn with<P: Platform, R>(stage: &Stage<P>, f: impl FnOnce(&On<'_, P>, &Shrinkers) -> R) -> R {
     let host = On(stage);
     let shrinkers = Shrinkers::open(&host).unwrap();
     let answer = f(&host, &shrinkers);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no thread uses it any more.
     unsafe { shrinkers.close(&host) };
     assert_eq!(stage.bytes.load(Relaxed), 0, "bytes that were not given back");
     answer
@@ -173,7 +173,8 @@ impl Cache {
     }
 
     pub(crate) unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-        // SAFETY: as above; what is asked is this call's.
+        // SAFETY: the shrinker was registered with a cache, which outlives it; `asked` is this
+        // call's.
         let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
         cache.scans.fetch_add(1, Relaxed);
         let freed = cache.objects.load(Relaxed).min(asked.to_scan);
@@ -204,7 +205,8 @@ impl<'c> Made<'c> {
             (made.count)(asked)
         }
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-            // SAFETY: as above.
+            // SAFETY: the shrinker was registered with such a value, which outlives it; `asked` is
+            // this call's.
             let (made, asked) = unsafe { (&*data.cast::<Made<'_>>(), &mut *asked) };
             (made.scan)(asked)
         }

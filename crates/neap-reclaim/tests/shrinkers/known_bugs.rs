@@ -1,4 +1,4 @@
-//! Bugs that others met (S1 to S10, L10, L11), each with the test that would find it here.
+//! Bugs of other projects (S1 to S10, L10, L11), each with the test that would find it here.
 
 use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
@@ -18,17 +18,18 @@ fn visit(shrinkers: &Shrinkers, host: &On<'_, Virtual>, slot: u32, node: u32, pr
     shrinkers.visit(host, &(), group(slot), slot, node, Press::of(priority))
 }
 
-/// A group for a slot, in tests without a tree.
+/// Returns a group for a slot, in tests without a tree.
 fn group(slot: u32) -> GroupId {
     GroupId::from_bits(GroupId::ROOT.to_bits() + u64::from(slot))
 }
 
 fn register(shrinkers: &Shrinkers, host: &On<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId {
-    // SAFETY: what tests register outlives their visits.
+    // SAFETY: shrinkers of tests outlive their visits.
     unsafe { shrinkers.register(host, spec) }.unwrap()
 }
 
-/// Runs `f` while another thread is in a callback of the shrinker that `f` gets, and stays there until `f` has told it to go on.
+/// Runs `f` while another thread is in a callback of the shrinker that `f` gets, until `f` lets
+/// that go on.
 fn while_called(shrinkers: &Shrinkers, host: &On<'_, Virtual>, f: impl FnOnce(ShrinkerId, &dyn Fn())) {
     let (inside, go_on) = (Barrier::new(2), Barrier::new(2));
     let made = Made::of(
@@ -67,7 +68,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
         let ids = [0, 1].map(|at| register(shrinkers, host, &caches[at].spec()));
         let mut seen = Vec::new();
         shrinkers.each(|report| {
-            // As a reader that is held up at its first line.
+            // Like a reader that is delayed at its first line.
             if seen.is_empty() {
                 for id in ids {
                     assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
@@ -76,7 +77,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
             seen.push((report.id, report.name.as_str().to_string()));
         });
         assert_eq!(seen, [(ids[0], "cache".to_string())]);
-        // Somebody is in a callback and somebody waits for that one to end: reports go on.
+        // A thread is in a callback, and another waits for that to end: reports go on.
         while_called(shrinkers, host, |id, go_on| {
             thread::scope(|scope| {
                 let waiting = scope.spawn(|| shrinkers.unregister(host, id));
@@ -91,7 +92,7 @@ fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
     });
 }
 
-/// Says no from the so-manieth question on.
+/// Refuses from that question on.
 struct Until(AtomicU32);
 
 impl Caller for Until {
@@ -132,11 +133,11 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                 }
                 shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
                 shrinkers.visit(host, &(), group(1), 1, 0, Press::of(0));
-                // A reference counts as a call, and one under which none was made does not.
+                // A reference counts as a call, and one without a call does not.
                 shrinkers.each(|report| assert_eq!(report.calls, called.load(Relaxed), "count {count}"));
-                // One that was not put would be waited for.
+                // A reference that was not put would be waited for.
                 assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone), "count {count}");
-                // The next life of the index begins with none.
+                // The next life of the index begins with no calls.
                 let id = register(shrinkers, host, &made.spec());
                 shrinkers.each(|report| assert_eq!(report.calls, 0, "count {count}"));
                 assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
@@ -145,7 +146,7 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
     }
 }
 
-/// Something that must not be called after it was unregistered.
+/// A shrinker that must not be called after it was unregistered.
 struct Mortal {
     alive: AtomicBool,
     calls: AtomicU64,
@@ -159,7 +160,7 @@ impl Mortal {
 
     fn spec(&self) -> Spec<'static> {
         unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-            // SAFETY: the tests' are there for longer than their registry.
+            // SAFETY: shrinkers of the test outlive their registry.
             let mortal = unsafe { &*data.cast::<Mortal>() };
             mortal.late.fetch_add(u64::from(!mortal.alive.load(SeqCst)), Relaxed);
             mortal.calls.fetch_add(1, Relaxed);
@@ -245,8 +246,8 @@ fn s5_who_unregisters_inside_a_callback_does_not_wait() {
         visit(shrinkers, host, 0, 0, 0);
         assert_eq!((GONE.load(Relaxed), shrinkers.is_there(id), is_calling()), (1, false, false));
         assert_eq!(visit(shrinkers, host, 0, 0, 0).calls, 0);
-        // One that never was started is called by nobody.
-        // SAFETY: as above.
+        // A shrinker that was never started is not called.
+        // SAFETY: the callbacks may be called at any time until it is unregistered.
         let id = unsafe { shrinkers.prepare(host, &Spec { gone: Some(gone), ..made.spec() }) }.unwrap();
         assert_eq!((shrinkers.unregister(host, id), GONE.load(Relaxed)), (Ok(Unregistered::Gone), 2));
         assert_eq!(shrinkers.start(host, id), Err(NotDone::NoSuchShrinker));
@@ -284,7 +285,7 @@ fn s5_two_that_unregister_each_other_go_both() {
     });
 }
 
-/// What there is, by shrinker and slot, and what was seen of it.
+/// Marked and seen objects, by shrinker and group.
 #[derive(Default)]
 struct Pairs(Mutex<HashSet<(usize, u64)>>);
 
@@ -326,7 +327,8 @@ fn s6_marks_are_kept_while_everything_grows() {
         shrinkers.each_group_with_anything(0, |slot| _ = visit(shrinkers, host, slot, 0, 12));
         let (seen, marked) = (seen.0.lock().unwrap(), marked.0.lock().unwrap());
         assert!(marked.len() > 3000);
-        // Some may be asked that were not marked: two that mark the first of a unit at once take each other for one without memory.
+        // A shrinker without a mark may be asked: two threads that mark the first of a unit at once
+        // take each other for one without memory.
         let missed: Vec<_> = marked.difference(&seen).take(5).collect();
         assert!(missed.is_empty(), "{missed:?}");
     });
@@ -338,7 +340,7 @@ fn s7_an_index_that_is_used_again_inherits_nothing_and_loses_no_mark() {
         let (first, second) = (Cache::of(50), Cache::of(50));
         let id = register(shrinkers, host, &Spec { seeks: 0, ..first.by_group() });
         shrinkers.mark(host, id, 3, 0);
-        // seeks 0: half of what there is, which is less than a batch.
+        // With 0 seeks: half of the objects, which is less than a batch.
         visit(shrinkers, host, 3, 0, 12);
         assert_eq!(shrinkers.deferred(id, 3, 0), 25);
         shrinkers.unregister(host, id).unwrap();
@@ -358,7 +360,7 @@ fn s7_an_index_that_is_used_again_inherits_nothing_and_loses_no_mark() {
         assert_eq!(visit(shrinkers, host, 5, 0, 12).calls, 0);
         assert_eq!(visit(shrinkers, host, 4, 0, 12).calls, 1);
         assert_eq!(shrinkers.deferred(next, 4, 0), 25);
-        // Nobody has the index: bits that are left are cleared.
+        // The index is free: bits that are left are cleared.
         shrinkers.unregister(host, next).unwrap();
         visit(shrinkers, host, 4, 0, 12);
         visit(shrinkers, host, 3, 0, 12);
@@ -382,7 +384,7 @@ fn s8_what_is_deferred_for_a_deleted_group_is_its_parents_once() {
         assert_eq!(visit(shrinkers, host, 7, 1, 0).calls, 0, "a group that is gone");
         host.delete(shrinkers, group(7), 7, 1);
         assert_eq!([7, 1].map(|slot| shrinkers.deferred(id, slot, 1)), [0, 75]);
-        // What the child may have had its parent may have.
+        // The parent may have all objects that the child had.
         shrinkers.mark(host, id, 8, 0);
         host.delete(shrinkers, group(8), 8, 2);
         assert_eq!((shrinkers.next_with_anything(0, 0), visit(shrinkers, host, 2, 0, 12).calls), (Some(2), 1));
@@ -408,9 +410,9 @@ fn s8_work_that_a_visitor_defers_after_the_end_of_its_group_is_the_parents() {
         assert_eq!(shrinkers.deferred(id, 9, 0), 50);
         ends.store(true, Relaxed);
         visit(shrinkers, host, 9, 0, 12);
-        // 50 that were handed on, and 50 of the pass that was under way.
+        // 50 that were moved, and 50 of the pass that was under way.
         assert_eq!([9, 4].map(|slot| shrinkers.deferred(id, slot, 0)), [0, 100]);
-        // The next group of that slot has its own.
+        // The next group of that slot has its own deferred work.
         let next = GroupId::from_bits(group(9).to_bits() | 1 << 30);
         shrinkers.mark(host, id, 9, 0);
         shrinkers.visit(host, &(), next, 9, 0, Press::of(12));
@@ -425,7 +427,7 @@ fn s9_the_rest_of_a_walk_may_go_away_under_it() {
         let caches: Vec<Cache> = (0..300).map(|_| Cache::of(1)).collect();
         let made = Made::of(
             |_| {
-                // All but every third, and the memory of those that go is not theirs any more.
+                // All but every third. The memory of the unregistered ones is freed then.
                 for (at, id) in ids.lock().unwrap().drain(..).enumerate() {
                     if at % 3 != 0 {
                         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
@@ -526,8 +528,9 @@ fn lies_about_numbers_are_bounded() {
     });
 }
 
-/// Who has a reference may be the one to put the last, and then tells `gone`, which may want what a thread holds that only reports, blames, or charges. What is
-/// not taken by a CPU's sequence is counted.
+/// A thread with a reference may put the last one, and then calls `gone`, which may want a lock
+/// that a thread holds which reports, blames or charges. References that a CPU's sequence does not
+/// take are counted.
 #[test]
 fn who_calls_no_callback_takes_no_reference() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
@@ -549,7 +552,7 @@ fn who_calls_no_callback_takes_no_reference() {
         assert_eq!(shrinkers.name_of(id), None);
         let other = register(shrinkers, host, &Spec { name: "other", ..cache.spec() });
         assert_eq!((other.index(), shrinkers.name_of(id)), (id.index(), None), "another one's name");
-        // One that ends is named until it has.
+        // A shrinker that is ending is named until it has ended.
         while_called(shrinkers, host, |id, go_on| {
             thread::scope(|scope| {
                 let waiting = scope.spawn(|| shrinkers.unregister(host, id));
@@ -564,12 +567,12 @@ fn who_calls_no_callback_takes_no_reference() {
     });
 }
 
-/// Names are written while others read them.
+/// Names are written while other threads read them.
 #[test]
 fn what_is_read_without_a_reference_is_of_one_life() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let (cache, stop) = (Cache::of(1), AtomicBool::new(false));
-        // As long as a name may be, so that a mixture would be seen.
+        // The longest names, so that a mixture would be seen.
         let names = ["a".repeat(56), "b".repeat(56)];
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -596,7 +599,8 @@ fn what_is_read_without_a_reference_is_of_one_life() {
     });
 }
 
-/// A thread that may call only those that are inline looks at that first, and takes a reference then. In between the index may be somebody else's.
+/// A thread that may call inline shrinkers only checks that first, and takes a reference then. In
+/// between the index may get another shrinker.
 #[test]
 fn an_index_is_of_one_kind_for_ever() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {

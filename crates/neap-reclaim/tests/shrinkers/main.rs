@@ -1,4 +1,4 @@
-//! Shrinkers on a virtual machine: what a visit asks, and of whom.
+//! Shrinkers on a virtual machine: the callbacks that a visit calls, and for how many objects.
 
 mod coming_and_going;
 mod edges;
@@ -21,7 +21,7 @@ const ROOT: GroupId = GroupId::ROOT;
 fn a_cache_is_asked_by_priority_until_it_is_gone() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let cache = Cache::of(10_000);
-        // SAFETY: it outlives its registration.
+        // SAFETY: the cache outlives its registration.
         let id = unsafe { shrinkers.register(host, &cache.spec()) }.unwrap();
         let visited = shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(4));
         assert_eq!((visited.scanned, visited.freed, visited.freed_bytes), (1152, 1152, 1152 * 64));
@@ -36,7 +36,7 @@ fn a_cache_is_asked_by_priority_until_it_is_gone() {
 fn groups_that_have_nothing_are_not_visited() {
     with(&Stage::with_nodes(&[0, 1]), |host, shrinkers| {
         let cache = Cache::of(0);
-        // SAFETY: it outlives its registration.
+        // SAFETY: the cache outlives its registration.
         let id = unsafe { shrinkers.register(host, &cache.by_group()) }.unwrap();
         shrinkers.mark(host, id, 3000, 1);
         assert_eq!((shrinkers.next_with_anything(1, 0), shrinkers.next_with_anything(0, 0)), (Some(3000), None));
@@ -48,7 +48,8 @@ fn groups_that_have_nothing_are_not_visited() {
     });
 }
 
-/// Says of which shrinkers callbacks are called, and which follow one of the same at once.
+/// Records the shrinkers with callbacks that are called, and which calls follow one of the same
+/// shrinker at once.
 #[derive(Default)]
 struct Following(Mutex<Vec<(u32, bool)>>);
 
@@ -59,12 +60,13 @@ impl Caller for Following {
     }
 }
 
-/// So whoever measures asks a clock once for each callback, and once more for each shrinker.
+/// A caller that measures thus reads a clock once for each callback, and once more for each
+/// shrinker.
 #[test]
 fn who_watches_callbacks_is_told_which_follow_another_at_once() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let caches = [Cache::of(300), Cache::of(300)];
-        // SAFETY: they outlive their registration.
+        // SAFETY: the caches outlive their registration.
         let ids = caches.each_ref().map(|cache| unsafe { shrinkers.register(host, &cache.spec()) }.unwrap());
         let following = Following::default();
         assert_eq!(shrinkers.visit(host, &following, ROOT, 0, 0, Press::of(1)).freed, 512);

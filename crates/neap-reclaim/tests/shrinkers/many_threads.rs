@@ -1,6 +1,8 @@
-//! 64 threads on as many virtual CPUs, which lose theirs at any step: visits, shrinkers that come and go, marks, reports and waits for callbacks.
+//! 64 threads on as many virtual CPUs, which lose theirs at any step: visits, shrinkers that come
+//! and go, marks, reports and waits for callbacks.
 //!
-//! Whatever is added is found, nobody is called who has gone, and whoever has gone is told so once.
+//! All added objects are found, no shrinker is called after it has gone, and `gone` is called once
+//! for each.
 
 use crate::host::{On, Stage, with};
 use crate::random::{Random, number, seed};
@@ -15,21 +17,21 @@ use std::thread;
 const THREADS: usize = 64;
 const SLOTS: usize = 96;
 const NODES: usize = 2;
-/// Caches that stay.
+/// Number of caches that stay.
 const CACHES: usize = 5;
 
 /// A cache of some groups' objects, which may be told to go.
 struct Cache {
     objects: [AtomicU32; SLOTS * NODES],
     freed: AtomicU64,
-    /// 1 while it may be called; `gone` takes that away.
+    /// 1 while it may be called; `gone` sets 0.
     alive: AtomicU32,
     late: AtomicU64,
-    /// Itself, if it unregisters that when it is called.
+    /// Its own id, if it unregisters that when it is called.
     ends: Mutex<Option<ShrinkerId>>,
 }
 
-/// What callbacks get.
+/// Argument of the callbacks.
 struct Data<'d> {
     cache: Cache,
     stage: (On<'d, Virtual>, &'d Shrinkers),
@@ -64,7 +66,7 @@ unsafe extern "C" fn count(of: *mut c_void, asked: *const Asked) -> u64 {
     host.lose_cpu();
     let ends = cache.ends.lock().unwrap().take();
     if let Some(id) = ends {
-        // Its owner may do so at this moment.
+        // Its owner may unregister it at this moment.
         let answer = shrinkers.unregister(host, id);
         assert!(matches!(answer, Ok(Unregistered::Later) | Err(NotDone::NoSuchShrinker)), "{answer:?}");
         assert_eq!(shrinkers.synchronize(host), Err(NotDone::InCallback));
@@ -77,7 +79,7 @@ unsafe extern "C" fn count(of: *mut c_void, asked: *const Asked) -> u64 {
 
 unsafe extern "C" fn scan(of: *mut c_void, asked: *mut Asked) -> u64 {
     let Data { cache, stage: (host, _) } = data(of);
-    // SAFETY: as above.
+    // SAFETY: `asked` is this call's.
     let asked = unsafe { &mut *asked };
     let objects = cache.of(asked);
     host.lose_cpu();
@@ -108,7 +110,7 @@ impl Data<'_> {
         }
     }
 
-    /// Adds an object of a group, and says so if it is the first.
+    /// Adds an object of a group, and marks that if it is the first.
     fn add(&self, id: ShrinkerId, random: &mut Random) {
         let (slot, node) = (random.below(SLOTS), random.below(NODES));
         if self.cache.objects[slot * NODES + node].fetch_add(1, Relaxed) == 0 {
@@ -171,7 +173,8 @@ fn sixty_four_threads_visit_register_mark_report_and_wait() {
                         host.lose_cpu();
                         match shrinkers.unregister(host, id) {
                             Ok(Unregistered::Gone) => assert_eq!(data.cache.alive.load(Relaxed), 0, "{id:?} is told"),
-                            // It does that itself, and is told when it has returned.
+                            // It unregisters itself, and `gone` is called when the callback has
+                            // returned.
                             Err(NotDone::NoSuchShrinker) => {}
                             other => panic!("{other:?}"),
                         }
@@ -188,7 +191,7 @@ fn sixty_four_threads_visit_register_mark_report_and_wait() {
         thread::scope(|scope| (0..THREADS).for_each(|thread| drop(scope.spawn(move || work(thread)))));
         shrinkers.synchronize(host).unwrap();
         Virtual::run_on(0);
-        // Whatever was added is found by who looks where bits say, and then nobody is said to have anything.
+        // All added objects are found by visits of groups with bits. After that no group has a bit.
         for (node, _) in (0..NODES as u32).flat_map(|node| [(node, 1), (node, 2), (node, 3)]) {
             visit_all(host, shrinkers, node);
         }

@@ -1,5 +1,5 @@
-//! Random histories against a sequential model: who is asked for how much, what is deferred where, and that nobody who has something is missed;
-//! and the same by threads, whose end alone is known.
+//! Random histories against a sequential model: requested objects, deferred work, and that no
+//! shrinker with objects is missed. The same by threads, of which only the end is known.
 
 use crate::host::{On, Stage, with};
 use crate::random::{Random, number, seed};
@@ -17,12 +17,12 @@ const SLOTS: usize = 300;
 const NODES: usize = 2;
 const SLOT_BITS: u32 = 21;
 
-/// The group that has a slot, after so many others.
+/// Returns the group that has a slot, after that many other groups.
 fn group(slot: usize, generation: u64) -> GroupId {
     GroupId::from_bits(slot as u64 | (generation + 1) << SLOT_BITS)
 }
 
-/// What a shrinker of the model has, by slot and node.
+/// Objects of a shrinker of the model, by slot and node.
 struct Held {
     id: ShrinkerId,
     spec: Spec<'static>,
@@ -46,7 +46,7 @@ unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
 }
 
 unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: `asked` is this call's.
     let asked = unsafe { &mut *asked };
     let (mut map, key) = (objects(data).lock().unwrap(), key(asked));
     let left = map.get(&key).copied().unwrap_or(0);
@@ -57,7 +57,8 @@ unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
 }
 
 impl Held {
-    /// Where it keeps what a group has on a node, if it is asked for that at all.
+    /// Returns where it keeps the objects of a group on a node; `None` if it is not asked for
+    /// these.
     fn key(&self, slot: usize, node: usize) -> Option<(usize, usize)> {
         let asked = self.spec.by_group || slot == 0;
         asked.then_some((slot, if self.spec.by_node { node } else { 0 }))
@@ -67,7 +68,8 @@ impl Held {
         self.objects.lock().unwrap().get(&key).copied().unwrap_or(0)
     }
 
-    /// What a visit leaves of it, by the arithmetic alone; answers what it frees.
+    /// Does in the model what a visit does, by the arithmetic alone. Returns the freed objects
+    /// and those that are left.
     fn visit(&mut self, key: (usize, usize), press: Press) -> (u64, u64) {
         let (mut left, mut freed) = (self.has(key), 0);
         if left == 0 {
@@ -93,13 +95,13 @@ struct History<'h> {
     random: Random,
     held: Vec<Held>,
     generations: Vec<u64>,
-    /// Whether memory may be missing: then what is deferred may be, too.
+    /// Memory may be missing; then deferred work may be, too.
     faults: bool,
 }
 
 impl History<'_> {
     fn slot(&mut self) -> usize {
-        // Few slots are met often, and others now and then.
+        // Few slots are used often, and other ones now and then.
         let most = [4, 4, 40, SLOTS][self.random.below(4)];
         self.random.below(most)
     }
@@ -155,7 +157,7 @@ impl History<'_> {
         let group = group(slot, self.generations[slot]);
         let visited = self.shrinkers.visit(self.host, &(), group, slot as u32, node as u32, press);
         if self.faults {
-            // What is deferred is another number then, so what is freed is, too.
+            // Deferred work differs then, and so do the freed objects.
             self.held.iter_mut().for_each(|held| held.deferred.clear());
             return;
         }
@@ -194,7 +196,7 @@ impl History<'_> {
         self.generations[slot] += 1;
     }
 
-    /// Nobody who has something is missed.
+    /// Checks that no shrinker with objects is missed.
     fn check(&self) {
         for held in &self.held {
             for &(slot, node) in held.objects.lock().unwrap().keys() {
@@ -236,7 +238,7 @@ fn history(faults: bool) {
         }
         history.check();
         assert!(history.held.len() > 20);
-        // Everything can be had, and then it is known that nothing is left.
+        // All objects can be found, and then it is known that none are left.
         stage.left.store(usize::MAX, Relaxed);
         stage.platform.fail(Call::Map, 0, 0);
         let all = Press { least: true, ..Press::of(0) };
@@ -280,7 +282,8 @@ unsafe extern "C" fn count_shared(data: *mut c_void, asked: *const Asked) -> u64
 }
 
 unsafe extern "C" fn scan_shared(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: the shrinker was registered with such a value, which outlives it; `asked` is this
+    // call's.
     let (shared, asked) = unsafe { (&*data.cast::<Shared>(), &mut *asked) };
     let objects = &shared.0[key(asked).0];
     let before = objects.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(asked.to_scan)));
@@ -329,7 +332,7 @@ fn storm<P: Platform>(stage: &Stage<P>) {
                 scope.spawn(|| (0..EACH / 8).for_each(|_| visit_all()));
             }
         });
-        // Whatever was added is found by who looks where bits say.
+        // All added objects are found by visits of groups with bits.
         (0..3).for_each(|_| visit_all());
         assert_eq!(freed.load(Relaxed), 2 * EACH, "objects that nobody finds");
         assert_eq!(shrinkers.next_with_anything(0, 0), None);

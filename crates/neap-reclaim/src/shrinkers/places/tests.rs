@@ -28,12 +28,12 @@ impl Reclaimer for On<'_> {}
 
 impl Host for On<'_> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-        // SAFETY: from above, as the caller promises.
+        // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 }
@@ -45,7 +45,7 @@ fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
     let host = On(Alone { data: &data, platform: &machine });
     let places = Places::open(&host, machine.nodes() as u32).unwrap();
     f(&host, &places);
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe {
         places.close(&host);
         data.close(&machine);
