@@ -1,7 +1,7 @@
 //! Requests for memory: which groups ask, how often, and when that ends.
 //!
-//! Method: groups on a virtual machine whose clock the tests turn on; the test is the server, and
-//! frees what it likes.
+//! Method: groups on a virtual machine with a clock that the tests advance. The test is the server,
+//! and frees as it likes.
 
 mod host;
 
@@ -45,7 +45,7 @@ fn with_groups(test: impl FnOnce(&Machine<'_>)) {
 }
 
 impl<'a> Machine<'a> {
-    /// A group that is charged for all of its limit.
+    /// Makes a group that is charged for all of its limit.
     fn full(&self, name: &str, max: u64) -> (GroupId, Payer) {
         let id = self.groups.create(&self.host, GroupId::ROOT, name).unwrap();
         self.groups.set_bound(&self.host, id, Bound::Max, max).unwrap();
@@ -54,7 +54,7 @@ impl<'a> Machine<'a> {
         (id, payer)
     }
 
-    /// A future that was polled, and waits.
+    /// Returns a future that was polled, and waits.
     fn wait(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'a, Host<'a, Virtual>> {
         let mut waiter = self.groups.charge_async(self.host, payer, bytes, deadline);
         assert!(poll(&mut waiter).is_pending());
@@ -76,7 +76,7 @@ impl<'a> Machine<'a> {
         self.groups.uncharge(&self.host, payer, bytes);
     }
 
-    /// Serves whatever is due, in vain; answers how long the group rests then.
+    /// Serves each request that is due, in vain. Returns how long the group rests then.
     fn serve_in_vain(&self) -> u64 {
         let request = self.take(1);
         self.groups.served(&self.host, &request, 1);
@@ -104,7 +104,7 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
             m.clock.advance(rests[rests.len() - 1] * MILLI);
         }
         assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 250, 250, 250, 250]);
-        // Some of it comes back: the next pass is made at once.
+        // Some of it is freed: the next pass is made at once.
         let request = m.take(1);
         let other = m.wait(payer, 300, FOREVER);
         m.uncharge(payer, 50);
@@ -139,7 +139,7 @@ fn another_charge_that_comes_is_not_made_to_rest_for_long() {
     });
 }
 
-/// The board that threads share has sixteen places; a group has its own.
+/// The job queue that threads share has sixteen places; a group has its own.
 #[test]
 fn however_many_groups_ask_each_is_served() {
     const GROUPS: usize = 300;
@@ -150,7 +150,7 @@ fn however_many_groups_ask_each_is_served() {
         assert_eq!(m.due(), Due::Nothing, "all are being served");
         served.sort_unstable_by_key(|id| id.to_bits());
         assert!(served.iter().eq(full.iter().map(|(id, _)| id)));
-        // One of the servers does not come back.
+        // One of the servers does not return.
         m.groups.leave_request(7);
         let again = m.take(1000);
         m.groups.served(&m.host, &again, 7);
@@ -220,7 +220,7 @@ fn what_waits_beyond_its_deadline_asks_for_nothing() {
     });
 }
 
-/// In its own thread it runs nothing, and waits for nothing but its grant.
+/// The waiting thread runs nothing, and waits for nothing but its grant.
 #[test]
 fn a_thread_that_waits_asks_others_alone_and_ends_at_its_deadline() {
     with_groups(|m| {
@@ -258,7 +258,7 @@ fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
     }
 }
 
-/// What a callback of reclaim needs, before it frees.
+/// Memory that a callback of reclaim needs before it frees.
 #[test]
 fn a_reserve_is_an_eighth_beyond_a_limit_and_asks_nobody() {
     with_groups(|m| {

@@ -1,4 +1,4 @@
-//! What a group's bounds do, one by one: protection down the tree, what can never be granted, and
+//! Bounds of a group, one by one: protection down the tree, charges that can never be granted, and
 //! delays above `high`.
 
 mod host;
@@ -23,8 +23,8 @@ fn with_groups(test: impl FnOnce(&Groups, &Host<'_, Virtual>)) {
     unsafe { groups.close(&host) };
 }
 
-/// The tree of the kernel's selftest of `memory.low`: a parent with 50 MiB protected below one that
-/// has as much, and children that use 50 each, or nothing, and claim 75, 25, 0 and 500.
+/// The tree of the kernel's selftest of `memory.low`. A parent with 50 MiB protected is below one
+/// with as much. Its children use 50 each, or nothing, and claim 75, 25, 0 and 500.
 #[test]
 fn protection_goes_down_the_tree_and_is_shared() {
     with_groups(|groups, host| {
@@ -54,7 +54,7 @@ fn protection_goes_down_the_tree_and_is_shared() {
     });
 }
 
-/// Caches would give all that they have, for nothing.
+/// Caches would otherwise give all their memory for nothing.
 #[test]
 fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
     with_groups(|groups, host| {
@@ -71,12 +71,12 @@ fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
         assert_eq!(charge(beside, 8 * MIB, How::Refuse), Ok(0));
         assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
         assert_eq!((limit(charge(below, 20 * MIB + 1, How::Refuse)), asked()), ((below, 20 * MIB), 0));
-        // What may be granted is asked for, and so is what is granted in any case.
+        // Memory is requested for a charge that may be granted, and for one that is granted in any
+        // case.
         assert_eq!((limit(charge(below, 10 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 10 * MIB));
         assert_eq!((charge(below, 10 * MIB + 1, How::Overcharge), asked()), (Ok(0), 10 * MIB + 1));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 10 * MIB + 1);
-        // Of what `min` protects nothing is given; where it is taken back by who has it, that is
-        // seen.
+        // No memory that `min` protects is taken. If its owner uncharges it, that is seen.
         groups.set_bound(host, beside, Bound::Min, 7 * MIB).unwrap();
         assert_eq!((limit(charge(below, 3 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB));
         assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
@@ -88,14 +88,14 @@ fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
         groups.uncharge(host, beside.payer(Kind::ByHand, 0), 8 * MIB);
         assert_eq!((charge(below, 3 * MIB, How::Refuse), asked()), (Ok(0), 0));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 3 * MIB);
-        // A claim goes with its group.
+        // A claim ends with its group.
         groups.delete(host, beside).unwrap();
         assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
     });
 }
 
-/// A walk of all of them looks at each, and once more at each for what they claim together; not at
-/// all of them for each.
+/// A walk of all children visits each, and once more each for the sum of their claims; not all of
+/// them for each.
 #[test]
 fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
     with_groups(|groups, host| {
@@ -116,7 +116,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
         children.iter().for_each(|&child| _ = groups.set_bound(host, child, Bound::Low, MIB).unwrap());
         groups.begin_pass();
         assert_eq!(walk(), (vec![MIB / 2; 100], 100));
-        // What has changed is seen by the next walk, and by the next pass at once.
+        // A change is seen by the next walk, and by the next pass at once.
         let double = |id: GroupId| groups.charge(host, id.payer(Kind::ByHand, 0), MIB, How::Refuse).unwrap();
         children[..50].iter().for_each(|&child| {
             groups.set_bound(host, child, Bound::Low, 2 * MIB).unwrap();

@@ -1,4 +1,4 @@
-//! Groups that come and go: tables are as large as what is alive, however many there were.
+//! Groups that come and go: tables are as large as the live groups need, however many there were.
 
 mod host;
 
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 const ALIVE: usize = 64;
 const CPUS: usize = 2;
 
-/// Nobody ticks. Every fourth group leaves a charge that outlives it by a while.
+/// No thread ticks. Every fourth group leaves a charge that outlives it for a while.
 #[test]
 fn tables_do_not_grow_with_the_groups_that_were_deleted() {
     let machine = Virtual::new(4096, CPUS);
@@ -44,7 +44,7 @@ fn tables_do_not_grow_with_the_groups_that_were_deleted() {
     }
     alive.iter().map(|&(_, payer)| payer).chain(outliving).for_each(|payer| groups.uncharge(&host, payer, 1));
     alive.iter().for_each(|&(group, _)| groups.delete(&host, group).unwrap());
-    // What came back for groups that are gone is stocked for their heir.
+    // Bytes that were uncharged for deleted groups are stocked for their heir.
     assert_eq!(groups.drain(&host, GroupId::ROOT), 0);
     assert!(!groups.end_deleted(&host), "nobody is on the way through groups");
     let count = groups.count(&host);

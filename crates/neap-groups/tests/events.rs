@@ -1,4 +1,4 @@
-//! Who is told what happens to groups, when, and when no more.
+//! Subscribers of events: which are told, when, and when no more.
 
 mod host;
 
@@ -27,7 +27,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
 }
 
-/// What a callback was told.
+/// News that a callback was told.
 #[derive(Default)]
 struct Heard(Mutex<Vec<Happened>>);
 
@@ -36,7 +36,7 @@ impl Heard {
         Listener::Callback(
             |context, happened| {
                 let heard = core::ptr::with_exposed_provenance::<Heard>(context);
-                // SAFETY: the test ends the subscription before it drops what it listens with.
+                // SAFETY: the test ends the subscription before it drops this value.
                 unsafe { &*heard }.0.lock().unwrap().push(happened);
             },
             core::ptr::from_ref(self).expose_provenance(),
@@ -54,7 +54,7 @@ fn group(groups: &Groups, host: &Host<Virtual>, parent: GroupId, name: &str) -> 
     id
 }
 
-/// A charge that is refused at the group's own limit.
+/// Makes a charge that is refused at the group's own limit.
 fn refuse(groups: &Groups, host: &Host<Virtual>, id: GroupId) {
     groups.charge(host, id.payer(Kind::ByHand, 0), 1001, How::Refuse).unwrap_err();
 }
@@ -105,7 +105,8 @@ fn events_are_told_once_with_how_often_and_to_those_above() {
     });
 }
 
-/// Events that are delivered after their group is gone: pending work has to be flushed before the group's memory is anybody else's.
+/// Events that are delivered after their group is deleted: counts must be kept before the group's
+/// memory is reused.
 #[test]
 fn l13_nothing_is_told_of_a_group_after_it_is_told_that_it_is_gone() {
     with_groups(|groups, host| {
@@ -116,7 +117,7 @@ fn l13_nothing_is_told_of_a_group_after_it_is_told_that_it_is_gone() {
         refuse(groups, &host, id);
         refuse(groups, &host, id);
         groups.delete(&host, id).unwrap();
-        // Its slot is another group's before anything was delivered.
+        // Its slot gets another group before anything is delivered.
         while groups.tick(&host).is_some() {}
         let next = group(groups, &host, GroupId::ROOT, "g");
         assert_eq!(groups.count(&host).slots, before, "the slot was not used again");
@@ -129,7 +130,7 @@ fn l13_nothing_is_told_of_a_group_after_it_is_told_that_it_is_gone() {
         groups.deliver(&host);
         assert_eq!((old.take(), new.take()), (vec![], vec![told(next, Event::Refused, 1)]));
         assert!(!groups.unsubscribe(&host, subscription), "it has ended");
-        // One that is ended first hears nothing of the end.
+        // A subscription that was ended before is not told of the end.
         refuse(groups, &host, next);
         groups.delete(&host, next).unwrap();
         assert!(groups.unsubscribe(&host, second));
@@ -138,7 +139,7 @@ fn l13_nothing_is_told_of_a_group_after_it_is_told_that_it_is_gone() {
     });
 }
 
-/// What a callback that does things needs.
+/// Argument of a callback that uses the groups.
 struct Busy {
     groups: &'static Groups,
     host: Host<'static, Virtual>,
@@ -182,7 +183,7 @@ fn a_callback_may_end_itself_delete_its_group_and_subscribe() {
     assert_eq!(busy.other.take(), [told(id, Event::Refused, 1), gone(id)]);
 }
 
-/// A callback that says that it runs, and goes on when it may.
+/// A callback that reports that it runs, and waits for permission to return.
 #[derive(Default)]
 struct Gate {
     entered: AtomicBool,
@@ -221,7 +222,7 @@ fn ending_a_subscription_waits_for_its_own_callback_and_for_no_other() {
             while !slow.entered.load(SeqCst) {
                 thread::yield_now();
             }
-            // Another thread delivers what it can meanwhile, but not to the same.
+            // Another thread delivers meanwhile, but not to this subscription.
             refuse(groups, &host, id);
             groups.deliver(&host);
             assert_eq!(other.take(), [told(id, Event::Refused, 2)]);
@@ -250,10 +251,10 @@ fn eventfd(flags: i32) -> i32 {
     unsafe { libc::eventfd(0, flags) }
 }
 
-/// What was added to an eventfd since; 0 for nothing.
+/// Returns the number that was added to an eventfd since; 0 for none.
 fn read(descriptor: i32) -> u64 {
     let mut count = 0_u64;
-    // SAFETY: eight bytes of the test's.
+    // SAFETY: the buffer has eight bytes.
     let read = unsafe { libc::read(descriptor, (&raw mut count).cast(), 8) };
     if read == 8 { count } else { 0 }
 }
@@ -277,11 +278,11 @@ fn an_eventfd_is_told_once_for_all_and_never_blocks() {
         refuse(groups, &host, id);
         groups.deliver(&host);
         assert_eq!(read(descriptor), 0);
-        // One whose number is no eventfd any more is not written to again.
+        // A closed eventfd is not written to again.
         let closed = eventfd(libc::EFD_NONBLOCK);
         let subscription = subscribe(closed).unwrap();
         let last = subscribe(descriptor).unwrap();
-        // SAFETY: the test's own.
+        // SAFETY: the descriptor is the test's own.
         unsafe { libc::close(closed) };
         refuse(groups, &host, id);
         groups.deliver(&host);
@@ -291,7 +292,7 @@ fn an_eventfd_is_told_once_for_all_and_never_blocks() {
         groups.deliver(&host);
         assert_eq!(read(descriptor), 1, "that it is gone");
         assert!(!groups.unsubscribe(&host, last));
-        // SAFETY: the test's own.
+        // SAFETY: the descriptors are the test's own.
         let _ = [blocking, descriptor].map(|descriptor| unsafe { libc::close(descriptor) });
     });
 }
@@ -312,7 +313,7 @@ fn a_forked_child_tells_its_own_callbacks_and_not_its_parents_eventfds() {
             }
             assert_eq!((heard.take(), read(descriptor)), (vec![told(id, Event::Refused, 1)], 1));
             let passed = in_child(|| {
-                // SAFETY: no other thread is here, and this one is in no section.
+                // SAFETY: this is the only thread of the child, and it is in no read.
                 unsafe { groups.forget_others(&host) };
                 assert!(groups.unsubscribe(&host, third), "it waits for a thread that is not there");
                 refuse(groups, &host, id);
@@ -326,23 +327,23 @@ fn a_forked_child_tells_its_own_callbacks_and_not_its_parents_eventfds() {
         });
         assert_eq!(read(descriptor), 0, "the child told its parent");
         assert!([first, second, third].map(|subscription| groups.unsubscribe(&host, subscription)) == [true; 3]);
-        // SAFETY: the test's own.
+        // SAFETY: the descriptor is the test's own.
         unsafe { libc::close(descriptor) };
     });
 }
 
-/// Runs `body` in a forked child; answers whether it came to its end.
+/// Runs `body` in a forked child. Returns whether it reached its end.
 fn in_child(body: impl FnOnce()) -> bool {
     // SAFETY: the other threads of this process hold nothing that the child needs.
     match unsafe { libc::fork() } {
         0 => {
             let passed = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: the child's end.
+            // SAFETY: it ends the child.
             unsafe { libc::_exit(i32::from(!passed)) }
         }
         child => {
             let mut status = -1;
-            // SAFETY: a number of this function's.
+            // SAFETY: `status` is a variable of this function.
             let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
             waited == child && status == 0
         }
@@ -357,7 +358,7 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// A subscription of the storm: what it heard, and whether it may hear anything.
+/// A subscription of the storm: what it was told, and whether it may be told anything.
 #[derive(Default)]
 struct Ear {
     is_open: AtomicBool,
@@ -368,7 +369,7 @@ struct Ear {
 
 fn hear(context: usize, happened: Happened) {
     let ear = core::ptr::with_exposed_provenance::<Ear>(context);
-    // SAFETY: ears are leaked.
+    // SAFETY: these values are leaked.
     let ear = unsafe { &*ear };
     assert!(ear.is_open.load(SeqCst), "told after its end");
     assert!(!ear.is_gone.load(SeqCst), "told after it heard that the group is gone");
@@ -393,7 +394,7 @@ fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
         let of_all = groups.subscribe(&host, GroupId::ROOT, REFUSED, listener).unwrap();
         thread::scope(|scope| {
             let end = Instant::now() + Duration::from_secs(60);
-            // Also where this fails.
+            // Also if this fails.
             let ending = SetWhenDropped(&done);
             let delivering: Vec<_> = (0..2)
                 .map(|_| {
@@ -425,7 +426,7 @@ fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
                             ears[0].0.is_open.store(false, SeqCst);
                             groups.delete(&host, id).unwrap();
                             if turn % 2 == 0 {
-                                // Let somebody deliver the end.
+                                // Lets a thread deliver the end.
                                 while !ears[1].0.is_gone.load(SeqCst) {
                                     assert!(Instant::now() < end, "the end is never delivered");
                                     thread::yield_now();

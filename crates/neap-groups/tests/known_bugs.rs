@@ -1,8 +1,8 @@
-//! Bugs that memory groups had elsewhere, as far as they are about what is stocked for a group:
-//! L14, L19, L20 of the list. Others are beside what they are about.
+//! Bugs of memory groups elsewhere that concern stocks: L14, L19, L20 of the list. Tests of other
+//! bugs are beside the code that they concern.
 //!
-//! Method: a virtual machine of two CPUs, the second isolated, so that no sequence and no fence is
-//! in the way of a word's being read and written.
+//! Method: a virtual machine of two CPUs, the second isolated, so that words are read and written
+//! there without sequences and fences.
 
 mod host;
 
@@ -16,7 +16,7 @@ use neap_percpu::{PerCpuData, Shape};
 use std::thread;
 
 const KIB: u64 = 1 << 10;
-/// What one payer's stock on one CPU holds at most.
+/// Maximum of one payer's stock on one CPU.
 const STOCK: u64 = neap_groups::CAP;
 
 fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
@@ -35,7 +35,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
     unsafe { groups.close(&host) };
 }
 
-/// Leaves a full stock of a payer's on the isolated CPU: charged, and used by nobody.
+/// Leaves a full stock of a payer on the isolated CPU: charged and unused.
 fn leave_a_stock(groups: &Groups, host: &Host<'_, Virtual>, payer: Payer) {
     Virtual::run_on(1);
     assert_eq!(groups.charge(host, payer, STOCK / 2, How::Refuse), Ok(0));
@@ -48,7 +48,7 @@ fn leave_a_stock(groups: &Groups, host: &Host<'_, Virtual>, payer: Payer) {
 #[test]
 fn l14_who_flushes_a_stock_reads_it_once() {
     with_groups(|groups, host| {
-        // So many that some share a word, which is now one's and now another's.
+        // So many payers that some share a word, which belongs to one and then to another.
         let payers: Vec<Payer> = (0..32)
             .map(|n| groups.create(&host, GroupId::ROOT, &format!("g{n}")).unwrap().payer(Kind::ByHand, 0))
             .collect();
@@ -83,7 +83,7 @@ fn l19_who_asks_for_room_or_waits_for_it_gets_what_an_isolated_cpu_has_of_it() {
         leave_a_stock(groups, &host, payer);
         assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0));
         groups.uncharge(&host, payer, STOCK);
-        // One that waits for room.
+        // A charge that waits for room.
         groups.drain(&host, id);
         leave_a_stock(groups, &host, payer);
         let mut waiter = groups.charge_async(host, payer, STOCK, u64::MAX);
@@ -104,14 +104,14 @@ fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
             let child = groups.create(&host, parent, "child").unwrap();
             leave_a_stock(groups, &host, child.payer(Kind::ByHand, 0));
             groups.delete(&host, child).unwrap();
-            // What the stock of one that is gone holds is no other's, not even of one that has its
-            // name, or its place.
+            // The stock of a deleted group is no other group's, not even of one with its name, or
+            // its slot.
             let next = groups.create(&host, parent, "child").unwrap();
             let payer = next.payer(Kind::ByHand, 0);
             Virtual::run_on(1);
             assert!(!groups.take(host.alone.platform, payer, 64), "round {round}: the stock of a group that is gone");
             Virtual::run_on(0);
-            // And it is no memory that the parent's limit has to be kept for.
+            // The stock takes no room below the parent's limit.
             assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0), "round {round}");
             groups.uncharge(&host, payer, STOCK);
             groups.delete(&host, next).unwrap();

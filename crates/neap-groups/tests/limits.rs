@@ -1,10 +1,10 @@
-//! Four thousand groups at their limits, under a storm of charges: what is charged never exceeds a
-//! limit, and never what is used by more than is stated.
+//! Four thousand groups at their limits, under a storm of charges. Charged bytes never exceed a
+//! limit, and exceed used bytes by no more than stated.
 //!
-//! Method: threads charge and give back at random, below parents with limits of their own, while
-//! limits are moved. Counters of the test's own are raised after a charge was granted and lowered
-//! before it is given back, so they are never above what is charged. Every so often all threads
-//! stop, and each group is compared with its counter to the byte.
+//! Method: threads charge and uncharge at random, below parents with limits of their own, while
+//! limits are moved. Counters of the test are raised after a charge was granted and lowered before
+//! it is uncharged, so they never exceed the charged bytes. At intervals all threads stop, and each
+//! group is compared with its counter to the byte.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -22,10 +22,10 @@ const PARENTS: usize = 40;
 const CHILDREN: usize = 100;
 const THREADS: usize = 4;
 const ROUNDS: usize = 6;
-/// Charges that a thread has at most.
+/// Maximum number of charges that a thread has.
 const HELD: usize = 4000;
 
-/// A group, and what this test knows of it.
+/// A group, and the test's data of it.
 struct Watched {
     id: GroupId,
     /// The largest limit that it ever has.
@@ -58,7 +58,7 @@ impl Tree {
         };
         let parents: Vec<Watched> = (0..PARENTS)
             .map(|name| {
-                // The last one is for those who must not fail.
+                // The last one is for charges that must not fail.
                 let most = if name == PARENTS - 1 { UNLIMITED } else { (1 + random.below(8) as u64) << 20 };
                 make(GroupId::ROOT, name, most)
             })
@@ -75,7 +75,7 @@ impl Tree {
         Tree { parents, children }
     }
 
-    /// One thread's part of a round.
+    /// Runs one thread's part of a round.
     fn storm(
         &self,
         groups: &Groups,
@@ -86,7 +86,7 @@ impl Tree {
     ) -> usize {
         let mut refused = 0;
         for step in 0..steps {
-            // Some groups are in everybody's hands, most are not.
+            // All threads use some groups; most groups are used by one at a time.
             let at = if step % 4 == 0 { random.below(3) * CHILDREN } else { random.below(self.children.len()) };
             let (child, above) = (&self.children[at], &self.parents[at / CHILDREN]);
             match random.below(if held.len() < HELD { 10 } else { 5 }) {
@@ -125,7 +125,7 @@ impl Tree {
         refused
     }
 
-    /// To the byte, while nobody charges.
+    /// Compares to the byte, while no thread charges.
     fn check(&self, groups: &Groups, host: &Host<'_, Linux>) {
         let slack = CAP * host.alone.platform.cpus() as u64;
         for (child, watched) in
@@ -134,7 +134,8 @@ impl Tree {
             let (info, used) = (groups.info(host, watched.id).unwrap(), groups.used(host, watched.id).unwrap());
             assert_eq!(used, watched.held.load(SeqCst), "{:?}", watched.id);
             assert!(info.charged <= watched.most && info.peak <= watched.most, "{info:?}");
-            // One payer each; a parent has those of its children, as many as fit onto the CPUs.
+            // A child has one payer. A parent has those of its children, as many as fit onto the
+            // CPUs.
             let most = if child { slack } else { 8 * slack };
             assert!(info.charged - used <= most, "{} of {used} bytes are stocked for {:?}", info.charged, watched.id);
             let over = info.events[Event::Overcharged as usize];

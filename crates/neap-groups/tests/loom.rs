@@ -1,9 +1,10 @@
-//! Charges against deletions against drains, in every interleaving of what takes a mutex or goes through ids and slots, by loom. Empty unless
-//! built with `--cfg loom` (`cargo xtask loom`).
+//! Charges against deletions against drains, in every interleaving of steps that take a mutex or
+//! pass through ids and slots, by loom. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 //!
-//! Counters and stocks are single atomic operations in memory that is mapped, which loom does not know. So the host of these groups has a
-//! number that loom knows, and adds to it whenever it is asked for anything: there, where a mutex is taken, and where a reader goes in
-//! or out, others may run. Sequences against drains are the explorer's (`rseq_explorer/alter.rs`).
+//! Counters and stocks are single atomic operations in mapped memory, which loom does not know. The
+//! host of these groups therefore has a number that loom knows, and adds to it on each of its
+//! calls. Other threads may run there, where a mutex is taken, and where a reader enters or leaves.
+//! Sequences against drains are explored by `rseq_explorer/alter.rs`.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -17,7 +18,7 @@ use neap_percpu::{PerCpuData, Shape};
 struct World {
     machine: Virtual,
     data: PerCpuData,
-    /// Where others may run.
+    /// Point at which other threads may run.
     step: AtomicUsize,
     groups: Option<Groups>,
 }
@@ -59,12 +60,12 @@ impl World {
         body(self.groups.as_ref().unwrap(), &self.host())
     }
 
-    /// A group below the root, or below another.
+    /// Makes a group below another.
     fn group(&self, above: GroupId, name: &str) -> GroupId {
         self.with(|groups, host| groups.create(host, above, name).unwrap())
     }
 
-    /// Charges so many bytes for a moment, if the group is there; whether it was.
+    /// Charges bytes for a moment; returns false if the group is gone.
     fn charge_for_a_moment(&self, group: GroupId, bytes: u64) -> bool {
         self.with(|groups, host| {
             let payer = group.payer(Kind::ByHand, 0);
@@ -81,7 +82,7 @@ impl World {
         })
     }
 
-    /// In the end nothing is left of what was deleted, and so many groups are charged for nothing.
+    /// Checks that nothing of deleted groups is left in the end, and that no group is charged.
     fn is_clean(&self, alive: u32) {
         self.with(|groups, host| {
             while groups.tick(host).is_some() {}
@@ -96,7 +97,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // SAFETY: the last to know it is this.
+        // SAFETY: this is the last reference.
         unsafe {
             if let Some(groups) = self.groups.take() {
                 groups.close(&self.host());
@@ -106,7 +107,8 @@ impl Drop for World {
     }
 }
 
-/// Looks at every interleaving. A tree of groups takes more steps to make than loom expects of a whole test.
+/// Explores every interleaving. Making a tree of groups takes more steps than loom expects of a
+/// whole test.
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.max_branches = 20_000;
@@ -131,14 +133,15 @@ fn a_charge_a_deletion_and_a_drain() {
         ];
         world.with(|groups, host| groups.delete(host, group).unwrap());
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // It is gone, but for what is stocked.
+        // It is deleted, but for stocked bytes.
         world.charge_for_a_moment(group, 1);
         world.is_clean(2);
         assert!(!world.charge_for_a_moment(group, 1), "nothing is stocked any more");
     });
 }
 
-/// The slot and the id of a deleted group are another's as soon as nobody can be on the way through them.
+/// The slot and the id of a deleted group are reused as soon as no reader can be on its way through
+/// them.
 #[test]
 fn a_charge_and_a_group_in_the_place_of_a_deleted_one() {
     model(|| {
@@ -149,7 +152,7 @@ fn a_charge_and_a_group_in_the_place_of_a_deleted_one() {
         let other = {
             let world = world.clone();
             thread::spawn(move || {
-                // More than any stock has: by the counters.
+                // More than a stock can have: from the counters.
                 world.charge_for_a_moment(group, CAP + 1);
                 // Of a group that may be gone by now.
                 world.with(|groups, host| groups.uncharge(host, payer, 5));

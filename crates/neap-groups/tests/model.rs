@@ -1,4 +1,5 @@
-//! Random histories against a sequential model: who is charged for what, at any moment, to the byte.
+//! Random histories against a sequential model: the charges of every group, at any moment, to the
+//! byte.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -19,7 +20,7 @@ struct Node {
 
 struct Held {
     payer: Payer,
-    /// Whose it is now.
+    /// The group that pays for it now.
     group: GroupId,
     bytes: u64,
 }
@@ -99,7 +100,8 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
                 let payer = group.payer(kind, 0);
                 let how = if random.below(10) == 0 { How::Overcharge } else { How::Refuse };
                 let fits = |id: GroupId| model.used(id) + bytes <= model.nodes[&id].max;
-                // What is stocked, from before the group was at its limit or above, can be used.
+                // Bytes that were stocked before the group reached its limit, or exceeded it, can
+                // be used.
                 let stocked = |id: GroupId| model.used(id) + bytes <= groups.info(&host, id).unwrap().charged;
                 let may: Vec<_> = model.path(group).map(|id| fits(id) || stocked(id)).collect();
                 match groups.charge(&host, payer, bytes, how) {

@@ -1,4 +1,4 @@
-//! Readers of the tree take no lock that others hold, and a refusal looks at few groups.
+//! Readers of the tree take no lock that other threads hold, and a refusal visits few groups.
 
 mod host;
 
@@ -10,7 +10,7 @@ use neap_percpu::{Alone, PerCpuData, Shape};
 use std::sync::mpsc::channel;
 use std::thread;
 
-/// A host that lets a thread of its own read while the tree's mutex is held, by a deletion.
+/// A host that lets a second thread read while a deletion holds the tree's mutex.
 #[derive(Clone, Copy)]
 struct Reads<'a>(Alone<'a, Virtual>, GroupId);
 
@@ -78,7 +78,7 @@ fn a_refusal_looks_at_few_groups_and_finds_the_largest_in_time() {
     let parent = groups.create(&host, GroupId::ROOT, "crowd").unwrap();
     let children: Vec<GroupId> =
         (0..CHILDREN).map(|at| groups.create(&host, parent, &format!("{at}")).unwrap()).collect();
-    // The first that were made are found last.
+    // The oldest children are found last.
     let holds = |at: usize| if at < 3 { 1000 - 100 * at as u64 } else { 1 };
     for (at, child) in children.iter().enumerate() {
         groups.charge(&host, child.payer(Kind::ByHand, 0), holds(at), How::Refuse).unwrap();
@@ -99,7 +99,7 @@ fn a_refusal_looks_at_few_groups_and_finds_the_largest_in_time() {
         last = limit.holders;
     }
     assert_eq!(last, [Some((children[0], 1000)), Some((children[1], 900)), Some((parent, 850))]);
-    // One that goes is named no more.
+    // A deleted group is named no more.
     groups.uncharge(&host, children[0].payer(Kind::ByHand, 0), 1000);
     groups.drain(&host, parent);
     groups.delete(&host, children[0]).unwrap();

@@ -1,4 +1,5 @@
-//! Random histories of waiting in virtual time: one group against a model of the rule, and trees against what the rule promises.
+//! Random histories of waiting in virtual time: one group against a model of the rule, and trees
+//! against the rule's guarantees.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -21,7 +22,7 @@ use std::task::Wake;
 
 const CPUS: usize = 4;
 
-/// A waker that remembers that it was called.
+/// A waker that records that it was called.
 #[derive(Default)]
 struct Flag(AtomicBool);
 
@@ -46,7 +47,7 @@ fn poll(future: &mut Future_, flag: &Arc<Flag>) -> Poll<Result<u64, Refusal>> {
     Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
-/// A size from 1 to a power of two that has as many bits as `bits` allows.
+/// Returns a size from 1 to a power of two with a random number of bits from `bits`.
 fn size(random: &mut Random, bits: Range<usize>) -> u64 {
     let most = 1 << (bits.start + random.below(bits.len()));
     1 + random.below(most) as u64
@@ -67,14 +68,14 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>, &Virtual)) {
     groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
 }
 
-/// The rule, for one group.
+/// The rule of admission, for one group.
 #[derive(Default)]
 struct Model {
     used: u64,
     max: u64,
     /// By age.
     queue: Vec<Waits>,
-    /// Those who are to hear, and whether they were granted.
+    /// Waits that are to be answered, and whether they were granted.
     ended: BTreeMap<u64, bool>,
     passes: u64,
     most_passed: u64,
@@ -108,7 +109,7 @@ impl Model {
         self.most_passed = self.most_passed.max(self.queue[0].passed);
     }
 
-    /// Room may have come.
+    /// Admits waiters when room may have come.
     fn admit(&mut self) {
         while let Some(oldest) = self.queue.first() {
             if oldest.bytes > self.max {
@@ -132,7 +133,7 @@ impl Model {
         }
     }
 
-    /// Somebody asks: what he hears at once, if anything.
+    /// Asks for room. Returns whether it is granted, if that is known at once.
     fn ask(&mut self, waits: Waits) -> Option<bool> {
         if waits.bytes > self.max {
             return Some(false);
@@ -160,7 +161,8 @@ fn one_group_lets_in_whom_the_rule_says() {
         let mut tasks: BTreeMap<u64, Task> = BTreeMap::new();
         let mut held: Vec<u64> = Vec::new();
         let (mut granted, mut expired, mut cancelled, mut left) = (0, 0, 0, 0);
-        // What came back to a group above its limit, while nobody waits, is stocked, and may be used again.
+        // Bytes uncharged from a group above its limit, while no request waits, are stocked, and
+        // may be used again.
         let is_stocked = |model: &Model, bytes: u64| {
             model.queue.is_empty() && model.used + bytes <= groups.info(&host, id).unwrap().charged
         };
@@ -237,7 +239,8 @@ fn one_group_lets_in_whom_the_rule_says() {
                 }
                 _ => {}
             }
-            // Those who have their answer are woken, and nobody else; some leave what they were granted.
+            // Waiters with an answer are woken, and no others; some do not take what they were
+            // granted.
             loop {
                 groups.deliver(&host);
                 let woken: Vec<_> =
@@ -276,7 +279,7 @@ fn one_group_lets_in_whom_the_rule_says() {
     });
 }
 
-/// Everybody who waits, by age.
+/// Returns all waiters, by age.
 fn snapshot(groups: &Groups, host: &Host<Virtual>) -> BTreeMap<u64, Waiting> {
     let mut all = BTreeMap::new();
     groups.each_waiting(host, |waiting| assert!(all.insert(waiting.age, waiting).is_none()));
@@ -320,7 +323,7 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
                         Poll::Pending => tasks.push(task),
                         Poll::Ready(Ok(_)) => {
                             held.push((any, bytes));
-                            // As if it had waited: it is younger than all who do.
+                            // As if it had waited: it is younger than all waiters.
                             let (reason, age, passed) = (Reason::Room, u64::MAX, 0);
                             let waiting = Waiting { group: any, at: any, reason, bytes, age, passed, deadline };
                             past += overtaken(&before, &snapshot(groups, &host), &[waiting], &parents);
@@ -386,8 +389,8 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
     });
 }
 
-/// Checks those who were let in against those who are older and were the oldest of a queue on their way before and after; answers how
-/// many were overtaken.
+/// Checks admitted waiters against older ones that were the oldest of a queue on their path before
+/// and after. Returns how many were overtaken.
 fn overtaken(
     before: &BTreeMap<u64, Waiting>,
     after: &BTreeMap<u64, Waiting>,
@@ -405,7 +408,8 @@ fn overtaken(
             {
                 count += 1;
                 assert!(still.passed <= 8, "{still:?}");
-                // Somebody older still, and larger, may have been the oldest here for a moment, on the way between groups without room.
+                // A still older and larger waiter may have been the oldest here for a moment, on
+                // its way between groups without room.
                 if !before.values().any(|head| head.age < old.age && young.bytes < head.bytes / 8) {
                     assert!(young.bytes < old.bytes / 8, "{young:?} was let in past {old:?}");
                     assert!(still.passed > old.passed, "{young:?}, {still:?}");

@@ -1,5 +1,5 @@
-//! Waiting, case by case: what each wait ends with, who goes first, and bugs that others had. Names that begin with a project's
-//! name and a number are after that project's issue.
+//! Waiting, case by case: the end of each wait, the order of admission, and bugs of other projects.
+//! Names that begin with a project's name and a number are after that project's issue.
 
 mod host;
 
@@ -17,7 +17,7 @@ use std::task::Wake;
 
 type Waiter<'g> = ChargeAsync<'g, Host<'g, Virtual>>;
 
-/// Counts how often it was called.
+/// Counts its calls.
 #[derive(Default)]
 struct Count(AtomicU32);
 
@@ -33,7 +33,8 @@ struct Machine<'a> {
     clock: &'a Virtual,
 }
 
-/// Runs `test` with groups on a virtual machine; at the end nothing may be charged, and nobody wait.
+/// Runs `test` with groups on a virtual machine. At the end nothing may be charged, and no request
+/// wait.
 fn with_groups(test: impl FnOnce(&Machine<'_>)) {
     let clock = Virtual::new(4096, 2);
     let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
@@ -58,7 +59,7 @@ impl<'a> Machine<'a> {
         self.ask_until(payer, bytes, FOREVER)
     }
 
-    /// A future that was polled, and waits.
+    /// Returns a future that was polled, and waits.
     fn ask_until(&self, payer: Payer, bytes: u64, deadline: u64) -> Waiter<'a> {
         let mut waiter = self.groups.charge_async(self.host, payer, bytes, deadline);
         assert!(poll(&mut waiter).is_pending());
@@ -126,7 +127,7 @@ fn velox_15431_what_cannot_fit_does_not_wait_in_front_of_others() {
         let mut next = m.ask(payer, 300);
         let mut too_large = m.groups.charge_async(m.host, payer, 1001, FOREVER);
         assert!(matches!(poll(&mut too_large), Poll::Ready(Err(Refusal::Limit(limit))) if limit.need == 1001));
-        // Lowered below what the oldest needs: it is refused, and the next is the oldest.
+        // The limit is below the oldest's request, which is refused; the next is the oldest.
         m.groups.set_bound(&m.host, id, Bound::Max, 998).unwrap();
         assert!(matches!(poll(&mut large), Poll::Ready(Err(Refusal::Limit(limit))) if limit.max == 998));
         m.uncharge(payer, 202);
@@ -154,7 +155,7 @@ fn velox_15431_the_oldest_is_no_wall_for_small_ones_and_has_its_turn() {
             m.uncharge(payer, 100);
         };
         assert_eq!(passed, 8);
-        // Whatever comes back now is the oldest's.
+        // All bytes uncharged now go to the oldest.
         m.uncharge(payer, 6999);
         assert!(!is_in(&mut large) && !is_in(&mut eighth) && !is_in(&mut small));
         m.uncharge(payer, 1);
@@ -176,7 +177,7 @@ fn at_a_common_limit_the_oldest_of_all_goes_first() {
         let (_, two) = m.group(top, "two", 1000);
         m.charge(one, 500);
         m.charge(two, 500);
-        // The older waits for the limit of both, the younger for its own.
+        // The older request waits for the limit of both, the younger for its own.
         let mut older = m.ask(two, 500);
         let mut younger = m.ask(one, 50);
         m.uncharge(one, 500);
@@ -184,7 +185,7 @@ fn at_a_common_limit_the_oldest_of_all_goes_first() {
         assert!(!is_in(&mut younger));
         m.uncharge(two, 900);
         assert!(is_in(&mut younger));
-        // One that was refused further up waits there, as old as it is.
+        // A request that was refused further up waits there, by its age.
         m.charge(of_top, 850);
         let mut first = m.ask(one, 460);
         let mut second = m.ask(two, 400);
@@ -217,7 +218,7 @@ fn what_was_granted_and_not_taken_goes_back_and_on() {
         assert_eq!(m.groups.used(&m.host, id), Ok(1000));
         drop(waiters.remove(0));
         assert!(is_in(&mut waiters[0]) && !is_in(&mut waiters[1]));
-        // What was taken is the caller's.
+        // The caller keeps what it took.
         drop(waiters.remove(0));
         assert_eq!(m.groups.used(&m.host, id), Ok(1000));
         drop(waiters);
@@ -279,7 +280,7 @@ fn those_behind_ask_for_reclaim_too() {
     });
 }
 
-/// A waker that does what it likes with the groups.
+/// A waker that calls the groups as it likes.
 struct Meddler(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Wake for Meddler {
@@ -338,7 +339,7 @@ fn a_forked_child_has_no_waiters_and_may_ask_again() {
         assert_eq!((count.0.load(Relaxed), Arc::strong_count(&count)), (0, 2), "a waker of the parent's was touched");
         assert_eq!(m.groups.tick(&m.host), None);
         m.charge(payer, 900);
-        // Who is polled all the same asks again; who is dropped has nothing.
+        // A future that is polled all the same asks again; one that is dropped has nothing.
         assert!(!is_in(&mut waiting));
         assert!(!is_in(&mut granted));
         m.uncharge(payer, 1000);

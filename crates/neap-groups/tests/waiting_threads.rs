@@ -1,5 +1,5 @@
-//! Waiting by threads for real: on Linux, with sequences where there are any, somebody who ticks
-//! when asked, and a small executor.
+//! Waiting by real threads on Linux, with sequences where there are any, a thread that ticks on
+//! request, and a small executor.
 
 mod host;
 #[path = "../../neap-pages/tests/machine/random.rs"]
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::task::Wake;
 use std::thread::{self, Thread};
 
-/// How long a thread waits before it says that it was forgotten, in nanoseconds.
+/// Time that a thread waits before it reports that it was forgotten, in nanoseconds.
 const LONG: u64 = 60_000_000_000;
 
 struct Unpark(Thread);
@@ -50,8 +50,7 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Runs `test` with groups on this machine, and a thread that comes when it is asked to, and every
-/// 20 ms.
+/// Runs `test` with groups on this machine, and a thread that comes on request, and every 20 ms.
 fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
     let linux = Linux::probe();
     let cpus = linux.cpus();
@@ -74,7 +73,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
             }
         });
         {
-            // Also where the test fails.
+            // Also if the test fails.
             let _done = SetWhenDropped(&done);
             test(&groups, host);
         }
@@ -196,7 +195,7 @@ fn a_storm_of_limits_deletes_and_cancels_leaves_nothing() {
             }
         });
         let counts = [granted, refused, gone].map(AtomicU64::into_inner);
-        // How many find their group gone is a matter of who runs when.
+        // The number of deleted groups depends on scheduling.
         assert!(!counts[..2].contains(&0), "granted, refused, gone: {counts:?}");
         for name in ["g0", "g1", "g2"] {
             let _ = groups.find(&host, GroupId::ROOT, name).map(|id| groups.delete(&host, id));

@@ -1,4 +1,4 @@
-//! A host for tests: a machine, real or virtual, its per-CPU data, and what is asked of it.
+//! A host for tests: a machine, real or virtual, with per-CPU data, and counts of its calls.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
@@ -6,23 +6,24 @@ use neap_groups::{GroupId, Groups, Reclaimer, Seat};
 use neap_percpu::{Alone, PerCpuData};
 use std::sync::Mutex;
 
-/// A group that went, and its parent; whether it was there still, and where its things were to be hung.
+/// A group that was deleted, and its parent; whether it still existed, and where its items were to
+/// be attached.
 pub(crate) type Offline = (Seat, Seat, bool, Option<Seat>);
 
-/// What a host was asked for.
+/// Counts of calls of a host.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// How often to come soon.
+    /// Requests to come soon.
     pub(crate) come: AtomicU64,
-    /// How often to serve requests soon.
+    /// Requests to serve requests soon.
     pub(crate) ask: AtomicU64,
-    /// How many bytes to reclaim.
+    /// Bytes to reclaim.
     pub(crate) reclaim: AtomicU64,
-    /// Groups that went: see [`Offline`].
+    /// Deleted groups: see [`Offline`].
     pub(crate) offline: Mutex<Vec<Offline>>,
 }
 
-/// The host.
+/// A host for tests.
 pub(crate) struct Host<'a, P: Platform> {
     pub(crate) alone: Alone<'a, P>,
     pub(crate) asked: &'a Asked,
