@@ -285,7 +285,7 @@ impl Groups {
     }
 
     /// Raises the charged bytes of a group and all its ancestors, or of none of them. Then it
-    /// returns the group that is at its limit, or at the end of what can be counted.
+    /// returns the group that is at its limit, or at the largest countable charge.
     pub(crate) fn raise(&self, slot: u32, bytes: u64, how: How) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
             if !group.raise(bytes, how.most(group.bound(Bound::Max))) {

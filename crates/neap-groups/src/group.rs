@@ -74,11 +74,11 @@ pub enum Event {
     Overcharged = 4,
     /// A bound was set.
     LimitChanged = 5,
-    /// Memory was looked for, and enough was freed.
+    /// Memory was looked for, and more than two fifths of the scanned objects were freed.
     PressureLow = 6,
     /// At most two fifths of the scanned objects were freed.
     PressureMedium = 7,
-    /// At most 5 % of the scanned objects were freed.
+    /// At most 5 % of the scanned objects were freed, or a pass came to a high priority.
     PressureCritical = 8,
 }
 

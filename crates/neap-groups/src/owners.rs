@@ -226,7 +226,7 @@ impl Owners {
         // While the group exists, its own reference remains, so the mutex is taken only for a
         // deleted group.
         // AcqRel pairs with the other decrements: the thread that takes the last reference sees
-        // what was done under each.
+        // all that was done under each.
         if entry.references.fetch_sub(bytes, Ordering::AcqRel) == bytes {
             self.bury(&mut self.lists.lock(), id.index());
         }

@@ -303,8 +303,8 @@ impl<'w> Queues<'w> {
         }
     }
 
-    /// Puts a waiter that is in no list into the queue of the group in a slot, by its age,
-    /// and requests memory of that group.
+    /// Puts a waiter that is in no list into a queue, by its age: that of the group in a slot,
+    /// which asks for memory then, or [`DUE`].
     pub(crate) fn queue(&self, index: u32, slot: u32) {
         let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
         waiter.place.store(slot, Ordering::Relaxed);

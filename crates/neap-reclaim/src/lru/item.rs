@@ -64,9 +64,8 @@ impl Item {
     /// Takes the item out of hands, and returns whether it was in any. It may be put on a list
     /// again afterwards.
     ///
-    /// For a walk's `dispose`, which gets the item before any thread can do so. Also for a thread
-    /// that keeps the object in existence as long as the thread that took the item off may look at
-    /// it.
+    /// To be called by a walk's `dispose`, before any other thread can do so. Also by a thread that
+    /// keeps the object in existence as long as the thread that took the item off may look at it.
     pub fn leave_hands(&self) -> bool {
         let mut name = self.name.load(Ordering::Relaxed);
         while name.addr() & 1 != 0 {

@@ -4,8 +4,8 @@
 //!
 //! 1. A thread that is about to run callbacks takes a lane, and publishes there the shrinker and
 //!    the end of its time.
-//! 2. A thread that waits for it looks through the lanes, and writes a lane off where a callback
-//!    has run longer than its budget ([`BUDGET`] by default).
+//! 2. A watching thread looks through the lanes, and writes a lane off where a callback has run
+//!    longer than its budget ([`BUDGET`] by default).
 //! 3. The shrinker is not asked while a callback of it that was written off has not returned.
 //! 4. A reclaimer that returns to a lane that was written off ends: it has been replaced.
 //!

@@ -255,7 +255,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is asked for twice, nothing is lost but what exceeds the bound, and it ends.
+        /// No object is requested twice, only objects above the bound are lost, and it ends.
         #[test]
         fn what_is_asked_for_is_scanned_or_deferred(
             (freeable, deferred, seeks, batch) in (number(), number(), 0..5_u32, 0..1000_u64),

@@ -53,7 +53,7 @@ fn with_places(f: impl FnOnce(&On<'_>, &Places)) {
     assert_eq!(machine.mapped_bytes(), 0);
 }
 
-/// Clears a shrinker's bit, and what is empty above.
+/// Clears a shrinker's bit, and the bits above that have nothing below.
 fn clear(places: &Places, index: u32, slot: u32, node: u32) {
     let spot = places.spot((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
     assert!(spot.lower(index, || true));
@@ -102,10 +102,10 @@ fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
     with_places(|host, places| {
         places.mark(host, 3, 7, 0);
         let spot = places.spot(0, 7, 0, 1).unwrap();
-        // Without memory any of the second unit's may have something.
+        // Without memory, any shrinker of the second unit may have objects.
         places.raise(spot.above());
         assert!(spot.memory().is_none());
-        // Comes in between, and what it is for is gone when the visitor looks.
+        // Comes in between, and its objects are gone when the visitor looks.
         places.mark(host, UNIT, 7, 0);
         assert!(!spot.memory().unwrap().is_empty() && !spot.lower_all(|| true));
         clear(places, 3, 7, 0);
@@ -124,7 +124,7 @@ fn a_unit_that_is_not_ready_keeps_the_summary() {
         unit.bits.store(0, Ordering::Relaxed);
         unit.is_ready.store(false, Ordering::Relaxed);
         assert!(!unit.is_empty() && !spot.lower_unit(|| unit.is_empty()) && spot.is_raised());
-        // A group that goes hands that on.
+        // A deleted group's marks move on.
         places.offline(host, || 64, 7, 8);
         let heir = places.place(0, 8, 0).unwrap().unit(0).unwrap();
         assert_eq!(heir.bits.load(Ordering::Relaxed), usize::MAX);
@@ -153,7 +153,7 @@ fn a_unit_is_made_once_whichever_is_the_first() {
         places.mark(host, 0, slots, 0);
         for slot in 0..slots {
             let start = std::sync::Barrier::new(3);
-            // Two threads make one of them, and one the other.
+            // Two threads make one of the units, and one the other.
             std::thread::scope(|scope| {
                 for index in [5 * UNIT, 5 * UNIT + 1, 9 * UNIT] {
                     let start = &start;
@@ -179,7 +179,7 @@ fn deferred_work_is_of_one_generation() {
         let unit = places.place(0, 0, 0).unwrap().unit(0).unwrap();
         assert!(unit.defer(9, 4, 10) && unit.defer(9, 4, 5));
         assert_eq!((unit.deferred(9, 4), unit.deferred(9, 5), unit.take(9, 5)), (15, 0, 0));
-        // What comes late of an earlier one is not counted, and a later one begins anew.
+        // Late work of an earlier generation is not counted, and a later one begins anew.
         assert!(!unit.defer(9, 3, 100));
         assert!(unit.defer(9, 5, 1) && unit.deferred(9, 5) == 1 && unit.deferred(9, 4) == 0);
         assert!(unit.defer(9, 5, u64::MAX));
