@@ -64,7 +64,7 @@ impl Bound {
 pub enum Event {
     /// Memory was taken below the group's `low`.
     Low = 0,
-    /// The group was above its `high`, and a charging thread was delayed.
+    /// The group was above its `high` after a charge.
     High = 1,
     /// The group was at its `max`, and memory was looked for.
     Max = 2,

@@ -98,7 +98,7 @@ impl Work {
         scanned > 0
     }
 
-    /// Records that there is enough: objects that were not requested are not deferred.
+    /// Records that there is enough: objects that this pass did not request are not deferred.
     pub fn is_enough(&mut self) {
         self.wanted = self.wanted.min(self.deferred);
     }
