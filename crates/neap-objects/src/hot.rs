@@ -1,13 +1,14 @@
-//! The hot part: what every `malloc` and `free` of a small object touches, and nothing else.
+//! The hot part: the data and code that every `malloc` and `free` of a small object uses.
 //!
-//! Sits between the entry points and the restartable sequences. A call that cannot be served by this CPU's stack alone
-//! answers "no" and has changed nothing that matters; the caller then goes to [`Objects`](crate::objects::Objects). No
-//! lock, no locked instruction, no system call, no statistics. All zeroes is a valid state in which everything is
-//! answered "no", so an allocator that is not set up yet, or has no Rseq slots, needs no test of its own here.
+//! # Design
 //!
-//! [`Hot::allocate`] and [`Hot::free`] are a block of assembly each, from the size or the pointer
-//! to the commit: as the compiler writes them they lie on three lines of the processor's instead of
-//! two, and lines are what calls of them cost (docs/design/fast-path.md).
+//! A call that this CPU's stack cannot serve is refused, and the caller goes on in
+//! [`Objects`](crate::objects::Objects). There is no lock, locked instruction, system call or
+//! statistic here. All zeroes is a valid state that refuses every call, so an allocator that is not
+//! open yet, or has no Rseq slots, needs no test of its own.
+//!
+//! [`Hot::allocate`] and [`Hot::free`] are one block of assembly each, from the size or the pointer
+//! to the commit, so that each fits into two cache lines (docs/design/fast-path.md).
 
 use crate::paid::Payback;
 use crate::region::STACKS_END;
@@ -21,13 +22,15 @@ use neap_base::Platform;
 use neap_os::rseq::{self, Outcome, Table};
 use neap_pages::{Frame, NodePages};
 
-/// What lies in 4 KiB of the arena: an entry of the kind map, their home in the low 16 bits, which a comparison can look at where
-/// they are, and above it the place of the class's stack ([`Class::place`]). A place of zero: no objects.
+/// An entry of the kind map: what 4 KiB of the arena hold. Bits 0 to 15 are the home CPU. Bits 16
+/// to 31 are the [place](Class::place) of the class's stack in a region; 0 if the range holds no
+/// objects.
 ///
-/// The home is the CPU that its objects were last handed to in bulk, the same for all of a [part](Class::home_bytes) of a slab. An object that is freed elsewhere is a guest there and
-/// goes back by way of the barn instead of being allocated again on the spot. Otherwise objects that lie side by side come
-/// to be used by different CPUs, and every allocation and free of one takes the cache line of its state byte, and perhaps
-/// its own, from the others': a program whose threads exchange objects is then half as fast. A hint: a wrong home costs time only.
+/// The home is the CPU that the objects were last handed to in bulk; a whole
+/// [part](Class::home_bytes) of a slab has one home. An object that is freed on another CPU is a
+/// guest there. It returns to the barn and is not allocated again on that CPU. Otherwise
+/// neighbouring objects would be used by different CPUs, which would take the cache lines of
+/// objects and state bytes from each other. The home is a hint: a wrong one costs time only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct KindEntry(AtomicU32);
@@ -39,26 +42,27 @@ impl KindEntry {
     /// The shift of the kind map as a side table.
     pub const TABLE_SHIFT: u8 = 10;
 
-    /// What lies there.
+    /// The class of the objects in the range; [`Class::NONE`] if there are none.
     pub fn class(&self) -> Class {
         Kind(self.0.load(Ordering::Relaxed)).class()
     }
 
-    /// Says what lies there from now on; [`Class::NONE`] for no objects.
+    /// Sets the class of the range; [`Class::NONE`] for no objects. The home becomes 0.
     pub fn set(&self, class: Class) {
         self.0.store(u32::from(class.place()) << HOME_BITS, Ordering::Relaxed);
     }
 
-    /// The CPU where the page is at home; cut to 16 bits, more than any kernel has.
+    /// The range's home CPU, cut to 16 bits. No kernel supports more CPUs than fit.
     pub fn home(&self) -> u16 {
         Kind(self.0.load(Ordering::Relaxed)).home()
     }
 
-    /// Makes a CPU the home of the page. The caller has an object of the same slab, so what lies there does not change meanwhile.
+    /// Makes a CPU the home of the range. The caller has an object of the slab, so the class does
+    /// not change meanwhile.
     pub fn set_home(&self, cpu: u16) {
         let entry = self.0.load(Ordering::Relaxed);
         let new = entry >> HOME_BITS << HOME_BITS | u32::from(cpu);
-        // Every free reads the entry: it is written only if that says something new.
+        // Every free reads the entry, so it is written only if its value changes.
         if entry != new {
             self.0.store(new, Ordering::Relaxed);
         }
@@ -68,13 +72,13 @@ impl KindEntry {
 const HOME_BITS: u32 = u16::BITS;
 const GRAIN_SHIFT: u32 = GRAIN.trailing_zeros();
 
-/// What an entry of the kind map said.
+/// The value of an entry of the kind map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Kind(u32);
 
 impl Kind {
-    /// The class of what lies there.
+    /// The class of the objects in the range.
     #[inline]
     pub fn class(self) -> Class {
         Class::of_place(self.place())
@@ -91,26 +95,32 @@ impl Kind {
     }
 }
 
-/// Tables and addresses, on cache lines that are only read, and behind these the table of the sequences, which takers write to.
+/// Tables and addresses that malloc and free only read, followed by the table of the sequences,
+/// which takers write to.
 ///
-/// `malloc` and `free` have the table's address in a register. Most of what they look at they reach from there by a displacement of one byte: it lies in
-/// the 128 bytes before the table.
+/// # Layout
 ///
-/// It is made for the start of a page, where the process's is. Programs touch the first line of every page that they get, and all of these compete for
-/// the few places that caches have for them: what else lies there has to be had from farther away each time. And a load may wait for the stores before it
-/// that go to the same place of another page, as those into the stacks of a region do. So what malloc and free look at lies behind both, but for the
-/// words of the states, of which there is no room behind: they lie where a region has the stacks of two large classes.
+/// malloc and free hold the address of `table` in a register. Most fields that they use lie in the
+/// 128 bytes before it, in reach of a one-byte displacement.
+///
+/// The value is placed at the start of a page. Two ranges of page offsets are avoided. Programs
+/// write to the first cache line of every page that they get, and these lines compete for the same
+/// cache sets. A load may wait for an earlier store to the same offset of another page (4K
+/// aliasing), such as a store into the stacks of a region. So the hot fields lie behind both
+/// ranges. There is no room there for the words of `states`; they lie at the offsets of the stacks
+/// of large classes.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hot {
     apart: [u64; APART],
     /// The state tables.
     pub(crate) states: States,
-    /// Sizes below this are served here to threads whose [word](neap_os::entered) nobody has looked at; 0: none.
+    /// [`Hot::allocate`] serves sizes below this, without a look at the thread's
+    /// [word](neap_os::entered); 0: none.
     limit: AtomicUsize,
-    /// The same for threads that are known to have entered nothing.
+    /// [`Hot::allocate_outside`] serves sizes below this, to threads that have entered nothing.
     limit_outside: AtomicUsize,
-    /// The same for others, and whether anything is.
+    /// [`Hot::allocate_owned`] serves sizes below this; 0 if no fast path is open.
     pub(crate) served: AtomicUsize,
     /// The arena's base.
     base: AtomicUsize,
@@ -118,34 +128,36 @@ pub struct Hot {
     bytes: AtomicUsize,
     /// The kind map.
     kinds: AtomicPtr<KindEntry>,
-    /// The frame of address 0. This and what follows are for objects that somebody pays for: see [`owners`](crate::owners).
+    /// Address that the frame of address 0 would have. This field and the three after it are for
+    /// charged objects: see [`owners`](crate::owners).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
     pub(crate) page_shift: AtomicU32,
-    /// The bits of an address that say where on a page it is.
+    /// Mask of the bits of an address that are its offset on a page.
     pub(crate) page_mask: AtomicUsize,
-    /// Where who paid for an object is paid back.
+    /// The callback that pays back owners.
     pub(crate) payback: AtomicPtr<Payback>,
-    /// What the sequences start from.
+    /// The table of the sequences: offset of the thread's control block, and regions by CPU.
     pub(crate) table: Table,
-    /// For every size in grains, rounded up, the largest first: the place of its class's stack.
+    /// The place of the class's stack, by size in grains, the largest first.
     places: [u16; PLACES],
 }
 
-/// Words from the start of a page to where it is calm.
+/// Padding words that move the hot fields to page offsets used neither by page-start writes nor by
+/// the stacks of a region.
 const APART: usize = 389;
 
-/// Sizes that are told apart, 0 among them.
+/// Entries of `places`: sizes in grains, from 0 to the largest.
 const PLACES: usize = LARGEST / GRAIN + 1;
 
-/// Where a field lies from the table.
+/// Offset of a field from `table`, in bytes.
 macro_rules! from_table {
     ($field:ident) => {
         offset_of!(Hot, $field) as isize - offset_of!(Hot, table) as isize
     };
 }
 
-/// Where the place of size 0 lies from the table.
+/// Offset of the entry of size 0 in `places` from `table`, in bytes.
 const NO_SIZE: isize = from_table!(places) + (PLACES as isize - 1) * size_of::<u16>() as isize;
 
 const fn places() -> [u16; PLACES] {
@@ -160,9 +172,9 @@ const fn places() -> [u16; PLACES] {
 
 const _: () = {
     assert!(offset_of!(Hot, table) <= offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
-    // Behind the stacks.
+    // At page offsets behind the stacks of a region.
     assert!(offset_of!(Hot, limit) % 4096 >= STACKS_END && offset_of!(Hot, table) % 4096 >= STACKS_END);
-    // Not at the start of a page: the states, and the places of sizes of whole pages, which programs go through page by page.
+    // Not at the start of a page: `states`, and the entries in `places` for sizes of whole pages.
     assert!(offset_of!(Hot, states) >= 64 && offset_of!(Hot, states) + size_of::<States>() <= 4096);
     let mut size = 4096;
     while size <= LARGEST {
@@ -171,19 +183,19 @@ const _: () = {
     }
 };
 
-/// What became of a `free`.
+/// The result of [`Hot::free`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// The object is in a stack of this CPU.
+    /// The object is on a stack of this CPU.
     Done,
-    /// The object is marked as cached and belongs to the caller, who has to put it somewhere.
+    /// The object is marked as cached and is the caller's, which has to cache it elsewhere.
     Unplaced,
-    /// Not a small object, or not one that this part knows, or not one that the program has: nothing has changed.
+    /// The pointer is no object of the program's that this part knows. Nothing has changed.
     Unknown,
 }
 
 impl Hot {
-    /// Everything is answered "no".
+    /// A value that refuses every call.
     pub const fn closed() -> Hot {
         Hot {
             apart: [0; APART],
@@ -203,10 +215,12 @@ impl Hot {
         }
     }
 
-    /// Says where the tables of an arena are. Called once; alone, it is enough for objects that somebody pays for.
+    /// Stores the addresses of an arena's tables. Called once. Owners work from now on; the fast
+    /// paths need [`Hot::serve`].
     ///
     /// # Safety
-    /// The tables belong to the arena of `pages`, which `payback` is of, and no other thread has used this value before.
+    /// The tables and `payback` belong to the instance that `pages` is of, and no other thread has
+    /// used this value before.
     pub(crate) unsafe fn open<P: Platform>(
         &self,
         pages: &NodePages<P>,
@@ -225,82 +239,97 @@ impl Hot {
         self.payback.store(core::ptr::from_ref(payback).cast_mut(), Ordering::Relaxed);
     }
 
-    /// Lets the fast paths work, after [`Hot::open`].
+    /// Opens the fast paths, after [`Hot::open`].
     pub(crate) fn serve(&self) {
-        // Release: who sees them sees the rest; pairs with the load in `take_top`, and the Acquire in `allocate_owned` and `put`.
+        // Release publishes the tables. It pairs with the load in `take_top`, and with the Acquire
+        // in `allocate_owned` and `put`.
         for limit in [&self.served, &self.limit_outside, &self.limit] {
             limit.store(LARGEST + 1, Ordering::Release);
         }
     }
 
-    /// Lets [`Hot::allocate`] answer "no" from now on, so that what a thread has entered is looked at first. Called by a thread before it enters
-    /// anything: it sees its own store, and others, who have entered nothing, may see it when they like.
+    /// Makes [`Hot::allocate`] refuse every size, so that callers look at the thread's word first.
+    /// A thread calls this before it enters anything. It sees its own store. Other threads have
+    /// entered nothing and may see the store late.
     pub fn look_at_entered(&self) {
-        // Every malloc reads the line: it is written only if that says something new.
+        // Every malloc reads the line, so it is written only if the value changes.
         if self.limit.load(Ordering::Relaxed) > 0 {
             self.limit.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Lets [`Hot::allocate_outside`] answer "no" as well, so that threads that have entered nothing are seen by the slow way.
+    /// Makes [`Hot::allocate_outside`] refuse every size as well, so that threads that have entered
+    /// nothing take the slow path.
     pub fn serve_entered_alone(&self) {
         self.look_at_entered();
         self.limit_outside.store(0, Ordering::Relaxed);
     }
 
-    /// Lets `free` know that the arena reaches up to `bytes` from its base. Called before an object there is handed out.
+    /// Extends the range that `free` accepts to `bytes` from the arena's base. Called before an
+    /// object of the new part is handed out.
     pub(crate) fn cover(&self, bytes: usize) {
         if self.bytes.load(Ordering::Relaxed) < bytes && self.served.load(Ordering::Relaxed) > 0 {
             self.bytes.fetch_max(bytes, Ordering::Release); // Pairs with the load in `free`.
         }
     }
 
-    /// Whether [`Hot::allocate`] serves anything: no thread has entered anything yet.
+    /// Whether [`Hot::allocate`] serves anything. It does until a thread enters something.
     pub fn serves_unasked(&self) -> bool {
         self.limit.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether threads that have entered nothing are served at all.
+    /// Whether [`Hot::allocate_outside`] serves anything.
     pub fn serves_all(&self) -> bool {
         self.limit_outside.load(Ordering::Relaxed) > 0
     }
 
-    /// An object of at least `size` bytes, if the topmost is one that nobody pays for, and no thread has [`entered`](neap_os::entered) anything of this
-    /// manager's yet; `None`: ask whether this one has.
+    /// Takes an object of at least `size` bytes from this CPU's stack. Returns `None` if the
+    /// topmost object is charged, if there is none, or if some thread has
+    /// [`entered`](neap_os::entered) anything of this manager's. The caller then looks at this
+    /// thread's word.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit) }>(size)
     }
 
-    /// The same for a thread that has entered nothing; `None`: ask [`Objects`](crate::objects::Objects).
+    /// Takes an object of at least `size` bytes from this CPU's stack, for a thread that has
+    /// entered nothing. `None`: the caller goes on in [`Objects`](crate::objects::Objects).
     #[inline(always)]
     pub fn allocate_outside(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit_outside) }>(size)
     }
 
-    /// The topmost object of this CPU's stack for `size` bytes, if the size is below the limit that lies so far from the table. The object's state is
-    /// looked at before it is taken, so that there is one way to say no.
+    /// Takes the topmost object of this CPU's stack for `size` bytes. The limit of sizes lies
+    /// `LIMIT` bytes from the table. The state byte is checked before the object is taken, so there
+    /// is one exit for all refusals.
     #[inline(always)]
     fn take_top<const LIMIT: isize>(&self, size: usize) -> Option<NonNull<u8>> {
         if cfg!(miri) {
-            return None; // It has no sequences, and so nothing to serve.
+            return None; // Miri has no sequences.
         }
         let object: *mut u8;
-        // SAFETY: below the limit, which is not 0 then, the slots have been opened, and a size has an entry in `places`. The stack's objects lie
-        // in the arena, whose states have bytes for all of it. Who sees the limit sees the rest: plain loads on x86-64, which stay in order,
-        // pair with the Release in `serve`. The only stores are the commit, and that of the state of an object that is this thread's then.
+        // SAFETY: the size is below a limit that is not 0, so the slots have been opened and
+        // `places` has an entry for the size. Objects on stacks lie in the arena, whose state
+        // tables cover all of it. On x86-64 plain loads stay in order, so they pair with the
+        // Release in `serve`. The only stores are the commit and the state byte of the object,
+        // which is this thread's then.
         unsafe {
             asm!(
                 "27:",
                 "xor {value:e}, {value:e}",
                 "cmp {place}, qword ptr [{table} + {limit}]",
                 "jae 23f",
-                // Grains, rounded up, below 0.
+                // `place` becomes minus the size in grains, rounded up.
                 "neg {place}",
                 "sar {place}, {grain_shift}",
                 "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
-                // Only now. 1: this thread loads the offset, which is 0. 2: another opens the slots, and serves. 3: this one sees the limit, and writes over
-                // the thread's own control block.
+                // The offset is loaded after the limit. In the other order the sequence would write
+                // over the start of the thread's own control block:
+                //
+                //   this thread                    thread that opens
+                //   1. loads the offset: 0
+                //                                  2. stores the offset, and the limit in `serve`
+                //   3. loads the limit, runs on
                 "mov {offset}, qword ptr [{table}]",
                 neap_os::pop_sequence!(
                     look:
@@ -308,7 +337,8 @@ impl Hot {
                         "mov {t}, qword ptr [{table} + {offset} * 8 + {states}]",
                         "shrx {offset}, {value}, {t}",
                         "cmp byte ptr [{t} + {offset} - {behind}], {cached}",
-                        // Null is not either. A stack's address is beyond any size, too.
+                        // Null fails the check, too. The second comparison with the limit refuses:
+                        // `place` holds a stack's address, which is above any size.
                         "jne 27b";
                     then:
                         "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
@@ -321,43 +351,47 @@ impl Hot {
             );
         }
         if object.is_null() {
-            // SAFETY: no instruction. It keeps the way on from here behind the function, where a short jump reaches it.
+            // SAFETY: no instruction. It keeps the branch's code behind the function, where a short
+            // jump reaches it.
             unsafe { asm!("", options(nomem, nostack, preserves_flags)) };
         }
         NonNull::new(object)
     }
 
-    /// The topmost object of this CPU's stack for `size` bytes. It is marked as cached, and in the caller's hands.
+    /// Takes the topmost object of this CPU's stack for `size` bytes. It stays marked as cached and
+    /// is the caller's. `None` if the pop was refused or aborted.
     ///
     /// # Safety
-    /// The size is no larger than the largest, and [`Hot::serve`] was called.
+    /// `size` is at most [`LARGEST`], and [`Hot::serve`] was called.
     #[inline(always)]
     pub(crate) unsafe fn pop(&self, size: usize) -> Option<NonNull<u8>> {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
-        // SAFETY: as the caller promises.
+        // SAFETY: the size is at most the largest, so its number of grains is below `PLACES`.
         let place = unsafe { *self.places.get_unchecked(PLACES - 1 - (size + GRAIN - 1) / GRAIN) };
-        // SAFETY: the slots have been opened.
+        // SAFETY: `serve` was called, so the table is open, and every place in `places` is that of
+        // a stack.
         NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })
     }
 
-    /// Takes an object back.
+    /// Frees an object: marks it as cached and pushes it onto a stack of this CPU.
     #[inline(always)]
     pub fn free(&self, pointer: *mut u8) -> Freed {
         if cfg!(miri) {
-            return Freed::Unknown; // As in `take_top`.
+            return Freed::Unknown; // Miri has no sequences.
         }
-        // Who sees the number of bytes sees what it was raised for: plain loads on x86-64, which stay in order, pair with the Release in `cover`. The
-        // base and the table's offset are loaded before it, and known to whoever was ever handed an object; that offset not by way of the table's
-        // address, so that a sequence does not wait for it.
-        // SAFETY: below the number of bytes, which is 0 until the slots have been opened, the kind map has an entry, and the state tables have bytes, for
-        // every part of the arena. The stores are that of the state of an object that is this thread's then, and those of a push.
+        // On x86-64 plain loads stay in order, so the load of `bytes` pairs with the Release in
+        // `cover`. The base and the table's offset were stored before any object was handed out, so
+        // a thread that has an object sees both. The offset is not loaded by the table's address,
+        // so that a sequence does not wait for that. SAFETY: `bytes` is 0 until the slots have been
+        // opened. Below it, the kind map and the state tables cover the arena. The only stores are
+        // the state byte of an object that is this thread's then, and those of a push.
         unsafe {
             asm!(
                 "mov {place}, {value}",
                 "sub {place}, qword ptr [{table} + {base}]",
                 "cmp {place}, qword ptr [{table} + {bytes}]",
                 "jae {unknown}",
-                // What starts on no grain has a state that nobody changes.
+                // A pointer to no grain has a state byte that is always 0.
                 "tzcnt {home}, {value}",
                 "mov {t}, qword ptr [{table} + {home} * 8 + {states}]",
                 "shrx {home}, {value}, {t}",
@@ -365,15 +399,16 @@ impl Hot {
                 "jne 26f",
                 "mov byte ptr [{t} + {home} - {behind}], {cached}",
                 "25:",
-                // Who has a state has a kind.
+                // An object with a state byte has an entry in the kind map.
                 "shr {place}, {kind_shift}",
                 "mov {home}, qword ptr [{table} + {kinds}]",
                 "mov {home:e}, dword ptr [{home} + {place} * 4]",
                 "mov {place:e}, {home:e}",
                 "shr {place:e}, {home_bits}",
                 neap_os::push_sequence!(),
-                // What somebody pays for, behind the function, where a short jump reaches it. A state that depended on the one before, without a jump, is what
-                // the next malloc would wait for.
+                // Charged objects. The code lies behind the function, where a short jump reaches
+                // it. The new state is not computed from the old one without a jump: the next
+                // malloc would wait for that.
                 ".subsection 1",
                 "26:",
                 "cmp byte ptr [{t} + {home} - {behind}], {accounted}",
@@ -397,36 +432,40 @@ impl Hot {
         Freed::Done
     }
 
-    /// What lies at an address.
+    /// The kind of the range that an address lies in.
     ///
     /// # Safety
-    /// The address is in the arena that this was opened for.
+    /// The address lies in the arena that this [`Hot`] was opened for.
     #[inline]
     pub unsafe fn kind(&self, pointer: *const u8) -> Kind {
         let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
-        // SAFETY: the kind map has an entry for every part of the arena.
+        // SAFETY: the address lies in the arena, and the kind map has an entry for each 4 KiB of
+        // it.
         let entry = unsafe { &*self.kinds.load(Ordering::Relaxed).wrapping_add(offset >> KindEntry::SHIFT) };
         Kind(entry.0.load(Ordering::Relaxed))
     }
 
-    /// Puts an object that is marked as cached, and in the caller's hands, on a stack of this CPU; `false`: the caller still
-    /// has it.
+    /// Pushes an object that is marked as cached and is the caller's onto a stack of this CPU.
+    /// Returns `false` if the caller still has it.
     ///
     /// # Safety
-    /// `kind` is what lies at `object`, no [`Class::NONE`], in the instance that this was opened for.
+    /// `object` belongs to the instance that this [`Hot`] was opened for, and `kind` is its kind,
+    /// not [`Class::NONE`].
     #[inline(always)]
     pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
-        // Acquire pairs with the Release in `serve`. Where that was not called there is nothing to put the object on.
-        // SAFETY: that is not 0, so the slots have been opened; as the caller promises.
+        // Acquire pairs with the Release in `serve`. Before that there are no stacks to push to.
+        // SAFETY: `served` is not 0, so the slots have been opened. The caller says that `kind` has
+        // a class, so its place is that of a stack, and that the object is the caller's.
         let push = || unsafe { rseq::push(&self.table, kind.place().into(), kind.home(), object) };
         self.served.load(Ordering::Acquire) > 0 && push() == Outcome::Committed
     }
 }
 
-/// A stack gave out an object that was not cached: it was freed twice at the very same moment, or a state table was
-/// overwritten.
+/// Ends the process: a stack gave out an object that was not cached. Two threads freed it at the
+/// same moment, or a state table was overwritten.
 ///
-/// Never returns; it has the type of an answer so that who hands an object out can end in it without a frame on the stack.
+/// Never returns. The return type lets a caller that hands out an object end in a tail call,
+/// without a stack frame.
 #[cold]
 #[inline(never)]
 pub fn corrupt(object: NonNull<u8>) -> Option<NonNull<u8>> {

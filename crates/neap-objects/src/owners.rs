@@ -1,14 +1,22 @@
-//! Who pays for an object: a word for all that start on a page while it is one owner, and then one for each, in a vector.
+//! Owners: the memory group that pays for each object, found by the object's page.
 //!
-//! Sits between whoever charges for what is allocated, whose owners are numbers and no more here, and the state bytes,
-//! which say whether an object has one. The frame of a slab's page says who its first owner was; the second gets the page
-//! a vector: where it lies, and how an object's place on the page leads to its entry, is then in the frame instead. A
-//! vector is an object of neap's own, in no state, so that freeing it by hand is found out. All that is forgotten when the
-//! slab has no objects in use but neap's own, and when the page is about to become a hole.
+//! # Design
 //!
-//! The fast ways, on [`Hot`], take no lock, execute no locked instruction and never allocate. An owner or a vector is
-//! installed by whoever has an object of the page, without a lock, and detached under the lock of the slab's class, when
-//! nobody has one.
+//! An owner is a number; this module does not interpret it. The state byte of an object says
+//! whether the object has an owner. The word in the frame of the object's page says which one: the
+//! only owner of the page, or the address of a vector with an entry for each object that starts
+//! there. The second owner of a page makes its vector. A vector is an object of neap's own. Its
+//! state byte is 0, so the free of its address by the program is detected.
+//!
+//! The word is cleared when the slab has only free objects and neap's own, and before the page
+//! becomes a hole.
+//!
+//! # Concurrency
+//!
+//! The functions of [`Hot`] take no lock, execute no locked instruction and never allocate. A
+//! thread that has an object of the page installs an owner or a vector without a lock. Vectors are
+//! detached under the lock of the slab's class, while neither the program nor a cache has an object
+//! of the page.
 
 use crate::hot::Hot;
 use crate::objects::Objects;
@@ -21,67 +29,71 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::{Pfn, Platform};
 use neap_pages::State;
 
-/// What the [word](neap_pages::Frame::word) of a slab's page holds: 0, while nobody has paid for anything there; who pays
-/// for every object that somebody pays for, below a bit that says so; or a [`Vector`].
+/// The [word](neap_pages::Frame::word) of a slab's page. It is 0 while no object of the page has
+/// had an owner. Otherwise it is the only owner, with the bit [`Owners::SOLE`] set, or a
+/// [`Vector`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owners(u64);
 
 impl Owners {
-    /// One for all. No vector has this bit.
+    /// Set if the word holds the only owner of the page. No vector has this bit.
     const SOLE: u64 = 1 << 63;
 
     const fn sole(owner: u64) -> Owners {
         Owners(owner | Owners::SOLE)
     }
 
-    /// The one who pays for all.
+    /// The only owner of the page's charged objects; `None` if there is none, or a vector.
     #[inline(always)]
     fn owner(self) -> Option<u64> {
         (self.0 & Owners::SOLE != 0).then_some(self.0 & !Owners::SOLE)
     }
 
-    /// Where there is more than one.
+    /// The page's vector; `None` if it has at most one owner.
     #[inline(always)]
     pub(crate) fn vector(self) -> Option<Vector> {
         if self.0 & Owners::SOLE != 0 { None } else { Vector(self.0).some() }
     }
 
-    /// Whether an owner pays for an object of the page that somebody pays for, and whose grain of the page is `grain`; `sole` is what [`word_of`]
-    /// says of the owner. One comparison where it pays for all.
+    /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner, and `grain` is
+    /// the object's grain of the page. A page with one owner takes one comparison.
     ///
     /// # Safety
-    /// As for [`Vector::entry`].
+    /// The word is that of the object's page, and a vector in it is not freed during the call.
     #[inline(always)]
     unsafe fn is_of(self, sole: u64, grain: impl FnOnce() -> usize) -> bool {
         self.0 == sole || {
             core::hint::cold_path();
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller says that the word is that of the object's page, and that its
+            // vector is not freed meanwhile.
             self.vector().is_some_and(|vector| unsafe { vector.entry(grain()) }.load(Relaxed) | Owners::SOLE == sole)
         }
     }
 
-    /// Who pays for an object of the page that somebody pays for, and whose grain of the page is `grain`.
+    /// The owner of a charged object; `None` if the word is 0. `grain` is the object's grain of the
+    /// page.
     ///
     /// # Safety
-    /// As for [`Vector::entry`].
+    /// The word is that of the object's page, and a vector in it is not freed during the call.
     #[inline(always)]
     unsafe fn of(self, grain: impl FnOnce() -> usize) -> Option<u64> {
         match self.owner() {
             Some(owner) => Some(owner),
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller says that the word is that of the object's page, and that its
+            // vector is not freed meanwhile.
             None => self.vector().map(|vector| unsafe { vector.entry(grain()) }.load(Relaxed)),
         }
     }
 }
 
-/// An owner, as the hot part compares it.
+/// The word of a page whose only owner is `owner`: what the hot part compares.
 #[inline(always)]
 pub const fn word_of(owner: u64) -> u64 {
     Owners::sole(owner).0
 }
 
-/// Where a page's owners are if it has several: an address, and below it a factor that leads from grains of the page to
-/// entries of 8 bytes.
+/// The owners of a page that has several: the address of the entries in the upper 48 bits, and in
+/// the lower 16 a factor that maps grains of the page to entries of 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vector(u64);
 
@@ -89,11 +101,12 @@ impl Vector {
     /// Bits of the factor; a program's addresses have 47.
     const ADDRESS: u32 = u16::BITS;
 
-    /// A factor of 2^this leads from every grain to an entry of its own.
+    /// With the factor 2^`SHIFT`, every grain has an entry of its own.
     const SHIFT: u32 = 15;
 
-    /// Objects that start on one page are apart by as many grains as one has, so with such a factor, rounded up, by one
-    /// entry at least: no two have the same.
+    /// The factor for pages with objects of `class`. Neighbours start `size / GRAIN` grains apart.
+    /// The factor is rounded up, so their entries differ by at least one and no two objects share
+    /// an entry.
     const fn factor(class: Class) -> u64 {
         (1_u64 << Vector::SHIFT).div_ceil((class.size() / GRAIN) as u64)
     }
@@ -102,12 +115,12 @@ impl Vector {
         Vector((address as u64) << Vector::ADDRESS | Vector::factor(class))
     }
 
-    /// Entries for a page.
+    /// Number of entries for a page.
     const fn entries(self, page_size: usize) -> usize {
         self.entry_of(page_size / GRAIN - 1) + 1
     }
 
-    /// The class of vectors for pages of slabs of `class`.
+    /// The size class of the memory of a vector for a page with objects of `class`.
     pub(crate) fn class(class: Class, page_size: usize) -> Class {
         Class::of_size(Vector::new(0, class).entries(page_size) * size_of::<u64>())
     }
@@ -120,7 +133,7 @@ impl Vector {
         (self.0 >> Vector::ADDRESS) as usize
     }
 
-    /// The number of the entry of an object that starts at a grain of the page.
+    /// Number of the entry of an object that starts at a grain of the page.
     const fn entry_of(self, grain: usize) -> usize {
         (grain * (self.0 as u16) as usize) >> Vector::SHIFT
     }
@@ -128,29 +141,32 @@ impl Vector {
     /// The entry of an object that starts at a grain of the page.
     ///
     /// # Safety
-    /// The vector is that of the page, and nobody gives it back meanwhile.
+    /// The grain is one of the page that the vector was made for, and the vector is not freed
+    /// during `'a`.
     #[inline(always)]
     unsafe fn entry<'a>(self, grain: usize) -> &'a AtomicU64 {
         let entries = core::ptr::with_exposed_provenance::<AtomicU64>(self.address());
-        // SAFETY: the vector has an entry for every grain of the page.
+        // SAFETY: `entries` is the number of the last grain's entry plus one, so the entry of any
+        // grain of the page lies in the vector. The caller says that the vector is not freed.
         unsafe { &*entries.add(self.entry_of(grain)) }
     }
 }
 
-/// Vectors that belong to no page any more: what the word of the first was, or 0; its first entry has that of the next.
+/// Vectors that no page uses any more: the word of the first one, or 0. The first entry of each
+/// holds the word of the next.
 #[derive(Default)]
 pub(crate) struct VectorList(u64);
 
 impl Hot {
-    /// Who pays for objects of the page that an object starts on.
+    /// The owners of the page that an object starts on.
     ///
     /// # Safety
-    /// The object lies in the arena that this was opened for.
+    /// The object lies in the arena that this [`Hot`] was opened for.
     #[inline(always)]
     unsafe fn owners(&self, object: *const u8) -> Owners {
         let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
-        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in `own_slowly`: what a vector's
-        // memory was before is over.
+        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in
+        // `own_slowly`, which publishes the vector's entries.
         Owners(unsafe { &*frame }.word().load(Acquire))
     }
 
@@ -159,35 +175,41 @@ impl Hot {
         (object.addr() & self.page_mask.load(Relaxed)) / GRAIN
     }
 
-    /// Whether an owner, of which [`word_of`] says `sole`, pays for an object.
+    /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner.
     ///
     /// # Safety
-    /// As for [`Hot::owner`].
+    /// The object is charged and lies in the arena that this [`Hot`] was opened for. The caller has
+    /// it.
     #[inline(always)]
     pub(crate) unsafe fn is_of(&self, object: *const u8, sole: u64) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
+        // its vector. The grain is the object's.
         unsafe { self.owners(object).is_of(sole, || self.grain_of_page(object)) }
     }
 
-    /// Who pays for an object.
+    /// The owner of a charged object.
     ///
     /// # Safety
-    /// Somebody does, and the caller has it.
+    /// The object is charged and lies in the arena that this [`Hot`] was opened for. The caller has
+    /// it.
     #[inline(always)]
     pub(crate) unsafe fn owner(&self, object: *const u8) -> Option<u64> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
+        // its vector. The grain is the object's.
         unsafe { self.owners(object).of(|| self.grain_of_page(object)) }
     }
 
-    /// Says who pays for an object from now on, whoever it was before; `false`, and nothing has changed, where that takes
-    /// [`Objects::own_slowly`].
+    /// Makes `owner` the owner of an object that is the program's, in place of any owner before.
+    /// Returns `false` and changes nothing if this takes [`Objects::own_slowly`].
     ///
     /// # Safety
-    /// The object is one that the caller alone has, of the instance that this was opened for; `owner` is neither 0
-    /// nor above 2^63.
+    /// * The object belongs to the instance that this [`Hot`] was opened for, and no other thread
+    ///   has it.
+    /// * `owner` is neither 0 nor 2^63 or above.
     #[inline]
     pub unsafe fn own(&self, object: *mut u8, owner: u64) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller has the object, so its page keeps its vector, and the object's entry
+        // and state byte are the caller's.
         unsafe {
             let owners = self.owners(object);
             if owners != Owners::sole(owner) {
@@ -199,13 +221,14 @@ impl Hot {
         true
     }
 
-    /// Who pays for an object; `None`: nobody does.
+    /// The owner of an object of the program's; `None` if no owner pays for it.
     ///
     /// # Safety
-    /// The object is one that the caller has, of the instance that this was opened for.
+    /// The object belongs to the instance that this [`Hot`] was opened for, and the caller has it.
     #[inline]
     pub unsafe fn payer(&self, object: *const u8) -> Option<u64> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the object lies in the arena, so it has a state byte. The caller has it, so its
+        // page keeps its vector.
         unsafe {
             let accounted = self.states.is(object.addr(), ACCOUNTED);
             if accounted { self.owner(object) } else { None }
@@ -214,20 +237,22 @@ impl Hot {
 }
 
 impl<P: Platform> Objects<P> {
-    /// As [`Hot::own`], and makes the page's vector if the object's owner is its second; `false`, and nothing has changed, where
-    /// there is no memory for that.
+    /// Makes `owner` the owner of an object, and makes the page's vector if the page has another
+    /// owner. Returns `false` and changes nothing if there is no memory for the vector.
     ///
-    /// Who has an object of the page keeps the word from being forgotten, and it only ever goes from 0 to an owner to a vector.
-    /// One that comes late for the first finds another owner, and one that comes late for a vector finds that.
+    /// The caller has an object of the page, so the page's word is not cleared meanwhile. The word
+    /// only goes from 0 to an owner to a vector. A thread that finds the word set by another thread
+    /// uses that owner or vector.
     ///
     /// # Safety
-    /// As for [`Hot::own`].
+    /// * The object belongs to this instance, and no other thread has it.
+    /// * `owner` is neither 0 nor 2^63 or above.
     #[cold]
     #[inline(never)]
     pub unsafe fn own_slowly(&self, class: Class, object: *mut u8, owner: u64) -> bool {
         self.owned.store(true, Relaxed);
         let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
-        // Relaxed: no memory is behind an owner.
+        // Relaxed: an owner is a number and publishes no memory.
         let first = match word.compare_exchange(0, Owners::sole(owner).0, Relaxed, Relaxed) {
             Ok(_) => None,
             Err(found) => Owners(found).owner().filter(|first| *first != owner),
@@ -236,7 +261,8 @@ impl<P: Platform> Objects<P> {
             let vector_class = Vector::class(class, self.pages.page_size());
             let Some(memory) = self.private_memory(vector_class) else { return false };
             let vector = Vector::new(memory.expose_provenance().get(), class);
-            // SAFETY: the memory is this thread's alone, and has so many entries.
+            // SAFETY: `private_memory` gave the memory to this thread alone. Its class is
+            // `Vector::class`, which has room for all entries.
             unsafe {
                 core::slice::from_raw_parts_mut(memory.as_ptr().cast::<u64>(), vector.entries(self.pages.page_size()))
             }
@@ -244,48 +270,52 @@ impl<P: Platform> Objects<P> {
             // Release pairs with the Acquire in `Hot::owners` and `Objects::owners`.
             match word.compare_exchange(Owners::sole(first).0, vector.0, Release, Relaxed) {
                 Ok(_) => _ = self.vector_bytes.fetch_add(vector_class.size() as u64, Relaxed),
-                // Another thread has made one for another object of the page.
+                // Another thread installed a vector first, for another object of the page.
                 Err(_) => self.flush_private(vector_class, memory.as_ptr()),
             }
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that only this thread has the object, and that the owner is in
+        // range.
         unsafe { self.hot().own(object, owner) }
     }
 
-    /// Detaches the vectors of a slab that has no object but free ones and neap's own, or nothing is left to wait for: two
-    /// slabs may hold vectors for each other.
+    /// Detaches the vectors of a slab whose objects are all free or neap's own. Two slabs may hold
+    /// vectors for each other, so a slab with vectors of others in it cannot wait until it is
+    /// wholly free.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`](crate::slab::SlabTable::get).
+    /// The caller holds the lock of the slab's class cache.
     pub(crate) unsafe fn detach_unused(&self, slab: SlabId, vectors: &mut VectorList) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache.
         let slab = unsafe { self.slabs.get(slab) };
         if slab.free + slab.private == slab.objects {
-            // SAFETY: the lock is held, so none of the free ones is handed out meanwhile.
+            // SAFETY: every object is free or neap's own. The lock is held, so no free object is
+            // handed out meanwhile.
             unsafe { self.detach(slab.pfn.0..slab.pfn.0 + (1 << slab.order), vectors) };
         }
     }
 
-    /// Forgets who paid for objects of some pages of a slab, and detaches their vectors.
+    /// Clears the owners of some pages of a slab, and moves their vectors to a list.
     ///
     /// # Safety
-    /// The caller holds the lock of the slab's class cache. No object that starts on these pages is anybody's but neap's own,
-    /// and none will be before the lock is dropped.
+    /// The caller holds the lock of the slab's class cache. All objects that start on these pages
+    /// are free or neap's own, and stay so until the lock is dropped.
     pub(crate) unsafe fn detach(&self, pages: Range<u32>, vectors: &mut VectorList) {
         for page in pages {
             let owners = self.owners(Pfn(page));
             self.pages.frames().frame(Pfn(page)).word().store(0, Relaxed);
             let Some(vector) = owners.vector() else { continue };
-            // SAFETY: nobody else has the vector now; every one has a first entry.
+            // SAFETY: the word was the only reference to the vector, and no object of the page is
+            // in use, so only this thread has it. Every vector has a first entry.
             unsafe { vector.entry(0) }.store(vectors.0, Relaxed);
             vectors.0 = vector.0;
         }
     }
 
-    /// Takes the memory of a vector off a list, and its class.
+    /// Takes a vector off a list. Returns its memory and the class of that memory.
     pub(crate) fn next_vector(&self, vectors: &mut VectorList) -> Option<(Class, *mut u8)> {
         let vector = Vector(vectors.0).some()?;
-        // SAFETY: the list's vectors are this thread's alone.
+        // SAFETY: `detach` put the vector on the list, which is this thread's alone.
         vectors.0 = unsafe { vector.entry(0) }.load(Relaxed);
         let memory = core::ptr::with_exposed_provenance_mut(vector.address());
         let class = self.class_at(memory)?;
@@ -293,31 +323,33 @@ impl<P: Platform> Objects<P> {
         Some((class, memory))
     }
 
-    /// Bytes of all vectors.
+    /// Total size of all vectors, in bytes.
     pub fn vector_bytes(&self) -> u64 {
         self.vector_bytes.load(Relaxed)
     }
 
-    /// Whether anything has ever had an owner.
+    /// Whether any object has ever had an owner.
     pub fn has_owned(&self) -> bool {
         self.owned.load(Relaxed)
     }
 
-    /// Who pays for objects of a slab's page.
+    /// The owners of a page of a slab.
     pub(crate) fn owners(&self, page: Pfn) -> Owners {
         // Acquire pairs with the Release in `own_slowly`.
         Owners(self.pages.frames().frame(page).word().load(Acquire))
     }
 
-    /// Who pays for an object that somebody pays for; 0 where its page knows nobody.
+    /// The owner of a charged object; 0 if its page has none.
     pub(crate) fn owner_at(&self, object: usize) -> u64 {
         let grain = (object & (self.pages.page_size() - 1)) / GRAIN;
-        // SAFETY: the object exists, so the page keeps its vector.
+        // SAFETY: the object is charged, so its slab has an object in use and its page keeps its
+        // vector. The grain is the object's.
         unsafe { self.owners(self.pages.pfn(object)).of(|| grain) }.unwrap_or(0)
     }
 
-    /// Calls `each` with the class of every object that somebody pays for, cached ones included, the object, and its owner; and
-    /// with [`Class::NONE`] for every such run of pages. Only while nobody else uses this.
+    /// Calls `each` with class, address and owner of every charged object, cached ones included.
+    /// Charged runs of pages come with [`Class::NONE`]. No other thread may use this instance
+    /// during the call.
     pub fn each_accounted(&self, each: &mut dyn FnMut(Class, *mut u8, u64)) {
         let frames = self.pages.frames();
         for page in (0..frames.pages()).map(Pfn) {
@@ -331,15 +363,17 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// The same for the objects of a slab that start on one of its pages.
+    /// Calls `each` for the charged objects of a slab that start on one of its pages.
     fn each_accounted_on(&self, page: Pfn, each: &mut dyn FnMut(Class, *mut u8, u64)) {
-        // SAFETY: the frame says that the slab exists; nobody else is here.
+        // SAFETY: the frame says that the page belongs to this slab, and no other thread uses the
+        // instance.
         let slab = unsafe { self.slabs.get(SlabId(self.pages.frames().frame(page).owner())) };
         let (size, start) = (slab.class.size(), self.pages.address(slab.pfn));
         let offset = self.pages.address(page) - start;
         let end = (offset + self.pages.page_size()).div_ceil(size).min(slab.objects as usize);
         for object in (offset.div_ceil(size)..end).map(|number| start + number * size) {
-            // SAFETY: objects lie in the arena.
+            // SAFETY: the object lies in a slab, so in the mapped part of the arena, which has
+            // state bytes.
             let is = |state| unsafe { self.states.is(object, state) };
             if is(ACCOUNTED) || is(PAID) {
                 each(slab.class, core::ptr::with_exposed_provenance_mut(object), self.owner_at(object));

@@ -1,9 +1,16 @@
-//! Slabs: blocks of pages cut into objects of one class, each with a bitmap of its free objects beside the memory.
+//! Slabs: blocks of pages cut into objects of one class. The bitmap of free objects lies outside
+//! the slab's memory.
 //!
-//! Sits between the page layer, which gives and takes blocks, and the class caches, which fill and empty sheaves. A slab
-//! is known by its number; its descriptor (links, counts, bitmap) lies in a table of its own, never inside free memory.
-//! The table itself is guarded by a mutex only where numbers are given out; a descriptor belongs to the class cache
-//! whose lock its owner holds. Never allocates and never gives pages back: its callers do, outside their locks.
+//! # Design
+//!
+//! A slab is known by its number. Its descriptor (links, counts, bitmap) lies in a side table,
+//! never inside free memory. This module allocates nothing and gives no pages back; its callers do,
+//! outside their locks.
+//!
+//! # Locking
+//!
+//! A mutex guards the numbers only. A descriptor is guarded by the lock of the class cache that the
+//! slab belongs to.
 
 use crate::holes::{bits, runs};
 use crate::size_class::{Class, SlabShape};
@@ -20,22 +27,22 @@ impl SlabId {
     /// No slab: the end of a list.
     pub const NONE: SlabId = SlabId(u32::MAX);
 
-    /// The slab itself, or `None` for [`SlabId::NONE`].
+    /// The number, or `None` for [`SlabId::NONE`].
     pub fn some(self) -> Option<SlabId> {
         (self != SlabId::NONE).then_some(self)
     }
 }
 
-/// The most objects a slab may have: what the bitmap behind a descriptor has bits for.
+/// The most objects that a slab may have: the bits of the bitmap behind a descriptor.
 pub const fn most_objects(page_size: usize) -> usize {
     let smallest = page_size / crate::size_class::GRAIN;
     if smallest < 512 { 512 } else { smallest }
 }
 
-/// Bytes of address space that a state of the arena is divided by for the descriptor table: one byte per 64 of the arena.
+/// Binary logarithm of the bytes of arena for a byte of the descriptor table.
 pub const TABLE_SHIFT: u8 = 6;
 
-/// What is known of one slab.
+/// The descriptor of a slab.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slab {
@@ -45,9 +52,9 @@ pub struct Slab {
     pub pfn: Pfn,
     /// Objects in the slab.
     pub objects: u32,
-    /// Objects that are in the bitmap: free.
+    /// Free objects: those in the bitmap.
     pub free: u32,
-    /// Objects that are neap's own: memory of sheaves, and of vectors of owners.
+    /// Objects of neap's own: memory of sheaves and of owners' vectors.
     pub private: u32,
     /// No bit below this word is set.
     first_word: u32,
@@ -57,21 +64,22 @@ pub struct Slab {
     pub order: u8,
     /// The list that it is on.
     pub(crate) on: On,
-    /// An object came back while it was isolated.
+    /// Whether an object came back while the slab was isolated.
     pub(crate) touched: bool,
-    /// A bit for every page that nothing is behind: see [`holes`](crate::holes).
+    /// A bit for every page whose memory was released: see [`holes`](crate::holes).
     pub holes: u64,
 }
 
-/// Which list a slab is on.
+/// The list that a slab is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum On {
     /// None.
     Nothing,
-    /// One of the two that take turns: slabs used since the last tick, and slabs that rest since.
+    /// One of two lists that take turns as the slabs used since the last tick, and those that rest
+    /// since then.
     Odd,
-    /// The other one.
+    /// The other list of the two.
     Even,
     /// [`ClassCache::sidelined`](crate::class_cache::ClassCache::sidelined).
     Sidelined,
@@ -79,7 +87,7 @@ pub(crate) enum On {
     Hollow,
     /// [`ClassCache::isolated`](crate::class_cache::ClassCache::isolated).
     Isolated,
-    /// One of a caller's own.
+    /// A list of a caller's own.
     Own,
 }
 
@@ -93,26 +101,30 @@ pub struct SlabTable {
     numbers: Mutex<Numbers>,
 }
 
-// SAFETY: descriptors are reached under the lock of their class cache, numbers under the mutex.
+// SAFETY: descriptors are accessed under the lock of their class cache, and numbers under the
+// mutex.
 unsafe impl Sync for SlabTable {}
-// SAFETY: as above.
+// SAFETY: the table may be dropped and used by any thread: `base` is memory of the process, not of
+// a thread.
 unsafe impl Send for SlabTable {}
 
 #[derive(Debug)]
 struct Numbers {
-    /// Numbers given back, linked through `next`.
+    /// Numbers that were given back, linked through `next`.
     free: SlabId,
-    /// Numbers never given out yet start here.
+    /// Numbers from here on were never given out.
     fresh: u32,
-    /// Slabs there are.
+    /// Number of slabs that exist.
     used: u32,
 }
 
 impl SlabTable {
-    /// The table over memory at `base`, which reads as zeroes and has a byte per 64 bytes of arena.
+    /// The table over memory at `base`. The memory reads as zeroes and has a byte per 64 bytes of
+    /// arena.
     ///
     /// # Safety
-    /// `base` is the side table of shift [`TABLE_SHIFT`] and `span` the bytes of arena that it is for.
+    /// `base` is the side table of shift [`TABLE_SHIFT`] and `span` the bytes of arena that it is
+    /// for.
     pub unsafe fn new(base: NonNull<u8>, span: usize, page_size: usize) -> SlabTable {
         let stride = size_of::<Slab>() + most_objects(page_size) / 8;
         let limit = ((span >> TABLE_SHIFT) / stride).min(u32::MAX as usize - 1) as u32;
@@ -140,49 +152,53 @@ impl SlabTable {
     /// The descriptor of a slab.
     ///
     /// # Safety
-    /// The caller holds the lock of the class cache that the slab belongs to, or has just made it; and does not call this
-    /// twice for one slab at a time.
+    /// * The caller holds the lock of the class cache that the slab belongs to, or has just made
+    ///   the slab.
+    /// * No other reference from this function to the same descriptor is in use.
     #[expect(clippy::mut_from_ref, reason = "the caller holds the lock that makes it exclusive")]
     pub unsafe fn get(&self, id: SlabId) -> &mut Slab {
-        // SAFETY: as the caller promises.
+        // SAFETY: the descriptor was written by `create`. The caller says that it has the slab
+        // alone and holds no other reference.
         unsafe { self.pointer(id).as_mut() }
     }
 
     pub(crate) fn words(&self, id: SlabId, objects: u32) -> NonNull<[u64]> {
-        // SAFETY: the bitmap follows the descriptor directly.
+        // SAFETY: the stride of the table has room for the bitmap directly behind the descriptor.
         let words = unsafe { self.pointer(id).add(1).cast() };
         NonNull::slice_from_raw_parts(words, (objects as usize).div_ceil(64))
     }
 
-    /// Numbers below this have descriptors.
+    /// Upper bound of the numbers with a descriptor.
     pub(crate) fn numbers(&self) -> u32 {
         self.numbers.lock().fresh
     }
 
-    /// Slabs there are.
+    /// Number of slabs that exist.
     pub fn used(&self) -> u32 {
         self.numbers.lock().used
     }
 
-    /// The first page of a slab: what never changes while it exists, so no lock is needed.
+    /// The first page of a slab. It does not change while the slab exists, so no lock is needed.
     ///
     /// # Safety
     /// The slab exists: the caller holds an object of it.
     pub unsafe fn pfn_of(&self, id: SlabId) -> Pfn {
-        // SAFETY: the field is written before the slab has objects, and not again before it has none.
+        // SAFETY: the field is written before the slab has objects, and not again while it has any.
+        // The caller holds one.
         unsafe { (&raw const (*self.pointer(id).as_ptr()).pfn).read() }
     }
 
-    /// A new slab over the block at `pfn`, all its objects free, on no list. `None` if there are no
-    /// numbers left, which the table's size rules out as long as slabs do not overlap. `mapped`
-    /// says whether the table is mapped for an offset into the arena: in a hole of the arena it
-    /// need not be, and the numbers of those descriptors are left out.
+    /// Makes a slab over the block at `pfn`, with all objects free, on no list. Returns `None` if
+    /// there are no numbers left, which the table's size rules out as long as slabs do not overlap.
+    /// `mapped` says whether the table is mapped for an offset into the arena. In a hole of the
+    /// arena it need not be, and the numbers of those descriptors are left out.
     pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape, mapped: impl Fn(usize) -> bool) -> Option<SlabId> {
         let id = {
             let mut numbers = self.numbers.lock();
             let id = match numbers.free.some() {
                 Some(id) => {
-                    // SAFETY: a free number's descriptor belongs to the table.
+                    // SAFETY: a number on the free list belongs to no slab, and the mutex over the
+                    // list is held.
                     numbers.free = unsafe { self.get(id) }.next;
                     id
                 }
@@ -209,32 +225,36 @@ impl SlabTable {
             touched: false,
             holes: 0,
         };
-        // SAFETY: the number was just given to this caller alone.
+        // SAFETY: the number was just given to this caller alone, and `is_mapped` found its
+        // descriptor mapped.
         unsafe { self.pointer(id).write(slab) };
-        // SAFETY: as above.
+        // SAFETY: the bitmap follows the descriptor and is the caller's alone, too.
         let words = unsafe { self.words(id, shape.objects).as_mut() };
         words.fill(0);
         bitmap::set_range(words, 0, shape.objects as usize);
         Some(id)
     }
 
-    /// Gives a number back. The caller has taken the slab off its list and owns it alone.
+    /// Gives a number back. The caller has taken the slab off its list and has it alone.
     pub fn destroy(&self, id: SlabId) {
         let mut numbers = self.numbers.lock();
-        // SAFETY: the caller owns the slab.
+        // SAFETY: the caller has the slab alone.
         unsafe { self.get(id) }.next = numbers.free;
         numbers.free = id;
         numbers.used -= 1;
     }
 
-    /// Takes up to `most` objects out of a slab, lowest first, as the numbers of those that follow each other, and answers how many.
+    /// Takes up to `most` objects out of a slab, lowest first. Calls `each` with each range of
+    /// neighbouring object numbers, and returns the number of objects taken.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn take(&self, id: SlabId, most: usize, mut each: impl FnMut(Range<u32>)) -> usize {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let slab = unsafe { self.get(id) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and `objects` is the slab's.
         let words = unsafe { self.words(id, slab.objects).as_mut() };
         let mut left = most.min(slab.free as usize);
         let taken = left;
@@ -254,14 +274,17 @@ impl SlabTable {
         taken
     }
 
-    /// Puts object number `object` back; `false` if it is there already or there is no such object.
+    /// Puts an object back into the bitmap, by its number. Returns `false` if it is there already
+    /// or there is no such object.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn put(&self, id: SlabId, object: u32) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let slab = unsafe { self.get(id) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and `objects` is the slab's.
         let words = unsafe { self.words(id, slab.objects).as_mut() };
         if object >= slab.objects || bitmap::set(words, object as usize) {
             return false;
@@ -274,11 +297,13 @@ impl SlabTable {
     /// Whether the counts of a slab agree with its bitmap.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn is_consistent(&self, id: SlabId) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let slab = unsafe { self.get(id) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and `objects` is the slab's.
         let words = unsafe { self.words(id, slab.objects).as_ref() };
         let set = bitmap::count_range(words, 0, words.len() * 64);
         let below = bitmap::count_range(words, 0, (slab.first_word as usize * 64).min(words.len() * 64));
@@ -286,13 +311,13 @@ impl SlabTable {
     }
 }
 
-/// A list of slabs of one class; its lock is that of the class cache.
+/// A list of slabs of one class, guarded by the lock of the class cache.
 #[derive(Debug)]
 pub struct SlabList {
     head: SlabId,
-    /// Slabs on the list.
+    /// Number of slabs on the list.
     pub length: u32,
-    /// Which one it is.
+    /// The name of the list.
     pub(crate) on: On,
 }
 
@@ -307,7 +332,7 @@ impl SlabList {
         SlabList { head: SlabId::NONE, length: 0, on }
     }
 
-    /// The first slab: the one that was put there last.
+    /// The first slab, which was inserted last.
     pub fn first(&self) -> Option<SlabId> {
         self.head.some()
     }
@@ -315,53 +340,62 @@ impl SlabList {
     /// Whether a slab is on a list.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn contains(table: &SlabTable, id: SlabId) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         unsafe { table.get(id) }.on != On::Nothing
     }
 
     /// The slab after `id`.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn after(table: &SlabTable, id: SlabId) -> Option<SlabId> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         unsafe { table.get(id) }.next.some()
     }
 
-    /// Puts a slab at the front.
+    /// Inserts a slab at the front.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`]; the slab is on no list.
+    /// The caller holds the lock of the list's class cache, and no reference to a descriptor of its
+    /// slabs is in use. The slab is on no list.
     pub unsafe fn insert(&mut self, table: &SlabTable, id: SlabId) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock, and has no other reference to the descriptor.
         let slab = unsafe { table.get(id) };
         (slab.next, slab.previous, slab.on) = (self.head, SlabId::NONE, self.on);
         if let Some(next) = self.head.some() {
-            // SAFETY: as the caller promises; another slab than the one above.
+            // SAFETY: the lock covers every slab of the list. The slab was on no list, so `next` is
+            // another slab.
             unsafe { table.get(next) }.previous = id;
         }
         self.head = id;
         self.length += 1;
     }
 
-    /// Takes a slab off the list.
+    /// Removes a slab from the list.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`]; the slab is on this list.
+    /// The caller holds the lock of the list's class cache, and no reference to a descriptor of its
+    /// slabs is in use. The slab is on this list.
     pub unsafe fn remove(&mut self, table: &SlabTable, id: SlabId) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock, and has no other reference to the descriptor.
         let slab = unsafe { table.get(id) };
         let (next, previous) = (slab.next, slab.previous);
         slab.on = On::Nothing;
         match previous.some() {
-            // SAFETY: as the caller promises; another slab than the one above.
+            // SAFETY: the lock covers every slab of the list, and a slab's neighbour is another
+            // slab.
             Some(previous) => unsafe { table.get(previous) }.next = next,
             None => self.head = next,
         }
         if let Some(next) = next.some() {
-            // SAFETY: as the caller promises; another slab than the one above.
+            // SAFETY: the lock covers every slab of the list, and a slab's neighbour is another
+            // slab.
             unsafe { table.get(next) }.previous = previous;
         }
         self.length -= 1;
@@ -385,7 +419,7 @@ mod tests {
         // SAFETY: the memory is aligned by hand to 64 bytes and outlives the table in every test.
         let base = memory.as_mut_ptr().cast::<u8>();
         let base = NonNull::new(base.wrapping_add(base.align_offset(64))).unwrap();
-        // SAFETY: as above; 4096 × 16 bytes less the alignment.
+        // SAFETY: the memory has 65536 bytes, and the table uses 32768 behind the alignment.
         (unsafe { SlabTable::new(base, 32 << 10 << TABLE_SHIFT, 4096) }, memory)
     }
 
@@ -396,10 +430,10 @@ mod tests {
             let shape = class.slab_shape(4096);
             let id = table.create(Pfn(7), class, shape, |_| true).unwrap();
             let mut given = BTreeSet::new();
-            // SAFETY: the only thread.
+            // SAFETY: the test has one thread.
             unsafe {
                 let mut give = |object| assert!(given.insert(object) && object < shape.objects);
-                // Batches that end within words and go on behind them.
+                // Batches end within a word of the bitmap, and the next one goes on behind that.
                 while table.take(id, 70, |row| row.for_each(&mut give)) > 0 {
                     assert!(table.is_consistent(id));
                 }
@@ -430,7 +464,7 @@ mod tests {
     fn numbers_leave_out_descriptors_that_are_not_mapped() {
         let (table, _memory) = table();
         let shape = Class(5).slab_shape(4096);
-        // Of the offsets into the arena, those of two and a half descriptors.
+        // A hole over two and a half descriptors, as a range of offsets into the arena.
         let hole = (3 * table.stride) << TABLE_SHIFT..(11 * table.stride / 2) << TABLE_SHIFT;
         let create = || table.create(Pfn(0), Class(5), shape, |offset| !hole.contains(&offset));
         let numbers: Vec<u32> = (0..5).map(|_| create().unwrap().0).collect();
@@ -444,7 +478,7 @@ mod tests {
         let ids: Vec<SlabId> =
             (0..4).map(|_| table.create(Pfn(0), Class(5), Class(5).slab_shape(4096), |_| true).unwrap()).collect();
         let mut list = SlabList::new();
-        // SAFETY: the only thread.
+        // SAFETY: the test has one thread.
         unsafe {
             ids.iter().for_each(|&id| list.insert(&table, id));
             list.remove(&table, ids[1]);

@@ -1,27 +1,40 @@
-//! Slots: for every CPU and class, two stacks of free objects that the CPU's threads push to and pop from.
+//! Slots: for every CPU and class, two stacks of free objects that the CPU's threads push to and
+//! pop from.
 //!
-//! Sits between `malloc` and `free` and the class caches. One stack of the two is for objects of pages that are at
-//! [home](crate::hot::KindEntry) on this CPU; the other is for guests, which are never popped one by one. All stacks of a
-//! CPU lie in one *region*; a table holds one pointer per CPU to its region, also for every CPU that the kernel could name
-//! and for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack of it first gets room
-//! ([`Slots::widen`]); until then its entry is DUMMY, its lock holds 0, nothing of its own was ever written, and no walk
-//! over CPUs looks at it. Two kinds, one per CPU:
+//! # Design
 //!
-//! * **Rseq**: worked on by the restartable sequences of `neap_os::rseq`, with no lock and no locked instruction.
-//! * **Atomic**: the same stacks under the CPU's lock, for machines without rseq or fences and for isolated CPUs.
+//! One stack of the two holds objects of pages that are at [home](crate::hot::KindEntry) on this
+//! CPU. The other holds guests, which are never popped one by one. All stacks of a CPU lie in one
+//! *region*. A table holds one pointer to a region for every CPU that the kernel could name, and
+//! for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack of
+//! it first gets room ([`Slots::widen`]). Until then its entry is DUMMY, its lock holds 0, no
+//! memory of its region is written, and walks over CPUs skip it. A CPU's slots are of one kind:
 //!
-//! How anybody takes what is in an Rseq CPU's stacks, and why nothing is lost:
-//! 1. replace the table's pointer by DUMMY, a region without room or objects: every sequence that starts now is refused;
-//! 2. fence the CPU: a sequence that had read the old pointer has been aborted, or had committed and is visible;
-//! 3. the old region is the taker's alone; stacks that are not wanted are copied to a spare region, and the table gets that;
-//! 4. what is wanted is dissolved while the CPU works on, and the old region, empty again, is the next spare.
+//! * **Rseq**: the restartable sequences of `neap_os::rseq` work on them, without a lock or a
+//!   locked instruction.
+//! * **Atomic**: threads work on the stacks under the CPU's lock, on machines without rseq or
+//!   fences and on isolated CPUs.
 //!
-//! If the fence fails nothing is known, and the table gets its old pointer back. Takers exclude each other by a mutex: they
-//! share the spare region, and DUMMY in the table is always their own. A stack that was taken has no room, so the
-//! next operation on it goes the slow way, which is also what wakes maintenance: nothing is stranded.
+//! # Concurrency
 //!
-//! There is no owner's lock and so nobody to wait for. The exhaustive explorer in `tests/rseq_explorer` plays this with
-//! preemption, migration, signals and store buffers, and finds what breaks when a step is left out.
+//! To drain an Rseq CPU's stacks from any thread:
+//! 1. Replace the table's pointer by DUMMY, a region without room or objects. Every sequence that
+//!    starts now is refused.
+//! 2. Fence the CPU. A sequence that read the old pointer has been aborted, or has committed and is
+//!    visible.
+//! 3. The old region is the taker's alone. Copy the unwanted stacks to a spare region, and store
+//!    that in the table.
+//! 4. Free the wanted objects while the CPU works on. The old region, empty again, is the next
+//!    spare.
+//!
+//! If the fence fails, nothing was acquired, and the table gets its old pointer back. Takers
+//! exclude each other by the mutex of the spare region, so DUMMY in the table is always their own.
+//! A stack that was taken has no room, so the next operation on it takes the slow path, which also
+//! wakes maintenance.
+//!
+//! No thread owns a region's stacks, so a taker waits for no thread of an Rseq CPU. The exhaustive
+//! explorer in `tests/rseq_explorer` runs this protocol with preemption, migration, signals and
+//! store buffers, and finds a failure for each step that is left out.
 
 use crate::progression::Progression;
 use crate::region::{DUMMY, REGION, StackId, at, clear, keep, make_dummy, objects, stack};
@@ -34,10 +47,11 @@ use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED, has_in
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
-/// Aborts in a row after which an operation goes the shared way: a debugger that steps would abort for ever.
+/// Aborts in a row after which an operation reports Busy. A debugger that single-steps aborts every
+/// time.
 const ATTEMPTS: u32 = 3;
 
-/// Tries at another CPU's lock before it is skipped.
+/// Attempts at another CPU's lock before the CPU is skipped.
 const REMOTE_TRIES: u32 = 1000;
 
 /// The kind of a CPU's slots.
@@ -49,14 +63,14 @@ pub enum Kind {
     Atomic,
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attempt<T> {
-    /// It happened.
+    /// The operation succeeded.
     Done(T),
     /// The stack is full, empty, or has no capacity.
     Refused,
-    /// The slot is not to be had now: take the shared path.
+    /// The slot is not available now. The caller uses the class cache.
     Busy,
 }
 
@@ -64,35 +78,35 @@ pub enum Attempt<T> {
 #[derive(Debug)]
 pub struct Slots {
     cpus: usize,
-    /// CPUs that the kernel could name and the table has entries for.
+    /// Number of CPUs that the kernel could name and the table has entries for.
     pub(crate) named: usize,
-    /// The address of the table that the sequences start from.
+    /// Address of the table that the sequences start from.
     table: usize,
-    /// One mapping: DUMMY, locks with the regions that CPUs own, the regions themselves, the first spare.
+    /// Start of one mapping: DUMMY, locks around the CPUs' regions, the regions, the first spare.
     memory: usize,
     length: usize,
     offset: Option<isize>,
     /// CPUs that have a region.
     used: UsedCpus,
-    /// The region that the next taker leaves behind, empty; 0 before the first one.
+    /// The empty region that the next taker exchanges for a CPU's; 0 before the first take.
     pub(crate) spare: Mutex<usize>,
-    /// Whether the locks of Atomic CPUs are held by [`Slots::close_table`].
+    /// Whether [`Slots::close_table`] holds the locks of Atomic CPUs.
     closed: AtomicBool,
-    /// Whether the table is closed for fork: no CPU gets a region.
+    /// Whether the table is closed for fork. No CPU gets a region meanwhile.
     shut: AtomicBool,
     skipped: AtomicU32,
     fences: AtomicU32,
 }
 
 impl Slots {
-    /// Maps the regions, and fills a table for them. With `use_rseq` false
-    /// every CPU gets the Atomic kind.
+    /// Maps the regions, and fills a table for them. With `use_rseq` false every CPU gets the
+    /// Atomic kind.
     ///
     /// # Errors
-    /// What the mapping answered.
+    /// The error of the mapping.
     ///
     /// # Safety
-    /// The table is no other slots', stays where it is, and lives as long as these are used.
+    /// The table belongs to no other slots, does not move, and lives as long as these are used.
     pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &Table) -> Result<Slots, Errno> {
         let (cpus, named) = (platform.cpus().min(MAX_CPUS), platform.nameable_cpus().max(platform.cpus()));
         let length = Slots::regions_at(cpus) + (cpus + 1) * REGION;
@@ -122,13 +136,14 @@ impl Slots {
     /// Unmaps the regions.
     ///
     /// # Safety
-    /// Nobody uses the slots any more, and no table points to them.
+    /// No thread uses the slots any more, and no table points to them.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `open` mapped this memory, and the caller says that no thread and no table uses
+        // it any more.
         unsafe { platform.unmap(self.memory, self.length) };
     }
 
-    /// The mapping, and its length.
+    /// Address and length of the mapping.
     pub(crate) fn mapping(&self) -> (usize, usize) {
         (self.memory, self.length)
     }
@@ -141,29 +156,40 @@ impl Slots {
         self.memory + Slots::regions_at(self.cpus)
     }
 
-    /// The region that nobody writes to: its mark says so, and no stack in it has objects or room.
+    /// The region that is never written to. Its mark says so, and no stack in it has objects or
+    /// room.
     pub(crate) fn dummy(&self) -> usize {
         self.memory
     }
 
-    /// Makes the region of that number, empty. It is the caller's alone.
+    /// Makes an empty region at a place in the mapping. The caller says that it has the region
+    /// alone.
     fn make_region(&self, number: usize) -> usize {
         let region = self.first_region() + number * REGION;
         StackId::all().for_each(|stack| clear(region, stack));
-        // SAFETY: a region begins with its mark; only the caller has this one.
+        // SAFETY: a region begins with its mark, and the caller has the region alone.
         unsafe { at::<u64>(region).write(1) };
         region
     }
 
-    /// Gives a CPU its region if it has none. The caller is inside the fork gate. Nothing happens while another thread
-    /// holds the CPU's lock, or the table is closed: the CPU's operations are refused for the moment.
+    /// Gives a CPU its region if it has none. The caller is inside the fork gate. Changes nothing
+    /// while another thread holds the CPU's lock, or while the table is closed; the CPU's
+    /// operations are refused until a later call.
     ///
-    /// Threads that do this at once on one CPU, and takers, exclude each other by the CPU's lock:
-    /// 1. A finds no region, and makes it. 2. B waits for nothing and is refused, or comes later and finds it.
-    /// 3. A taker that does not see the CPU among the used ones takes nothing, as if it had come before A.
+    /// The CPU's lock excludes other callers on this CPU, and takers:
+    ///
+    /// | thread A | thread B |
+    /// |---|---|
+    /// | 1. takes the lock, finds no region | |
+    /// | | 2. cannot lock: its operation is refused |
+    /// | 3. makes the region, unlocks | |
+    /// | | 4. locks, finds the region |
+    ///
+    /// A taker that does not yet see the CPU among the used ones takes nothing, as if it had come
+    /// before A.
     pub(crate) fn begin<P: Platform>(&self, platform: &P, cpu: usize) {
         let cpu = cpu.min(self.cpus - 1);
-        // Relaxed: the table is closed and opened by a thread that has the gate alone.
+        // Relaxed: the table is closed and opened by a thread that is alone in the gate.
         if self.used.contains(cpu) || self.shut.load(Ordering::Relaxed) {
             return;
         }
@@ -178,7 +204,7 @@ impl Slots {
         }
     }
 
-    /// CPUs that have a region, at this moment: no other has anything to walk over.
+    /// CPUs that have a region now. Walks need to visit no other.
     pub fn used(&self) -> CpuSet {
         self.used.now()
     }
@@ -188,7 +214,7 @@ impl Slots {
     }
 
     fn table(&self) -> &Table {
-        // SAFETY: it lives as long as these slots, and stays where it is.
+        // SAFETY: `open` requires that the table lives as long as these slots and does not move.
         unsafe { &*at::<Table>(self.table) }
     }
 
@@ -206,7 +232,8 @@ impl Slots {
     }
 
     pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
-        // SAFETY: there is a lock per CPU, and the zeroes of a fresh mapping are a free one around 0.
+        // SAFETY: there is a lock per CPU, and the zeroes of a fresh mapping are a free one around
+        // 0.
         unsafe { &*self.locks().add(cpu.min(self.cpus - 1)) }
     }
 
@@ -215,41 +242,46 @@ impl Slots {
         self.offset.is_some()
     }
 
-    /// The kind of a CPU's slots. An isolated CPU's entry of the table is DUMMY for good: its threads' sequences are
-    /// refused, no slower than those of other CPUs would be otherwise, and the slow way leads to the Atomic slot.
+    /// The kind of a CPU's slots. The table's entry of an isolated CPU stays DUMMY. Sequences there
+    /// are refused, and the slow path leads to the Atomic slot.
     pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
         if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
     }
 
-    /// Whether a thread that takes what is in a CPU's stacks has to fence.
+    /// Whether draining a CPU's stacks takes a fence.
     pub fn takes_fence<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
         self.kind(platform, cpu) == Kind::Rseq
     }
 
-    /// Used CPUs of a kind.
+    /// Used CPUs of one kind.
     fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
         self.used.now().iter().filter(move |&cpu| self.kind(platform, cpu) == kind)
     }
 
-    /// Lets the used CPUs with Rseq slots have their regions and the others their locks, again after fork. Used are those
-    /// that [`Slots::close_table`] found: none is added while the table is closed.
+    /// Opens the table after fork: stores the regions of used Rseq CPUs, and unlocks the used
+    /// Atomic CPUs. These are the CPUs that [`Slots::close_table`] found, since none is added while
+    /// the table is closed.
     pub fn open_table<P: Platform>(&self, platform: &P) {
-        // Relaxed: who closes is who opens, or a copy of it, because closers of the gate queue.
+        // Relaxed: the closing thread opens, or its copy in the child, because closers of the gate
+        // queue.
         if self.closed.swap(false, Ordering::Relaxed) {
-            // SAFETY: `close_table` took them all and forgot the guards.
+            // SAFETY: `close_table` locked every used Atomic CPU and forgot the guards, and no CPU
+            // was added since.
             self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
         for cpu in self.of_kind(platform, Kind::Rseq) {
-            // SAFETY: the child of fork has one thread, and the parent holds the gate.
+            // SAFETY: the caller has closed the fork gate, or is the child's only thread, so no
+            // thread changes the CPU's region.
             let region = unsafe { self.lock(cpu).peek() };
             self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
         }
         self.shut.store(false, Ordering::Relaxed);
     }
 
-    /// Closes the table for fork: when this returns `Ok`, no sequence is in progress and none starts, and no stack of an
-    /// Atomic CPU is being worked on. An error leaves as much of that true as can be had. For each lock that somebody holds, a few instructions long unless the holder does not
-    /// run, `wait` is asked whether to look again.
+    /// Closes the table for fork. After `Ok`, no sequence runs or starts, and no thread works on a
+    /// stack of an Atomic CPU. After an error as much of this as possible holds. While another
+    /// thread holds a CPU's lock, `wait` is asked whether to try again. A lock is held for a few
+    /// instructions, unless its holder is preempted.
     ///
     /// # Errors
     /// The fence failed, or a lock stayed held: operations may still be in progress.
@@ -264,7 +296,7 @@ impl Slots {
                 }
             };
             let Some(guard) = guard else {
-                // SAFETY: the first ones were taken in this loop.
+                // SAFETY: this loop locked the first `taken` CPUs and forgot their guards.
                 self.of_kind(platform, Kind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
                 held = true;
                 break;
@@ -274,7 +306,7 @@ impl Slots {
         self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
         for cpu in self.of_kind(platform, Kind::Rseq) {
-            // SeqCst: pairs with the fence, after which every sequence has seen DUMMY or is over.
+            // SeqCst: pairs with the fence. After it every sequence has seen DUMMY or is over.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
             any = true;
         }
@@ -285,7 +317,8 @@ impl Slots {
         if held { Err(Errno::BUSY) } else { Ok(()) }
     }
 
-    /// Runs an operation in this CPU's way: `sequence` on Rseq slots, `locked` on the stack of an Atomic CPU.
+    /// Runs an operation on a stack of this CPU: `sequence` on Rseq slots, `locked` on Atomic
+    /// slots.
     fn attempt<P: Platform, T>(
         &self,
         platform: &P,
@@ -311,8 +344,8 @@ impl Slots {
         Attempt::Busy
     }
 
-    /// Runs `work` on a stack of this CPU if the CPU has Atomic slots and nobody holds them: what
-    /// [`Hot`](crate::hot::Hot) does on the others.
+    /// Runs `work` on a stack of this CPU if the CPU has Atomic slots and its lock is free. Rseq
+    /// CPUs use [`Hot`](crate::hot::Hot) instead.
     #[inline]
     fn at_once<P: Platform, T>(
         &self,
@@ -321,7 +354,8 @@ impl Slots {
         work: impl FnOnce(LockedStack) -> Option<T>,
     ) -> Option<T> {
         let cpu = platform.cpu();
-        // Not even the lock of a CPU without a region is taken: fork takes those of used CPUs only, and this is outside the gate.
+        // The lock of a CPU without a region is not even tried. Fork takes the locks of used CPUs
+        // only, and this code is outside the gate.
         if self.kind(platform, cpu) == Kind::Rseq || !self.is_used(cpu) {
             return None;
         }
@@ -329,68 +363,75 @@ impl Slots {
         work(LockedStack(self::stack(*region, stack(cpu))))
     }
 
-    /// Takes an object of a class that is at home here, if this CPU has Atomic slots and an object is there.
+    /// Pops a home object of a class, if this CPU has Atomic slots and an object is there.
     #[inline]
     pub fn pop_at_once<P: Platform>(&self, platform: &P, class: Class) -> Option<*mut u8> {
         self.at_once(platform, |_| StackId::home(class), |mut stack| stack.pop())
     }
 
-    /// Puts an object that is at home on `home` on a stack of this CPU, if it has Atomic slots and room.
+    /// Pushes an object with the home `home` onto a stack of this CPU, if it has Atomic slots and
+    /// room.
     #[inline]
     pub fn push_at_once<P: Platform>(&self, platform: &P, class: Class, home: u16, object: *mut u8) -> bool {
         let stack = |cpu| if home == cpu as u16 { StackId::home(class) } else { StackId::guests(class) };
         self.at_once(platform, stack, |mut stack| stack.push_each(1, |_| object)).is_some()
     }
 
-    /// Takes an object of a class that is at home here.
+    /// Pops a home object of a class from this CPU's stack.
     pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
-            // SAFETY: the table is that of these regions.
+            // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every
+            // region of the table, and DUMMY, has a stack there and stays mapped until `close`.
             let object = unsafe { rseq::pop(self.table(), place) };
-            // An aborted pop looks like a refused one; the refill that follows finds out.
+            // An aborted pop looks like a refused one. The refill that follows handles both.
             (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })
         };
         self.attempt(platform, StackId::home(class), sequence, LockedStack::pop)
     }
 
-    /// Puts an object on a stack of this CPU.
+    /// Pushes an object onto a stack of this CPU.
     pub fn push<P: Platform>(&self, platform: &P, stack: StackId, object: *mut u8) -> Attempt<()> {
         self.push_many(platform, stack, &[object])
     }
 
-    /// Puts all of `objects` on a stack of this CPU, or none.
+    /// Pushes all of `objects` onto a stack of this CPU, or none.
     pub fn push_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &[*mut u8]) -> Attempt<()> {
-        // SAFETY: as above.
+        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
+        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
         let sequence = |place| ((), unsafe { rseq::push_many(self.table(), place, objects) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
     }
 
-    /// Puts all objects of a progression on a stack of this CPU, or none.
+    /// Pushes all objects of a progression onto a stack of this CPU, or none.
     pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &Progression) -> Attempt<()> {
         let (step, count) = (objects.step as isize, objects.length as usize);
         if count == 0 {
             return Attempt::Done(());
         }
-        // SAFETY: as above.
+        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
+        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
         let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))
     }
 
-    /// Fills `objects` from the top of a stack of this CPU, or leaves everything as it is.
+    /// Fills `objects` from the top of a stack of this CPU, or changes nothing.
     pub fn pop_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &mut [*mut u8]) -> Attempt<()> {
-        // Both closures write to it, but only one of them runs.
+        // Both closures write to `objects`, but only one of them runs.
         let objects = core::cell::RefCell::new(objects);
-        // SAFETY: as above.
+        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
+        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
         let sequence = |place| ((), unsafe { rseq::pop_many(self.table(), place, &mut objects.borrow_mut()) });
         self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
-    /// Gives a stack of this CPU room for `objects` if it has less. It has none before it is first used, and after it was
-    /// taken. What is the first use of the CPU makes its region.
+    /// Gives a stack of this CPU room for `objects` if it has less. A stack has no room before its
+    /// first use, and after it was taken. The first use of a CPU makes its region.
     pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
         self.begin(platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
-        // SAFETY: as above; every region has that many cells there.
+        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
+        // of the table, and DUMMY, has a stack there and stays mapped until `close`. Every region
+        // has `stack.capacity()` cells for it, and DUMMY's mark refuses.
         let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
             let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
@@ -399,8 +440,9 @@ impl Slots {
         })
     }
 
-    /// Takes the objects of the `wanted` classes from `cpu`, from any thread, with at most one fence, and hands them over
-    /// by class. `false` if the CPU was skipped: nothing has changed then.
+    /// Takes the objects of the `wanted` classes from `cpu`'s stacks, from any thread, with at most
+    /// one fence, and passes them to `each` by class. Returns `false` if the CPU was skipped;
+    /// nothing has changed then.
     pub fn take<P: Platform>(
         &self,
         platform: &P,
@@ -415,20 +457,23 @@ impl Slots {
         if *spare == 0 {
             *spare = self.make_region(self.cpus);
         }
-        // For an Atomic CPU this is the lock that its owner takes; for an Rseq one it says which region is whose.
+        // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards which region is the
+        // CPU's.
         let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
         if self.kind(platform, cpu) == Kind::Rseq {
             let pointer = self.pointer(cpu);
-            // SeqCst: before the fence in every order; pairs with the loads of the sequences, by way of the fence.
+            // SeqCst: ordered before the fence. By way of it, pairs with the loads of the
+            // sequences.
             pointer.store(at(self.dummy()), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
-                // Not acquired. Nobody else replaces DUMMY: the mutex is held.
+                // Not acquired. No other thread replaces DUMMY, since the mutex of the spare is
+                // held.
                 pointer.store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
                 return self.skip();
             }
             keep(*region, *spare, &wanted);
-            pointer.store(at(*spare), Ordering::Release); // As above: who sees the region sees what was kept.
+            pointer.store(at(*spare), Ordering::Release); // Pairs with the sequences' loads; publishes the kept objects.
         } else {
             keep(*region, *spare, &wanted);
         }
@@ -450,8 +495,8 @@ impl Slots {
         false
     }
 
-    /// What a CPU's stacks of a class look like right now: only good for comparing with themselves later, and for statistics,
-    /// because the owner goes on working.
+    /// A glance at a CPU's stacks of a class. Its threads go on working, so it is for statistics
+    /// and for comparison with a later glance only.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
         let Some(region) = self.region(platform, cpu) else {
             return Peek { active: true, ..Peek::default() };
@@ -465,7 +510,8 @@ impl Slots {
         }
     }
 
-    /// The region of a CPU, to look at; DUMMY where it has none. `None`: another thread works on an Atomic CPU's right now.
+    /// The region of a CPU, to look at; DUMMY if the CPU has none. `None` if another thread holds
+    /// an Atomic CPU's lock.
     fn region<P: Platform>(&self, platform: &P, cpu: usize) -> Option<usize> {
         if !self.is_used(cpu) {
             return Some(self.dummy());
@@ -476,12 +522,13 @@ impl Slots {
         Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
     }
 
-    /// A stack of a CPU, to look at; one without objects and room where the CPU's are not to be had.
+    /// A stack of a CPU, to look at; one without objects and room if the CPU's is not available.
     fn stack<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> &Stack {
         stack(self.region(platform, cpu).unwrap_or_else(|| self.dummy()), id)
     }
 
-    /// Objects that a stack of `cpu` has room for, those in it included; a hint, because the owner goes on working.
+    /// Number of objects that a stack of `cpu` has room for, those in it included. A hint, since
+    /// the CPU's threads go on working.
     pub fn room<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> u32 {
         let stack = self.stack(platform, cpu, id);
         let [bottom, end] = [&stack.bottom, &stack.end].map(|pointer| pointer.load(Ordering::Relaxed).addr());
@@ -493,18 +540,19 @@ impl Slots {
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
         let active = stack.end.load(Ordering::Relaxed) != bottom;
-        // Where nothing was ever put there is no memory to look at.
-        // SAFETY: cells lie in regions, which stay mapped; a value that the owner is changing is as good as any.
+        // A stack without room may have no memory to look at. SAFETY: `head - 1` and `bottom` are
+        // cells of a region, and regions stay mapped until `close`. Any value of a cell will do.
         let top = if active { unsafe { (*top).load(Ordering::Relaxed) }.addr() } else { 0 };
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
-    /// Objects in a stack of `cpu`, as far as can be seen from here while the owner goes on working.
+    /// Number of objects in a stack of `cpu`. A hint, since the CPU's threads go on working.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
         Slots::glance(self.stack(platform, cpu, id), id).count as usize
     }
 
-    /// Calls `each` with what is in cells of a stack of `cpu`, likewise: an object may be met that has left, or missed.
+    /// Calls `each` with the objects in cells of a stack of `cpu`. Its threads go on working, so an
+    /// object may be reported that has left, and another missed.
     pub fn each_seen<P: Platform>(
         &self,
         platform: &P,
@@ -517,17 +565,18 @@ impl Slots {
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         for cell in cells.start..cells.end.min(count).min(id.capacity() as usize) {
-            // SAFETY: the bottom is that of the region's cells, which stay mapped; a value that the owner is changing is as good as any.
+            // SAFETY: `bottom` is the lowest cell of a stack, and `cell` is below the stack's
+            // capacity. Regions stay mapped until `close`. Any value of a cell will do.
             each(unsafe { (*bottom.wrapping_add(cell).cast::<AtomicPtr<u8>>()).load(Ordering::Relaxed) });
         }
     }
 
-    /// CPUs there are slots for.
+    /// Number of CPUs with slots.
     pub fn cpus(&self) -> usize {
         self.cpus
     }
 
-    /// Fences issued, and takes that were skipped.
+    /// Number of fences issued, and number of takes skipped.
     pub fn counters(&self) -> (u32, u32) {
         (self.fences.load(Ordering::Relaxed), self.skipped.load(Ordering::Relaxed))
     }
@@ -540,7 +589,8 @@ pub struct Peek {
     pub count: u32,
     /// Whether they have room for any.
     pub active: bool,
-    /// Changes with the topmost objects: tells a stack that rests from one that went up and down.
+    /// Changes with the topmost objects, and so tells an unused stack from one whose count went up
+    /// and down again.
     pub top: usize,
 }
 
@@ -566,7 +616,7 @@ impl LockedStack {
         if (end.addr() - head.addr()) / size_of::<usize>() < count {
             return None;
         }
-        // SAFETY: there is room between head and end, and the lock is held.
+        // SAFETY: the cells between head and end are the stack's, and the CPU's lock is held.
         (0..count).for_each(|n| unsafe { head.add(n).write(object(n)) });
         self.0.head.store(head.wrapping_add(count), Ordering::Relaxed);
         Some(())

@@ -1,9 +1,12 @@
-//! A byte for every object, outside the objects: allocated, cached, or neither; and whether somebody pays for it.
+//! State bytes: one byte for every object, outside the object. It says whether the object is
+//! allocated, cached or neither, and whether it is charged.
 //!
-//! Sits between `malloc`/`free` and the state tables of the arena. Which table has an object's byte says the largest power of two that its address is a
-//! multiple of: it takes a count of zeros, no branch, and no two starts have one byte.
+//! # Design
 //!
-//! | objects on | a byte for | a line for |
+//! The count of trailing zeros of an object's address selects its table. Two starts never share a
+//! byte. The lookup is a count, a load and a shift, without a branch.
+//!
+//! | objects on | a byte for | a cache line for |
 //! |---|---|---|
 //! | odd multiples of 16 | 32 bytes | 2 KiB |
 //! | odd multiples of 32 | 64 bytes | 4 KiB |
@@ -11,51 +14,67 @@
 //! | multiples of 512, and no more than 16 KiB | 512 bytes | 32 KiB |
 //! | multiples of 32 KiB | 32 KiB | 2 MiB |
 //!
-//! It is what catches a double free, the free of an interior pointer, and an object that would be handed out
-//! twice, before anything is harmed; memory that a program overran is never trusted for it.
+//! The bytes detect a double free, the free of an interior pointer, and an object that would be
+//! handed out twice, before any harm is done. Memory that a program can overrun is not trusted for
+//! this.
 //!
 //! | byte | meaning |
 //! |---|---|
-//! | 0 | no object starts here that anyone has: in a slab's bitmap, inside an object, or no slab |
+//! | 0 | in a slab's bitmap, or neap's own; or no object starts here |
 //! | [`CACHED`] | in a sheaf or a stack |
 //! | [`ALLOCATED`] | the program has it |
-//! | [`ACCOUNTED`] | the program has it, and somebody pays for it: see [`owners`](crate::owners) |
-//! | [`PAID`] | in a sheaf or a stack, and somebody pays for it still: see [`paid`](crate::paid) |
+//! | [`ACCOUNTED`] | the program has it, and it is charged: see [`owners`](crate::owners) |
+//! | [`PAID`] | in a sheaf or a stack, and still charged: see [`paid`](crate::paid) |
 //!
-//! The more objects have their bytes in a line the more are found there that a processor has, but CPUs that use objects side by side take lines from each
-//! other. So lines end where [homes](crate::hot::KindEntry) do, or three bytes from there at most, but for those of the largest objects. The memory under the tables is written to only where
-//! slabs lie, and goes back with theirs, but for the last table's, which has next to none; who frees anything else looks there.
+//! CPUs that use neighbouring objects take the cache lines of their bytes from each other. So lines
+//! end where [homes](crate::hot::KindEntry) do, or at most three bytes from there; lines for the
+//! largest objects do not. A table is written to only where slabs lie. That memory is released with
+//! the slabs', except for the last table's, which has little. The free of any other pointer reads
+//! there.
 //!
-//! Accesses are relaxed and not exchanges: two threads that free one object at the very same moment may both see it
-//! allocated. It is then in two cells of stacks, and who takes the second finds a byte that is not "cached", be it a pop or a cache that gives it
-//! up; unless the first was handed out and freed again by then.
+//! # Concurrency
+//!
+//! Accesses are relaxed loads and stores, no exchanges. Two threads that free one object at the
+//! same moment may both succeed:
+//!
+//! | thread A | thread B |
+//! |---|---|
+//! | 1. reads "allocated" | |
+//! | | 2. reads "allocated" |
+//! | 3. writes "cached", pushes | |
+//! | | 4. writes "cached", pushes |
+//!
+//! Two cells then hold the object. The thread that takes it from the second cell, by a pop or a
+//! flush, finds a byte that is not "cached" and ends the process. It does not if the first cell's
+//! object was handed out and freed again by then.
 
 use crate::size_class::{Class, GRAIN};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-/// The program has the object, and somebody pays for it.
+/// The program has the object, and an owner pays for it.
 pub const ACCOUNTED: u8 = 7;
 /// The program has the object.
 pub const ALLOCATED: u8 = 2;
 /// A sheaf or a stack has the object.
 pub const CACHED: u8 = 1;
-/// A sheaf or a stack has the object, and somebody pays for it.
+/// A sheaf or a stack has the object, and an owner still pays for it.
 pub const PAID: u8 = 4;
 
-/// Tables.
+/// Number of tables.
 pub const TABLES: usize = 5;
 
-/// Bytes of the arena to a byte of each table, as a power of two.
+/// Bytes of the arena for each byte of a table, as a power of two.
 pub const SHIFTS: [u8; TABLES] = [6, 6, 5, 9, 15];
 
-/// The table that has most memory, with the bytes of most small objects.
+/// The table with most memory. It has the bytes of most small objects.
 pub const COMMON: usize = 0;
 
-/// What the number of an object's byte is counted from lies so far behind the byte of address 0: see [`States`].
+/// Distance from the byte of address 0 to the address in a word of [`States`], in bytes.
 pub(crate) const BEHIND: usize = SHIFTS[COMMON] as usize;
 
-/// Bytes in front of the first of each table, so that what says where it is has its shift in the low bits: none where the common shift is.
+/// Unused bytes in front of the first byte of each table. They put the table's shift into the low
+/// bits of its word; 0 for the common shift.
 pub(crate) const LEADS: [u8; TABLES] = {
     let (mut leads, mut table) = ([0; TABLES], 0);
     while table < TABLES {
@@ -65,13 +84,13 @@ pub(crate) const LEADS: [u8; TABLES] = {
     leads
 };
 
-/// A shift is a number modulo this.
+/// A processor takes shifts modulo this number.
 const SHIFT_BITS: u8 = usize::BITS as u8;
 
-/// Counts of zeros that an address may have: 64 has 0, and none of an arena has more than 47.
+/// Number of counts of trailing zeros: 0 has 64, and no address of an arena has more than 47.
 const POWERS: usize = 65;
 
-/// The table that has the bytes of objects on odd multiples of 2^power, which is 4 at least.
+/// The table with the bytes of objects on odd multiples of 2^`power`, where `power` is at least 4.
 const fn table_of(power: usize) -> usize {
     match power {
         4 => 2,
@@ -82,13 +101,13 @@ const fn table_of(power: usize) -> usize {
     }
 }
 
-/// The tables that have bytes of objects of a class, whose slabs start on pages.
+/// The tables with bytes of objects of a class. Slabs start on pages.
 pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
     let of_class = ALIKE[class.size().trailing_zeros() as usize];
     (0..TABLES).filter(move |table| of_class >> table & 1 != 0)
 }
 
-/// By power of two: a bit for each table that has bytes of its multiples.
+/// For each power of two, a bit for each table with bytes of its multiples.
 const ALIKE: [u8; POWERS] = {
     let (mut tables, mut power) = ([0; POWERS], POWERS);
     while power > GRAIN_POWER {
@@ -101,8 +120,9 @@ const ALIKE: [u8; POWERS] = {
 
 const GRAIN_POWER: usize = GRAIN.trailing_zeros() as usize;
 
-/// The one byte of what starts on no grain, and of null: no object. It is the only one of these that is looked at. Not in `.bss`: what lies there
-/// has a mapping more in every process that loads the library.
+/// The byte of all addresses that no object starts at: those off a grain, and null. One of the
+/// bytes is read, and it is always 0. It is not in `.bss`, which would take another mapping in
+/// every process that loads the library.
 #[unsafe(link_section = ".data")]
 static NOTHING: Nothing = Nothing([const { AtomicU8::new(0) }; SHIFT_BITS as usize]);
 
@@ -111,9 +131,10 @@ struct Nothing([AtomicU8; SHIFT_BITS as usize]);
 
 /// The state tables of an arena.
 ///
-/// For each count of zeros there is one word that says all: where the byte of address 0 is, [`BEHIND`] bytes before it, so that an address needs no
-/// subtraction; and in its low six bits, of which the processor's shifts by a register take no more, how far an address is shifted to be the number of
-/// its byte. So tables begin some [bytes](LEADS) into a line.
+/// There is a word for each count of trailing zeros of an address. It is the address of the byte of
+/// address 0, plus [`BEHIND`]. So an address needs no subtraction of the base. Its low six bits are
+/// the shift from an address to the number of its byte; shift instructions use no other bits. For
+/// this, tables begin some [bytes](LEADS) into a cache line.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct States {
@@ -126,7 +147,7 @@ impl States {
         States { origins: [const { AtomicPtr::new(null_mut()) }; POWERS] }
     }
 
-    /// The tables whose first bytes are at these addresses, for an arena at `base`.
+    /// The tables with these first bytes, for an arena at `base`.
     pub fn new(tables: [usize; TABLES], base: usize) -> States {
         let origin = |power: usize| {
             let (first, number, shift): (*mut AtomicU8, _, _) = if (GRAIN_POWER..usize::BITS as usize).contains(&power)
@@ -134,7 +155,7 @@ impl States {
                 let table = table_of(power);
                 (core::ptr::with_exposed_provenance_mut(tables[table]), base >> SHIFTS[table], SHIFTS[table])
             } else {
-                // Nothing is left of an address that is shifted so far.
+                // The shift leaves no bit of an address.
                 (NOTHING.0.as_ptr().cast_mut().wrapping_add(usize::BITS as usize - 1 - BEHIND), 0, SHIFT_BITS - 1)
             };
             let origin = first.wrapping_add(BEHIND).wrapping_sub(number);
@@ -144,7 +165,7 @@ impl States {
         States { origins: core::array::from_fn(origin) }
     }
 
-    /// Makes these the same as others.
+    /// Copies the addresses of the tables from another value.
     pub fn copy(&self, from: &States) {
         let copy =
             |(to, from): (&AtomicPtr<_>, &AtomicPtr<_>)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -154,11 +175,12 @@ impl States {
     /// The byte of an object that starts at `address`.
     ///
     /// # Safety
-    /// As for [`States::change`].
+    /// `address` lies in the mapped part of the arena.
     #[inline(always)]
     pub(crate) unsafe fn byte(&self, address: usize) -> &AtomicU8 {
         let power = address.trailing_zeros() as usize;
-        // SAFETY: no count is larger, and each table has a byte for every mapped part of the arena.
+        // SAFETY: a count of zeros is at most 64, so `origins` has its word. Each table has a byte
+        // for every mapped part of the arena, where the address lies.
         unsafe {
             let origin = self.origins.get_unchecked(power).load(Ordering::Relaxed);
             &*origin.wrapping_add(address.wrapping_shr(origin.addr() as u32)).wrapping_sub(BEHIND)
@@ -168,10 +190,10 @@ impl States {
     /// Whether an object is in a state.
     ///
     /// # Safety
-    /// As for [`States::change`].
+    /// `address` lies in the mapped part of the arena.
     #[inline]
     pub unsafe fn is(&self, address: usize, state: u8) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
         unsafe { self.byte(address) }.load(Ordering::Relaxed) == state
     }
 
@@ -181,7 +203,7 @@ impl States {
     /// `address` lies in the mapped part of the arena.
     #[inline(always)]
     pub unsafe fn change(&self, address: usize, from: u8, to: u8) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
         let byte = unsafe { self.byte(address) };
         if byte.load(Ordering::Relaxed) != from {
             return false;
@@ -190,24 +212,25 @@ impl States {
         true
     }
 
-    /// Says that the program gives an object back, whoever pays for it, as [`Hot::free`](crate::hot::Hot::free) does; `false`, and nothing has
-    /// changed, if it has none there.
+    /// Marks an object of the program's as cached, and keeps its charge, as
+    /// [`Hot::free`](crate::hot::Hot::free) does. Returns `false` and changes nothing if the
+    /// program has no object there.
     ///
     /// # Safety
-    /// As for [`States::change`].
+    /// `address` lies in the mapped part of the arena.
     #[inline]
     pub unsafe fn release(&self, address: usize) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
         unsafe { self.change(address, ALLOCATED, CACHED) || self.change(address, ACCOUNTED, PAID) }
     }
 
-    /// Writes a state without looking; 0: nobody has the object, a slab's bitmap does.
+    /// Writes a state without a check. State 0 puts the object into its slab's bitmap.
     ///
     /// # Safety
-    /// As for [`States::change`], and the caller owns the object.
+    /// `address` lies in the mapped part of the arena, and the object there is the caller's.
     #[inline]
     pub unsafe fn set(&self, address: usize, state: u8) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
         unsafe { self.byte(address) }.store(state, Ordering::Relaxed);
     }
 }
@@ -220,14 +243,14 @@ mod tests {
     const BASE: usize = 7 << 30;
     const BYTES: usize = 128 << 10;
 
-    /// Tables of so many bytes of arena, and what leads to them.
+    /// Tables for `BYTES` of arena at `BASE`, and the words that lead to them.
     fn opened() -> ([Vec<AtomicU8>; TABLES], States) {
         let table = |table: usize| {
             let bytes = usize::from(LEADS[table]) + (BYTES >> SHIFTS[table]);
             (0..bytes + usize::from(SHIFT_BITS)).map(|_| AtomicU8::new(0)).collect::<Vec<_>>()
         };
         let tables = core::array::from_fn(table);
-        // Where a line begins, and behind that.
+        // The first byte of a table: a cache line's start and the lead.
         let first = |table: usize| {
             tables[table].as_ptr().expose_provenance().next_multiple_of(SHIFT_BITS.into()) + usize::from(LEADS[table])
         };
@@ -239,12 +262,12 @@ mod tests {
     #[test]
     fn no_two_starts_have_one_byte() {
         let (tables, states) = opened();
-        // SAFETY: every start lies in what the tables are for.
+        // SAFETY: every start lies in the range that the tables are for.
         let byte = |at: usize| core::ptr::from_ref(unsafe { states.byte(at) });
         let starts = (BASE..BASE + BYTES).step_by(GRAIN);
         let mut found: Vec<_> = starts.clone().map(byte).collect();
         assert!(found.iter().all(|byte| tables.iter().any(|table| table.as_ptr_range().contains(byte))));
-        // SAFETY: null has the byte of what starts nowhere.
+        // SAFETY: null has the byte of addresses off a grain.
         assert!(unsafe { states.is(0, 0) } && !found.contains(&byte(0)), "and null has none of theirs");
         found.sort_unstable();
         found.dedup();
@@ -284,7 +307,7 @@ mod tests {
             let written = |table: &Vec<AtomicU8>| table.iter().any(|byte| byte.load(Ordering::Relaxed) != 0);
             let named = |table| tables_of(class).any(|named| named == table);
             assert!((0..TABLES).all(|table| written(&tables[table]) == named(table)), "{class:?}");
-            // SAFETY: as above.
+            // SAFETY: every object lies in the range that the tables are for.
             (0..objects).for_each(|object| unsafe { states.set(at(object), 0) });
             assert!(tables.iter().flatten().all(|byte| byte.load(Ordering::Relaxed) == 0));
         }
