@@ -1,20 +1,29 @@
-//! The class cache: what all CPUs share of one size class, under one mutex.
+//! The class cache: what all CPUs share of one size class on a node, under one mutex.
 //!
-//! Sits between the stacks of the CPUs and the pages. It is a barn of full and empty sheaves in front of partly free slabs,
-//! which are on a list each, by what time has seen of them: used since the last tick, resting since then, sidelined because
-//! there was nothing left to give back of them, hollow where all that is free of them was given back. Objects freed on another CPU than they were allocated on come back this way: full sheaves flow through
-//! the barn. The mutex is held for a link or two, or for a batch of objects of slabs, and never across a system call;
-//! making and giving back slabs is the caller's, outside.
+//! # Design
+//!
+//! A barn of full and empty sheaves lies in front of the slabs with free objects. An object that is
+//! freed on another CPU than its home comes back this way: full sheaves pass through the barn. Each
+//! such slab is on one list:
+//! * used since the last tick;
+//! * resting since then;
+//! * sidelined: it rested, and no page of it can be released;
+//! * hollow: all its free objects lie in holes.
+//!
+//! # Locking
+//!
+//! The mutex is held for a link or two, or for a batch of objects of slabs, and never across a
+//! system call. Callers make and free slabs outside it.
 
 use crate::sheaf::{Sheaf, SheafList};
 use crate::slab::{On, SlabId, SlabList, SlabTable};
 use core::ops::Range;
 use neap_base::Mutex;
 
-/// Objects put back into slabs under one hold of the mutex.
+/// Number of objects returned to slabs under one hold of the mutex.
 pub const FLUSH_BATCH: usize = 64;
 
-/// Which way sheaves go between a CPU's stack and the barn.
+/// Direction of sheaves between a CPU's stack and the barn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Way {
     /// To the stack.
@@ -24,53 +33,54 @@ pub enum Way {
     Spill,
 }
 
-/// The shared part of one class.
+/// The shared part of one class on a node.
 #[derive(Debug, Default)]
 pub struct ClassCache {
     /// Sheaves with at least one object.
     pub full: SheafList,
-    /// Plain sheaves without any.
+    /// Plain sheaves without objects.
     pub empty: SheafList,
-    /// Bound ones without any.
+    /// Bound sheaves without objects.
     pub empty_bound: SheafList,
-    /// Slabs with free objects that are not wholly free, and were used since the last tick.
+    /// Slabs with some objects free and some not, used since the last tick.
     pub partial: SlabList,
-    /// Such slabs that were not.
+    /// Slabs with some objects free and some not, unused since the last tick.
     pub resting: SlabList,
-    /// Such slabs that rested, with no page left to give back.
+    /// Slabs that rested, with no page left to release.
     pub sidelined: SlabList,
-    /// Such slabs whose free objects all lie in holes.
+    /// Slabs whose free objects all lie in holes.
     pub hollow: SlabList,
-    /// Such slabs of which pages are on their way to the system.
+    /// Slabs with pages whose release is under way.
     pub isolated: SlabList,
-    /// Slabs of the class.
+    /// Number of slabs of the class.
     pub slabs: u32,
-    /// Objects in bitmaps of the class's slabs.
+    /// Number of objects in bitmaps of the class's slabs.
     pub free: u64,
-    /// Pages of the class's slabs that nothing is behind.
+    /// Number of holes: released pages of the class's slabs.
     pub holes: u64,
-    /// Which way sheaves went last, and how many calls moved some that way in a row, less [what others brought back](ClassCache::shorten_streak).
+    /// The last direction of sheaves, and the number of calls in a row that moved some that way,
+    /// less the [guests' sheaves](ClassCache::shorten_streak).
     streak: (Way, u32),
 }
 
 /// A class cache and its lock.
 pub type SharedCache = Mutex<ClassCache>;
 
-/// An object as its slab knows it.
+/// An object, by slab and number.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Which slab.
+    /// The slab.
     pub slab: SlabId,
-    /// Which object of it.
+    /// The object's number in the slab.
     pub object: u32,
 }
 
-/// Objects of one slab that follow each other.
+/// Neighbouring objects of one slab.
 #[derive(Debug)]
 pub struct Row {
-    /// Which slab.
+    /// The slab.
     pub slab: SlabId,
-    /// Which objects of it, at least one.
+    /// The objects' numbers, at least one.
     pub objects: Range<u32>,
 }
 
@@ -93,15 +103,16 @@ impl ClassCache {
         }
     }
 
-    /// Notes that a call is about to move sheaves, and answers how many calls before it moved some the same way in a row.
+    /// Records that a call is about to move sheaves. Returns the number of calls in a row before it
+    /// that moved some the same way.
     pub fn streak(&mut self, way: Way) -> u32 {
         let before = if self.streak.0 == way { self.streak.1 } else { 0 };
         self.streak = (way, before.saturating_add(1));
         before
     }
 
-    /// Notes that a sheaf of guests goes home by way of the barn: a row of calls is shorter by one. Where all that a program takes on one CPU comes
-    /// back from another, no row gets long.
+    /// Records that a sheaf of guests goes to the barn: shortens the row of calls by one. If all
+    /// objects that a program takes on one CPU come back from another, no row gets long.
     pub fn shorten_streak(&mut self) {
         self.streak.1 -= u32::from(self.streak.1 > 1);
     }
@@ -111,7 +122,7 @@ impl ClassCache {
         [&mut self.full, &mut self.empty, &mut self.empty_bound]
     }
 
-    /// Sheaves in the barn, empty ones included.
+    /// Number of sheaves in the barn, empty ones included.
     pub(crate) fn all_sheaves(&self) -> u32 {
         self.full.length() + self.empty.length() + self.empty_bound.length()
     }
@@ -121,37 +132,39 @@ impl ClassCache {
         self.sheaf_lists().into_iter().find_map(SheafList::pop)
     }
 
-    /// Plain sheaves in the barn, and bound ones.
+    /// Number of plain sheaves in the barn, and of bound ones.
     pub(crate) fn sheaves(&self) -> (u32, u32) {
         let [full, empty, bound] = [&self.full, &self.empty, &self.empty_bound].map(SheafList::lengths);
         (full.0 + empty.0 + bound.0, full.1 + empty.1 + bound.1)
     }
 
-    /// Every list of slabs, in the order in which objects are taken from them.
+    /// All lists of slabs, in the order in which objects are taken from them.
     pub(crate) fn lists(&self) -> [&SlabList; 5] {
         [&self.partial, &self.resting, &self.sidelined, &self.hollow, &self.isolated]
     }
 
-    /// Puts a slab onto a list of this cache's, or onto none, from whichever it is on.
+    /// Moves a slab from any list of this cache, or none, to one of its lists, or to none.
     ///
     /// # Safety
-    /// As for [`ClassCache::take`].
+    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// of this class.
     pub(crate) unsafe fn move_to(&mut self, slabs: &SlabTable, slab: SlabId, to: On) {
         let ClassCache { partial, resting, sidelined, hollow, isolated, .. } = self;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache.
         let from = unsafe { slabs.get(slab) }.on;
         let mut lists = [partial, resting, sidelined, hollow, isolated];
         if let Some(list) = lists.iter_mut().find(|list| list.on == from) {
-            // SAFETY: as the caller promises; the slab says that it is on the list.
+            // SAFETY: the caller holds the lock, and the slab's descriptor says that it is on this
+            // list.
             unsafe { list.remove(slabs, slab) };
         }
         if let Some(list) = lists.iter_mut().find(|list| list.on == to) {
-            // SAFETY: as the caller promises; it is on no list now.
+            // SAFETY: the caller holds the lock, and the slab is on no list now.
             unsafe { list.insert(slabs, slab) };
         }
     }
 
-    /// Takes up to `most` objects out of slabs, none that lies in a hole, and answers how many.
+    /// Takes up to `most` objects out of slabs, none from a hole, and returns the number taken.
     ///
     /// # Safety
     /// The caller holds this cache's lock; `slabs` is the table of its slabs.
@@ -160,7 +173,8 @@ impl ClassCache {
         while taken < most
             && let Some(slab) = self.partial.first().or_else(|| self.resting.first()).or_else(|| self.sidelined.first())
         {
-            // SAFETY: as the caller promises; the slab is on one of this cache's lists.
+            // SAFETY: the caller holds this cache's lock, and the slab is on one of this cache's
+            // lists.
             unsafe {
                 taken += slabs.take_backed(slab, most - taken, |objects| each(Row { slab, objects }));
                 let (on, free) = (slabs.get(slab).on, slabs.get(slab).free);
@@ -177,12 +191,14 @@ impl ClassCache {
         taken
     }
 
-    /// Puts one object back into its slab; a slab that is wholly free moves to `empties`. `false`: it was free already.
+    /// Returns one object to its slab. A slab that becomes wholly free moves to `empties`. Returns
+    /// `false` if the object was free already.
     ///
     /// # Safety
-    /// As for [`ClassCache::take`]; the slab is one of this class.
+    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// of this class.
     pub unsafe fn put(&mut self, slabs: &SlabTable, place: Place, empties: &mut SlabList) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds this cache's lock, and the slab is one of this class.
         unsafe {
             if !slabs.put(place.slab, place.object) {
                 return false;
@@ -191,7 +207,7 @@ impl ClassCache {
             let slab = slabs.get(place.slab);
             let (free, objects, on) = (slab.free, slab.objects, slab.on);
             if on == On::Isolated {
-                // Whoever has its pages looks at it again.
+                // The thread that releases its pages checks the slab again.
                 slab.touched = true;
             } else if free == objects {
                 self.forget(slabs, place.slab, empties);
@@ -202,12 +218,14 @@ impl ClassCache {
         true
     }
 
-    /// Moves a slab that is wholly free to `empties`: it is none of the class's any more.
+    /// Moves a slab that is wholly free to `empties`, and subtracts it from the class's counts.
     ///
     /// # Safety
-    /// As for [`ClassCache::take`]; the slab is one of this class.
+    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// of this class.
     pub(crate) unsafe fn forget(&mut self, slabs: &SlabTable, slab: SlabId, empties: &mut SlabList) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds this cache's lock, and the slab is one of this class, on no list
+        // after `move_to`.
         unsafe {
             self.move_to(slabs, slab, On::Nothing);
             empties.insert(slabs, slab);
@@ -217,12 +235,13 @@ impl ClassCache {
         }
     }
 
-    /// Adds a new slab, all of it free.
+    /// Adds a new slab, with all objects free.
     ///
     /// # Safety
-    /// As for [`ClassCache::take`]; the slab is on no list.
+    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is on no
+    /// list.
     pub unsafe fn add(&mut self, slabs: &SlabTable, slab: SlabId) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds this cache's lock, and the slab is on no list.
         unsafe {
             self.free += u64::from(slabs.get(slab).objects);
             self.partial.insert(slabs, slab);
@@ -230,7 +249,7 @@ impl ClassCache {
         self.slabs += 1;
     }
 
-    /// Gives a sheaf to the barn.
+    /// Puts a sheaf into the barn.
     pub fn stow(&mut self, sheaf: Sheaf) {
         match (sheaf.is_empty(), sheaf.is_bound()) {
             (false, _) => &mut self.full,
@@ -240,7 +259,7 @@ impl ClassCache {
         .push(sheaf);
     }
 
-    /// Takes one object out of the barn, for who cannot have a slot now.
+    /// Takes one object out of the barn, for a caller whose slot is busy.
     pub fn take_one(&mut self) -> Option<*mut u8> {
         let mut sheaf = self.full.pop()?;
         let object = sheaf.pop();

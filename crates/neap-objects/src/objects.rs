@@ -1,10 +1,14 @@
-//! Objects: the slow way of allocating and freeing, and the way back to the pages.
+//! Objects: the slow path of allocating and freeing, and the return of slabs to the pages.
 //!
-//! Sits between the entry points (after the hot part said no) and slots, class caches, slabs and pages. A class has a
-//! cache per node: its slabs are of that node's pages, and so is all that its barn holds. Lock order: a
-//! class cache's mutex, then nothing; pages are asked for and given back outside it. Never waits for a slot: who finds
-//! one busy uses the class cache directly. Never reclaims: where no page can be had the answer is `None`, and the caller
-//! decides what to do.
+//! # Design
+//!
+//! A class has a cache per node: its slabs are of that node's pages, and so are the objects in its
+//! barn. A thread that finds a slot busy uses the class cache directly and does not wait. Nothing
+//! here reclaims: if there is no page, the result is `None`, and the caller decides what to do.
+//!
+//! # Locking
+//!
+//! No other lock is taken under a class cache's mutex. Pages are allocated and freed outside it.
 
 use crate::barns::{Others, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
@@ -25,35 +29,35 @@ use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
 use neap_pages::{Block, NodePages, Shape, SideTable};
 
-/// Where the tables stand in [`Shape::tables`].
+/// Indexes into [`Shape::tables`].
 const KINDS: usize = 0;
 const DESCRIPTORS: usize = 1;
-/// The first of [`state::TABLES`].
+/// The first of [`state::TABLES`] tables.
 const STATES: usize = 2;
 
-/// From so many slabs of a class on, the memory of a new one is asked for at once and not page by page as it is touched: if
-/// none of that is touched, it is a quarter of what the class has.
+/// Number of slabs of a class from which on the memory of a new slab is populated at once, not page
+/// by page as it is touched. An untouched slab is then at most a quarter of the class's memory.
 const FILLED: usize = 4;
 
-/// With so many bytes of a class in slabs, a new one is one of many: huge pages are worth it.
+/// Bytes of a class in slabs from which on a new slab may take a huge page.
 const BULK: usize = 1 << 20;
 
-/// What an instance is to be like.
+/// Configuration of an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The most address space for memory that is handed out, in bytes.
     pub span: usize,
-    /// The most pages that may be in use, if there is to be a limit.
+    /// The most pages that may be in use; `None`: no limit.
     pub budget: Option<u32>,
     /// Whether to use restartable sequences where they work.
     pub rseq: bool,
     /// Whether fresh memory may come as huge pages, and runs may have them.
     pub huge: bool,
-    /// The most pages that a CPU's page list keeps, where that is not to be found out; 0 for no lists.
+    /// The most pages that a CPU's page list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
 }
 
-/// Something that is mapped.
+/// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Memory that is handed out.
@@ -64,14 +68,14 @@ pub enum Part {
     States,
     /// Kinds of pages, and descriptors of slabs.
     SlabTables,
-    /// Lists of pages, by CPU, and what nodes have for every class.
+    /// Page lists, and the nodes' class caches.
     Lists,
     /// Stacks of objects, by CPU.
     Stacks,
 }
 
-/// All objects of an instance, and the pages below them. The class caches, of which few are used at
-/// first, lie behind the rest.
+/// All objects of an instance, and the pages below them. The class caches lie last, since few of
+/// them are used at first.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Objects<P: Platform> {
@@ -81,13 +85,13 @@ pub struct Objects<P: Platform> {
     pub pages: NodePages<P>,
     /// The slots of the CPUs.
     pub slots: Slots,
-    /// The shared parts of the classes on the other nodes.
+    /// The class caches of the other nodes.
     pub(crate) others: *const Others,
     /// Descriptors of slabs.
     pub slabs: SlabTable,
     pub(crate) states: States,
     kinds: *const KindEntry,
-    /// The fast paths in front of this.
+    /// The fast paths.
     hot: *const Hot,
     pub(crate) reuse: Reuse,
     /// The thread that empties other CPUs' stacks for allocations.
@@ -98,30 +102,32 @@ pub struct Objects<P: Platform> {
     pub(crate) vector_bytes: AtomicU64,
     /// Whether anything has ever had an owner.
     pub(crate) owned: AtomicBool,
-    /// How owners are paid back.
+    /// The callback that pays back owners.
     pub payback: Payback,
-    /// Held by who looks at what caches have that somebody has paid for.
+    /// Held by a thread that looks at charged objects in caches.
     pub(crate) looking: Mutex<()>,
-    /// Objects that went around a busy slot.
+    /// Number of objects that bypassed a busy slot.
     busy: AtomicU64,
-    /// Sheaves that are not to be bound, since there was no memory to do it with.
+    /// Number of sheaves not to be bound, since there was no memory for binding.
     pub(crate) patience: AtomicU32,
     isolated_use: IsolatedUse,
-    /// The shared part of every class on node 0, by class.
+    /// The class caches of node 0, by class.
     pub caches: [SharedCache; CLASSES],
 }
 
-// SAFETY: the pointers lead to what threads may share, which lives as long as this is used.
+// SAFETY: the pointers lead to the Hot, the kind map and the class caches, which threads may share
+// and which live as long as the instance is used.
 unsafe impl<P: Platform> Sync for Objects<P> {}
-// SAFETY: as above.
+// SAFETY: nothing here belongs to a thread, and the pointers stay valid in any thread as long as
+// the instance is used.
 unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
-    /// Memory for an instance, in which [`Objects::open`] makes one: the class caches are there already, the rest is not.
-    /// A constant, so that a static needs no copy of them.
+    /// Memory for an instance, in which [`Objects::open`] makes one. Only the class caches are
+    /// initialised. A constant, so that a static needs no copy of them.
     pub const fn unopened() -> MaybeUninit<Objects<P>> {
         let mut objects = MaybeUninit::<Objects<P>>::uninit();
-        // SAFETY: the memory is this function's own.
+        // SAFETY: the memory is a local variable, and the field lies in it.
         unsafe {
             let caches = &raw mut (*objects.as_mut_ptr()).caches;
             caches.write([const { SharedCache::new(ClassCache::new()) }; CLASSES]);
@@ -129,15 +135,16 @@ impl<P: Platform> Objects<P> {
         objects
     }
 
-    /// Maps the arena and the slots, for whose sequences `hot` has the table, and makes the instance at `place`; its
-    /// fast paths work once [`Objects::open_hot`] was called.
+    /// Maps the arena and the slots, and makes the instance at `place`. `hot` has the table of the
+    /// sequences. The fast paths work after [`Objects::open_hot`].
     ///
     /// # Errors
-    /// The platform's error where it refused. Nothing stays mapped, and `place` is as it was.
+    /// The platform's error. Nothing stays mapped then, and `place` is unchanged.
     ///
     /// # Safety
     /// * `place` holds [`Objects::unopened`], and belongs to the caller.
-    /// * `hot` is not in use yet, is no other instance's, stays where it is, and lives as long as this instance is used.
+    /// * `hot` is not in use yet, is no other instance's, stays where it is, and lives as long as
+    ///   this instance is used.
     pub unsafe fn open(place: *mut Objects<P>, platform: P, config: &Config, hot: &Hot) -> Result<(), Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
         for table in 0..state::TABLES {
@@ -152,12 +159,13 @@ impl<P: Platform> Objects<P> {
         let shape = Shape { span, budget, tables, huge, list_high };
         let pages = NodePages::open(&platform, &shape)?;
         let others = Others::open(&platform, pages.nodes() - 1).inspect_err(|_| {
-            // SAFETY: nobody has seen the pages yet.
+            // SAFETY: the pages were just opened, and no other thread knows them.
             unsafe { pages.close(&platform) }
         })?;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that `hot` is no other instance's, does not move, and lives as
+        // long as this one is used.
         let slots = unsafe { Slots::open(&platform, config.rseq, &hot.table) }.inspect_err(|_| {
-            // SAFETY: nobody has seen either yet.
+            // SAFETY: both were just opened, and no other thread knows them.
             unsafe {
                 Others::close(others, &platform, pages.nodes() - 1);
                 pages.close(&platform);
@@ -165,7 +173,8 @@ impl<P: Platform> Objects<P> {
         })?;
         let descriptors = NonNull::new(core::ptr::with_exposed_provenance_mut(pages.side_table(DESCRIPTORS)));
         let descriptors = descriptors.ok_or(Errno::NOMEM)?;
-        // SAFETY: the place is the caller's, and holds class caches; the descriptors are the side table made for them.
+        // SAFETY: the caller says that `place` holds `unopened`, with class caches. `DESCRIPTORS`
+        // is a side table of shift `TABLE_SHIFT` for `span` bytes.
         unsafe {
             neap_base::fill_in_place!(place => Objects<P> {
                 states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
@@ -191,29 +200,31 @@ impl<P: Platform> Objects<P> {
         Ok(())
     }
 
-    /// Whether a thread of the process runs on an isolated CPU, as of the last tick, or of at most
-    /// an interval ago.
+    /// Whether a thread of the process runs on an isolated CPU. The answer may be one maintenance
+    /// interval old.
     pub fn is_isolated_cpu_in_use(&self) -> bool {
         self.isolated_use.is_known(&self.platform)
     }
 
-    /// Asks the system whether a thread of the process runs on an isolated CPU: a file for each
-    /// thread. For ticks.
+    /// Asks the system whether a thread of the process runs on an isolated CPU. Reads a file for
+    /// each thread; for ticks.
     pub fn look_for_isolated_use(&self) -> bool {
         self.isolated_use.look(&self.platform)
     }
 
     pub(crate) fn hot(&self) -> &Hot {
-        // SAFETY: it lives as long as this is used, and stays where it is.
+        // SAFETY: `open` requires that `hot` lives as long as this instance is used, and does not
+        // move.
         unsafe { &*self.hot }
     }
 
     /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses this or any object of it any more, and no [`Hot`] leads here.
+    /// No thread uses this instance or an object of it any more, and no [`Hot`] leads here.
     pub unsafe fn close(&self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that no thread uses the instance, and that no table of a `Hot`
+        // points to its regions.
         unsafe {
             self.slots.close(&self.platform);
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
@@ -221,7 +232,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Calls `each` with everything that is mapped: what of, start, and length.
+    /// Calls `each` with kind, start and length of every mapping.
     pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         self.pages.each_mapping(&mut |part, start, length| {
             let part = match part {
@@ -241,7 +252,7 @@ impl<P: Platform> Objects<P> {
         each(Part::Stacks, stacks, length);
     }
 
-    /// Bytes of the memory of all sheaves.
+    /// Size of the memory of all sheaves, in bytes.
     pub fn sheaf_bytes(&self) -> u64 {
         let bytes = |class: Class| {
             let of = |(plain, bound): (u32, u32)| {
@@ -253,22 +264,25 @@ impl<P: Platform> Objects<P> {
         Class::all().map(bytes).sum()
     }
 
-    /// Lets the fast paths work on this instance: all where it has Rseq slots, and anywhere those for owners.
+    /// Opens the fast paths of this instance: all of them with Rseq slots, otherwise only those for
+    /// owners.
     ///
     /// # Safety
-    /// The [`Hot`] that this was opened with is used by nobody yet, nor after [`Objects::close`]; from now on this instance stays
-    /// where it is.
+    /// * No thread has used the [`Hot`] of this instance yet, and none uses it after
+    ///   [`Objects::close`].
+    /// * This instance does not move from now on.
     pub unsafe fn open_hot(&self) {
         let hot = self.hot();
-        // SAFETY: as the caller promises; the tables are those of the arena.
+        // SAFETY: the tables and the payback are this instance's, and the caller says that no
+        // thread has used `hot` yet.
         unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.payback) };
         if self.slots.has_rseq() {
             hot.serve();
         }
     }
 
-    /// The class of the object or run that lies at `pointer`: [`Class::NONE`] for runs of pages, `None` for an address that
-    /// is not in the arena.
+    /// The class of the object or run at `pointer`: [`Class::NONE`] for runs of pages, `None` for
+    /// an address outside the arena.
     #[inline]
     pub fn class_at(&self, pointer: *const u8) -> Option<Class> {
         let offset = pointer.addr().wrapping_sub(self.pages.base());
@@ -276,82 +290,88 @@ impl<P: Platform> Objects<P> {
         (offset < self.pages.limit()).then(|| unsafe { &*self.kinds.add(offset >> KindEntry::SHIFT) }.class())
     }
 
-    /// Whether the program has the object at `pointer`, an address of a slab: not one inside it, not one that is free.
+    /// Whether the program has the object that starts at `pointer`, an address of a slab.
     pub fn is_allocated(&self, pointer: *const u8) -> bool {
         self.is(pointer, ALLOCATED) || self.is_accounted(pointer)
     }
 
-    /// Whether the program has the object at `pointer`, an address of a slab, and somebody pays for it.
+    /// Whether the program has the object that starts at `pointer`, an address of a slab, and it is
+    /// charged.
     pub fn is_accounted(&self, pointer: *const u8) -> bool {
         self.is(pointer, ACCOUNTED)
     }
 
     fn is(&self, pointer: *const u8, state: u8) -> bool {
-        // SAFETY: `class_at` found the address in the arena.
+        // SAFETY: callers pass an address of a slab, which lies in the mapped part of the arena.
         unsafe { self.states.is(pointer.addr(), state) }
     }
 
-    /// Marks an object of the program's as cached; `false` if the program has no such object there.
+    /// Marks an object of the program's as cached. Returns `false` if the program has no object
+    /// there.
     pub fn disown(&self, pointer: *const u8) -> bool {
-        // SAFETY: `class_at` found the address in the arena.
+        // SAFETY: callers pass an address that `class_at` found in the arena.
         unsafe { self.states.release(pointer.addr()) }
     }
 
-    /// Whether `pointer` is an object that sits in a cache.
+    /// Whether `pointer` is the start of an object in a cache.
     pub fn is_cached(&self, pointer: *const u8) -> bool {
         self.is(pointer, CACHED) || self.is(pointer, PAID)
     }
 
-    /// How far into an object of `class` an address of one of its slabs points.
+    /// Offset of an address of a slab from the start of its object, in bytes.
     pub fn offset_in(&self, class: Class, pointer: *const u8) -> usize {
         let slab = SlabId(self.pages.frames().frame(self.pages.pfn(pointer.addr())).owner());
         (pointer.addr() - self.start_of(slab)) % class.size()
     }
 
-    /// An object of `class` from the stack of a CPU with Atomic slots. The fast path of those, as short as can be: no gate,
-    /// no refill; `None` sends the caller the slow way.
+    /// Pops an object of `class` from the stack of a CPU with Atomic slots. This is their fast
+    /// path: no gate and no refill. `None`: the caller takes the slow path.
     #[inline]
     pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.slots.pop_at_once(&self.platform, class)?)?;
-        // SAFETY: what a stack has given out is a cached object of its class.
+        // SAFETY: stacks hold cached objects of this instance, and this one is this thread's now.
         unsafe { self.hot().hand_out(object, false) }.map(NonNull::as_ptr)
     }
 
-    /// The same for an object that is marked as cached and in no stack; `false`: the caller still has it.
+    /// Pushes an object that is marked as cached, and in no stack, onto a stack of a CPU with
+    /// Atomic slots. Returns `false` if the caller still has it.
     #[inline]
     pub fn free_at_once(&self, class: Class, object: *mut u8) -> bool {
         self.slots.push_at_once(&self.platform, class, self.kind_entry(object).home(), object)
     }
 
-    /// An object of `class`, or `None` where no page can be had.
+    /// Allocates an object of `class`; `None` if there is no page for it.
     pub fn allocate(&self, class: Class) -> Option<*mut u8> {
         let object = match self.slots.pop(&self.platform, class) {
             Attempt::Done(object) => object,
             Attempt::Refused => self.refill(class)?,
             Attempt::Busy => self.allocate_directly(class)?,
         };
-        // SAFETY: what stacks, sheaves and slabs give out is marked as cached.
+        // SAFETY: stacks, sheaves and slabs give out objects of this instance that are marked as
+        // cached, and this one is this thread's now.
         unsafe { self.hot().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
-    /// Where the objects of a slab start. It exists: the caller has one of them, or the kind map says so.
+    /// Address of the first object of a slab. The slab exists: the caller has an object of it, or
+    /// the kind map says so.
     pub(crate) fn start_of(&self, slab: SlabId) -> usize {
-        // SAFETY: the slab exists.
+        // SAFETY: the caller says that the slab exists.
         self.pages.address(unsafe { self.slabs.pfn_of(slab) })
     }
 
-    /// The first object of a row that was just taken.
+    /// The first object of a row that was just taken from its slab.
     pub(crate) fn first_of(&self, class: Class, row: &Row) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.start_of(row.slab) + row.objects.start as usize * class.size())
     }
 
-    /// The kind map's entry of an object's page.
+    /// The entry of the kind map for an object.
     pub(crate) fn kind_entry(&self, object: *const u8) -> &KindEntry {
         // SAFETY: the kind map has an entry for every mapped 4 KiB of the arena, where objects lie.
         unsafe { &*self.kinds.add((object.addr() - self.pages.base()) >> KindEntry::SHIFT) }
     }
 
-    /// One object without a sheaf: where the slot is busy, or there is no memory for sheaves. Marked as cached.
+    /// Allocates one object without a sheaf, if the slot is busy or there is no memory for sheaves.
+    /// The object is marked as cached.
     fn allocate_directly(&self, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
         if let Some(object) = self.near(class).lock().take_one() {
@@ -360,11 +380,12 @@ impl<P: Platform> Objects<P> {
         self.take_one(class)
     }
 
-    /// A new slab, on no list, and its node; `None` where no page can be had.
+    /// Makes a slab, on no list, and returns it and its node; `None` if there is no page for it.
     pub(crate) fn new_slab(&self, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
-        // Another slab is made where all objects of those before are out: so will be those of this one.
+        // All objects of the class's slabs are in use, so those of another slab probably will be,
+        // too.
         let filled = self.near(class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
             let early = state::tables_of(class).any(|table| table == state::COMMON);
@@ -379,7 +400,7 @@ impl<P: Platform> Objects<P> {
         self.make_slab(class, block)
     }
 
-    /// A new slab over a block of the class's order, on no list, and its node.
+    /// Makes a slab over a block of the class's order, on no list, and returns it and its node.
     pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let Some(slab) = self.slabs.create(block.pfn, class, shape, |offset| self.pages.has(offset)) else {
@@ -402,7 +423,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Puts away an object that is marked as cached and in no stack.
+    /// Frees an object that is marked as cached and in no stack.
     pub fn free(&self, class: Class, object: *mut u8) {
         let home = self.kind_entry(object).home();
         let stack = if home == self.platform.cpu() as u16 { StackId::home(class) } else { StackId::guests(class) };
@@ -413,14 +434,14 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Puts an object into its slab without a stack.
+    /// Returns an object to its slab, without a stack.
     pub(crate) fn free_directly(&self, class: Class, object: *mut u8) {
         self.busy.fetch_add(1, Ordering::Relaxed);
         self.flush(class, &[object]);
     }
 
-    /// Takes every object of the `wanted` classes from a CPU's stacks and puts it into its slab; answers how many, or
-    /// `None` if the CPU was skipped.
+    /// Takes every object of the `wanted` classes from a CPU's stacks and returns it to its slab.
+    /// Returns the number of objects; `None` if the CPU was skipped.
     pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> Option<u64> {
         let mut count = 0;
         let taken = self.slots.take(&self.platform, cpu, wanted, |class, objects| {
@@ -430,7 +451,7 @@ impl<P: Platform> Objects<P> {
         taken.then_some(count)
     }
 
-    /// Objects that went around a busy slot so far.
+    /// Number of objects that bypassed a busy slot so far.
     pub fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }

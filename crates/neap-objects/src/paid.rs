@@ -1,9 +1,16 @@
-//! What somebody goes on paying for while caches have it: an object that is free, and taken again by who paid for it, is neither
-//! paid back nor paid for anew.
+//! Charged objects in caches: an object that its owner frees stays charged until another owner
+//! takes it.
 //!
-//! Sits between the caches of objects, and whoever owners are numbers of, who said by [`Payback::open`] how to pay back. An object
-//! that its owner frees is in the state [`PAID`]; it is paid back for when somebody else takes it, or when it goes back to its slab.
-//! Until then its page keeps its vector, since a slab with an object in a cache is not free. One mutex: looks at what caches have take turns.
+//! # Design
+//!
+//! An object that its owner frees gets the state [`PAID`]. If the owner allocates it again, nothing
+//! is uncharged or charged. If another thread takes it, or it returns to its slab, the owner is
+//! paid back by the callback of [`Payback::open`]. Until then its page keeps its vector, since a
+//! slab with an object in a cache is not free.
+//!
+//! # Locking
+//!
+//! One mutex serialises looks at the charged objects in caches.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH};
 use crate::hot::{Hot, corrupt};
@@ -17,11 +24,11 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use neap_base::Platform;
 use neap_os::stack;
 
-/// Takes back what an owner has paid for so many objects of a class. The last says whether the caller is in a slow path of the
-/// objects'; no lock of theirs is held.
+/// Uncharges an owner for a number of objects of a class. `inside` says whether the caller is in a
+/// slow path of the objects'. The caller holds no lock of theirs.
 pub type Repay = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
 
-/// How owners are paid back.
+/// The callback that pays back owners.
 #[derive(Debug)]
 pub struct Payback {
     run: AtomicPtr<()>,
@@ -33,7 +40,7 @@ impl Payback {
         Payback { run: AtomicPtr::new(null_mut()), context: AtomicPtr::new(null_mut()) }
     }
 
-    /// Says how, before any object has an owner; again with the same only.
+    /// Sets the callback, before any object has an owner. Later calls pass the same callback.
     ///
     /// # Safety
     /// `repay` can be called with `context` from any thread for as long as objects are used.
@@ -45,7 +52,8 @@ impl Payback {
     fn pay(&self, owner: u64, class: Class, objects: u32, inside: bool) {
         let run = self.run.load(Acquire); // Pairs with the Release in `open`.
         if !run.is_null() {
-            // SAFETY: only `open` writes it, and promises that it can be called so.
+            // SAFETY: only `open` writes `run`, with a `Repay`; its caller said that it can be
+            // called with `context` from any thread.
             unsafe {
                 core::mem::transmute::<*mut (), Repay>(run)(self.context.load(Relaxed), owner, class, objects, inside)
             };
@@ -53,33 +61,35 @@ impl Payback {
     }
 }
 
-/// What [`Hot::allocate_owned`] found.
+/// The result of [`Hot::allocate_owned`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owned {
-    /// An object that the owner has paid for already: it is the caller's.
+    /// An object that the owner has paid for already. It is the caller's.
     Again(NonNull<u8>),
-    /// An object that is still marked as cached, and in the caller's hands: [`Hot::hand_out`] or [`Hot::put`] is next.
+    /// An object of the caller's that is still marked as cached. The caller passes it to
+    /// [`Hot::hand_out`] or [`Hot::put`].
     Another(NonNull<u8>),
-    /// No object: as [`Hot::allocate`].
+    /// No object: the stack is empty, or the size is not served.
     Nothing,
 }
 
 impl Hot {
-    /// The topmost object of this CPU's stack, and at once if the owner paid for it of which [`word_of`](crate::owners::word_of) says `sole`.
+    /// Pops the topmost object of this CPU's stack. Hands it out at once if the owner paid for it
+    /// of which [`word_of`](crate::owners::word_of) is `sole`.
     #[inline(always)]
     pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
         // Acquire pairs with the Release in `serve`.
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;
         }
-        // A hidden address costs a few cycles before the stack's head is loaded, and malloc and free in a group take 6.0 ns on an AMD EPYC instead of
-        // 6.5 (`neap work pair --group`, preloaded): loaded at once, it seems to wait longer for what the last push stored.
+        // The optimiser must not know the address. With an address loaded just before the stack's
+        // head, malloc and free in a group are slower.
         let hot = core::hint::black_box(self);
-        // SAFETY: what is served is at most the largest size, and not nothing.
+        // SAFETY: the size is below `served`, so it is at most `LARGEST`, and `serve` was called.
         let Some(object) = (unsafe { hot.pop(size) }) else { return Owned::Nothing };
         let address = object.addr().get();
-        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. Where it has changed hands by mistake it
-        // is found out when it is freed twice.
+        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. If another
+        // thread has it, too, after a double free, the later free of it is detected.
         unsafe {
             if self.states.change(address, PAID, ACCOUNTED) {
                 if self.is_of(object.as_ptr(), sole) {
@@ -91,26 +101,34 @@ impl Hot {
         Owned::Another(object)
     }
 
-    /// Marks an object that was cached as the program's, which nobody pays for: who did is paid back. `inside` as for [`Repay`].
+    /// Marks a cached object as the program's and not charged; an owner of it is paid back.
+    /// `inside` as for [`Repay`].
     ///
     /// # Safety
-    /// The object is one of the instance that this was opened for, marked as cached, and in the caller's hands.
+    /// The object belongs to the instance that this [`Hot`] was opened for, is marked as cached,
+    /// and is the caller's.
     #[inline(always)]
     pub unsafe fn hand_out(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
-        // SAFETY: objects lie in the arena.
+        // SAFETY: the caller says that the object is one of the instance, so it lies in the arena.
         if unsafe { self.states.change(object.addr().get(), CACHED, ALLOCATED) } {
             return Some(object);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the object is one of the instance, is marked as cached, and
+        // is its own.
         unsafe { self.hand_out_paid(object, inside) }
     }
 
+    /// [`Hot::hand_out`] for a charged object.
+    ///
     /// # Safety
-    /// As for [`Hot::hand_out`].
+    /// The object belongs to the instance that this [`Hot`] was opened for, is marked as cached,
+    /// and is the caller's.
     #[cold]
     #[inline(never)]
     unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
-        // SAFETY: as above. Without a payback there is no instance, and nothing that anybody paid for.
+        // SAFETY: the object is the caller's and lies in the arena. It is charged, so its page
+        // keeps its vector. The payback was stored by `Hot::open` and lives as long as the
+        // instance.
         unsafe {
             if !self.states.change(object.addr().get(), PAID, ALLOCATED) {
                 return corrupt(object);
@@ -124,11 +142,13 @@ impl Hot {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Pays back for those of some cached objects that somebody has paid for. They are the caller's, in no cache any more.
+    /// Pays back the owners of those of some cached objects that are charged. The objects are the
+    /// caller's, and in no cache any more.
     pub(crate) fn repay(&self, class: Class, objects: &[*mut u8]) {
         let (mut payer, mut count) = (0, 0);
         for &object in objects {
-            // SAFETY: the objects are cached ones of this class, so in the arena.
+            // SAFETY: the caller has the objects, which are cached ones of this class and lie in
+            // the arena.
             if unsafe { self.states.change(object.addr(), PAID, CACHED) } {
                 let owner = self.owner_at(object.addr());
                 if owner != payer && count > 0 {
@@ -143,11 +163,12 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Calls `each` with class, owner and number of objects in stacks and full sheaves that
-    /// somebody has paid for, several times for the same perhaps: exactly while nobody allocates or
-    /// frees, else about so. Looks take turns. Takes the class caches' locks, for [`FLUSH_BATCH`]
-    /// objects at a time; `each` is called with none of these held, and looks at nothing itself. On
-    /// a stack of its own; where none can be had, nothing is seen.
+    /// Calls `each` with class, owner and number of charged objects in stacks and full sheaves. One
+    /// pair may come several times. The numbers are exact while no thread allocates or frees.
+    ///
+    /// One thread looks at a time. It takes the class caches' locks, for [`FLUSH_BATCH`] objects at
+    /// a time. `each` is called with none of these held, and must not call this function. The look
+    /// runs on a stack of its own; if there is no memory for that, it reports nothing.
     pub fn each_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
         if self.has_owned() {
             let _ = stack::apart(|| self.look_at_paid(each));
@@ -177,7 +198,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Lets `look` see a few objects under the lock of a class on a node, and then calls `each` with those of them that somebody has paid for.
+    /// Lets `look` visit a few objects under the lock of a class on a node, then calls `each` with
+    /// the owners of those that are charged.
     fn tally<T>(
         &self,
         class: Class,
@@ -188,10 +210,11 @@ impl<P: Platform> Objects<P> {
         let (mut payers, mut count) = ([(0, 0); FLUSH_BATCH], 0);
         let mut see = |object: *mut u8| {
             if self.class_at(object) == Some(class) && self.node_of(object) == node {
-                // SAFETY: the kind map says that the class lies there.
+                // SAFETY: `class_at` found the object in a slab, so in the mapped part of the
+                // arena.
                 let paid = unsafe { self.states.is(object.addr(), PAID) };
-                // What is in that state while the lock is held stays in its slab until that is dropped, so the page keeps
-                // its vector: to go back to the slab takes the lock.
+                // An object in this state returns to its slab only under the lock, which is held.
+                // So the page keeps its vector.
                 let payer = if paid { self.owner_at(object.addr()) } else { 0 };
                 let known = payers[..count].iter().rposition(|&(known, _)| known == payer);
                 if payer != 0

@@ -1,23 +1,30 @@
 //! A region: all stacks of one CPU, in one piece of memory.
 //!
-//! Sits below the slots, which say whose a region is, and beside the restartable sequences, which work in it. It begins with
-//! a mark, whether it may be written to; a line further come the stacks, two for each class, and then their cells, below each stack's
-//! lowest one that holds null. Takes no lock: everything here is for who has the region alone.
+//! # Layout
+//!
+//! A region begins with a mark that says whether it may be written to. One cache line further lie
+//! the stacks, two for each class, then their cells. Below each stack's lowest cell lies one that
+//! holds null.
+//!
+//! # Locking
+//!
+//! Takes no lock. Functions that change a region are for a thread that has it alone.
 
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;
 use neap_os::rseq::Stack;
 
-/// Stacks in a region: two for each class of objects.
+/// Number of stacks in a region: two for each class of objects.
 const STACKS: usize = 2 * (CLASSES - 1);
 
-/// Where the first stack begins in a region: not at the start of a page, see [`Hot`](crate::hot::Hot).
+/// Offset of the first stack in a region. It is not 0, since programs write to page starts; see
+/// [`Hot`](crate::hot::Hot).
 const FIRST: usize = 64;
 
-/// Where the stacks end.
+/// Offset of the end of the stacks.
 pub(crate) const STACKS_END: usize = FIRST + STACKS * size_of::<Stack>();
 
-/// Where the cells of each stack begin in a region, in bytes; after all the stacks.
+/// Offset of each stack's cells in a region, in bytes. They lie behind all stacks.
 const CELLS: [usize; STACKS] = layout().0;
 
 /// Bytes of a region.
@@ -35,18 +42,18 @@ const fn layout() -> ([usize; STACKS], usize) {
     (cells, next)
 }
 
-/// Which of a CPU's stacks: of which class, and for home objects or for guests. The same in every region.
+/// One of a CPU's stacks, by class and by home objects or guests. It is valid in every region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StackId(u8);
 
 impl StackId {
-    /// A class's stack of home objects: the one that is allocated from.
+    /// A class's stack of home objects, which malloc pops from.
     pub const fn home(class: Class) -> StackId {
         StackId(2 * (class.0 - 1))
     }
 
-    /// A class's stack of guests, on their way to the barn; right behind the other, as
-    /// [`push`](neap_os::rseq::push) has it.
+    /// A class's stack of guests, on their way to the barn. It lies directly behind the stack of
+    /// home objects, as [`push`](neap_os::rseq::push) requires.
     pub const fn guests(class: Class) -> StackId {
         StackId(2 * (class.0 - 1) + 1)
     }
@@ -61,36 +68,37 @@ impl StackId {
         Class(self.0 / 2 + 1)
     }
 
-    /// Whether it is for guests.
+    /// Whether the stack is for guests.
     pub const fn is_for_guests(self) -> bool {
         self.0 % 2 == 1
     }
 
-    /// Objects that it has room for at first.
+    /// Number of objects that the stack has room for at first.
     pub const fn first_capacity(self) -> u32 {
         if self.is_for_guests() { self.capacity() } else { self.class().stack_capacity() }
     }
 
-    /// Objects that it ever has room for; a guests' stack leaves as one sheaf.
+    /// Largest number of objects that the stack ever has room for. A stack of guests fits into one
+    /// sheaf.
     pub const fn capacity(self) -> u32 {
         if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().most_capacity() }
     }
 
-    /// Where it lies in a region, in bytes.
+    /// Offset of the stack in a region, in bytes.
     pub(crate) const fn place(self) -> u16 {
         const { assert!(STACKS_END <= u16::MAX as usize) };
         (FIRST + self.0 as usize * size_of::<Stack>()) as u16
     }
 
-    /// Where its cells begin in a region.
+    /// Address of the stack's cells.
     pub(crate) fn cells(self, region: usize) -> usize {
         region + CELLS[usize::from(self.0)]
     }
 }
 
 impl Class {
-    /// Where the class's home objects have their stack in a region, in bytes; 0 for [`Class::NONE`], since that
-    /// is where the region's mark is: whether it may be written to.
+    /// Where the class's home objects have their stack in a region, in bytes; 0 for
+    /// [`Class::NONE`], since that is where the region's mark is: whether it may be written to.
     #[inline(always)]
     pub const fn place(self) -> u16 {
         if self.0 == 0 { 0 } else { StackId::home(self).place() }
@@ -103,14 +111,14 @@ impl Class {
     }
 }
 
-/// The objects of a stack that the caller has alone.
+/// The objects of a stack that the caller has alone, lowest first.
 pub(crate) fn objects(stack: &Stack) -> &[*mut u8] {
     let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
-    // SAFETY: the cells from bottom to head are objects.
+    // SAFETY: the caller has the stack alone, and the cells from bottom to head hold its objects.
     unsafe { core::slice::from_raw_parts(bottom, (head.addr() - bottom.addr()) / size_of::<usize>()) }
 }
 
-/// Makes a stack of a region that the caller has alone empty and without room.
+/// Makes a stack empty and without room. The caller has the region alone.
 pub(crate) fn clear(region: usize, id: StackId) {
     let (stack, cells) = (stack(region, id), at(id.cells(region)));
     stack.head.store(cells, Ordering::Relaxed);
@@ -118,11 +126,12 @@ pub(crate) fn clear(region: usize, id: StackId) {
     stack.end.store(cells, Ordering::Relaxed);
 }
 
-/// Bytes of DUMMY: a region's stacks, and one cell for all of them with the one below that holds null.
+/// Bytes of DUMMY: the stacks of a region, one cell for all of them, and the cell below, which
+/// holds null.
 pub(crate) const DUMMY: usize = (STACKS_END + 2 * size_of::<usize>()).next_multiple_of(128);
 
-/// Makes DUMMY of [`DUMMY`] zeroes that the caller has alone: no stack has objects or room, and the mark says that
-/// nothing may be written.
+/// Makes DUMMY of [`DUMMY`] zeroed bytes that the caller has alone. No stack has objects or room,
+/// and the mark forbids writes.
 pub(crate) fn make_dummy(address: usize) {
     for id in StackId::all() {
         let (stack, cell) = (stack(address, id), at(dummy_cell(address)));
@@ -130,19 +139,20 @@ pub(crate) fn make_dummy(address: usize) {
     }
 }
 
-/// The cell of all stacks of DUMMY.
+/// Address of the cell of all stacks of DUMMY.
 pub(crate) const fn dummy_cell(address: usize) -> usize {
     address + STACKS_END + size_of::<usize>()
 }
 
-/// Copies the stacks that are not wanted to a region whose stacks are empty; both are the caller's alone.
+/// Copies the stacks that are not wanted to a region with empty stacks. The caller has both alone.
 pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
     for id in StackId::all().filter(|id| !wanted(id.class())) {
         let (from, to) = (stack(from, id), stack(to, id));
         let (old, new) = (from.bottom.load(Ordering::Relaxed), to.bottom.load(Ordering::Relaxed));
-        // SAFETY: every region has the same cells.
+        // SAFETY: the caller has both regions alone. They are different ones, with as many cells
+        // for each stack.
         unsafe { new.copy_from_nonoverlapping(old, objects(from).len()) };
-        // As far from the new bottom as it was from the old one.
+        // Pointers keep their distance from the bottom.
         let moved = |pointer: *mut *mut u8| new.wrapping_byte_add(pointer.addr() - old.addr());
         to.head.store(moved(from.head.load(Ordering::Relaxed)), Ordering::Relaxed);
         to.end.store(moved(from.end.load(Ordering::Relaxed)), Ordering::Relaxed);
@@ -150,8 +160,9 @@ pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
 }
 
 pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
-    // SAFETY: every region has a stack there, regions stay mapped as long as the slots, and a stack is atomics. The lifetime
-    // is longer than that of the slots; no function here lets it out.
+    // SAFETY: every region has a stack at each `StackId`'s place. Regions stay mapped until
+    // `Slots::close`, and a stack consists of atomics. The lifetime is longer than that of the
+    // slots; no function of this crate passes the reference on for longer.
     unsafe { &*at::<Stack>(region + usize::from(id.place())) }
 }
 

@@ -1,9 +1,15 @@
-//! The proof that every object is in exactly one place.
+//! Verification: proves that every object is in exactly one place.
 //!
-//! Sits beside the objects while nobody else works on them. Marks what stacks and sheaves hold in the state bytes, walks
-//! the arena from slab to slab by the frames, compares every object's byte with its slab's bitmap, and all sums with what
-//! the class caches say; then the pages prove their own. Takes the locks it needs one at a time; changes nothing in the
-//! end, and allocates nothing.
+//! # Design
+//!
+//! It runs while no other thread works on the objects. It marks the objects of stacks and sheaves
+//! in their state bytes, and walks the arena from slab to slab by the frames. It compares every
+//! object's byte with its slab's bitmap, and all sums with the class caches' counts. Then the pages
+//! verify theirs.
+//!
+//! # Locking
+//!
+//! Takes the locks it needs one at a time. Removes its marks in the end, and allocates nothing.
 
 use crate::barns::sheaf_memory;
 use crate::class_cache::ClassCache;
@@ -22,27 +28,27 @@ use neap_base::{Pfn, Platform, bitmap};
 use neap_os::rseq::UNREGISTERED;
 use neap_pages::State;
 
-/// What the state of a cached object has besides once it has been met in a stack or sheaf; only while the proof runs. It is one of
-/// the bits that no object's start needs.
+/// Set in the state of a cached object once it was met in a stack or sheaf, while the verification
+/// runs. No state has this bit.
 const MET: u8 = 8;
 
-/// Two numbers that should be equal and are not.
+/// Two numbers that should be equal and differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What does not add up.
+    /// Name of the number.
     pub what: &'static str,
-    /// In which class, [`Class::NONE`] if in none in particular.
+    /// The class it belongs to; [`Class::NONE`] if none in particular.
     pub class: Class,
-    /// Where it was seen: the address of an object or sheaf, or the number of a page or CPU; 0 if nowhere in particular.
+    /// Address of an object or sheaf, or number of a page or CPU; 0 if none in particular.
     pub at: usize,
-    /// What it should be.
+    /// The number expected.
     pub expected: u64,
-    /// What it is.
+    /// The number found.
     pub found: u64,
 }
 
 impl Finding {
-    /// A finding unless both numbers are equal.
+    /// Returns a finding unless both numbers are equal.
     ///
     /// # Errors
     /// The finding.
@@ -65,26 +71,27 @@ impl fmt::Display for Finding {
     }
 }
 
-/// How many objects are where.
+/// Number of objects by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// Slabs.
     pub slabs: u64,
-    /// Free, in the bitmaps of slabs.
+    /// Free objects in the bitmaps of slabs.
     pub free: u64,
-    /// Free, in stacks and sheaves.
+    /// Free objects in stacks and sheaves.
     pub cached: u64,
-    /// The memory of sheaves.
+    /// Objects that are the memory of sheaves.
     pub sheaves: u64,
-    /// The memory of owners' vectors.
+    /// Objects that are the memory of owners' vectors.
     pub vectors: u64,
-    /// The program's.
+    /// Objects of the program's.
     pub allocated: u64,
-    /// Of these, those that somebody pays for.
+    /// Objects of the program's that are charged.
     pub accounted: u64,
-    /// Of those in stacks and sheaves, those that somebody pays for still.
+    /// Objects in stacks and sheaves that are still charged.
     pub paid: u64,
-    /// Marked as cached but nowhere: on their way to or from a thread that was stopped, or lost.
+    /// Objects marked as cached that are in no cache: in the registers of a thread that was
+    /// stopped, or lost.
     pub in_hands: u64,
 }
 
@@ -102,27 +109,28 @@ impl AddAssign for Census {
     }
 }
 
-/// What the walk over the arena saw.
+/// Results of the walk over the arena.
 struct Walk {
     classes: [Census; CLASSES],
     /// Slabs with free objects.
     partial: [u32; CLASSES],
-    /// Pages of slabs that nothing is behind, by class and by node.
+    /// Holes: released pages of slabs, by class and by node.
     holes: [u64; CLASSES],
     node_holes: [u64; MAX_NODES],
     run_pages: u64,
-    /// Vectors of pages, by the class of their memory.
+    /// Number of vectors, by the class of their memory.
     vectors: [u64; CLASSES],
-    /// The first slab that counts another number of objects of neap's own than it has.
+    /// The first slab whose count of neap's own objects is wrong.
     private: Result<(), Finding>,
 }
 
 impl<P: Platform> Objects<P> {
-    /// Proves that every object is in exactly one place and that all counts are true; answers how many objects are where,
-    /// and how many pages are in runs.
+    /// Proves that every object is in exactly one place and that all counts are right. Returns the
+    /// census, and the number of pages in runs.
     ///
-    /// Only while nobody else is in a slow path and no sequence can commit. At most `in_hands` objects may be on their way
-    /// between a stack and a thread: one for every thread that may have been stopped in a fast path.
+    /// No other thread may be in a slow path, and no sequence may commit, during the call. At most
+    /// `in_hands` objects may be on their way between a stack and a thread: one for every thread
+    /// that may have been stopped in a fast path.
     ///
     /// # Errors
     /// The first [`Finding`].
@@ -130,7 +138,7 @@ impl<P: Platform> Objects<P> {
         self.verify_slots()?;
         let marked = self.mark_cached(0, MET);
         let walked = marked.and_then(|()| self.walk());
-        // What was marked is as it was before; a finding leaves the rest alone.
+        // Removes the marks. After a finding the other objects stay as they are.
         let unmarked = self.mark_cached(MET, 0);
         let walk = walked?;
         unmarked?;
@@ -157,12 +165,13 @@ impl<P: Platform> Objects<P> {
 
     /// The state byte of an object that starts at `address`.
     fn state(&self, address: usize) -> &AtomicU8 {
-        // SAFETY: the caller has found the address in the arena.
+        // SAFETY: the caller has found the address in the mapped part of the arena, which has state
+        // bytes.
         unsafe { self.states.byte(address) }
     }
 
-    /// Replaces one mark by another on everything in stacks and full sheaves; what is there twice, or is not a cached object with the first
-    /// mark, is a finding.
+    /// Replaces the mark `from` by `to` on every object in stacks and full sheaves. An object that
+    /// is there twice, or is not a cached object with the mark `from`, is a finding.
     fn mark_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
         let change = |class: Class, pool: &mut dyn Iterator<Item = *mut u8>| {
             pool.map(|object| object.addr()).try_for_each(|at| {
@@ -179,11 +188,11 @@ impl<P: Platform> Objects<P> {
                 if whole { Ok(()) } else { wrong("object that is cached, once, in a cache", 0) }
             })
         };
-        // Everything is visited, whatever is found.
+        // All objects are visited, even after a finding.
         let mut answer = Ok(());
         for class in Class::all() {
             for cpu in self.slots.used().iter() {
-                // SAFETY: nobody else is here.
+                // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
                 let region = unsafe { self.slots.lock(cpu).peek() };
                 for id in [StackId::home(class), StackId::guests(class)] {
                     answer = answer.and(change(class, &mut objects(stack(region, id)).iter().copied()));
@@ -198,7 +207,7 @@ impl<P: Platform> Objects<P> {
         answer
     }
 
-    /// Goes through every page of the arena.
+    /// Walks every page of the arena.
     fn walk(&self) -> Result<Walk, Finding> {
         let (empty, frames) = (Census::default(), self.pages.frames());
         let mut walk = Walk {
@@ -241,13 +250,13 @@ impl<P: Platform> Objects<P> {
         })
     }
 
-    /// Looks at the slab that starts at a page, and at all its objects; answers its pages.
+    /// Verifies the slab that starts at a page, and all its objects. Returns its number of pages.
     fn walk_slab(&self, page: Pfn, walk: &mut Walk) -> Result<u32, Finding> {
         let (frames, at) = (self.pages.frames(), self.pages.address(page));
         let id = SlabId(frames.frame(page).owner());
         let known = id.0 < self.slabs.numbers();
         Finding::unless_equal("number of a slab", Class::NONE, at, 1, known.into())?;
-        // SAFETY: the number was given out, and nobody else is here.
+        // SAFETY: the number was given out, so it has a descriptor. No other thread uses it.
         let (slab, consistent, listed) =
             unsafe { (self.slabs.get(id), self.slabs.is_consistent(id), SlabList::contains(&self.slabs, id)) };
         let (class, objects, free, private, order) = (slab.class, slab.objects, slab.free, slab.private, slab.order);
@@ -261,7 +270,7 @@ impl<P: Platform> Objects<P> {
         equal("slab on the list of partly free ones", u64::from(free > 0), listed.into())?;
         equal("slab that is wholly free", 0, u64::from(free == objects))?;
         let (holes, pages) = (slab.holes, 1 << order);
-        // SAFETY: nobody else is here.
+        // SAFETY: the slab's number was given out, and no other thread uses its descriptor.
         let empty = unsafe { self.slabs.empty_pages(id) };
         equal("hole where an object is in use", 0, holes & !empty)?;
         for inside in (0..pages).map(|inside| frames.frame(page.plus(inside))) {
@@ -276,7 +285,7 @@ impl<P: Platform> Objects<P> {
         let census = self.walk_objects(id, class, objects, at)?;
         let bytes = pages as usize * self.pages.page_size();
         equal("state bytes of a slab", census.allocated + census.cached + census.in_hands, self.bytes_set(at, bytes))?;
-        // Told last: what is lost has a better name in most cases.
+        // Reported last: a lost object has a more precise finding in most cases.
         walk.private = walk.private.and(equal("objects of neap's own in a slab", census.sheaves, private.into()));
         walk.classes[class.index()] += Census { slabs: 1, ..census };
         walk.partial[class.index()] += u32::from(free > 0);
@@ -285,8 +294,8 @@ impl<P: Platform> Objects<P> {
         Ok(pages)
     }
 
-    /// A page has owners only while somebody may have an object of it, and its vector is an object of neap's own that the page's
-    /// objects have their entries in.
+    /// Verifies the owners of a slab's page. A page has owners only while the program or a cache
+    /// may have an object of it. A vector is an object of neap's own, of the right class.
     fn verify_owners(&self, page: Pfn, class: Class, useless: bool, walk: &mut Walk) -> Result<(), Finding> {
         let (owners, known) = (self.owners(page), u64::from(self.pages.frames().frame(page).word().load(Relaxed) != 0));
         let at = self.pages.address(page);
@@ -305,10 +314,11 @@ impl<P: Platform> Objects<P> {
         Ok(())
     }
 
-    /// Compares every object's state with the bitmap.
+    /// Compares every object's state with the slab's bitmap.
     fn walk_objects(&self, id: SlabId, class: Class, objects: u32, start: usize) -> Result<Census, Finding> {
         let mut census = Census::default();
-        // SAFETY: the slab exists, and nobody else is here.
+        // SAFETY: the number was given out, the count of objects was verified, and no other thread
+        // uses the bitmap.
         let words = unsafe { self.slabs.words(id, objects).as_ref() };
         for object in 0..objects as usize {
             let at = start + object * class.size();
@@ -344,12 +354,12 @@ impl<P: Platform> Objects<P> {
         Ok(census)
     }
 
-    /// State bytes that are not 0 for a part of the arena.
+    /// Number of state bytes of a part of the arena that are not 0.
     fn bytes_set(&self, start: usize, bytes: usize) -> u64 {
         (start..start + bytes).step_by(GRAIN).filter(|&at| self.state(at).load(Relaxed) != 0).count() as u64
     }
 
-    /// Compares the caches of a class with what the walk saw.
+    /// Compares the counts and lists of a class with the results of the walk.
     fn verify_class(&self, class: Class, walk: &Walk, sheaves: u64) -> Result<(), Finding> {
         let seen = &walk.classes[class.index()];
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
@@ -372,7 +382,8 @@ impl<P: Platform> Objects<P> {
                 while let Some(id) = next
                     && length <= list.length
                 {
-                    // SAFETY: the lock is held; the descriptor was looked at by the walk if the slab is on the list rightly.
+                    // SAFETY: the lock is held. A slab on the list has a descriptor, and the walk
+                    // has verified it.
                     let (slab, after, hollow) =
                         unsafe { (self.slabs.get(id), SlabList::after(&self.slabs, id), self.slabs.is_hollow(id)) };
                     equal("class of a slab on the list", class.0.into(), slab.class.0.into())?;
@@ -391,7 +402,7 @@ impl<P: Platform> Objects<P> {
         Ok(())
     }
 
-    /// The sheaves of all barns; answers how many have their memory from each class.
+    /// Verifies the sheaves of all barns. Returns the number of sheaves with memory of each class.
     fn verify_barns(&self) -> Result<[u64; CLASSES], Finding> {
         let mut all = [0; CLASSES];
         for class in Class::all() {
@@ -404,10 +415,10 @@ impl<P: Platform> Objects<P> {
         Ok(all)
     }
 
-    /// The sheaves of one barn; answers how many are plain ones, and bound ones.
+    /// Verifies the sheaves of one barn. Returns the number of plain ones, and of bound ones.
     fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<(u64, u64), Finding> {
         let mut all = (0, 0);
-        // A list, whether its sheaves are empty, and which kind is not on it.
+        // A list, whether its sheaves are empty, and the kind that is not on it.
         let lists =
             [(&cache.full, false, None), (&cache.empty, true, Some(true)), (&cache.empty_bound, true, Some(false))];
         for (list, empty, never_bound) in lists {
@@ -441,7 +452,7 @@ impl<P: Platform> Objects<P> {
         Ok(all)
     }
 
-    /// Regions, stacks and the table.
+    /// Verifies regions, stacks and the table.
     fn verify_slots(&self) -> Result<(), Finding> {
         let slots = &self.slots;
         let spare = *slots.spare.lock();
@@ -453,7 +464,7 @@ impl<P: Platform> Objects<P> {
         for cpu in 0..slots.cpus() {
             let equal =
                 |what, expected: u64, found: u64| Finding::unless_equal(what, Class::NONE, cpu, expected, found);
-            // SAFETY: nobody else is here.
+            // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
             let region = unsafe { slots.lock(cpu).peek() };
             let entry = slots.entry(cpu + UNREGISTERED).load(Relaxed).addr();
             if !used.contains(cpu) {
@@ -464,7 +475,7 @@ impl<P: Platform> Objects<P> {
             let regions = slots.first_region()..slots.first_region() + (slots.cpus() + 1) * REGION;
             equal("region of a CPU", 1, u64::from(regions.contains(&region) && region != spare))?;
             equal("region of a CPU", 0, ((region - regions.start) % REGION) as u64)?;
-            // SAFETY: nobody else is here.
+            // SAFETY: no other thread is in a slow path, so none changes a CPU's region.
             let twice =
                 used.iter().take_while(|&other| other < cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
             equal("region of two CPUs", 0, twice.into())?;
@@ -481,10 +492,11 @@ impl<P: Platform> Objects<P> {
 }
 
 impl Slots {
-    /// A region in which no stack has objects or room, whether it may be written to, and where its stacks' cells are.
+    /// Verifies a region in which no stack has objects or room. `writable` is its mark, and `cells`
+    /// says where the stacks' cells are.
     fn verify_empty(&self, region: usize, writable: u64, cells: impl Fn(StackId) -> usize) -> Result<(), Finding> {
         let mark = core::ptr::with_exposed_provenance::<u64>(region);
-        // SAFETY: a region begins with a mark.
+        // SAFETY: the region is the spare or DUMMY, and a region begins with its mark.
         Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
         StackId::all().try_for_each(|id| {
             let (stack, cells) = (stack(region, id), cells(id));
@@ -496,9 +508,9 @@ impl Slots {
         })
     }
 
-    /// What lies below the lowest cell of a stack.
+    /// Verifies that the cell below a stack's lowest one is null.
     fn verify_below(region: usize, id: StackId, cells: usize) -> Result<(), Finding> {
-        // SAFETY: each stack's cells have another one below.
+        // SAFETY: every stack's cells, and the cell of DUMMY, have another one below.
         let below = unsafe { core::ptr::with_exposed_provenance::<usize>(cells).sub(1).read() };
         Finding::unless_equal("null below a stack", id.class(), region, 0, below as u64)
     }
