@@ -1,9 +1,15 @@
-//! Barns: what becomes of objects by the sheaf, between the stacks of the CPUs and the slabs.
+//! Barns: free objects by the sheaf, between the stacks of the CPUs and the slabs.
 //!
-//! Sits between [`Objects`], whose calls bring and take sheaves, and class caches and slabs. A class has a barn on every
-//! node, in which there is nothing of other nodes. A barn keeps what the next burst may need, gives up
-//! all of it when growth makes that worth its price ([`reuse`](crate::reuse)), and the sheaves that no thread needed since the last time when it is trimmed.
-//! Locks: a class cache's mutex at a time, for a link or two. Never takes from slabs but the memory of sheaves.
+//! # Design
+//!
+//! A class has a barn on every node, with objects of that node only. A barn keeps what the next
+//! burst may need. A sweep before growth may empty it ([`reuse`](crate::reuse)). A trim dissolves
+//! the sheaves that no thread needed since the last trim. A barn takes nothing from slabs but the
+//! memory of sheaves.
+//!
+//! # Locking
+//!
+//! One class cache's mutex at a time, for a link or two.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH, SharedCache};
 use crate::objects::Objects;
@@ -13,17 +19,17 @@ use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
 
-/// Bytes of cells below which frees may always have more.
+/// Bytes of cells of all sheaves up to which frees may make more.
 const LEAST_CELLS: u64 = 1 << 20;
 
-/// What every node but the first has of all classes.
+/// The class caches of one node other than the first.
 #[derive(Debug)]
 pub(crate) struct Others {
     caches: [SharedCache; CLASSES],
 }
 
 impl Others {
-    /// Bytes that `count` nodes take.
+    /// Bytes of a mapping for `count` nodes.
     fn bytes<P: Platform>(platform: &P, count: usize) -> usize {
         (count * size_of::<Others>()).next_multiple_of(platform.page_size())
     }
@@ -34,60 +40,64 @@ impl Others {
         }
         let start = core::ptr::with_exposed_provenance_mut::<Others>(platform.map(Others::bytes(platform, count))?);
         for node in 0..count {
-            // One by one: the array would lie on the stack of a process's first `malloc`.
+            // One by one: as a value, the array would lie on the stack of the process's first
+            // `malloc`.
             for class in 0..CLASSES {
-                // SAFETY: inside the mapping, which is aligned to a page.
+                // SAFETY: `node` and `class` are in range, so the place lies inside the mapping,
+                // which is aligned to a page.
                 unsafe { (&raw mut (*start.add(node)).caches[class]).write(SharedCache::new(ClassCache::new())) };
             }
         }
         Ok(start)
     }
 
-    /// Where that is, and its length.
+    /// Address and length of the mapping.
     pub(crate) fn mapping<P: Platform>(others: *const Others, platform: &P, count: usize) -> (usize, usize) {
         (others.addr(), Others::bytes(platform, count))
     }
 
     /// # Safety
-    /// Nobody uses what [`Others::open`] answered for as many nodes any more.
+    /// `others` is a result of [`Others::open`] for as many nodes, and no thread uses it any more.
     pub(crate) unsafe fn close<P: Platform>(others: *const Others, platform: &P, count: usize) {
         if count > 0 {
-            // SAFETY: as the caller promises.
+            // SAFETY: `open` mapped as many bytes there, and the caller says that no thread uses
+            // them any more.
             unsafe { platform.unmap(others.addr(), Others::bytes(platform, count)) };
         }
     }
 }
 
 impl<P: Platform> Objects<P> {
-    /// The shared part of a class on a node.
+    /// The class cache of a class on a node.
     #[inline]
     pub fn cache(&self, node: usize, class: Class) -> &SharedCache {
         &self.node(node).map_or(&self.caches, |others| &others.caches)[class.index()]
     }
 
-    /// The shared parts of a class, node by node.
+    /// The class caches of a class, node by node.
     pub fn caches_of(&self, class: Class) -> impl Iterator<Item = &SharedCache> {
         (0..self.pages.nodes()).map(move |node| self.cache(node, class))
     }
 
     pub(crate) fn node(&self, node: usize) -> Option<&Others> {
-        // SAFETY: there is one for every node but the first.
+        // SAFETY: `open` made class caches for every node but the first, and they live as long as
+        // the instance.
         node.checked_sub(1).map(|other| unsafe { &*self.others.add(other) })
     }
 
-    /// The shared part of a class on the node nearest to this thread.
+    /// The class cache of a class on the node nearest to this thread.
     #[inline]
     pub(crate) fn near(&self, class: Class) -> &SharedCache {
         self.cache(self.pages.nearest(&self.platform), class)
     }
 
-    /// The node that an object is of.
+    /// The node of an object's page.
     #[inline]
     pub fn node_of(&self, object: *const u8) -> usize {
         if self.pages.nodes() == 1 { 0 } else { self.pages.node_of(self.pages.pfn(object.addr())) }
     }
 
-    /// Gives sheaves to the barns of the nodes that their objects are of.
+    /// Puts sheaves into the barns of their objects' nodes.
     pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList) {
         let cpu = self.platform.cpu() as u16;
         let put = |cache: &mut ClassCache, sheaf: Sheaf| {
@@ -104,7 +114,8 @@ impl<P: Platform> Objects<P> {
                     None => self.pages.nearest(&self.platform),
                 };
                 if !sheaf.is_bound() {
-                    // Few programs mix nodes in one stack; what is of others goes to its slab.
+                    // Few programs mix nodes in one stack. Objects of other nodes return to their
+                    // slabs.
                     let own = sheaf.partition(|object| self.node_of(object) == node);
                     self.flush(class, &sheaf.cells()[own..]);
                     sheaf.truncate(own);
@@ -120,16 +131,16 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// An empty sheaf: with cells, or a bound one.
+    /// Makes an empty sheaf: with cells, or a bound one. `None` if there is no memory for it.
     pub(crate) fn new_sheaf(&self, class: Class, bound: bool) -> Option<Sheaf> {
         let capacity = if bound { 0 } else { class.sheaf_capacity() };
         let memory = self.private_memory(sheaf_memory(class, bound))?;
         self.count_cells(class, bound, 1);
-        // SAFETY: an object of the right size that is nobody else's.
+        // SAFETY: `private_memory` gave an object of the sheaf's size to this thread alone.
         Some(unsafe { Sheaf::make(memory, class, capacity) })
     }
 
-    /// Gives the memory of an empty sheaf back.
+    /// Returns the memory of an empty sheaf to its slab.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
         let memory = sheaf_memory(class, sheaf.is_bound());
         self.count_cells(class, sheaf.is_bound(), -1);
@@ -144,9 +155,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// An empty sheaf with cells for objects that are freed. While cells take more than a 64th of
-    /// what is resident, a burst of frees would take memory from the system to list its objects in:
-    /// then a full sheaf of the class's near barn is emptied into slabs and serves again.
+    /// An empty sheaf with cells for objects that are freed. If cells already take more than a 64th
+    /// of the resident memory, more of them would make a burst of frees take memory from the
+    /// system. Then a full sheaf of the near barn is emptied into slabs and used again.
     pub(crate) fn sheaf_for_frees(&self, class: Class) -> Option<Sheaf> {
         let resident = self.pages.resident() << self.pages.page_shift();
         // Relaxed: heuristic; it publishes no other data.
@@ -163,13 +174,13 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Puts everything in a sheaf, and the sheaf itself, back into slabs.
+    /// Returns the objects of a sheaf, and its memory, to slabs.
     pub(crate) fn dissolve(&self, class: Class, mut sheaf: Sheaf) {
         self.empty(class, &mut sheaf);
         self.drop_sheaf(class, sheaf);
     }
 
-    /// Puts everything in a sheaf back into slabs.
+    /// Returns the objects of a sheaf to slabs.
     fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());
         let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
@@ -185,8 +196,9 @@ impl<P: Platform> Objects<P> {
         sheaf.clear();
     }
 
-    /// Dissolves sheaves of a class's barns: `all` of them, or those that nobody needed since the last time, until it is to
-    /// `stop`. Answers how many objects were in them, and whether any sheaves are left.
+    /// Dissolves sheaves of a class's barns until `stop` says so: `all` of them, or those that no
+    /// thread needed since the last call. Returns the number of their objects, and whether any
+    /// sheaves are left.
     pub fn trim_barn(&self, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
         (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
             let (more, some) = self.trim_barn_on(node, class, all, stop);
@@ -194,7 +206,9 @@ impl<P: Platform> Objects<P> {
         })
     }
 
-    /// The same for the class's barn on one node.
+    /// Dissolves sheaves of a class's barn on one node until `stop` says so: `all` of them, or
+    /// those that no thread needed since the last call. Returns the number of their objects, and
+    /// whether any sheaves are left.
     pub fn trim_barn_on(&self, node: usize, class: Class, all: bool, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let cache = self.cache(node, class);
         let (unneeded, mut left) = {
@@ -225,9 +239,9 @@ impl<P: Platform> Objects<P> {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Puts objects of the fullest barn of all back into slabs until about `bytes` bytes or `most`
-    /// objects are there, or it is to `stop`. Returns how many objects that were; `None` where all
-    /// barns are empty. A few sheaves stay, since frees that follow need some.
+    /// Returns objects of the fullest barn to slabs until `bytes` bytes or `most` objects are
+    /// reached, about, or `stop` says so. Returns their number; `None` if all barns are empty. A
+    /// few sheaves stay for the frees that follow.
     pub fn shrink_fullest_barn(&self, bytes: u64, most: u64, stop: &dyn Fn() -> bool) -> Option<u64> {
         /// Sheaves without objects that a barn keeps.
         const FEW: u32 = 16;
@@ -254,7 +268,7 @@ impl<P: Platform> Objects<P> {
     }
 }
 
-/// The class that sheaves of `class` have their memory from.
+/// The class of the memory of sheaves of `class`.
 pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
     Class::of_size(Sheaf::bytes(if bound { 0 } else { class.sheaf_capacity() }))
 }

@@ -1,8 +1,16 @@
-//! Objects by the sheaf, between a CPU's stacks and the barn of their class, and from slabs where that has none.
+//! Exchange of objects by the sheaf between a CPU's stacks and the barn, and from slabs if the barn
+//! has none.
 //!
-//! Sits between `malloc` and `free` of a stack that is empty or full, and barns and slabs. How much goes at once is decided here: half of
-//! what fits, or all of it in a burst. Locks: a class cache's mutex at a time, once for a refill from slabs that are there, since in a
-//! burst others wait for it, and once to put sheaves back; twice to take some for a spill that can bind only a part. The state bytes of what slabs give are written outside.
+//! # Design
+//!
+//! A refill or spill moves half of the objects that fit, or all of them in a burst.
+//!
+//! # Locking
+//!
+//! One class cache's mutex at a time. A refill from a barn or from existing slabs takes it once,
+//! since other threads wait for it in a burst. It is taken again to put sheaves back. A spill that
+//! can bind only a part takes it twice for sheaves. The state bytes of objects from slabs are
+//! written outside.
 
 use crate::class_cache::{Row, Way};
 use crate::hot::KindEntry;
@@ -16,19 +24,21 @@ use crate::state::CACHED;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// Of so many objects in a row that come from another CPU by the sheaf, one makes its part of a slab at home here: soon all are if nobody else
-/// uses them, and little is written if somebody does.
+/// Of this many objects in a row that come from another CPU by the sheaf, one gets its part of a
+/// slab moved home to this CPU. Soon all parts have moved if no other CPU uses them. Little is
+/// written if another CPU does.
 const SETTLED: usize = 16;
 
-/// After so many refills in a row, less the sheaves that came back from other CPUs meanwhile, a stack that the barn serves gets more room: what
-/// it may keep then is little beside what the program took.
+/// Number of refills in a row, less the sheaves that came back from other CPUs meanwhile, from
+/// which on a stack that the barn serves gets more room. The objects that it may keep are then few
+/// beside those that the program took.
 const LONG: u32 = 64;
 
-/// Sheaves that stay as they are after there was no memory to bind one with.
+/// Number of sheaves that are not bound after there was no memory to bind one with.
 const PATIENCE: u32 = 256;
 
 impl<P: Platform> Objects<P> {
-    /// Moves a batch of sheaves' worth of objects to this CPU's stack and answers one of them.
+    /// Moves a batch of sheaves of objects to this CPU's stack, and returns one of them.
     pub(crate) fn refill(&self, class: Class) -> Option<*mut u8> {
         let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
         let room = self.slots.room(&self.platform, cpu.into(), stack);
@@ -41,8 +51,8 @@ impl<P: Platform> Objects<P> {
             take_for(cpu, batch, &mut cache.full, &mut full);
             let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
             if let Some(sheaf) = &mut empty {
-                // At once, and not under the lock a second time: others wait for it in a burst.
-                // SAFETY: the lock is held.
+                // Under this hold of the lock, since other threads wait for it in a burst.
+                // SAFETY: the cache's lock is held.
                 unsafe { cache.take(&self.slabs, sheaf.capacity(), |row| self.load_row(class, &row, sheaf)) };
             }
             (streak, empty)
@@ -60,7 +70,8 @@ impl<P: Platform> Objects<P> {
             used.push(sheaf);
         }
         if object.is_none() {
-            // Without a sheaf the caller's object first: it must not lack the memory that a new one takes.
+            // Without a sheaf, the caller's object comes first: it must not lack the memory that a
+            // new sheaf takes.
             let sheaf = empty.or_else(|| {
                 object = self.take_one(class);
                 object.and_then(|_| self.new_sheaf(class, false))
@@ -76,7 +87,8 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Moves what is in a sheaf to this CPU's stack of home objects, as far as that can be had.
+    /// Moves the objects of a sheaf to this CPU's stack of home objects, as far as the stack is
+    /// available.
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
         let push = |sheaf: &Sheaf| match sheaf.progressions().next() {
@@ -86,7 +98,7 @@ impl<P: Platform> Objects<P> {
         while !sheaf.is_empty() {
             let mut moved = push(sheaf);
             if moved == Attempt::Refused {
-                // It was taken, or never used.
+                // The stack was taken by a drain, or never used.
                 let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
                 moved = push(sheaf);
             }
@@ -98,8 +110,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Fills a sheaf further from slabs, with new ones until it is at least half full, and marks what is in it, so that what is taken from its
-    /// top goes upward in memory, as processors fetch ahead.
+    /// Fills a sheaf from slabs, with new ones, until it is at least half full, and marks its
+    /// objects. Then it reverses them, so that objects popped from its top go upward in memory, as
+    /// processors prefetch.
     fn fill(&self, class: Class, sheaf: &mut Sheaf) {
         let mut marked = 0;
         loop {
@@ -113,13 +126,13 @@ impl<P: Platform> Objects<P> {
         sheaf.reverse();
     }
 
-    /// Puts a row that was just taken on top of a sheaf.
+    /// Puts a row that was just taken from its slab on top of a sheaf.
     fn load_row(&self, class: Class, row: &Row, sheaf: &mut Sheaf) {
         let first = self.first_of(class, row);
         sheaf.extend(row.objects.len(), |n| first.wrapping_add(n * class.size()));
     }
 
-    /// One object out of slabs, marked as cached.
+    /// Takes one object out of slabs and marks it as cached.
     pub(crate) fn take_one(&self, class: Class) -> Option<*mut u8> {
         let mut object = None;
         self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
@@ -127,11 +140,12 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Marks objects that were just taken out of slabs as cached; they are at home here from now on.
+    /// Marks objects that were just taken out of slabs as cached, and makes this CPU their home.
     fn mark_taken(&self, class: Class, objects: &[*mut u8]) {
         let (cpu, mask, mut part) = (self.platform.cpu() as u16, !(class.home_bytes() - 1), usize::MAX);
         for &object in objects {
-            // SAFETY: the object lies in the arena and is this thread's.
+            // SAFETY: the object was just taken out of a slab, so it lies in the arena and is this
+            // thread's alone.
             unsafe { self.states.set(object.addr(), CACHED) };
             if object.addr() & mask != part {
                 part = object.addr() & mask;
@@ -140,7 +154,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Makes a CPU the home of the pages around an object of the caller's.
+    /// Makes a CPU the home of the part of a slab around an object of the caller's.
     fn move_home(&self, class: Class, object: *mut u8, cpu: u16) {
         let bytes = class.home_bytes();
         let start = object.wrapping_sub(object.addr() & (bytes - 1));
@@ -149,25 +163,27 @@ impl<P: Platform> Objects<P> {
             .for_each(|offset| self.kind_entry(start.wrapping_add(offset)).set_home(cpu));
     }
 
-    /// Moves a batch of sheaves' worth of objects from a stack of this CPU to the barn, so that there is room for `object`,
-    /// which is at home on `home`.
+    /// Moves a batch of sheaves of objects from a stack of this CPU to the barn, then pushes
+    /// `object`, whose home is `home`.
     pub(crate) fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
         let cache = self.near(class);
         let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
-        // Guests go home for the sake of speed: where many CPUs are at the barn, they stay here instead of waiting for it.
+        // Guests return to the barn for speed. If other CPUs hold its lock, the guest stays here,
+        // so that this thread does not wait.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
             if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
-                // What is in that stack is at home here.
+                // The objects of that stack have this CPU as home.
                 self.spill(here, self.platform.cpu() as u16, object);
             }
             return;
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        // The last ones that this CPU emptied, if they are there. Of those with cells one, which serves again as long as what was in it can be
-        // bound; when it was not, all that may be needed.
+        // The sheaves that this CPU emptied last, if they are there. One with cells is enough as
+        // long as its objects can be bound, since it is used again. Once they cannot, take all that
+        // may be needed.
         let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
         let mut more = binds(class);
@@ -201,15 +217,17 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves what is in a plain sheaf into a bound one if a few progressions are all of it and that saves much: most of a burst's sheaves need
-    /// no memory to speak of then, and what is in them is not read from there again.
+    /// Moves the objects of a plain sheaf into a bound one if a few progressions hold all of them
+    /// and that saves much memory. Most sheaves of a burst then take little memory, and their cells
+    /// are not read again.
     fn bind(&self, class: Class, sheaf: &mut Sheaf, empty_bound: &mut SheafList) -> Option<Sheaf> {
         if sheaf.is_empty() || !binds(class) {
             return None;
         }
         let (progressions, count) = progression::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
         if self.pages.nodes() > 1 {
-            // Segments of a node are longer than what a sheaf holds: if the ends of a progression are of one, so is the rest.
+            // Segments of a node are longer than the objects of a sheaf. If both ends of a
+            // progression are of one node, all of it is.
             let node = self.node_of(sheaf.cells()[0]);
             let is_there = |of: Progression| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
             if !progressions[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
@@ -226,10 +244,10 @@ impl<P: Platform> Objects<P> {
         Some(bound)
     }
 
-    /// An empty bound sheaf. Where there was no memory for one, the next few go without: asking the pages then may take long, and a free has
-    /// another way.
+    /// Makes an empty bound sheaf. After a failure, the next few calls fail at once: asking the
+    /// pages may take long then, and a free can do without.
     fn new_bound(&self, class: Class) -> Option<Sheaf> {
-        // Relaxed: a number that nothing hangs on.
+        // Relaxed: heuristic; it publishes no other data.
         let patience = self.patience.load(Ordering::Relaxed);
         if patience > 0 {
             self.patience.store(patience - 1, Ordering::Relaxed);
@@ -242,30 +260,34 @@ impl<P: Platform> Objects<P> {
         sheaf
     }
 
-    /// Fills an empty sheaf from a stack of this CPU; `false` if that cannot be had.
+    /// Fills an empty sheaf from a stack of this CPU. Returns `false` if the stack is not
+    /// available.
     fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
         let filled = sheaf.fill(|cells| self.slots.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
         if !filled {
-            // A stack that is not full has no room because it was taken, or never used: give it some.
+            // A stack that is not full and refuses was taken by a drain, or never used. Give it
+            // room.
             let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
         }
         filled
     }
 }
 
-/// Whether sheaves of a class may be bound: those that take more than twice as much with cells.
+/// Whether sheaves of a class may be bound: those that take more than twice as much memory with
+/// cells.
 fn binds(class: Class) -> bool {
     2 * Sheaf::bytes(0) < Sheaf::bytes(class.sheaf_capacity())
 }
 
-/// Moves up to `most` sheaves from one list to another, those first that a CPU had last.
+/// Moves up to `most` sheaves from one list to another, preferring those whose home is `cpu`.
 fn take_for(cpu: u16, most: u32, from: &mut SheafList, to: &mut SheafList) {
     (0..most).map_while(|_| from.pop_for(cpu)).for_each(|sheaf| to.push(sheaf));
 }
 
-/// Sheaves that a call moves between barn and a stack with so much room: half of what fits, so that the next call may go
-/// either way; all of it in a burst, where calls before it moved some the same way.
+/// Number of sheaves that a call moves between the barn and a stack with room for `room` objects.
+/// It is half of those that fit, so that the next call may go either way. In a burst, if calls
+/// before it moved some the same way, it is all of them.
 fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
     let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
     if streak > 0 { fit } else { (fit / 2).max(1) }

@@ -1,9 +1,14 @@
-//! The way back of what nobody needs: objects into their slabs, wholly free slabs to the pages, and with them what else goes.
+//! The return of free objects to their slabs, and of wholly free slabs to the pages.
 //!
-//! Sits between whoever has objects to put away (drains, barns, frees that go around a busy slot) and class caches, vectors of
-//! owners and pages. Locks: a class cache's mutex at a time, for a batch of objects. What comes loose under it is gathered and
-//! given back after it, one after the other and not one inside the other, however long the chain: a vector that goes may leave
-//! a slab that has vectors itself.
+//! # Design
+//!
+//! An object that returns may free its whole slab, or leave the slab's vectors unused. Both are
+//! gathered under the lock and freed after it. A vector is an object of a slab that may have
+//! vectors itself, so they are freed in a loop, not by recursion.
+//!
+//! # Locking
+//!
+//! One class cache's mutex at a time, for a batch of objects.
 
 use crate::class_cache::{FLUSH_BATCH, Place};
 use crate::objects::Objects;
@@ -15,31 +20,38 @@ use neap_base::{Order, Platform};
 use neap_os::write::die;
 use neap_pages::State;
 
-/// What came loose under a class's lock and is to be given back outside it.
+/// Slabs and vectors gathered under a class's lock, to be freed outside it.
 #[derive(Default)]
 pub(crate) struct Loose {
     /// Slabs that are wholly free.
     pub(crate) slabs: SlabList,
-    /// Vectors that nobody has an entry in.
+    /// Vectors that no page uses any more.
     pub(crate) vectors: VectorList,
 }
 
 impl<P: Platform> Objects<P> {
-    /// Puts cached objects back into their slabs, and slabs that are wholly free back to the pages.
+    /// Returns cached objects to their slabs, and slabs that are wholly free to the pages.
     ///
-    /// They are looked at before their slabs, which may have gone. 1: two threads free an object, and each sees that the program has it. 2: it is in
-    /// two cells of caches; one of them is handed out, or goes back with the whole slab. 3: the other comes here: it is in another state.
+    /// The state of each object is checked before its slab is accessed, which may be gone after a
+    /// double free:
+    ///
+    /// | threads A and B | this thread |
+    /// |---|---|
+    /// | 1. both free an object, and both see that the program has it | |
+    /// | 2. two cells of caches hold it | |
+    /// | 3. the first cell's is handed out, or returns to its slab | |
+    /// | | 4. returns the second cell's: it is in another state |
     pub(crate) fn flush(&self, class: Class, objects: &[*mut u8]) {
         self.repay(class, objects);
         for &object in objects {
-            // SAFETY: the objects were in caches, so they lie in the arena.
+            // SAFETY: the objects come from caches, so they lie in the mapped part of the arena.
             if !unsafe { self.states.change(object.addr(), CACHED, 0) } {
                 freed_twice(class, object);
             }
         }
         let mut rest = objects;
         while let Some(&first) = rest.first() {
-            // As many as are of one node.
+            // The objects at the front that are of one node.
             let node = self.node_of(first);
             let batch = &rest[..rest.len().min(FLUSH_BATCH)];
             let count = batch.iter().take_while(|&&object| self.node_of(object) == node).count();
@@ -50,23 +62,26 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Gives memory back that is neap's own.
+    /// Returns memory of neap's own to its slab.
     pub(crate) fn flush_private(&self, class: Class, memory: *mut u8) {
         let mut loose = Loose::default();
         self.put_back(self.node_of(memory), class, &[memory], true, &mut loose);
         self.give_back(loose);
     }
 
-    /// Puts objects of one node, which are in no state, back into their slabs under one hold of the class's lock; `private`: they are neap's own.
+    /// Returns objects of one node to their slabs under one hold of the class's lock. Their state
+    /// is 0. `private`: they are neap's own.
     fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], private: bool, loose: &mut Loose) {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
             let place = self.place(class, object);
-            // SAFETY: the lock is held; the frame says that the slab is one of this class.
+            // SAFETY: the lock is held, and the frame of the object's page says that the slab is
+            // one of this class.
             unsafe {
                 self.slabs.get(place.slab).private -= u32::from(private);
                 if !cache.put(&self.slabs, place, &mut loose.slabs) {
-                    // A handler of the program's may allocate.
+                    // The process ends. A handler of the program's may allocate, so the lock is
+                    // dropped.
                     drop(cache);
                     freed_twice(class, object);
                 }
@@ -75,7 +90,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Gives back what came loose, and what that makes come loose.
+    /// Frees gathered vectors and slabs, and those that come loose by that.
     pub(crate) fn give_back(&self, mut loose: Loose) {
         while let Some((class, memory)) = self.next_vector(&mut loose.vectors) {
             self.put_back(self.node_of(memory), class, &[memory], true, &mut loose);
@@ -83,10 +98,11 @@ impl<P: Platform> Objects<P> {
         self.destroy(loose.slabs);
     }
 
-    /// Gives wholly free slabs back to the pages.
+    /// Returns wholly free slabs to the pages.
     fn destroy(&self, mut empties: SlabList) {
         while let Some(slab) = empties.first() {
-            // SAFETY: the slabs on this list are this thread's alone.
+            // SAFETY: the slabs on this list belong to no class cache, so this thread has them
+            // alone.
             let (pfn, order, holes) = unsafe {
                 empties.remove(&self.slabs, slab);
                 let slab = self.slabs.get(slab);
@@ -101,7 +117,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Where an object is in its slab.
+    /// The slab of an object, and its number in the slab.
     pub(crate) fn place(&self, class: Class, object: *const u8) -> Place {
         let pfn = self.pages.pfn(object.addr());
         let slab = SlabId(self.pages.frames().frame(pfn).owner());
@@ -109,7 +125,8 @@ impl<P: Platform> Objects<P> {
     }
 }
 
-/// Ends the process: a cache gave up an object that is not cached, or that is free in its slab.
+/// Ends the process: a cache gave up an object that is not cached, or that is free in its slab
+/// already.
 #[cold]
 fn freed_twice(class: Class, object: *mut u8) -> ! {
     die(format_args!(

@@ -1,16 +1,22 @@
-//! Holes of a slab: pages in which no object is in use, and which the system has.
+//! Holes of a slab: pages without objects in use whose memory was released to the system.
 //!
-//! Sits beside the slab table, under the lock of the slab's class cache. A page is *empty* when every object that lies on it,
-//! or reaches into it, is in the slab's bitmap; the waste at a slab's end is nobody's. An empty page may become a hole. An
-//! object that touches a hole is handed out last of all, and then its holes are none any more. Arithmetic on bits: no system
-//! call, nothing inside the memory is looked at.
+//! # Design
+//!
+//! A page is *empty* if every object that touches it is in the slab's bitmap. The waste at a slab's
+//! end does not count. An empty page may become a hole. Objects that touch a hole are handed out
+//! last; the page is no hole any more then. This module computes on bits. It makes no system call
+//! and does not touch the pages.
+//!
+//! # Locking
+//!
+//! The functions run under the lock of the slab's class cache.
 
 use crate::slab::{SlabId, SlabTable};
 use core::ops::Range;
 use neap_base::bitmap;
 use neap_pages::MOST_PAGES;
 
-/// How the objects of a slab lie on its pages.
+/// The layout of a slab's objects on its pages.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     size: usize,
@@ -26,7 +32,7 @@ impl Layout {
         (start / self.size).min(self.objects)..end.div_ceil(self.size).min(self.objects)
     }
 
-    /// The objects that touch no other pages than these.
+    /// The objects that touch only pages of a range.
     fn within(&self, pages: Range<u32>) -> Range<usize> {
         let (start, end) = ((pages.start as usize) << self.page_shift, (pages.end as usize) << self.page_shift);
         start.div_ceil(self.size)..(end / self.size).min(self.objects)
@@ -39,7 +45,7 @@ impl Layout {
     }
 }
 
-/// The bits of a range, which begins below 64 and ends at 64 at most.
+/// The bits of a range, which begins below 64, is not empty, and ends at 64 at most.
 pub(crate) fn bits(pages: Range<usize>) -> u64 {
     u64::MAX >> (64 - (pages.end - pages.start)) << pages.start
 }
@@ -56,9 +62,11 @@ pub(crate) fn runs(mut bits: u64) -> impl Iterator<Item = Range<u32>> {
 
 impl SlabTable {
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     unsafe fn layout(&self, id: SlabId) -> Layout {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let slab = unsafe { self.get(id) };
         let (objects, pages) = (slab.objects as usize, 1 << slab.order);
         Layout { size: slab.class.size(), objects, pages, page_shift: self.page_shift }
@@ -67,11 +75,13 @@ impl SlabTable {
     /// A bit for every empty page of a slab, holes included.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn empty_pages(&self, id: SlabId) -> u64 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let layout = unsafe { self.layout(id) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and the count of objects is the slab's.
         let words = unsafe { self.words(id, layout.objects as u32).as_ref() };
         let is_empty = |page: &u32| {
             let objects = layout.on(*page);
@@ -83,11 +93,13 @@ impl SlabTable {
     /// Whether every free object of a slab touches a hole.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn is_hollow(&self, id: SlabId) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache. The first reference ends
+        // before the second begins.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and the count of objects is the slab's.
         let words = unsafe { self.words(id, layout.objects as u32).as_ref() };
         runs(!holes & bits(0..layout.pages as usize)).all(|pages| {
             let objects = layout.within(pages);
@@ -95,30 +107,36 @@ impl SlabTable {
         })
     }
 
-    /// As [`SlabTable::take`], but nothing that touches a hole.
+    /// Takes up to `most` objects that touch no hole out of a slab, lowest first. Calls `each` with
+    /// each range of neighbouring object numbers, and returns the number of objects taken.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn take_backed(&self, id: SlabId, most: usize, mut each: impl FnMut(Range<u32>)) -> usize {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache. The first reference ends
+        // before the second begins.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
         if holes == 0 {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller holds the lock of the slab's class cache, and no reference to the
+            // descriptor is left.
             return unsafe { self.take(id, most, each) };
         }
         let mut left = most;
         for pages in runs(!holes & bits(0..layout.pages as usize)) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller holds the lock of the slab's class cache, and no reference to the
+            // descriptor is left.
             left -= unsafe { self.take_range(id, layout.within(pages), left, &mut each) };
         }
         most - left
     }
 
-    /// Takes up to `most` objects, lowest first, that touch at most `pages` holes together; those are holes no longer. Answers
-    /// how many objects, and which pages.
+    /// Takes up to `most` objects, lowest first, that together touch at most `pages` holes. Those
+    /// pages are no holes any more. Returns the number of objects, and a bit for each of the pages.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub unsafe fn take_hollow(
         &self,
         id: SlabId,
@@ -126,10 +144,11 @@ impl SlabTable {
         pages: u32,
         mut each: impl FnMut(Range<u32>),
     ) -> (usize, u64) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache. The first reference ends
+        // before the second begins.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
         let (mut filled, mut taken) = (0_u64, 0);
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too, and the count of objects is the slab's.
         let words = unsafe { self.words(id, layout.objects as u32).as_mut() };
         let mut from = 0;
         while taken < most
@@ -141,17 +160,19 @@ impl SlabTable {
             each(object as u32..object as u32 + 1);
             (from, taken, filled) = (object + 1, taken + 1, more);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and no reference to the
+        // descriptor is left.
         let slab = unsafe { self.get(id) };
         slab.free -= taken as u32;
         slab.holes &= !filled;
         (taken, filled)
     }
 
-    /// Takes up to `most` of the free objects of a range, lowest first, and answers how many.
+    /// Takes up to `most` free objects of a range, lowest first. Returns their number.
     ///
     /// # Safety
-    /// As for [`SlabTable::get`].
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     unsafe fn take_range(
         &self,
         id: SlabId,
@@ -159,7 +180,8 @@ impl SlabTable {
         most: usize,
         each: &mut impl FnMut(Range<u32>),
     ) -> usize {
-        // SAFETY: as the caller promises.
+        // SAFETY: the lock guards the bitmap, too. The reference to the descriptor ends once its
+        // count of objects is read.
         let words = unsafe { self.words(id, self.get(id).objects).as_mut() };
         let (mut from, mut left) = (objects.start, most);
         while left > 0
@@ -171,7 +193,8 @@ impl SlabTable {
             each(first as u32..from as u32);
             left -= from - first;
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller holds the lock of the slab's class cache, and no reference to the
+        // descriptor is left.
         unsafe { self.get(id) }.free -= (most - left) as u32;
         most - left
     }
@@ -189,7 +212,7 @@ mod tests {
 
     const PAGES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
-    /// A table with one slab, all of it free, and a byte by byte account of who lies where.
+    /// A table with one slab, all of it free, and a model of its objects by bytes.
     struct Model {
         table: SlabTable,
         slab: SlabId,
@@ -214,7 +237,7 @@ mod tests {
             Model { table, slab, size: class.size(), page_size, pages, free, holes: 0, _memory: memory }
         }
 
-        /// The pages of an object's bytes, looked at one by one.
+        /// The pages of an object, from its bytes one by one.
         fn pages_of(&self, object: u32) -> u64 {
             let start = object as usize * self.size;
             (start..start + self.size).step_by(16).fold(0, |all, byte| all | 1 << (byte / self.page_size))
@@ -222,7 +245,7 @@ mod tests {
 
         fn empty(&self) -> u64 {
             let all = if self.pages == 64 { u64::MAX } else { (1 << self.pages) - 1 };
-            // SAFETY: the only thread.
+            // SAFETY: the test has one thread.
             let objects = unsafe { self.table.get(self.slab) }.objects;
             (0..objects).filter(|object| !self.free.contains(object)).fold(all, |all, used| all & !self.pages_of(used))
         }
@@ -232,7 +255,7 @@ mod tests {
         }
 
         fn check(&self) {
-            // SAFETY: the only thread.
+            // SAFETY: the test has one thread.
             unsafe {
                 assert_eq!(self.table.empty_pages(self.slab), self.empty());
                 assert_eq!(self.table.get(self.slab).holes, self.holes);
@@ -245,7 +268,7 @@ mod tests {
         fn step(&mut self, random: &mut Random) {
             let most = random.below(1 + 2 * self.free.len().max(1));
             match random.below(5) {
-                // SAFETY: the only thread.
+                // SAFETY: the test has one thread.
                 0 => unsafe {
                     let used: Vec<u32> =
                         (0..self.table.get(self.slab).objects).filter(|object| !self.free.contains(object)).collect();
@@ -256,13 +279,13 @@ mod tests {
                 },
                 1 => {
                     self.holes |= self.empty() & random.next();
-                    // SAFETY: the only thread.
+                    // SAFETY: the test has one thread.
                     unsafe { self.table.get(self.slab) }.holes = self.holes;
                 }
                 2 | 3 => {
                     let expected: Vec<u32> = self.backed().into_iter().take(most).collect();
                     let mut taken = Vec::new();
-                    // SAFETY: the only thread.
+                    // SAFETY: the test has one thread.
                     let count = unsafe { self.table.take_backed(self.slab, most, |objects| taken.extend(objects)) };
                     assert_eq!((count, &taken), (expected.len(), &expected));
                     taken.iter().for_each(|object| assert!(self.free.remove(object)));
@@ -278,7 +301,7 @@ mod tests {
                         expected.push(object);
                     }
                     let mut taken = Vec::new();
-                    // SAFETY: the only thread.
+                    // SAFETY: the test has one thread.
                     let found =
                         unsafe { self.table.take_hollow(self.slab, most, pages, |objects| taken.extend(objects)) };
                     assert_eq!((found, &taken), ((expected.len(), filled), &expected));
@@ -293,7 +316,7 @@ mod tests {
     #[test]
     fn every_class_on_every_page_size_agrees_with_its_bytes() {
         let mut random = Random(seed());
-        // Miri takes some hundred times as long for a step.
+        // A step takes some hundred times as long in Miri.
         let (apart, steps) = if cfg!(miri) { (71, 3) } else { (1, 60) };
         let all = Class::all().flat_map(|class| PAGES.map(|page_size| (class, page_size)));
         for (class, page_size) in all.skip(apart / 2).step_by(apart) {

@@ -1,15 +1,24 @@
-//! The worker's part with slabs that are partly in use: pages of theirs that hold no object go back to the system.
+//! Punching of holes: releases pages without objects of slabs that are partly in use.
 //!
-//! Sits between maintenance and class caches, holes and release. A pass takes the slabs that rested since the last tick:
-//! nothing was taken from them and nothing came back, so what is empty there was not needed, and nothing busy is cut up. As
-//! Linux's percpu allocator does with chunks, it
-//! 1. isolates them under the class's lock, some at a time, and gathers their empty pages, whose vectors of owners go;
-//! 2. has these released, with no lock held: meanwhile nothing of theirs is handed out, but anything may come back;
-//! 3. notes the holes, and puts each slab where it belongs by then: sidelined if there is nothing left to give back, hollow if
-//!    nothing else is free, with those in use if an object came back or the system refused, gone if it is wholly free.
+//! # Design
 //!
-//! Then those that were used take the place of those that rested. So a slab is looked at once for every time that it comes
-//! to rest, not once a tick. Locks: the release turn, under it a class cache's mutex at a time.
+//! A pass takes the slabs that rested since the last tick. Nothing was taken from them and nothing
+//! came back, so their empty pages were not needed. As Linux's percpu allocator does with chunks, a
+//! pass
+//! 1. isolates slabs under the class's lock, some at a time, gathers their empty pages, and
+//!    detaches these pages' vectors of owners;
+//! 2. releases the pages with no lock held. Meanwhile no object of these slabs is handed out, but
+//!    objects may come back;
+//! 3. records the holes, and moves each slab to its list: sidelined if no page is left to release,
+//!    hollow if all its free objects lie in holes, in use if an object came back or the system
+//!    refused. A slab that is wholly free is freed.
+//!
+//! Then the slabs used since the last tick become those that rest. So a slab is examined once each
+//! time it comes to rest, not once a tick.
+//!
+//! # Locking
+//!
+//! The release turn, and under it one class cache's mutex at a time.
 
 use crate::class_cache::ClassCache;
 use crate::flush::Loose;
@@ -21,32 +30,34 @@ use neap_base::Platform;
 use neap_base::platform::memory::Range;
 use neap_pages::{MOST_PAGES, Report};
 
-/// Slabs under one hold of a class's lock.
+/// Number of slabs handled under one hold of a class's lock.
 const HOLD: usize = 32;
 
 /// The most ranges that a slab has: every second page.
 const MOST_RANGES: usize = MOST_PAGES as usize / 2;
 
 impl<P: Platform> Objects<P> {
-    /// Gives back what is empty in slabs that rested since the last time, or with `all` in any slab, until it is to `stop`.
-    /// [`Report::left`] says whether slabs are left that may have something by the next time.
+    /// Releases empty pages of slabs that rested since the last call, or with `all` of any slab,
+    /// until `stop` says so. [`Report::left`] says whether slabs are left that may have empty pages
+    /// by the next call.
     pub fn punch(&self, all: bool, stop: &dyn Fn() -> bool) -> Report {
         (0..self.pages.nodes())
             .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, all, usize::MAX, stop).1))
     }
 
-    /// Slabs of a node that [`Objects::punch_on`] would look at.
+    /// Number of slabs of a node that [`Objects::punch_on`] would examine.
     pub fn punchable_on(&self, node: usize) -> u64 {
         let slabs = |cache: &ClassCache| u64::from(cache.partial.length) + u64::from(cache.resting.length);
         Class::all().map(|class| slabs(&self.cache(node, class).lock())).sum()
     }
 
-    /// [`Objects::punch`] in at most `most` slabs of one node; answers in how many as well.
+    /// Runs [`Objects::punch`] on at most `most` slabs of one node. Returns the number of slabs
+    /// examined, and the report.
     pub fn punch_on(&self, node: usize, all: bool, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
         let has_any = |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.cache(node, class).lock()));
         let mut report = Report::default();
         let (mut willing, mut looked) = (true, 0);
-        // What is in use comes to rest after the first round.
+        // With `all`, a second round takes the slabs that were in use.
         for _ in 0..1 + u32::from(all) {
             if has_any(|cache| cache.resting.length > 0) {
                 let mut next = Class::all();
@@ -65,7 +76,8 @@ impl<P: Platform> Objects<P> {
                     count
                 };
                 let settle = |ranges: &[Range], done: usize| self.settle(node, ranges, done);
-                // SAFETY: the pages are empty and their slabs isolated: nobody has an object there or gets one.
+                // SAFETY: `gather` passes empty pages of isolated slabs only. No object of an
+                // isolated slab is handed out until `settle` moves the slab to another list.
                 let done = unsafe { self.pages.node(node).punch(&self.platform, all, stop, gather, settle) };
                 willing = done.is_none_or(|done| done.left);
                 report = report.and(done.unwrap_or_default());
@@ -76,7 +88,8 @@ impl<P: Platform> Objects<P> {
         (looked, report)
     }
 
-    /// Isolates some of the resting slabs of a class, at most `most`, and answers how many, and how many ranges of theirs are to go.
+    /// Isolates at most `most` resting slabs of a class. Returns their number, and the number of
+    /// ranges to release.
     fn gather(&self, node: usize, class: Class, most: usize, ranges: &mut [Range]) -> (usize, usize) {
         let (mut count, page_size) = (0, self.pages.page_size());
         let (mut loose, mut slabs) = (Loose::default(), 0);
@@ -86,7 +99,8 @@ impl<P: Platform> Objects<P> {
                 break;
             }
             let Some(slab) = cache.resting.first() else { break };
-            // SAFETY: the lock is held; the slab is on one of the cache's lists.
+            // SAFETY: the lock is held, and the slab is on one of the cache's lists. The pages
+            // detached are empty.
             unsafe {
                 let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
                 let gone = empty & !self.slabs.get(slab).holes;
@@ -106,11 +120,11 @@ impl<P: Platform> Objects<P> {
         (slabs, count)
     }
 
-    /// Notes the first `done` ranges as holes, and lets go of the slabs that are isolated.
+    /// Records the first `done` ranges as holes, and moves the isolated slabs to their lists.
     fn settle(&self, node: usize, ranges: &[Range], done: usize) {
         let mut next = 0;
         while let Some(range) = ranges.get(next) {
-            // As many as are of this class: they were gathered class by class.
+            // All ranges of this class in a row: they were gathered class by class.
             let class = self.class_at(core::ptr::without_provenance(range.start)).unwrap_or(Class::NONE);
             let mut cache = self.cache(node, class).lock();
             for _ in 0..MOST_RANGES {
@@ -120,7 +134,8 @@ impl<P: Platform> Objects<P> {
                 }
                 let (pfn, pages) = (self.pages.pfn(range.start), range.length / self.pages.page_size());
                 let slab = SlabId(self.pages.frames().frame(pfn).owner());
-                // SAFETY: the lock is held; an isolated slab is not given back by anybody else.
+                // SAFETY: the lock is held, and only this thread, which has the release turn, frees
+                // an isolated slab.
                 let slab = unsafe { self.slabs.get(slab) };
                 if next < done {
                     let first = (pfn.0 - slab.pfn.0) as usize;
@@ -137,13 +152,13 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Puts some isolated slabs of a class where they belong; answers whether there may be more.
+    /// Moves some isolated slabs of a class to their lists. Returns whether there may be more.
     fn let_go(&self, node: usize, class: Class) -> bool {
         let mut loose = Loose::default();
         let mut cache = self.cache(node, class).lock();
         for _ in 0..HOLD {
             let Some(id) = cache.isolated.first() else { break };
-            // SAFETY: the lock is held; the slab is on one of the cache's lists.
+            // SAFETY: the lock is held, and the slab is on one of the cache's lists.
             unsafe {
                 let slab = self.slabs.get(id);
                 let (touched, wholly_free) = (slab.touched, slab.free == slab.objects);
@@ -166,7 +181,7 @@ impl<P: Platform> Objects<P> {
 }
 
 impl ClassCache {
-    /// From now on those that were in use rest, where none rests already.
+    /// Makes the slabs used since the last tick those that rest, if none rests.
     fn let_rest(&mut self) {
         if self.resting.length == 0 {
             core::mem::swap(&mut self.partial, &mut self.resting);

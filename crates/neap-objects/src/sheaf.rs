@@ -1,9 +1,11 @@
-//! A sheaf: a handful of free objects of one class on their way between a CPU's stack and a barn.
+//! A sheaf: a batch of free objects of one class on their way between a CPU's stack and a barn.
 //!
-//! Sits between the slots of the CPUs, which take and give objects by the sheaf, and the barns, which hold full and empty
-//! ones. A sheaf has one owner at a time (a barn or a thread); only the owner looks inside. A plain sheaf has a cell for each object; a bound
-//! one keeps as many as a few [progressions](crate::progression). The memory is an object of
-//! another size class: [`Sheaf::bytes`]. (SLUB's sheaves, Linux 6.18; Bonwick's magazines, 2001.)
+//! # Design
+//!
+//! A sheaf has one owner at a time, a barn or a thread; only the owner accesses it. A plain sheaf
+//! has a cell for each object. A bound sheaf keeps objects as a few
+//! [progressions](crate::progression). The memory is an object of another size class:
+//! [`Sheaf::bytes`]. SLUB calls this a sheaf (Linux 6.18), Bonwick a magazine (2001).
 
 use crate::progression::{Packed, Progression};
 use crate::size_class::{Class, GRAIN};
@@ -13,29 +15,29 @@ mod list;
 
 pub use list::SheafList;
 
-/// Progressions of a bound sheaf: together with the head they are one line of the processor's.
+/// Number of progressions of a bound sheaf. Together with the head they fill one cache line.
 pub const PROGRESSIONS: usize = 6;
 
-/// What a sheaf begins with; its cells follow, or its progressions.
+/// The head of a sheaf. Its cells or progressions follow.
 #[repr(C)]
 struct Head {
     next: *mut Head,
-    /// Objects, or progressions, none of which is empty.
+    /// Number of cells with objects, or of progressions, none of which is empty.
     count: u16,
-    /// Cells; 0: it is a bound one.
+    /// Number of cells; 0 for a bound sheaf.
     capacity: u16,
     home: u16,
     /// The size of its objects, in grains.
     grains: u16,
 }
 
-/// The right to look into one sheaf.
+/// Exclusive access to one sheaf.
 #[derive(PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Sheaf(NonNull<Head>);
 
 impl Sheaf {
-    /// Bytes of a plain sheaf with `capacity` cells; with 0, of a bound one.
+    /// Bytes of a plain sheaf with `capacity` cells; of a bound one if that is 0.
     pub const fn bytes(capacity: u32) -> usize {
         size_of::<Head>()
             + match capacity {
@@ -44,13 +46,15 @@ impl Sheaf {
             }
     }
 
-    /// Makes an empty sheaf for objects of a class in memory of the caller's: a bound one, or a plain one with cells.
+    /// Makes an empty sheaf for objects of a class in memory of the caller's: a plain one, or a
+    /// bound one if `capacity` is 0.
     ///
     /// # Safety
-    /// `memory` is [`Sheaf::bytes`] long, aligned to 8, and nobody else's; the capacity fits 16 bits.
+    /// `memory` is the caller's alone, is [`Sheaf::bytes`] long, and is aligned to 8. The capacity
+    /// fits 16 bits.
     pub unsafe fn make(memory: NonNull<u8>, class: Class, capacity: u32) -> Sheaf {
         let head = memory.cast::<Head>();
-        // SAFETY: as the caller promises.
+        // SAFETY: the memory is the caller's alone, is long enough for a head, and is aligned.
         unsafe {
             head.write(Head {
                 next: null_mut(),
@@ -61,33 +65,34 @@ impl Sheaf {
             })
         };
         let sheaf = Sheaf(head);
-        // SAFETY: as the caller promises.
+        // SAFETY: the memory is as long as `Sheaf::bytes` of the capacity says, so the cells lie in
+        // it.
         unsafe { sheaf.contents::<*mut u8>().write_bytes(0, capacity as usize) };
         sheaf
     }
 
-    /// The memory of a sheaf that is no more.
+    /// Gives up a sheaf and returns its memory.
     pub fn into_memory(self) -> NonNull<u8> {
         self.0.cast()
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: whoever has the value owns the sheaf, whose head is initialised.
+        // SAFETY: the value is exclusive access to the sheaf, and `make` initialised its head.
         unsafe { self.0.as_ref() }
     }
 
     fn head_mut(&mut self) -> &mut Head {
-        // SAFETY: as above.
+        // SAFETY: the value is exclusive access to the sheaf, and `make` initialised its head.
         unsafe { self.0.as_mut() }
     }
 
-    /// Where its cells are, or its progressions.
+    /// The address of its cells or progressions.
     fn contents<T>(&self) -> *mut T {
-        // SAFETY: they follow the head.
+        // SAFETY: the cells or progressions follow the head in the same memory.
         unsafe { self.0.add(1).as_ptr().cast() }
     }
 
-    /// Whether it is a bound one.
+    /// Whether the sheaf is a bound one.
     pub fn is_bound(&self) -> bool {
         self.head().capacity == 0
     }
@@ -97,39 +102,41 @@ impl Sheaf {
         usize::from(self.head().grains) * GRAIN
     }
 
-    /// How many of what it consists of there are: cells with objects, and progressions.
+    /// Number of cells with objects, and number of progressions. One of them is 0.
     fn counts(&self) -> (usize, usize) {
         let count = self.head().count as usize;
         if self.is_bound() { (0, count) } else { (count, 0) }
     }
 
-    /// Where its memory is.
+    /// The address of its memory.
     pub(crate) fn address(&self) -> usize {
         self.0.as_ptr().addr()
     }
 
-    /// Cells; 0: it is a bound one.
+    /// Number of cells; 0 for a bound sheaf.
     pub fn capacity(&self) -> usize {
         self.head().capacity as usize
     }
 
-    /// What the cells of a plain one hold, bottom first.
+    /// The objects in the cells of a plain sheaf, bottom first.
     pub fn cells(&self) -> &[*mut u8] {
-        // SAFETY: the cells below the count are initialised, and the caller owns the sheaf.
+        // SAFETY: `make` initialised the cells, and the count is at most the capacity.
         unsafe { core::slice::from_raw_parts(self.contents(), self.counts().0) }
     }
 
     fn packed(&self) -> &[Packed] {
-        // SAFETY: as above, of progressions.
+        // SAFETY: a bound sheaf's memory has room for its progressions, and `bind` wrote those
+        // below the count.
         unsafe { core::slice::from_raw_parts(self.contents(), self.counts().1) }
     }
 
     fn packed_mut(&mut self) -> &mut [Packed] {
-        // SAFETY: as above.
+        // SAFETY: a bound sheaf's memory has room for its progressions, and `bind` wrote those
+        // below the count.
         unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().1) }
     }
 
-    /// The progressions of a bound one, bottom first.
+    /// The progressions of a bound sheaf, bottom first.
     pub fn progressions(&self) -> impl Iterator<Item = Progression> {
         let size = self.size();
         self.packed().iter().map(move |packed| packed.unpack(size))
@@ -140,34 +147,37 @@ impl Sheaf {
         self.cells().iter().copied().chain(self.progressions().flat_map(Progression::objects))
     }
 
-    /// One in so many of its cells, and of each of its progressions.
+    /// Every `every`th object of its cells, and of each of its progressions.
     pub fn sample(&self, every: usize) -> impl Iterator<Item = *mut u8> {
         let bound = self.progressions().flat_map(move |progression| progression.objects().step_by(every));
         self.cells().iter().copied().step_by(every).chain(bound)
     }
 
-    /// How many these are.
+    /// Number of objects.
     pub fn length(&self) -> usize {
         self.cells().len() + self.packed().iter().map(|packed| packed.length()).sum::<usize>()
     }
 
-    /// Whether these are none.
+    /// Whether the sheaf has no objects.
     pub fn is_empty(&self) -> bool {
         self.head().count == 0
     }
 
-    /// Gives an empty bound one these progressions, none of which is empty; `false`, and nothing has changed, if it is another one, or they do not fit.
+    /// Stores progressions, none of them empty, in an empty bound sheaf. Returns `false` and
+    /// changes nothing if the sheaf is not an empty bound one, or if they do not fit.
     pub fn bind(&mut self, progressions: &[Packed]) -> bool {
         let fits = self.is_bound() && self.is_empty() && progressions.len() <= PROGRESSIONS;
         if fits {
-            // SAFETY: a bound sheaf has room for so many, and the caller owns it.
+            // SAFETY: the memory of a bound sheaf has room for `PROGRESSIONS`, and the caller has
+            // the sheaf alone.
             unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), progressions.len()) };
             self.head_mut().count = progressions.len() as u16;
         }
         fits
     }
 
-    /// Forgets the lowest progression of a bound one: it is somewhere else now.
+    /// Removes the lowest progression of a bound sheaf, whose objects the caller has moved
+    /// elsewhere.
     pub fn forget_lowest(&mut self) {
         let progressions = self.packed_mut();
         if !progressions.is_empty() {
@@ -176,29 +186,30 @@ impl Sheaf {
         }
     }
 
-    /// Where its objects are at home, most likely all of them.
+    /// The home CPU of its objects. Single objects may have another one.
     pub fn home(&self) -> u16 {
         self.head().home
     }
 
-    /// Says where its objects are at home.
+    /// Sets the home CPU of its objects.
     pub fn set_home(&mut self, cpu: u16) {
         self.head_mut().home = cpu;
     }
 
-    /// Puts `count` objects on top, for all of which there is room: `object` says which.
+    /// Puts `count` objects on top; `object` says which. There is room for all of them.
     pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
         let held = self.head().count as usize;
         let room = self.capacity().saturating_sub(held);
         debug_assert!(count <= room);
         let count = count.min(room);
-        // SAFETY: below the capacity, initialised when the sheaf was made, and the caller owns the sheaf.
+        // SAFETY: `make` initialised all cells, the range ends below the capacity, and the caller
+        // has the sheaf alone.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.contents::<*mut u8>().add(held), count) };
         cells.iter_mut().enumerate().for_each(|(n, cell)| *cell = object(n));
         self.head_mut().count += count as u16;
     }
 
-    /// Turns the order of the objects around.
+    /// Reverses the order of the objects.
     pub fn reverse(&mut self) {
         self.cells_mut().reverse();
     }
@@ -216,10 +227,10 @@ impl Sheaf {
         Some(object)
     }
 
-    /// Lets `fill` write all cells of an empty sheaf, and keeps them if it says that it did.
+    /// Lets `fill` write all cells of an empty sheaf, and keeps them if it returns `true`.
     pub fn fill(&mut self, fill: impl FnOnce(&mut [*mut u8]) -> bool) -> bool {
         let capacity = self.head().capacity;
-        // SAFETY: the cells are the caller's; a sheaf is made with all of them initialised.
+        // SAFETY: `make` initialised all cells, and the caller has the sheaf alone.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.contents(), capacity as usize) };
         let filled = fill(cells);
         self.head_mut().count = if filled { capacity } else { 0 };
@@ -227,11 +238,13 @@ impl Sheaf {
     }
 
     fn cells_mut(&mut self) -> &mut [*mut u8] {
-        // SAFETY: the cells below the count are initialised, and the caller owns the sheaf.
+        // SAFETY: `make` initialised the cells, the count is at most the capacity, and the caller
+        // has the sheaf alone.
         unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().0) }
     }
 
-    /// Moves the objects of a plain one that `stays` says so of to the bottom, and answers how many they are.
+    /// Moves those objects of a plain sheaf to the bottom for which `stays` returns `true`. Returns
+    /// their number.
     pub(crate) fn partition(&mut self, stays: impl Fn(*mut u8) -> bool) -> usize {
         let objects = self.cells_mut();
         let mut own = 0;
@@ -244,12 +257,13 @@ impl Sheaf {
         own
     }
 
-    /// Forgets the objects of a plain one from the `count`th on: they are somewhere else now.
+    /// Removes the objects of a plain sheaf from the `count`th on, which the caller has moved
+    /// elsewhere.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.head_mut().count = count.min(self.cells().len()) as u16;
     }
 
-    /// Forgets the objects: they are somewhere else now.
+    /// Removes all objects, which the caller has moved elsewhere.
     pub fn clear(&mut self) {
         self.head_mut().count = 0;
     }
@@ -261,7 +275,7 @@ mod tests {
     use crate::progression::few;
     use std::vec::Vec;
 
-    /// Its objects are those of the smallest class.
+    /// Makes a sheaf for objects of the smallest class, and returns it and its memory.
     pub(super) fn sheaf(capacity: u32) -> (Sheaf, Vec<u64>) {
         let mut memory = std::vec![0_u64; Sheaf::bytes(capacity) / 8];
         let start = NonNull::new(memory.as_mut_ptr().cast()).unwrap();

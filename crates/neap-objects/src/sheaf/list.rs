@@ -1,33 +1,40 @@
-//! A list of sheaves: what a barn has of one kind, or a thread on its way.
+//! A list of sheaves: one kind of a barn's, or those that a thread moves.
 //!
-//! Sits between class caches, under whose mutex a barn's lists are, and sheaves, which carry the links. Sheaves lie in chains by their home, so
-//! that one that suits is found at the first look. A list owns its sheaves; it takes no lock and looks into none but to count and to show
-//! what is in them.
+//! # Design
+//!
+//! Sheaves lie in chains by their home, so that the first one usually suits a CPU. A list owns its
+//! sheaves. It reads their objects only to count them and in [`SheafList::look`].
+//!
+//! # Locking
+//!
+//! None. The lists of a barn are guarded by the mutex of the class cache.
 
 use super::{Head, Sheaf};
 use core::ptr::{NonNull, null_mut};
 
-/// How many sheaves are looked at for one that suits: a line of memory each, under the barn's lock.
+/// The most sheaves that are checked for a home. Each takes a cache line, under the barn's lock.
 const LOOKED_AT: usize = 8;
 
-/// Chains of a list: a sheaf is on the one of its home, so where there are no more CPUs than that the first one suits.
+/// Number of chains of a list. A sheaf lies on the chain of its home. With no more CPUs than
+/// chains, the first sheaf of a chain has the right home.
 const CHAINS: usize = 4;
 
-/// A list of sheaves, those of a home last in first out.
+/// A list of sheaves: last in, first out for sheaves of one home.
 #[derive(Debug)]
 pub struct SheafList {
     chains: [*mut Head; CHAINS],
     length: u32,
-    /// How many of them are bound ones.
+    /// Number of bound sheaves on the list.
     bound: u32,
-    /// Objects in all of them: a sheaf does not change while it is on the list.
+    /// Number of objects in all sheaves. A sheaf does not change while it is on the list.
     objects: u64,
-    /// The shortest the list has been since the last [`SheafList::working_set`].
+    /// The shortest length since the last [`SheafList::working_set`].
     shortest: u32,
     looked: Look,
 }
 
-/// Where a [`SheafList::look`] goes on: a sheaf of a chain, or null at its end, and how many of its objects were seen.
+/// The position of a [`SheafList::look`]: a sheaf of a chain, or null at its end, and the number of
+/// its objects that were seen.
 #[derive(Debug)]
 struct Look {
     chain: usize,
@@ -35,7 +42,7 @@ struct Look {
     seen: usize,
 }
 
-// SAFETY: the list owns its sheaves.
+// SAFETY: the list owns its sheaves, whose memory belongs to no thread.
 unsafe impl Send for SheafList {}
 
 impl SheafList {
@@ -45,17 +52,17 @@ impl SheafList {
         SheafList { chains: [null_mut(); CHAINS], length: 0, bound: 0, objects: 0, shortest: 0, looked }
     }
 
-    /// Sheaves on the list.
+    /// Number of sheaves on the list.
     pub fn length(&self) -> u32 {
         self.length
     }
 
-    /// Sheaves on the list that are plain ones, and bound ones.
+    /// Number of plain sheaves on the list, and of bound ones.
     pub fn lengths(&self) -> (u32, u32) {
         (self.length - self.bound, self.bound)
     }
 
-    /// Puts a sheaf on the list, which owns it from now on.
+    /// Puts a sheaf on the list, which owns it then.
     pub fn push(&mut self, mut sheaf: Sheaf) {
         let chain = &mut self.chains[usize::from(sheaf.home()) % CHAINS];
         sheaf.head_mut().next = *chain;
@@ -65,34 +72,34 @@ impl SheafList {
         self.objects += sheaf.length() as u64;
     }
 
-    /// Takes a sheaf, of one home now and of another next.
+    /// Takes a sheaf. Successive calls take from different chains.
     pub fn pop(&mut self) -> Option<Sheaf> {
         self.pop_from(self.length as usize % CHAINS)
     }
 
-    /// Takes a sheaf with cells, if one is the first of its chain.
+    /// Takes a sheaf with cells, if one is the first of a chain.
     pub fn pop_plain(&mut self) -> Option<Sheaf> {
-        // SAFETY: the list owns its sheaves; a chain is null or leads to the first of them.
+        // SAFETY: a chain is null or points to a sheaf of the list, which owns it.
         let capacity = |chain: &*mut Head| unsafe { chain.as_ref() }.map_or(0, |head| head.capacity);
         let chain = self.chains.iter().position(|chain| capacity(chain) > 0)?;
         self.pop_from(chain)
     }
 
-    /// Takes the first one of a chain, or of the next that has any.
+    /// Takes the first sheaf of a chain, or of the next chain that has any.
     fn pop_from(&mut self, chain: usize) -> Option<Sheaf> {
         let mut chains = (chain..CHAINS).chain(0..chain);
         let (chain, head) = chains.find_map(|chain| Some((chain, NonNull::new(self.chains[chain])?)))?;
-        // SAFETY: the list owns its sheaves.
+        // SAFETY: the first sheaf of a chain belongs to the list.
         self.chains[chain] = unsafe { head.as_ref() }.next;
         Some(self.taken(head))
     }
 
-    /// A sheaf that is off the list, and counted.
+    /// Subtracts a sheaf that was taken off its chain from the counts, and returns it.
     fn taken(&mut self, head: NonNull<Head>) -> Sheaf {
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
         if self.looked.at == head.as_ptr() {
-            // SAFETY: it was the list's until now.
+            // SAFETY: the caller took it off a chain of the list, which owned it until now.
             self.looked = Look { at: unsafe { head.as_ref() }.next, seen: 0, ..self.looked };
         }
         let sheaf = Sheaf(head);
@@ -101,8 +108,9 @@ impl SheafList {
         sheaf
     }
 
-    /// Looks at the next few objects, of one sheaf, from the list's first on where it `starts`; whether there may be more. In between the list may
-    /// change: a sheaf that is taken is not seen any more, one that is new may not be seen either. A list remembers one look.
+    /// Shows the next objects of one sheaf to `see`, at most `most`, from the list's first sheaf if
+    /// it `starts`. Returns whether there may be more. The list may change between calls: a sheaf
+    /// that was taken is not seen, and a new one may be missed. A list remembers one look.
     pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
         if starts {
             self.looked = Look { chain: 0, at: self.chains[0], seen: 0 };
@@ -121,14 +129,15 @@ impl SheafList {
         true
     }
 
-    /// Takes a sheaf whose objects are at home on `cpu` if one is among the first few of its chain, otherwise another.
+    /// Takes a sheaf with the home `cpu` if one is among the first few of its chain, otherwise
+    /// another one.
     pub fn pop_for(&mut self, cpu: u16) -> Option<Sheaf> {
         let chain = usize::from(cpu) % CHAINS;
         let mut link = &raw mut self.chains[chain];
         for _ in 0..LOOKED_AT {
-            // SAFETY: the list owns its sheaves; the link is a chain's or in one of them.
+            // SAFETY: the link is a chain's, or that of a sheaf of the list, which owns it.
             unsafe {
-                // Not by reference: what leaves here leads to the cells as well.
+                // Raw pointers, not references: the result gives access to the cells as well.
                 let Some(head) = NonNull::new(*link) else { break };
                 if head.as_ref().home == cpu {
                     *link = head.as_ref().next;
@@ -140,21 +149,22 @@ impl SheafList {
         self.pop_from(chain)
     }
 
-    /// How many sheaves were on the list all the time since this was last asked: nobody needed them.
+    /// Number of sheaves that no thread needed since the last call: the shortest length since then.
     pub fn working_set(&mut self) -> u32 {
         let idle = self.shortest;
         self.shortest = self.length;
         idle
     }
 
-    /// Objects in all sheaves of the list.
+    /// Number of objects in all sheaves of the list.
     pub fn objects(&self) -> u64 {
         self.objects
     }
 
-    /// The sheaves, from the first; they stay the list's.
+    /// The sheaves of all chains, from the first. They stay the list's.
     pub(crate) fn sheaves(&self) -> impl Iterator<Item = &Sheaf> {
-        // SAFETY: the list owns its sheaves, and is borrowed; a sheaf is a pointer that is not null.
+        // SAFETY: links point to sheaves of the list, which owns them and is borrowed. A `Sheaf` is
+        // a non-null pointer, so a link has the layout of `Option<Sheaf>`.
         let at = |link: &*mut Head| unsafe { &*core::ptr::from_ref(link).cast::<Option<Sheaf>>() }.as_ref();
         self.chains.iter().flat_map(move |first| core::iter::successors(at(first), move |sheaf| at(&sheaf.head().next)))
     }
@@ -188,10 +198,10 @@ mod tests {
             let more = list.look(starts, 2, &mut |object| seen.push(object.addr() / 16));
             more.then_some(seen)
         };
-        // All of it, two at a time, the last sheaf first.
+        // All objects, two at a time, the last sheaf first.
         let all = core::iter::successors(look(&mut list, true), |_| look(&mut list, false));
         assert_eq!(all.flatten().collect::<Vec<_>>(), [10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3]);
-        // The one that it is in the midst of is taken, with the one in front of it.
+        // The sheaf that the look is inside is taken, with the one in front of it.
         assert_eq!(
             [look(&mut list, true), look(&mut list, false), look(&mut list, false)].map(Option::unwrap).concat(),
             [10, 11, 12, 7, 8]
@@ -215,11 +225,11 @@ mod tests {
             sheaf.extend(n, |n| objects[n]);
             list.push(sheaf);
         }
-        // What follows the first sheaf is nowhere for a moment.
-        // SAFETY: the list owns its sheaves, and nothing follows the link meanwhile.
+        // The link behind the first sheaf dangles for a moment.
+        // SAFETY: the list owns its sheaves, and nothing follows the link until it is restored.
         let next = unsafe { core::mem::replace(&mut (*list.chains[0]).next, NonNull::dangling().as_ptr()) };
         assert_eq!((list.objects(), list.length()), (6, 4));
-        // SAFETY: the list owns its sheaves.
+        // SAFETY: the first sheaf of the chain belongs to the list.
         unsafe { (*list.chains[0]).next = next };
         let counts = core::iter::from_fn(|| list.pop().map(|sheaf| (sheaf.length(), list.objects())));
         assert_eq!(counts.collect::<Vec<_>>(), [(3, 3), (2, 1), (1, 0), (0, 0)]);
@@ -237,7 +247,8 @@ mod tests {
         }
         let (mut seen, mut starts) = (Vec::new(), true);
         while list.look(core::mem::take(&mut starts), 1, &mut |object| seen.push(object)) {
-            // The one that it is in the midst of, the last of its chain, goes: the next chain is next.
+            // The sheaf that the look is inside is the last of its chain. It is taken, and the look
+            // goes on in the next chain.
             if seen.len() == 5 {
                 assert_eq!(list.pop_for(0).unwrap().cells(), &objects[..2]);
             }
