@@ -1,20 +1,22 @@
-//! Emptying of other CPUs' stacks that an allocation leaves to another thread.
+//! Draining of other CPUs' stacks by another thread, on behalf of an allocation.
 //!
 //! # Design
-//! To take what is in another CPU's stacks needs a fence. An allocation may make no such system
-//! call where the process has several threads. It asks a thread that may, and waits for a bounded
-//! time:
+//!
+//! Draining another CPU's stacks needs a fence. An allocation may make no such system call if the
+//! process has several threads. It asks a thread that may, and waits for a bounded time:
 //! 1. It takes a ticket, and rings the bell on which that thread sleeps.
-//! 2. The thread empties the stacks of all CPUs, and says up to which ticket it has done so.
+//! 2. The thread drains the stacks of all CPUs, and stores up to which ticket it has done so.
 //! 3. The allocation sees its ticket done, or goes on without.
 //!
 //! # Locking
-//! None. The thread enters the fork gate by itself, and never waits for it: who asks may be inside.
+//!
+//! None. The thread enters the fork gate by itself and never waits for it, since the thread that
+//! asks may be inside.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use neap_os::futex::{self, Scope};
 
-/// What a thread that needs memory and one that helps it share.
+/// State shared by threads that need memory and the thread that drains for them.
 #[derive(Debug, Default)]
 pub struct Helper {
     present: AtomicBool,
@@ -30,20 +32,20 @@ impl Helper {
         Helper { present: AtomicBool::new(false), bell, asked, done, late }
     }
 
-    /// Says whether there is a thread that sleeps on the bell.
+    /// Sets whether there is a thread that sleeps on the bell.
     pub fn set_present(&self, present: bool) {
         // Relaxed: heuristic; nothing depends on it.
         self.present.store(present, Ordering::Relaxed);
     }
 
-    /// Lets the thread that sleeps on the bell look up.
+    /// Wakes the thread that sleeps on the bell.
     pub fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `rung`.
         futex::wake(&self.bell, 1, Scope::Process);
     }
 
-    /// How often the bell has rung: who finds nothing to do after this sleeps [on it](Helper::bell)
-    /// as long as that is so.
+    /// Number of rings of the bell. A thread that finds nothing to do after this call sleeps [on
+    /// the bell](Helper::bell) while its value is this number.
     pub fn rung(&self) -> u32 {
         self.bell.load(Ordering::Acquire) // Pairs with the Release in `ring`.
     }
@@ -53,7 +55,7 @@ impl Helper {
         &self.bell
     }
 
-    /// Has the stacks of all CPUs emptied, and waits so many nanoseconds for it at most. Returns
+    /// Asks for a drain of all CPUs' stacks, and waits at most `nanoseconds` for it. Returns
     /// whether it happened.
     pub fn ask(&self, nanoseconds: u64) -> bool {
         if !self.present.load(Ordering::Relaxed) {
@@ -62,7 +64,7 @@ impl Helper {
         let ticket = self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         self.ring();
         let is_done = |done: u32| done.wrapping_sub(ticket) < u32::MAX / 2;
-        // Acquire pairs with the Release in `serve`: objects that were put back are found.
+        // Acquire pairs with the Release in `serve`, which publishes the objects returned to slabs.
         let done = self.done.load(Ordering::Acquire);
         if !is_done(done) {
             futex::wait(&self.done, done, Some(nanoseconds), Scope::Process);
@@ -72,9 +74,9 @@ impl Helper {
         in_time
     }
 
-    /// Runs `work`, which answers whether it was done, if an allocation asks for it.
+    /// Runs `work` if an allocation asks for it. `work` returns whether it drained.
     pub fn serve(&self, work: impl FnOnce() -> bool) {
-        // Relaxed: the bell orders it.
+        // Relaxed: the bell's Release and Acquire order it.
         let asked = self.asked.load(Ordering::Relaxed);
         if asked != self.done.load(Ordering::Relaxed) && work() {
             self.done.store(asked, Ordering::Release); // Pairs with the Acquire loads in `ask`.
@@ -82,12 +84,12 @@ impl Helper {
         }
     }
 
-    /// How many allocations went on without.
+    /// Number of allocations whose wait ended without a drain.
     pub fn late(&self) -> u32 {
         self.late.load(Ordering::Relaxed)
     }
 
-    /// In a forked child: there is no such thread, and no allocation waits for one.
+    /// Resets the state in a forked child: there is no thread on the bell, and no allocation waits.
     pub fn forget(&self) {
         self.set_present(false);
         self.done.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -1,24 +1,25 @@
-//! Whether a thread of the process runs on an isolated CPU, as calls that allocate or free need to
-//! know it.
+//! Whether a thread of the process runs on an isolated CPU, cached for calls that allocate or free.
 //!
 //! # Design
-//! The system answers that by a file for each thread. A tick asks it, and calls read a word with
-//! the tick's answer. A call asks the system itself only where the answer is older than an
-//! interval: no tick came, or none is due since nothing is cached.
+//!
+//! The system answers by a file for each thread. A tick asks, and calls read a word with the tick's
+//! answer. A call asks the system itself only if the answer is older than an interval: no tick
+//! came, or none is due since nothing is cached.
 //!
 //! # Concurrency
-//! One word, with the time of the look and the answer. Two callers that find it too old look twice.
+//!
+//! One word holds the time and the answer. Two callers that find it too old both ask the system.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
 
-/// Nanoseconds for which an answer is good: the usual interval between ticks.
+/// Nanoseconds for which an answer is valid: the default interval between ticks.
 const GOOD: u64 = 250_000_000;
 
-/// The bit of the answer; the other bits are those of the time.
+/// The bit of the answer. The other bits are those of the time.
 const IN_USE: u64 = 1;
 
-/// The last answer. 0: nobody has asked.
+/// The last answer and its time; 0: there is none yet.
 #[derive(Debug)]
 pub(crate) struct IsolatedUse(AtomicU64);
 
@@ -27,7 +28,7 @@ impl IsolatedUse {
         IsolatedUse(AtomicU64::new(0))
     }
 
-    /// Asks the system, and keeps the answer for the calls that follow.
+    /// Asks the system, and stores the answer for the calls that follow.
     pub(crate) fn look<P: Platform>(&self, platform: &P) -> bool {
         let in_use = platform.is_isolated_cpu_in_use();
         // Relaxed: heuristic; it publishes no other data.
@@ -35,7 +36,7 @@ impl IsolatedUse {
         in_use
     }
 
-    /// The last answer, or a new one where that is too old.
+    /// The last answer, or a new one if that is too old.
     pub(crate) fn is_known<P: Platform>(&self, platform: &P) -> bool {
         let word = self.0.load(Relaxed);
         if word != 0 && platform.now().saturating_sub(word & !IN_USE) < GOOD {

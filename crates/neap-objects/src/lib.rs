@@ -1,7 +1,7 @@
 //! Objects of neap: size classes, slabs, sheaves, barns, and the per-CPU slots in front of them.
 //!
-//! Sits between the pages and the facade. [`hot`] is what every small `malloc` and `free` touches; [`objects`] is the
-//! slow way and the way back. Knows nothing of groups, limits or threads, and never reclaims.
+//! [`hot`] is the fast path of small allocations and frees; [`objects`] is the slow path and the
+//! return to the pages. This crate knows nothing of memory groups, and never reclaims.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,32 +1,36 @@
-//! Progressions: objects that follow each other in memory, upward or downward, known by the first and how many they are.
+//! Progressions: objects at equal distances in memory, upward or downward, stored as the first one
+//! and their number.
 //!
-//! Sits beside the sheaves, which keep objects that way where few progressions are all of them, and below the stacks, which take one with a
-//! single commit. Objects come out of slabs in the order in which they lie there, and many programs give them back in the order in which they
-//! got them, or the other way around. Pure arithmetic on addresses: no lock, and no object is touched.
+//! # Design
+//!
+//! Bound sheaves keep objects as progressions, and a stack takes a progression with a single
+//! commit. Objects come out of slabs in the order of their addresses, and many programs free them
+//! in the order of allocation or its reverse. This module computes on addresses. It takes no lock
+//! and accesses no object.
 
 /// Objects at equal distances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progression {
-    /// The first of them.
+    /// The first object.
     pub first: *mut u8,
-    /// How many there are.
+    /// Number of objects.
     pub length: u32,
-    /// Bytes from one to the next.
+    /// Bytes from one object to the next; negative if they go downward.
     pub step: i32,
 }
 
 impl Progression {
-    /// Of nothing.
+    /// A progression without objects.
     pub const NONE: Progression = Progression { first: core::ptr::null_mut(), length: 0, step: 0 };
 
-    /// The longest one that `objects` of `size` bytes begin with.
+    /// The longest progression that `objects` of `size` bytes begin with.
     #[inline]
     fn leading(objects: &[*mut u8], size: usize) -> Progression {
         let Some(&first) = objects.first() else { return Progression::NONE };
         let up = objects.get(1).is_none_or(|&second| second.addr() > first.addr());
         let step = if up { size } else { size.wrapping_neg() };
         let (mut length, mut expected) = (0, first.addr());
-        // Several at a time, without a jump for each.
+        // Eight at a time, with one branch.
         for chunk in objects.as_chunks::<8>().0 {
             let differs = |differs, (n, object): (usize, &*mut u8)| {
                 differs | (object.addr() ^ expected.wrapping_add(step.wrapping_mul(n)))
@@ -45,36 +49,36 @@ impl Progression {
         Progression { first, length: length as u32, step: step as i32 }
     }
 
-    /// Number `n`.
+    /// The object with the index `n`.
     #[inline]
     pub fn at(&self, n: usize) -> *mut u8 {
         self.first.wrapping_offset(self.step as isize * n as isize)
     }
 
-    /// The last of them.
+    /// The last object. There is at least one.
     pub fn last(&self) -> *mut u8 {
         self.at(self.length as usize - 1)
     }
 
-    /// Each of them.
+    /// All objects, from the first.
     pub fn objects(self) -> impl DoubleEndedIterator<Item = *mut u8> {
         (0..self.length as usize).map(move |n| self.at(n))
     }
 }
 
-/// A progression in one word, where its step is known but for the direction: the first, and above [`ADDRESS`] bits the length, negative where
-/// it goes down.
+/// A progression in one word, for a known size of objects. The lower [`ADDRESS`] bits are the first
+/// object. The bits above are the length, negative if the objects go downward.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed(u64);
 
-/// Bits of an address. Programs get none with more unless they ask for one.
+/// Bits of an address. The system gives a program longer ones only on request.
 const ADDRESS: u32 = 48;
 
 impl Packed {
-    /// Of nothing.
+    /// A progression without objects.
     pub const NONE: Packed = Packed(0);
 
-    /// The progression; `None` if it does not fit.
+    /// Packs a progression; `None` if it does not fit.
     pub fn of(progression: &Progression) -> Option<Packed> {
         let length = i16::try_from(progression.length).ok()?;
         let length = if progression.step < 0 { -length } else { length };
@@ -82,7 +86,7 @@ impl Packed {
         (address >> ADDRESS == 0).then_some(Packed(address | (length as u64) << ADDRESS))
     }
 
-    /// What was packed, of objects of `size` bytes.
+    /// Unpacks a progression of objects of `size` bytes.
     pub fn unpack(self, size: usize) -> Progression {
         let address = self.0 & ((1 << ADDRESS) - 1);
         let (first, length) = (core::ptr::with_exposed_provenance_mut(address as usize), self.signed_length());
@@ -93,19 +97,19 @@ impl Packed {
         (self.0 >> ADDRESS) as i16
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn length(self) -> usize {
         self.signed_length().unsigned_abs().into()
     }
 
-    /// The same without the last object; there is one.
+    /// Removes the last object. There is at least one.
     pub fn without_last(self) -> Packed {
         Packed(self.0.wrapping_sub((self.signed_length().signum() as u64) << ADDRESS))
     }
 }
 
-/// Says `objects` of `size` bytes, in their order, as at most `N` progressions, and how many these are; `None` if it takes more, or one does
-/// not fit.
+/// Packs `objects` of `size` bytes, in their order, into at most `N` progressions. Returns these
+/// and their number; `None` if it takes more, or one does not fit.
 pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Packed; N], usize)> {
     let (mut few, mut count) = ([Packed::NONE; N], 0);
     while !objects.is_empty() {
@@ -169,7 +173,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the objects are: what is told is all of them, in their order, and each part as long as can be.
+        /// Whatever the objects are: what is told is all of them, in their order, and each part as
+        /// long as can be.
         #[test]
         #[cfg_attr(miri, ignore = "takes it minutes")]
         fn what_is_told_is_what_was_there(parts in vec((0_usize..100, 1_usize..60, any::<bool>()), 0..20)) {

@@ -1,101 +1,103 @@
-//! Reuse before growth: what is free in any cache serves an allocation before fresh memory does.
+//! Reuse before growth: free objects of any cache serve an allocation before fresh memory does.
 //!
 //! # Design
 //! Caches keep free objects by class and CPU. Memory that one class freed is of no use to another
-//! until its slabs are whole again. The pages count what they take from the system ("growth"). When
-//! growth has passed a quantum since the last sweep, and more than a sixteenth of what is resident
-//! is not in use, a *sweep* begins. A sweep empties
+//! until its slabs are whole again. The pages count what they take from the system ("growth"). A
+//! *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth of
+//! the resident memory is not in use. A sweep empties
 //!
 //! 1. barns, the fullest first;
-//! 2. the stacks of every CPU, whose few objects keep many slabs from being whole;
+//! 2. the stacks of every CPU, since a few objects there keep many slabs from being whole;
 //! 3. the page lists of every CPU.
 //!
-//! The threads that need memory take the steps. Before a new slab or run each of them works until
-//! the pages can serve it from resident memory, and until [`PER_GROWN_BYTE`] bytes were put back for
-//! each byte grown since the sweep began, but puts back no more than about [`OBJECTS_PER_CALL`]
-//! objects. A program that allocates again what it freed grows nothing, so it never sweeps. A
-//! sweep that recovers little doubles the next quantum, up to [`MOST_BACKOFF`] times. Free pages
-//! that lie too scattered at the end of a sweep go to the system, so that growth replaces them.
+//! The threads that need memory take the steps. Before a new slab or run, a thread works until the
+//! pages can serve it from resident memory, and until [`PER_GROWN_BYTE`] bytes were returned to
+//! slabs for each byte grown since the sweep began. It returns no more than about
+//! [`OBJECTS_PER_CALL`] objects. A program that allocates again what it freed grows nothing, so it
+//! never sweeps. A sweep that recovers little doubles the next quantum, up to [`MOST_BACKOFF`]
+//! times. Free pages that lie too scattered at the end of a sweep are released, so that growth
+//! replaces them.
 //!
-//! A step that takes stacks needs a fence, which is a system call where the process has several
-//! threads. There the step [asks](crate::helper) a thread that may fence, for all CPUs at once, and
+//! A step that takes stacks needs a fence, which is a system call if the process has several
+//! threads. The step then [asks](crate::helper) a thread that may fence, for all CPUs at once, and
 //! waits at most [`PATIENCE`]. Without such a thread a sweep leaves other CPUs' stacks alone.
 //!
 //! # Locking
-//! No lock is held from one step to the next; a step takes what draining takes. Several threads may
-//! sweep at once: they pop sheaves of one barn under its lock, and one of them drains a CPU.
+//! No lock is held from one step to the next; a step takes the locks that draining takes. Several
+//! threads may sweep at once. They pop sheaves of one barn under its lock, and one of them drains a
+//! CPU.
 
 use crate::objects::Objects;
 use crate::size_class::Class;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
 
-/// Objects that one call puts back at most; its last step may go beyond that.
+/// The most objects that one call returns to slabs; its last step may exceed that.
 const OBJECTS_PER_CALL: u64 = 1 << 16;
 
-/// Objects that it puts back beyond that for each page that it asks for.
+/// Objects returned beyond that for each page that the call asks for.
 const OBJECTS_PER_PAGE: u64 = 32;
 
-/// Bytes put back for each byte that is taken from the system while a sweep is under way.
+/// Bytes returned to slabs for each byte that is taken from the system during a sweep.
 const PER_GROWN_BYTE: u64 = 16;
 
 /// Pages that a sweep leaves in the list of its CPU.
 const MOST_LISTED: u32 = 64;
 
-/// Sheaves that are taken from a barn before the fullest is looked for again, at most.
+/// The most sheaves taken from a barn before the fullest one is determined again.
 const MOST_QUOTA: u64 = 64;
 
 /// The least growth from one sweep to the next, in bytes.
 const LEAST_QUANTUM: u64 = 2 << 20;
 
-/// Pages of growth before anything is looked at.
+/// Pages of growth before the first check for a sweep.
 const FIRST: u64 = 512;
 
-/// Unused bytes below which nothing is swept: new slabs of many classes have as much.
+/// Unused bytes below which no sweep begins. New slabs of many classes have as much.
 const LEAST_UNUSED: u64 = 4 << 20;
 
-/// Bytes that a call gives to the system at most, unless it takes more itself.
+/// The most bytes that a call releases, unless it allocates more itself.
 const MOST_RELEASED: u64 = 16 << 20;
 
-/// How often the quantum is doubled at most.
+/// The most doublings of the quantum.
 const MOST_BACKOFF: u32 = 2;
 
-/// Nanoseconds that a sweep waits for the thread that empties the stacks of CPUs for it.
+/// Nanoseconds that a sweep waits for the thread that drains CPUs for it.
 const PATIENCE: u64 = 1_000_000;
 
 /// No sweep is under way.
 const IDLE: u32 = 0;
-/// Barns are being emptied. In the stages that follow stacks are emptied, from CPU 0 on.
+/// Barns are emptied. The stages that follow drain the CPUs' stacks, from CPU 0 on.
 const BARNS: u32 = 1;
 
-/// Where reuse stands. All fields are heuristics: no other data depends on them.
+/// The state of reuse. All fields are heuristics: no other data depends on them.
 #[derive(Debug)]
 pub(crate) struct Reuse {
-    /// The growth from which on there is something to do; 0 while a sweep is under way.
+    /// The growth from which on a call sweeps, or checks for a sweep; 0 during a sweep.
     next: AtomicU64,
     stage: AtomicU32,
-    /// The barn that is being emptied: a class, and its node above the low byte.
+    /// The barn that is emptied: the class in the low byte, the node above.
     victim: AtomicU32,
     /// Sheaves to take from that barn before the fullest is looked for again.
     quota: AtomicU32,
     /// The growth when the sweep began.
     began: AtomicU64,
-    /// Bytes put back by the sweep so far.
+    /// Bytes returned to slabs by the sweep so far.
     done: AtomicU64,
     backoff: AtomicU32,
     counters: [AtomicU64; 4],
 }
 
-/// What reuse did so far.
+/// Statistics of reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReuseNumbers {
-    /// Sweeps that began.
+    /// Number of sweeps that began.
     pub sweeps: u64,
-    /// Objects that sweeps put back into slabs.
+    /// Objects that sweeps returned to slabs.
     pub objects: u64,
-    /// Pages taken from the system while a sweep was under way.
+    /// Pages taken from the system during sweeps.
     pub grown: u64,
-    /// Free pages that went to the system since they lay too scattered to serve.
+    /// Free pages released since they lay too scattered to serve.
     pub released: u64,
 }
 
@@ -115,9 +117,9 @@ impl Reuse {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Makes free objects into free pages until `take` gets `pages` pages in a row without growth.
-    /// Does nothing before growth has passed the quantum. The caller is inside the gate and holds no
-    /// lock.
+    /// Turns free objects into free pages until `take` gets `pages` pages in a row without growth.
+    /// Does nothing before growth has passed the quantum. The caller is inside the fork gate and
+    /// holds no lock.
     #[inline]
     pub fn reuse_before_growth<T>(&self, pages: u32, mut take: impl FnMut() -> Option<T>) -> Option<T> {
         let is_due = self.pages.grown() + u64::from(pages) >= self.reuse.next.load(Relaxed);
@@ -151,11 +153,11 @@ impl<P: Platform> Objects<P> {
         taken.or_else(take)
     }
 
-    /// Begins a sweep if enough is not in use; otherwise puts the next look off by a quantum.
+    /// Begins a sweep if enough memory is unused; otherwise puts the next check off by a quantum.
     fn begin_sweep(&self) -> bool {
         let pages = self.pages.listed() + self.pages.backed_free_pages();
         let unused = self.free_object_bytes() + (pages << self.pages.page_shift());
-        // A program that keeps free pages wants them where they are.
+        // A program that keeps free chunks wants its memory to stay where it is.
         if unused < (self.resident_bytes() / 16).max(LEAST_UNUSED) || self.pages.keeps_chunks() {
             self.put_off();
             return false;
@@ -175,7 +177,7 @@ impl<P: Platform> Objects<P> {
         let reuse = &self.reuse;
         let little = reuse.done.load(Relaxed) < self.resident_bytes() / 32;
         let backoff = if little { (reuse.backoff.load(Relaxed) + 1).min(MOST_BACKOFF) } else { 0 };
-        // While much is free but scattered, each sweep gives some of it to the system.
+        // While much memory is free but scattered, each sweep releases some of it.
         reuse.backoff.store(if self.is_scattered() { 0 } else { backoff }, Relaxed);
         let grown = self.pages.grown().saturating_sub(reuse.began.load(Relaxed));
         reuse.counters[2].fetch_add(grown, Relaxed);
@@ -188,23 +190,24 @@ impl<P: Platform> Objects<P> {
         self.reuse.next.store(self.pages.grown() + (quantum >> self.pages.page_shift()), Relaxed);
     }
 
-    /// Whether the sweep has put back less than growth since it began asks for.
+    /// Whether the sweep has returned fewer bytes than growth since its beginning asks for.
     fn owes(&self) -> bool {
         let grown = self.pages.grown().saturating_sub(self.reuse.began.load(Relaxed));
         self.reuse.done.load(Relaxed) < (grown << self.pages.page_shift()) * PER_GROWN_BYTE
     }
 
-    /// Whether more than a sixteenth of what is resident is free, which a sweep is not to leave.
+    /// Whether more than a sixteenth of the resident memory lies in free pages. A sweep should not
+    /// leave that.
     fn is_scattered(&self) -> bool {
         self.pages.backed_free_pages() > self.pages.resident() / 16
     }
 
-    /// Gives free pages to the system that the sweep has not made whole enough for `pages` pages in a
-    /// row: what is about to be taken from the system takes their place. Not while an isolated CPU
-    /// would be interrupted.
+    /// Releases free pages that the sweep has not joined to `pages` pages in a row. The pages about
+    /// to be taken from the system replace them. Does nothing if this would interrupt an isolated
+    /// CPU.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
-        // A run that is longer than all that is free may lie on it.
+        // A run longer than all free pages may use these itself.
         if free < u64::from(pages) || !self.is_scattered() {
             return;
         }
@@ -217,7 +220,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Takes a step of the sweep. Returns how many objects went back; `None` if the sweep is over.
+    /// Takes a step of the sweep. Returns the number of objects returned to slabs; `None` if the
+    /// sweep is over.
     fn sweep(&self) -> Option<u64> {
         let reuse = &self.reuse;
         let stage = reuse.stage.load(Relaxed);
@@ -235,7 +239,7 @@ impl<P: Platform> Objects<P> {
                     return Some(if is_mine { self.take_stacks(cpu) } else { 0 });
                 }
                 self.pages.drain_all(&self.platform);
-                // The program may have freed more since the barns were empty.
+                // The program may have freed more since the barns were emptied.
                 let more = self.fullest_barn().is_some_and(|(bytes, ..)| bytes > self.resident_bytes() / 32);
                 if advance(if more { BARNS } else { IDLE }) && !more {
                     self.end_sweep();
@@ -245,8 +249,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Takes the stacks of a CPU, in the first step of them those of all CPUs where this thread may
-    /// not fence. Returns how many objects went back by this thread.
+    /// Drains a CPU's stacks. If this thread may not fence, the step for the first CPU that needs a
+    /// fence asks the helper to drain all CPUs, and the steps for others do nothing. Returns the
+    /// number of objects returned by this thread.
     fn take_stacks(&self, cpu: usize) -> u64 {
         if !self.slots.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
             return self.drain_cpu(cpu, |_| true).unwrap_or(0);
@@ -258,7 +263,8 @@ impl<P: Platform> Objects<P> {
         0
     }
 
-    /// Puts back a sheaf of the fullest barn; `None` where all barns are empty.
+    /// Returns the objects of a sheaf of the fullest barn to slabs. Returns their number; `None` if
+    /// all barns are empty.
     fn empty_barn(&self) -> Option<u64> {
         let reuse = &self.reuse;
         let quota = reuse.quota.load(Relaxed);
@@ -278,14 +284,14 @@ impl<P: Platform> Objects<P> {
         };
         let objects = sheaf.length() as u64;
         self.dissolve(class, sheaf);
-        // Slabs that are whole lie in this CPU's list now, where larger blocks do not come from.
+        // Whole slabs lie in this CPU's page list now, which serves no larger blocks.
         self.pages.trim_list(&self.platform, MOST_LISTED);
         reuse.done.fetch_add(objects * class.size() as u64, Relaxed);
-        // An empty one takes some time as well.
+        // An empty sheaf takes some time as well.
         Some(objects.max(1))
     }
 
-    /// The barn that has most, and its bytes; `None` where all are empty.
+    /// The fullest barn and its size in bytes; `None` if all barns are empty.
     fn fullest_barn(&self) -> Option<(u64, usize, Class)> {
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let fullest = barns.map(|(node, class)| {
@@ -299,7 +305,7 @@ impl<P: Platform> Objects<P> {
         self.pages.resident() << self.pages.page_shift()
     }
 
-    /// Resident bytes of free objects in slabs and barns; the stacks of CPUs are left out.
+    /// Resident bytes of free objects in slabs and barns, without the stacks of CPUs.
     pub fn free_object_bytes(&self) -> u64 {
         let page_size = self.pages.page_size() as u64;
         let caches = Class::all().flat_map(|class| self.caches_of(class).map(move |cache| (class, cache)));
@@ -311,7 +317,7 @@ impl<P: Platform> Objects<P> {
         bytes.sum()
     }
 
-    /// What reuse did so far.
+    /// The statistics of reuse so far.
     pub fn reuse_numbers(&self) -> ReuseNumbers {
         let [sweeps, objects, grown, released] = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));
         ReuseNumbers { sweeps, objects, grown, released }

@@ -1,16 +1,16 @@
-//! Size classes: which sizes objects come in, and how a class is laid out in slabs, sheaves and state bytes.
+//! Size classes: the sizes of objects, and a class's layout in slabs, sheaves and stacks.
 //!
-//! Sits between a request in bytes and everything that is kept per class. Pure arithmetic and constant tables; no lock,
-//! no state. 16 to 128 bytes in steps of 16, then eight classes per doubling up to 32 KiB: at most 12.5 % of an object
-//! is wasted inside it (of objects over 128 bytes; below that at most 15 bytes).
+//! Constant tables and arithmetic, without locks or state. Classes are multiples of 16 from 16 to
+//! 128 bytes, then eight per doubling up to 32 KiB. An object of up to 128 bytes wastes at most 15
+//! bytes, a larger one at most 12.5 %.
 
-/// The largest object; anything larger is a run of pages.
+/// The size of the largest object. Larger allocations are runs of pages.
 pub const LARGEST: usize = 32 << 10;
 
 /// The alignment of every object, and the finest step of sizes.
 pub const GRAIN: usize = 16;
 
-/// Classes, class 0 included, which stands for "not an object".
+/// Number of classes, with class 0, which stands for "no objects".
 pub const CLASSES: usize = 73;
 
 /// A size class, 1 to 72; 0 is the class of memory that holds no objects.
@@ -19,7 +19,7 @@ pub const CLASSES: usize = 73;
 pub struct Class(pub u8);
 
 impl Class {
-    /// Not a class of objects.
+    /// The class of memory that holds no objects.
     pub const NONE: Class = Class(0);
 
     /// Every class of objects, smallest first.
@@ -33,13 +33,14 @@ impl Class {
         Class(OF_GRAINS[size.div_ceil(GRAIN)])
     }
 
-    /// The smallest class whose objects hold `size` bytes and all lie on multiples of `align` (a power of two), if any.
+    /// The smallest class whose objects hold `size` bytes and lie on multiples of `align` (a power
+    /// of two); `None` if there is none.
     pub fn of_layout(size: usize, align: usize, page_size: usize) -> Option<Class> {
         if size > LARGEST || align > page_size {
             return None;
         }
         let first = Class::of_size(size);
-        // A slab starts on a page, so an object is aligned if its size is a multiple.
+        // A slab starts on a page, so objects are aligned if their size is a multiple of `align`.
         (first.0..CLASSES as u8).map(Class).find(|class| class.size() % align == 0)
     }
 
@@ -49,15 +50,16 @@ impl Class {
         SIZES[self.index()] as usize
     }
 
-    /// As an index.
+    /// The class as an index.
     #[inline(always)]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Objects that a CPU's stack of home objects holds at first: 64 KiB of them, and if those are fewer than 64, up to 64 in
-    /// 1 MiB. So 32 to 1024. With the guests', half as many, a CPU keeps at most 1.5 MiB of a class back from everybody
-    /// else at first, and until it rests for a tick.
+    /// Number of objects that a CPU's stack of home objects holds at first: those in 64 KiB, at
+    /// most 1024. If these are fewer than 64, it is up to 64 in 1 MiB. The result is 32 to 1024.
+    /// With the stack of guests, which is half as large, a CPU keeps at most 1.5 MiB of a class
+    /// from other CPUs at first.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
         let (small, large) = ((64 << 10) / size, (1 << 20) / size);
@@ -69,43 +71,45 @@ impl Class {
         if objects > 1024 { 1024 } else { objects }
     }
 
-    /// The same once bursts that come again were long (see `Way` in `class_cache.rs`): 256 KiB of objects up to 1 KiB, up to
-    /// 4 MiB of larger ones.
+    /// Number of objects that a stack holds at most, after long bursts (see `Way` in
+    /// `class_cache.rs`): up to 256 KiB of objects up to 1 KiB, up to 4 MiB of larger ones.
     pub const fn most_capacity(self) -> u32 {
         self.stack_capacity() * 4
     }
 
-    /// Objects in a sheaf, which goes between stacks and barn: half a stack, so that a stack that was just filled or
-    /// emptied by a sheaf is half a sheaf away from the next one in either direction. Two less where that makes a sheaf with
-    /// its head a power of two in bytes.
+    /// Number of objects in a sheaf, which moves between stacks and barn: half a stack. A stack
+    /// that a sheaf just filled or emptied can then do with half a sheaf more in either direction.
+    /// It is two less if that makes the size of a sheaf with its head a power of two.
     pub const fn sheaf_capacity(self) -> u32 {
         let half = self.stack_capacity() / 2;
         if half.is_power_of_two() && half > 2 { half - 2 } else { half }
     }
 
-    /// Bytes of an aligned part of a slab of this class whose pages are [at home](crate::hot::KindEntry) on one CPU: 32 KiB, or all of a smaller slab.
+    /// Size of the aligned parts of a slab that have one [home](crate::hot::KindEntry), in bytes:
+    /// 32 KiB, or all of a smaller slab.
     pub fn home_bytes(self) -> usize {
         1 << (512 * self.size()).min(32 << 10).ilog2()
     }
 
-    /// How slabs of this class are cut, on pages of `page_size` bytes.
+    /// The shape of slabs of this class on pages of `page_size` bytes.
     pub fn slab_shape(self, page_size: usize) -> SlabShape {
         let size = self.size();
         let shape = |order: u8| {
             let bytes = page_size << order;
             SlabShape { order, objects: (bytes / size) as u32, waste: bytes % size }
         };
-        // The largest order of at most so many bytes.
+        // The largest order of at most this many bytes.
         let order_of = |bytes: usize| (bytes / page_size).checked_ilog2().unwrap_or(0) as u8;
-        // Small objects: up to 512 of them, in blocks that the per-CPU page lists hold (32 KiB with 4 KiB pages). Larger ones:
-        // so many that what is done once a slab does not count, eight of the largest.
+        // Small objects: up to 512 of them, in blocks that the CPUs' page lists hold (32 KiB with 4
+        // KiB pages). Larger objects: at least eight of the largest, so that the cost per slab is
+        // small for each.
         let (low, high) = if size < 512 {
             let order = order_of((512 * size).min(32 << 10));
             (order, order)
         } else {
             (order_of((8 * size).clamp(128 << 10, 256 << 10)), order_of(256 << 10))
         };
-        // The first that wastes at most a sixteenth at its end, or the one that wastes least.
+        // The smallest order that wastes at most a sixteenth, or the one that wastes least.
         let fits = (low..=high).map(shape).find(|shape| shape.waste * 16 <= page_size << shape.order);
         fits.unwrap_or_else(|| {
             (low..=high).map(shape).min_by_key(|shape| (shape.waste << 16) >> shape.order).unwrap_or(shape(high))
@@ -113,12 +117,12 @@ impl Class {
     }
 }
 
-/// One slab: a block of pages cut into objects.
+/// The shape of a slab: a block of pages cut into objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlabShape {
     /// Order of the block.
     pub order: u8,
-    /// Objects in it.
+    /// Number of objects.
     pub objects: u32,
     /// Bytes left over at the end.
     pub waste: usize,

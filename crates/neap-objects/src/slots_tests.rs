@@ -1,7 +1,8 @@
-//! What fork does to the slots: it closes as much as can be had, and opens exactly what it closed.
+//! Tests of the slots' part in fork: it closes as much as possible, and opens exactly what it
+//! closed.
 //!
-//! Sits beside the slots with access to their locks and their table, so that an Atomic CPU's stack can be held for as long
-//! as a test likes. The Atomic kind alone is tested on a virtual machine; both kinds beside each other need the real system
+//! They access the locks and the table, so that a test can hold an Atomic CPU's stack for any time.
+//! The Atomic kind alone is tested on a virtual machine. Both kinds together need the real system
 //! with restartable sequences and two CPUs.
 
 use crate::instance::{CONFIG, Opened, machine};
@@ -23,7 +24,7 @@ struct Own<P: Platform>(P, Slots, #[expect(dead_code, reason = "the slots are in
 impl<P: Platform> Own<P> {
     fn open(platform: P) -> Own<P> {
         let table = Box::new(Table::unopened());
-        // SAFETY: the table is for these alone, and both live in one value.
+        // SAFETY: the table is for these slots alone, and both live in one value.
         let slots = unsafe { Slots::open(&platform, true, &table) }.unwrap();
         Own(platform, slots, table)
     }
@@ -34,7 +35,7 @@ impl<P: Platform> Own<P> {
         self
     }
 
-    /// Closes the table, and looks at a lock that is held so many times.
+    /// Closes the table, and tries a held lock `looks` times.
     fn close(&self, looks: u32) -> Result<(), Errno> {
         let mut looked = 0;
         let closed = self.1.close_table(&self.0, || {
@@ -45,12 +46,12 @@ impl<P: Platform> Own<P> {
         closed
     }
 
-    /// Which CPUs' locks are free.
+    /// Whether each CPU's lock is free.
     fn free(&self) -> Vec<bool> {
         (0..self.1.cpus()).map(|cpu| self.1.lock(cpu).try_lock().is_some()).collect()
     }
 
-    /// Where the table leads for every id, those of threads that are not registered included.
+    /// The table's entry of every id, those of threads that are not registered included.
     fn regions(&self) -> Vec<usize> {
         (0..self.1.named + UNREGISTERED).map(|entry| self.1.entry(entry).load(Relaxed).addr()).collect()
     }
@@ -58,7 +59,7 @@ impl<P: Platform> Own<P> {
 
 impl<P: Platform> Drop for Own<P> {
     fn drop(&mut self) {
-        // SAFETY: the test is over, and no table but theirs points to them.
+        // SAFETY: the test is over, and no table but this value's points to the slots.
         unsafe { self.1.close(&self.0) };
     }
 }
@@ -96,7 +97,7 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
     o.1.open_table(&o.0);
     assert_eq!((o.regions(), o.1.lock(1).try_lock().is_none()), (open.clone(), true));
     drop(holder);
-    // A fence that is refused leaves as much closed.
+    // A fence that fails leaves as much closed.
     for answer in [Ok(()), Err(Errno::PERM)] {
         o.0.failing_fences.store(answer.is_err().into(), Relaxed);
         assert_eq!((o.close(1), o.regions(), o.free()[1]), (answer, closed.clone(), false));
@@ -105,28 +106,31 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
     }
 }
 
-/// A pop takes what lies below a stack for its answer that there is nothing.
+/// A pop that reads the cell below a stack takes its null for "no object".
 #[test]
 fn what_is_not_null_below_a_stack_is_found() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     o.slots.begin(&o.platform, 1);
     assert!(o.slots.take(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
-    // SAFETY: nobody else is here.
+    // SAFETY: the test has one thread.
     let regions = [*o.slots.spare.lock(), unsafe { o.slots.lock(1).peek() }];
     let cells = regions.into_iter().flat_map(|region| StackId::all().map(move |id| (id, id.cells(region))));
     let dummys = StackId::all().map(|id| (id, dummy_cell(o.slots.dummy())));
     for (id, cell) in cells.chain(dummys) {
         o.prove();
         let below = at::<usize>(cell - size_of::<usize>());
-        // SAFETY: each stack's cells have another one below, which is no other stack's.
+        // SAFETY: each stack's cells have another cell below, which belongs to no other stack. The
+        // test has one thread.
         unsafe { below.write(16) };
         assert_eq!(o.verify(0).expect_err("null below a stack").what, "null below a stack", "{id:?}");
-        // SAFETY: as above.
+        // SAFETY: each stack's cells have another cell below, which belongs to no other stack. The
+        // test has one thread.
         unsafe { below.write(0) };
     }
 }
 
-/// Maintenance that takes a held stack for one without room falls asleep over what its holder puts there.
+/// If maintenance took a held stack for one without room, it would sleep while the holder fills the
+/// stack.
 #[test]
 fn a_held_atomic_stack_counts_as_in_use() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
@@ -142,13 +146,13 @@ fn a_held_atomic_stack_counts_as_in_use() {
     assert!(looks().iter().all(|peek| !peek.active));
 }
 
-/// Bytes of the slots' mapping that memory is behind.
+/// Resident bytes of the slots' mapping.
 fn resident(slots: &Slots) -> usize {
     let (start, length) = slots.mapping();
     crate::instance::resident(start, length)
 }
 
-/// What opens, drains, forks and proves with CPUs that never ran a thread costs what it does without them.
+/// CPUs that never ran a thread add no cost to opening, draining, forking and verifying.
 #[test]
 fn unused_cpus_have_no_memory_and_no_part_in_fork() {
     let resident_after = |cpus| {
@@ -167,14 +171,15 @@ fn unused_cpus_have_no_memory_and_no_part_in_fork() {
     };
     let few = resident_after(2);
     assert_eq!(few.0, 4096, "DUMMY");
-    // Proving looks at the lock of each CPU: as many pages more, and nothing else.
+    // Verification reads the lock of each CPU: as many pages more, and nothing else.
     let locks = |cpus: usize| (cpus * size_of::<neap_base::CpuLock<usize>>()).div_ceil(4096) * 4096;
     let many = resident_after(1024);
     assert_eq!(many.0, 4096, "DUMMY");
     assert!(many.1 <= few.1 + locks(1024), "{few:?} {many:?}");
 }
 
-/// What begins while the table is closed would be open to sequences, or unlocked though it was never locked.
+/// A CPU that began while the table is closed would be open to sequences, or be unlocked without
+/// having been locked.
 #[test]
 fn no_cpu_begins_while_the_table_is_closed() {
     let o = Own::open(machine(4));
@@ -187,7 +192,7 @@ fn no_cpu_begins_while_the_table_is_closed() {
     assert_eq!((o.1.used().iter().collect::<Vec<_>>(), o.free()), (std::vec![0, 1], std::vec![true; 4]));
 }
 
-/// A lock that is held by a thread outside the gate while a process forks stays held in the child.
+/// A lock that a thread outside the gate holds while its process forks stays held in the child.
 #[test]
 fn the_lock_of_an_unused_cpu_is_not_touched_outside_the_gate() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();

@@ -1,9 +1,15 @@
-//! Where objects come from when neither stack nor barn has any: slabs, and in which order.
+//! The supply of objects from slabs when neither stack nor barn has any, and its order.
 //!
-//! Sits between the slow way of allocating and class caches, holes and fresh slabs. First come free objects with memory behind
-//! them; then, since both take memory from the system, holes that are filled again, and then a new slab; then the slabs of
-//! other nodes. Locks: a class cache's mutex at a time, held for one call of it; pages are asked for outside. Never waits,
-//! but for pages that are on their way to the system while there are no others.
+//! # Design
+//!
+//! Free objects that have memory come first. Next come pages made of free objects
+//! ([`reuse`](crate::reuse)). Then, since both take memory from the system, holes are filled again,
+//! and then a new slab is made. The slabs of other nodes come last. A thread waits only for pages
+//! whose release is under way, if there are no others.
+//!
+//! # Locking
+//!
+//! One class cache's mutex at a time, held for one call of it. Pages are allocated outside.
 
 use crate::class_cache::Row;
 use crate::flush::Loose;
@@ -14,8 +20,8 @@ use core::ptr::NonNull;
 use neap_base::{Order, Platform};
 
 impl<P: Platform> Objects<P> {
-    /// Takes up to `most` objects out of the near slabs of a class, with a new slab if they have none, or else out of any;
-    /// answers how many.
+    /// Takes up to `most` objects out of slabs of a class: near ones, reused pages, near holes, a
+    /// new slab, or else any slab. Returns the number taken.
     pub(crate) fn take(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let near = self.pages.nearest(&self.platform);
         let taken = self.take_from_partial(near, class, most, &mut each);
@@ -40,7 +46,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// The same where no page is to be had.
+    /// Takes up to `most` objects out of slabs of any node, if there is no page for a new one.
     #[cold]
     fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let from = |node: usize, each: &mut dyn FnMut(Row)| {
@@ -52,18 +58,19 @@ impl<P: Platform> Objects<P> {
         (0..self.pages.nodes()).map(|node| from(node, &mut each)).find(|&taken| taken > 0).unwrap_or(0)
     }
 
-    /// An object for neap itself: it comes from its slab directly and is in no state, so that freeing it by hand is found
-    /// out.
+    /// Allocates an object for neap itself, from its slab directly. Its state byte is 0, so the
+    /// free of its address by the program is detected.
     pub(crate) fn private_memory(&self, class: Class) -> Option<NonNull<u8>> {
         let near = self.pages.nearest(&self.platform);
         let (mut row, mut loose) = (None, Loose::default());
         {
             let mut cache = self.cache(near, class).lock();
-            // SAFETY: the lock is held.
+            // SAFETY: the cache's lock is held, and the table is that of its slabs.
             unsafe { cache.take(&self.slabs, 1, |found| row = Some(found)) };
             row.iter().for_each(|row| self.make_private(row.slab, &mut loose));
         }
-        // Called within bursts: what the rest of one is served from is no surplus.
+        // No reuse here: this is called within bursts, and memory that serves the rest of a burst
+        // is no surplus.
         if row.is_none()
             && (self.refill_holes(near, class, 1, |found| row = Some(found)) > 0
                 || self.take_from_new(class, 1, |found| row = Some(found)) > 0)
@@ -76,7 +83,8 @@ impl<P: Platform> Objects<P> {
         NonNull::new(self.first_of(class, &row?))
     }
 
-    /// Counts an object of a slab that was just taken as neap's own, under the class's lock.
+    /// Counts an object that was just taken out of a slab as neap's own. The caller holds the
+    /// class's lock.
     fn make_private(&self, slab: SlabId, loose: &mut Loose) {
         // SAFETY: the caller holds the lock, and has no other reference to the slab.
         unsafe {
@@ -85,7 +93,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Takes up to `most` objects out of slabs of a node that are there.
+    /// Takes up to `most` objects out of existing slabs of a node. Returns the number taken.
     pub(crate) fn take_from_slabs(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         match self.take_from_partial(node, class, most, &mut each) {
             0 => self.refill_holes(node, class, most, each),
@@ -93,19 +101,21 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// The same, but none in holes.
+    /// Takes up to `most` objects out of existing slabs of a node, none from a hole. Returns the
+    /// number taken.
     fn take_from_partial(&self, node: usize, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
-        // SAFETY: the lock is held.
+        // SAFETY: the cache's lock is held, and the table is that of its slabs.
         unsafe { self.cache(node, class).lock().take(&self.slabs, most, each) }
     }
 
-    /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and has these filled.
+    /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and populates
+    /// these. Returns the number taken.
     fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let pages = self.pages.node(node);
         if self.cache(node, class).lock().hollow.length == 0 {
             return 0;
         }
-        // What so many objects touch at most, however they lie.
+        // The most pages that an object touches.
         let per_object = class.size().div_ceil(self.pages.page_size()) as u32 + 1;
         let wanted = (most as u32).saturating_mul(per_object).min(neap_pages::MOST_PAGES);
         let charged = match pages.charge_holes(wanted) {
@@ -116,7 +126,7 @@ impl<P: Platform> Objects<P> {
         if charged > 0 {
             let mut cache = self.cache(node, class).lock();
             if let Some(slab) = cache.hollow.first() {
-                // SAFETY: the lock is held; the slab is on one of the cache's lists.
+                // SAFETY: the cache's lock is held, and the slab is on one of the cache's lists.
                 unsafe {
                     let row = |objects| each(Row { slab, objects });
                     (taken, filled) = self.slabs.take_hollow(slab, most, charged, row);
@@ -132,25 +142,28 @@ impl<P: Platform> Objects<P> {
         }
         pages.uncharge_holes(charged - filled.count_ones());
         if let Some(pfn) = found.filter(|_| filled != 0) {
-            // All the holes between the first and the last: the lowest objects come first.
+            // The lowest objects were taken, so no hole is left between the first filled page and
+            // the last.
             let (first, end) = (filled.trailing_zeros(), u64::BITS - filled.leading_zeros());
             let length = (end - first) as usize * self.pages.page_size();
-            // Refused, the program has it page by page as it touches it.
+            // If the system refuses, the pages come one by one as the program touches them.
             let _ = self.platform.populate(self.pages.address(pfn.plus(first)), length);
         }
         taken
     }
 
-    /// Adds a new slab and takes from it under one hold of the lock: left wholly free, it would never be given back.
+    /// Makes a slab and takes from it under one hold of the lock. A slab left wholly free would
+    /// never be freed.
     pub(crate) fn take_from_new(&self, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         self.take_from_slab(self.new_slab(class), class, most, each)
     }
 
-    /// Adds a slab that was just made, if there is one, and takes from it.
+    /// Adds a slab that was just made, if there is one, and takes up to `most` objects from it.
+    /// Returns the number taken.
     fn take_from_slab(&self, slab: Option<(SlabId, usize)>, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         let Some((slab, node)) = slab else { return 0 };
         let mut cache = self.cache(node, class).lock();
-        // SAFETY: the slab is new; the lock is held. The list's first slab is the one that was put there last.
+        // SAFETY: the cache's lock is held, and the slab is new, so it is on no list.
         unsafe {
             cache.add(&self.slabs, slab);
             cache.take(&self.slabs, most, each)
