@@ -1,9 +1,10 @@
-//! Bugs that object caches before this one had, each with the test that would have met it.
+//! Known bugs of earlier object caches, each with a test that reproduces its conditions.
 //!
-//! Sits beside the objects with access to their locks, so that a holder can be stopped where it hurts. The names begin
-//! with the bug's id in the project's notes on Linux. Those of pages are with the pages; those that need a whole manager or
-//! real threads (A3, A6, B6, P3, and B11 as a program meets it) are in the facade's tests. Where a taker is stopped, that
-//! is done from what it calls: the choice of classes runs while it holds the CPU's lock or has DUMMY in the table.
+//! A test's name begins with the bug's id. Bugs of pages are in `neap-pages`. Bugs that need a
+//! whole manager or real threads (A3, A6, B6, P3, and B11 as a program meets it) are in `neap`'s
+//! tests. The tests access the locks. To stop a taker, a test acts in a function that the taker
+//! calls: the choice of classes runs while the taker holds the CPU's lock, or has DUMMY in the
+//! table.
 
 use crate::class_cache::Place;
 use crate::instance::{CONFIG, Opened, machine, rseq};
@@ -31,7 +32,7 @@ fn churn<P: Platform>(o: &Opened<P>) {
     }
 }
 
-/// An interrupt inside a drain allocated and freed through the stacks that were being drained.
+/// D1: An interrupt inside a drain allocated and freed through the stacks that were being drained.
 fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
     for round in 0..3 {
         churn(o);
@@ -39,7 +40,8 @@ fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
         let drained = o
             .drain_cpu(o.platform.cpu(), |class| {
                 if class == CLASS {
-                    // The same thread, as a signal handler would: neither a deadlock nor a look at the stacks.
+                    // On the taker's own thread, like a signal handler. It must neither deadlock
+                    // nor access the stacks.
                     churn(o);
                     *interrupted.borrow_mut() += 1;
                 }
@@ -65,11 +67,11 @@ fn d1_who_interrupts_a_drain_of_its_own_cpu_goes_around_it() {
 fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
     let Some(o) = rseq() else { return };
     drains_that_are_interrupted(&o);
-    // And right before the fence, when sequences that began earlier could still commit.
+    // Also right before the fence, when sequences that began earlier can still commit.
     let interrupter = o.platform.clone();
     let (shared, hits) = (core::ptr::from_ref(&o).expose_provenance(), interrupter.pauses.load(Relaxed));
     *interrupter.on_fence.lock().unwrap() = Some(std::boxed::Box::new(move || {
-        // SAFETY: the instance outlives the hook, which is taken away below.
+        // SAFETY: the instance outlives the hook, which is removed below.
         churn(unsafe { &*core::ptr::with_exposed_provenance::<Opened<Shared<Linux>>>(shared) });
     }));
     for _ in 0..3 {
@@ -82,7 +84,7 @@ fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// A thread that unlocked in the middle went on with the lists of the CPU it had been on.
+/// D2: A thread that unlocked in the middle went on with the lists of its previous CPU.
 #[test]
 fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
     for wander in [1, 2, 3] {
@@ -106,7 +108,7 @@ fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
     }
 }
 
-/// A count that was out of step with its lists made a bulk free look for objects for ever.
+/// D4: A count out of step with its lists made a bulk free look for objects for ever.
 #[test]
 fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
     for class in [Class(1), Class(40), Class(71)] {
@@ -126,7 +128,7 @@ fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
     }
 }
 
-/// A drainer waited for an owner that the scheduler had put aside.
+/// D5: A drain waited for an owner that was preempted.
 #[test]
 fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
@@ -144,7 +146,7 @@ fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Draining looked at stacks without their lock and missed one that was just being filled.
+/// D5: A drain looked at stacks without their lock and missed one that was being filled.
 #[test]
 fn d5_draining_visits_stacks_that_look_empty() {
     let o = Opened::new(machine(4), &CONFIG).unwrap();
@@ -153,7 +155,8 @@ fn d5_draining_visits_stacks_that_look_empty() {
         churn(&o);
     }
     assert!((0..4).all(|cpu| o.drain_cpu(cpu, |_| true).is_some_and(|objects| objects > 0)));
-    // Empty, but with room: what an owner puts there from now on is found by the next.
+    // The stack is empty but has room. An object that its owner pushes from now on is found by the
+    // next drain.
     Virtual::run_on(2);
     let object = o.take(CLASS).unwrap();
     o.give(CLASS, object);
@@ -162,7 +165,8 @@ fn d5_draining_visits_stacks_that_look_empty() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// A free that could not lock its stack put the object aside, where neither allocations nor drains found it.
+/// D11: A free that could not lock its stack put the object where neither allocations nor drains
+/// found it.
 #[test]
 fn d11_what_is_freed_past_a_held_slot_is_in_its_slab_at_once() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
@@ -178,7 +182,7 @@ fn d11_what_is_freed_past_a_held_slot_is_in_its_slab_at_once() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Allocating on one CPU and freeing on another sent every operation to the shared lock.
+/// B1: Allocating on one CPU and freeing on another took the shared lock every time.
 #[test]
 fn b1_objects_that_cross_cpus_travel_by_the_sheaf() {
     for class in [Class(4), CLASS, Class(72)] {
@@ -203,7 +207,7 @@ fn b1_objects_that_cross_cpus_travel_by_the_sheaf() {
     }
 }
 
-/// A refill that failed half-way lost what it had got so far, or stopped short of what there was.
+/// B2: A refill that failed half-way lost its objects, or stopped although there were more.
 #[test]
 fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
     for class in [Class(4), Class(47), Class(60), Class(72)] {
@@ -215,7 +219,7 @@ fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
                 o.drain();
                 _ = o.pages.drain_all(&o.platform);
             };
-            // As the facade does: once more after everything has been drained.
+            // As in `Mm`: try again after everything was drained.
             while let Some(object) = o.take(class).or_else(|| {
                 drain();
                 o.prove();
@@ -223,7 +227,7 @@ fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
             }) {
                 held.push_back(object);
             }
-            // The tables are paid for from the first slab on.
+            // The side tables are charged from the first slab on.
             let (size, tables) = (1 << shape.order, o.pages.statistics().table_pages);
             let slabs = (budget.saturating_sub(tables) / size).max(u32::from(budget >= size));
             let fits = slabs * shape.objects;
@@ -236,7 +240,7 @@ fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
     }
 }
 
-/// A flush that had to happen was skipped without a word because a try had failed.
+/// B3: A flush was skipped silently after a failed try.
 #[test]
 fn b3_what_a_flush_could_not_take_is_told() {
     let Some(o) = rseq() else { return };
@@ -258,7 +262,7 @@ fn b3_what_a_flush_could_not_take_is_told() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Making a sheaf went through the cache that it was to serve.
+/// B4: Making a sheaf used the cache that the sheaf was for.
 #[test]
 fn b4_a_sheaf_for_a_class_comes_from_slabs_alone() {
     for class in Class::all() {
@@ -275,7 +279,7 @@ fn b4_a_sheaf_for_a_class_comes_from_slabs_alone() {
     }
 }
 
-/// A CPU that came late had no barn, and nobody had asked.
+/// B5: A CPU that came online late had no barn, and the code did not check.
 #[test]
 fn b5_a_cpu_beyond_the_tables_shares_the_last_stacks() {
     let platform = machine(2);
@@ -287,7 +291,8 @@ fn b5_a_cpu_beyond_the_tables_shares_the_last_stacks() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// The same where the kernel names a CPU that was not there at the start: this thread is on one, sooner or later.
+/// B5: The kernel names a CPU that was not there at the start. This thread runs on one, sooner or
+/// later.
 #[test]
 fn b5_a_cpu_beyond_the_rows_goes_without_a_stack() {
     let platform = Shared::new(Linux::probe());
@@ -305,10 +310,11 @@ fn b5_a_cpu_beyond_the_rows_goes_without_a_stack() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// A container that was filled for one CPU was installed on another without a look.
+/// B8: A container filled for one CPU was installed on another without a check.
 #[test]
 fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
-    // Every second question is answered with the other CPU: the refill begins on one and ends on the other.
+    // Every second query of the CPU returns the other one: the refill begins on one and ends on the
+    // other.
     let platform = machine(2);
     platform.wander.store(1, Relaxed);
     let o = Opened::new(platform, &CONFIG).unwrap();
@@ -324,7 +330,7 @@ fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// A failed try of the lock was tried again and again where nobody may wait.
+/// B9: A failed try of the lock was repeated in a context that may not wait.
 #[test]
 fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
@@ -340,7 +346,7 @@ fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
     assert_eq!(o.prove().allocated, 30);
 }
 
-/// A loop around a failed try took a fresh slab and threw it away in every pass.
+/// B10: A loop around a failed try took a fresh slab and threw it away in every pass.
 #[test]
 fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
@@ -357,12 +363,13 @@ fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
     assert_eq!(o.prove().allocated, 0);
 }
 
-/// A new slab whose maker was served by somebody else's frees meanwhile stayed wholly free on the list, out of reach.
+/// The maker of a new slab was served by another thread's frees meanwhile. The slab stayed wholly
+/// free on the list, out of reach.
 #[test]
 fn a_new_slab_is_never_seen_wholly_free() {
     let (class, stop) = (Class(72), AtomicBool::new(false));
     let o = Opened::new(machine(1), &CONFIG).unwrap();
-    // With its stack taken every call goes to the slabs.
+    // The stack's lock is held, so every call goes to the slabs.
     o.slots.begin(&o.platform, 0);
     let owner = o.slots.lock(0).try_lock().unwrap();
     std::thread::scope(|scope| {
@@ -373,12 +380,12 @@ fn a_new_slab_is_never_seen_wholly_free() {
             }
             stop.store(true, Relaxed);
         });
-        // A look in the gaps between two holds of the lock: the more turns, the more of them are hit.
+        // Checks in the gaps between two holds of the lock. More turns hit more gaps.
         while !stop.load(Relaxed) {
             let cache = o.caches[class.index()].lock();
             let mut next = cache.partial.first();
             while let Some(id) = next {
-                // SAFETY: the lock is held.
+                // SAFETY: the class cache's lock is held.
                 let (slab, after) = unsafe { (o.slabs.get(id), SlabList::after(&o.slabs, id)) };
                 assert!(slab.free < slab.objects, "a slab of {} free objects is on the list", slab.free);
                 next = after;
@@ -390,7 +397,7 @@ fn a_new_slab_is_never_seen_wholly_free() {
     o.prove();
 }
 
-/// The frame of a slab that is gone led into another class's slab.
+/// B11: The frame of a slab that is gone led into another class's slab.
 #[test]
 fn b11_a_slab_that_is_gone_leaves_no_trace() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
@@ -407,14 +414,14 @@ fn b11_a_slab_that_is_gone_leaves_no_trace() {
     }
 }
 
-/// A second free that got as far as the bitmap is told by the bitmap.
+/// B11: A second free that reaches the bitmap is detected there.
 #[test]
 fn b11_a_bitmap_takes_an_object_once() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let held = o.take_many(CLASS, 2);
     let mut cache = o.caches[CLASS.index()].lock();
     let (slab, mut empties) = (SlabId(o.pages.frames().frame(o.pages.pfn(held[0].addr())).owner()), SlabList::new());
-    // SAFETY: the lock is held.
+    // SAFETY: the class cache's lock is held.
     unsafe {
         let start = o.pages.address(o.slabs.pfn_of(slab));
         let place = Place { slab, object: ((held[0].addr() - start) / CLASS.size()) as u32 };

@@ -1,8 +1,11 @@
-//! Sheaves whose objects lie in rows need no cell for each.
+//! Bound sheaves: objects in rows of addresses need no cell each.
 //!
-//! Goal: what is freed in the order of its addresses, or against it, is kept in bound sheaves and given out again, each object once; what is
-//! freed in disorder in plain ones; small sheaves are never bound, and nothing is lost where there is no memory to bind one with, or where
-//! rows of two nodes meet. Empty ones go with time, and nobody waits for it. Method: bursts on virtual machines and on the real one, each proved afterwards.
+//! Goal: objects freed in ascending or descending order of addresses lie in bound sheaves, and are
+//! handed out again once each. Objects freed in disorder lie in plain sheaves. Small sheaves are
+//! never bound. Nothing is lost if there is no memory for a bound sheaf, or if rows of two nodes
+//! meet. Empty sheaves are trimmed in time.
+//!
+//! Method: bursts on virtual machines and on the real one, each verified afterwards.
 
 mod instance;
 mod machine;
@@ -16,30 +19,32 @@ use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
 use std::collections::BTreeSet;
 
-/// Whether sheaves of a class are bound: those that take more than twice as much with cells, all but the largest.
+/// Whether sheaves of a class are bound: those that take more than twice as much with cells, all
+/// but the largest.
 fn binds(class: Class) -> bool {
     class.size() < 32 << 10
 }
 
-/// Full sheaves in the barn of a class: plain ones, and bound ones.
+/// Number of full sheaves in the barn of a class: plain ones, and bound ones.
 fn full<P: Platform>(o: &Opened<P>, class: Class) -> (u32, u32) {
     o.caches[class.index()].lock().full.lengths()
 }
 
-/// Full bound sheaves of a class, on any node.
+/// Number of full bound sheaves of a class on all nodes.
 fn bound<P: Platform>(o: &Opened<P>, class: Class) -> u32 {
     o.caches_of(class).map(|cache| cache.lock().full.lengths().1).sum()
 }
 
-/// So many objects that most are in sheaves once they are free.
+/// Number of objects of which most lie in sheaves once they are free.
 fn many(class: Class) -> usize {
     3 * class.stack_capacity() as usize
 }
 
-/// Frees what a burst took, and takes as much again: none of it comes from slabs, and each object once. Answers which sheaves there were between.
+/// Frees the objects of a burst and takes as many again. None of them comes from slabs, and none
+/// comes twice. Returns the number of plain and of bound sheaves in between.
 fn there_and_back<P: Platform>(o: &Opened<P>, class: Class, order: impl Fn(&mut [*mut u8])) -> (u32, u32) {
     let mut held = Vec::from(o.take_many(class, many(class)));
-    // Of what there is of some classes their own sheaves are made.
+    // The sheaves of some classes are objects of the same class.
     let memory = [0, class.sheaf_capacity()].iter().any(|&cells| Class::of_size(Sheaf::bytes(cells)) == class);
     let slabs = || if memory { (o.slabs_of(class).0, 0) } else { o.slabs_of(class) };
     let before = slabs();
@@ -54,7 +59,8 @@ fn there_and_back<P: Platform>(o: &Opened<P>, class: Class, order: impl Fn(&mut 
     kept
 }
 
-/// Every so manieth from the front to the back: no two of what lies side by side follow each other.
+/// Takes every n-th object from front to back, so that no two neighbours in memory follow each
+/// other.
 fn disorder(objects: &mut [*mut u8]) {
     let mut by_address = objects.to_vec();
     by_address.sort_unstable();
@@ -100,18 +106,18 @@ fn what_is_freed_in_disorder_is_not() {
     }
 }
 
-/// A bound sheaf is memory as well, and if that is not to be had its objects stay where they are.
+/// Without memory for a bound sheaf the objects stay in the plain one.
 #[test]
 fn without_memory_a_sheaf_stays_plain() {
     let (class, filler) = (Class::of_size(256), Class::of_size(32 << 10));
     let o = Opened::new(machine(1), &Config { budget: Some(1024), ..CONFIG }).unwrap();
-    // Loose sheaves, empty in the end.
+    // Plain sheaves, empty in the end.
     let mut held = Vec::from(o.take_many(class, many(class)));
     disorder(&mut held);
     held.drain(..).for_each(|object| o.give(class, object));
     held.extend(o.take_many(class, many(class)));
     assert!(o.barn(class).1 > 0);
-    // All the memory there is, down to what a bound sheaf takes.
+    // All memory, down to a bound sheaf's size.
     let memory = Class::of_size(Sheaf::bytes(0));
     let fillers: Vec<_> = core::iter::from_fn(|| o.take(filler)).collect();
     let small: Vec<_> = core::iter::from_fn(|| o.take(memory)).collect();
@@ -122,7 +128,7 @@ fn without_memory_a_sheaf_stays_plain() {
     assert_eq!(o.prove().allocated as usize, fillers.len() + small.len());
     fillers.into_iter().for_each(|object| o.give(filler, object));
     small.into_iter().for_each(|object| o.give(memory, object));
-    // Once there is memory again they are bound after a while: nobody asks for it with every sheaf.
+    // With memory again, sheaves are bound after a while. Not every sheaf asks for memory.
     let sheaves = (0..).find(|_| {
         let mut held = Vec::from(o.take_many(class, many(class)));
         held.sort_unstable();
@@ -134,7 +140,8 @@ fn without_memory_a_sheaf_stays_plain() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Rows of two nodes are in no sheaf of one, and each node has bound ones of its own: the proof looks into every barn.
+/// No sheaf has rows of two nodes, and each node has bound sheaves of its own. The verification
+/// checks every barn.
 #[test]
 fn rows_of_two_nodes_are_not_bound_together() {
     let class = Class::of_size(64);
@@ -145,7 +152,7 @@ fn rows_of_two_nodes_are_not_bound_together() {
         held.sort_unstable();
         held
     });
-    // All are guests, and lie in one stack: in turns, and then those of a node together.
+    // All objects are guests and lie in one stack: first in turns, then by node.
     Virtual::run_on(2);
     let [one, other] = of_each.each_ref().map(|held| held.split_at(5 * many(class)));
     let turns = one.0.chunks(200).zip(other.0.chunks(200)).flat_map(|(one, other)| [one, other]);
@@ -159,13 +166,13 @@ fn rows_of_two_nodes_are_not_bound_together() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// A row of objects over the border of two nodes' segments is two sheaves', or none's.
+/// A row of objects over the border of two nodes' segments lies in two bound sheaves, or in none.
 #[test]
 fn a_row_across_a_border_is_not_bound() {
     let class = Class::of_size(4096);
     let o = Opened::new(Shared::new(Virtual::new(4096, 3).with_scarce_address_space().with_nodes(&[0, 1, 2])), &CONFIG)
         .unwrap();
-    // Small segments in turns, all of them full.
+    // Small segments in turns, all full.
     let mut held = Vec::new();
     for _ in 0..8 {
         for cpu in [0, 1] {
@@ -181,7 +188,7 @@ fn a_row_across_a_border_is_not_bound() {
     Virtual::run_on(2);
     let sheaf = class.sheaf_capacity() as usize;
     for border in borders {
-        // As many on either side, which is in the middle of a sheaf.
+        // The border is in the middle of a sheaf.
         let row = held[border - sheaf / 2..border + sheaf / 2].to_vec();
         row.iter().for_each(|&object| o.give(class, object));
         Virtual::run_on(0);
@@ -193,7 +200,8 @@ fn a_row_across_a_border_is_not_bound() {
     }
 }
 
-/// A burst that takes everything back leaves as many empty bound sheaves, which go with time.
+/// A burst that takes everything back leaves as many empty bound sheaves, which are trimmed in
+/// time.
 #[test]
 fn empty_bound_sheaves_go_with_time() {
     let class = Class::of_size(64);
@@ -214,7 +222,7 @@ fn empty_bound_sheaves_go_with_time() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// The same where sequences move progressions, between threads that are moved themselves.
+/// Sequences move progressions between threads that migrate. Each object comes back once.
 #[test]
 fn what_threads_free_in_rows_comes_back_once_each() {
     let classes = [64, 512].map(Class::of_size);
@@ -227,7 +235,7 @@ fn what_threads_free_in_rows_comes_back_once_each() {
                     for round in 0..41 {
                         let class = classes[(thread + round) % 2];
                         let mut held = Vec::from(o.take_many(class, many(class) + thread * 100));
-                        // Whoever else has it has written its own number.
+                        // A second thread with the same object would have written its own number.
                         for &object in &held {
                             // SAFETY: the object is the test's, and has room for two words.
                             unsafe { object.cast::<usize>().add(1).write(thread) };
@@ -236,7 +244,7 @@ fn what_threads_free_in_rows_comes_back_once_each() {
                             held.sort_unstable();
                         }
                         for object in held {
-                            // SAFETY: as above.
+                            // SAFETY: the object is the test's, and has room for two words.
                             assert_eq!(unsafe { object.cast::<usize>().add(1).read() }, thread);
                             o.give(class, object);
                         }

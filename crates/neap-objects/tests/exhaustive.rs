@@ -1,11 +1,13 @@
 //! Every state that one class can get into with few objects, on two CPUs.
 //!
-//! Goal: no order of allocations, frees, drains and trims, from whichever CPU, loses an object or a sheaf, or brings
-//! counts and lists out of step. Method: the largest class has stacks of 32 objects, sheaves of 14 and slabs of 8; objects
-//! are taken and given nine at a time, so its states are few when seen as counts. A breadth-first search does every
-//! operation in each of those that are a few steps away. A state is reached again by repeating the shortest way to it on a
-//! fresh instance. After each operation the instance proves that it adds up, and from each state everything can be given
-//! back.
+//! Goal: no order of allocations, frees, drains and trims, from either CPU, loses an object or a
+//! sheaf, or brings counts and lists out of step.
+//!
+//! Method: the largest class has stacks of 32 objects, sheaves of 14 and slabs of 8. Objects are
+//! taken and freed nine at a time, so its states, seen as counts, are few. A breadth-first search
+//! runs every operation in each state that is a few steps away. It reaches a state again by
+//! repeating the shortest way on a fresh instance. After each operation the instance is verified,
+//! and from each state everything can be freed.
 
 mod instance;
 mod machine;
@@ -19,7 +21,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// The class with the smallest stacks.
 const CLASS: Class = Class(72);
-/// Objects that a step takes or gives: neither stacks nor sheaves are a multiple of it on the way.
+/// Objects that a step takes or frees. The capacities of stacks and sheaves are no multiples of it.
 const STRIDE: usize = 9;
 /// The most objects the program has at a time: more than a stack or a slab holds.
 const MOST: usize = 5 * STRIDE;
@@ -61,7 +63,7 @@ impl World {
         world
     }
 
-    /// Does a step; `false` if there is nothing to do it with.
+    /// Runs a step; `false` if there are no objects for it.
     fn step(&mut self, step: Step) -> bool {
         let o = &self.o;
         match step {
@@ -88,7 +90,7 @@ impl World {
         true
     }
 
-    /// What the state is like, as counts.
+    /// The state, as counts.
     fn state(&self) -> [u64; 9] {
         let (o, census) = (&self.o, self.o.prove());
         let peek = |cpu| o.slots.peek(&o.platform, cpu, CLASS);
@@ -109,7 +111,7 @@ impl World {
         ]
     }
 
-    /// Gives everything back.
+    /// Frees everything.
     fn end(mut self) {
         while self.step(Step::GiveOldest(0)) {}
         self.o.drain();

@@ -1,9 +1,15 @@
-//! What the assembly of malloc's and free's fast paths answers.
+//! The assembly of malloc's and free's fast paths.
 //!
-//! Goal: a size leads to the stack of its own class and of no other; what is larger than the largest size is refused, and any is once a
-//! thread has entered something, unless it is known that this one has not; an object is taken only if it is cached and nobody pays for it, and stays where it is otherwise; a free finds the
-//! stack of the object's class, and takes nothing that the program does not have. Method: stacks with one object of each class, and
-//! states that they should not hold, on the real machine, on one CPU.
+//! Goal:
+//! * A size leads to the stack of its own class. Sizes above the largest are refused.
+//! * All sizes are refused once a thread has entered something, except by the call for threads that
+//!   have entered nothing.
+//! * An object is taken only if it is cached and not charged; otherwise it stays where it is.
+//! * A free finds the stack of the object's class, and refuses pointers that are no objects of the
+//!   program's.
+//!
+//! Method: stacks with one object of each class, and with states that they should not hold, on the
+//! real machine, on one CPU.
 
 mod instance;
 mod machine;
@@ -19,7 +25,7 @@ use neap_objects::slots::Attempt;
 
 /// The real machine, and a thread that stays on its CPU.
 fn opened() -> Option<Opened<Shared<Linux>>> {
-    // SAFETY: a set of CPUs may be all zeroes, and the calls only read or write it.
+    // SAFETY: a set of CPUs may be all zeroes, and the calls access only the set.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
@@ -28,17 +34,18 @@ fn opened() -> Option<Opened<Shared<Linux>>> {
     rseq()
 }
 
-/// Asks until it was not interrupted: several refusals in a row are no chance.
+/// Repeats a call that may be interrupted. Several refusals in a row are no coincidence.
 fn allocate<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
     (0..100).find_map(|_| o.hot.allocate(size)).map(|object| object.as_ptr())
 }
 
-/// The same for a thread that is known to have entered nothing.
+/// Repeats a call for a thread that has entered nothing.
 fn allocate_outside<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
     (0..100).find_map(|_| o.hot.allocate_outside(size)).map(|object| object.as_ptr())
 }
 
-/// Runs `test` with an object of 64 bytes on this CPU's stack, which it leaves to the program.
+/// Runs `test` with an object of 64 bytes on this CPU's stack. The object is the program's
+/// afterwards.
 fn with_an_object_of_64(test: impl FnOnce(&Opened<Shared<Linux>>, *mut u8)) {
     let Some(o) = opened() else { return };
     let class = Class::of_size(64);
@@ -94,7 +101,7 @@ fn where_all_are_to_enter_something_who_has_not_is_refused() {
         let entered = (0..100).map(|_| o.hot.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
         let Some(Owned::Another(popped)) = entered else { panic!("who has entered something is served") };
         assert_eq!(popped.as_ptr(), object);
-        // SAFETY: the object was just popped.
+        // SAFETY: this thread just popped the object, which is marked as cached.
         assert_eq!(unsafe { o.hot.hand_out(popped, false) }, Some(popped));
     });
 }
@@ -107,7 +114,7 @@ fn an_object_that_is_not_cached_stays_where_it_is() {
     let [object, another] = [(); 2].map(|()| o.take(class).unwrap());
     o.give(class, another);
     let before = o.slots.count(&o.platform, cpu, stack);
-    // As two frees at the very same moment leave it.
+    // The result of two frees at the same moment.
     assert_eq!(o.slots.push(&o.platform, stack, object), Attempt::Done(()));
     assert!(allocate(&o, 64).is_none(), "the program has it");
     assert_eq!(o.slots.count(&o.platform, cpu, stack), before + 1);

@@ -1,5 +1,5 @@
-//! Objects in two places at once, as two threads leave one that they free in the same nanoseconds: each ends the process with one line
-//! that names the object, before the program has it twice.
+//! Objects in two places at once, as after two frees at the same moment. Each ends the process with
+//! one line that names the object, before the program gets it twice.
 //!
 //! Each case runs in a process of its own.
 
@@ -18,11 +18,11 @@ fn case(name: &str) {
     let (o, class) = (Opened::new(machine(2), &CONFIG).unwrap(), Class::of_size(64));
     let object = o.take(class).unwrap();
     if name == "handed out" {
-        // SAFETY: it is not in the caller's hands, which is found.
+        // SAFETY: the object lies in the arena. It is in no cache, which this call detects.
         unsafe { o.hot.hand_out(NonNull::new(object).unwrap(), false) };
         return;
     }
-    // In two cells: of one stack, or of two CPUs'.
+    // The object is in two cells: of one stack, or of two CPUs' stacks.
     o.give(class, object);
     Virtual::run_on(usize::from(name == "slab gone"));
     o.free(class, object);
@@ -32,7 +32,7 @@ fn case(name: &str) {
         "slab gone" => {
             assert!(o.drain_cpu(0, |_| true).is_some());
             assert_eq!(o.slabs_of(class).0, 0);
-            // A run lies there now, whose length is the number of no slab.
+            // A run lies there now. Its length, where a slab's number was, is no slab's number.
             Class::all().for_each(|class| _ = o.trim_barn(class, true, &|| false));
             o.pages.drain_all(&o.platform);
             let page = o.pages.pfn(object.addr());
@@ -53,7 +53,7 @@ fn dies_with(name: &str, line: &str) {
     assert!(lines.iter().any(|said| said.starts_with("double free: ") && said.contains(line)), "{name}: {lines:?}");
 }
 
-/// Runs a case where it is told to, and does nothing otherwise.
+/// Runs a case in the process that was started for it, and does nothing otherwise.
 #[test]
 fn a_case() {
     if let Some(name) = again::case() {

@@ -1,8 +1,11 @@
-//! Slabs of a class whose slabs are all full: when their memory is asked for, and in which order it is handed out.
+//! New slabs of a class whose slabs are all full: when they get memory, and in which order it is
+//! handed out.
 //!
-//! Goal: the first slabs of a class get memory page by page as the program touches it, so that a small program has little;
-//! from the fifth on a slab has all of its memory at once. A burst goes through it in one direction, as processors fetch ahead. Method: a
-//! virtual machine that counts its calls.
+//! Goal: the first slabs of a class get memory page by page as the program touches it, so that a
+//! small program has little. From the fifth on, a slab gets all its memory at once. A burst goes
+//! through it in one direction, as processors prefetch.
+//!
+//! Method: a virtual machine that counts its calls.
 
 mod instance;
 mod machine;

@@ -1,8 +1,10 @@
-//! Objects that are freed on another CPU than the one their page is at home on.
+//! Guests: objects that are freed on another CPU than their page's home.
 //!
-//! Goal: such a guest is not handed out again where it was freed but goes home by way of the barn; a page whose objects are
-//! used elsewhere in the long run moves there; guests never make anybody wait for the barn; and whatever the kind map says
-//! about homes, nothing is lost. Method: a virtual machine on which the test says which CPU it is on.
+//! Goal: a guest is not handed out again on the CPU that freed it, but returns by the barn. A page
+//! whose objects are used elsewhere for long moves its home there. A guest never makes a thread
+//! wait for the barn. Wrong homes in the kind map lose nothing.
+//!
+//! Method: a virtual machine on which the test chooses the CPU.
 
 mod instance;
 mod machine;
@@ -38,7 +40,7 @@ fn give(o: &Instance, cpu: usize, objects: Vec<*mut u8>) {
 #[test]
 fn a_guest_is_handed_out_at_home_only() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    // All of CPU 0's objects, so that it has to ask for more.
+    // All of CPU 0's objects, so that it has to refill.
     let mut guests = take(&o, 0, SHEAF + 1);
     guests.extend(take(&o, 0, o.stacked(0, CLASS) as usize));
     assert!(guests.iter().all(|&guest| kind(&o, guest).home() == 0));
@@ -58,7 +60,7 @@ fn a_guest_is_handed_out_at_home_only() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Lines of state bytes end where homes do.
+/// Cache lines of state bytes end where homes end.
 #[test]
 fn all_of_a_part_of_a_slab_is_at_home_where_one_object_was_taken() {
     for class in [Class(1), Class(8), CLASS, Class(40), Class(72)] {

@@ -1,10 +1,16 @@
-//! Pages of partly used slabs that hold no object.
+//! Holes: released pages of partly used slabs.
 //!
-//! Goal: after any history exactly those pages are gone that were found empty at rest, no object that is held loses a byte,
-//! none lies in a hole, and what is counted is what the kernel says; a slab in use is left alone; whatever comes back while
-//! pages are on their way is found again; what has memory behind it is handed out first; where the system refuses, nothing
-//! has happened. Method: virtual machines over real memory, whose calls fail on demand and let a test act in the middle
-//! of a release; `/proc/self/pagemap` is the kernel's word. Every object that is held is written from end to end.
+//! Goal:
+//! * Exactly those pages are released that were found empty at rest. No object in use loses a byte
+//!   or lies in a hole. The counts agree with the kernel.
+//! * A slab in use is left alone.
+//! * Objects that come back while pages are released are found again.
+//! * Objects with memory are handed out first.
+//! * A release that the system refuses changes nothing.
+//!
+//! Method: virtual machines over real memory, whose calls fail on demand and let a test act in the
+//! middle of a release. `/proc/self/pagemap` says which pages have memory. Every object in use is
+//! written from end to end.
 
 mod instance;
 mod machine;
@@ -21,7 +27,7 @@ use std::sync::Arc;
 
 type Instance = Opened<Shared<Virtual>>;
 
-/// Objects that are held: address to class.
+/// The test's objects: address to class.
 type Held = BTreeMap<usize, Class>;
 
 fn never() -> bool {
@@ -35,7 +41,7 @@ fn pointer(address: usize) -> *mut u8 {
 /// Takes an object and writes all of it.
 fn take(o: &Instance, held: &mut Held, class: Class) -> Option<usize> {
     let object = o.take(class)?;
-    // SAFETY: the object was just handed out; its first word stays what `give` looks for.
+    // SAFETY: the object was just handed out. The first word, which `give` checks, is left alone.
     unsafe { object.add(8).write_bytes(object.addr() as u8 | 1, class.size() - 8) };
     assert!(held.insert(object.addr(), class).is_none());
     Some(object.addr())
@@ -43,22 +49,22 @@ fn take(o: &Instance, held: &mut Held, class: Class) -> Option<usize> {
 
 fn give(o: &Instance, held: &mut Held, address: usize) {
     let class = held.remove(&address).expect("held");
-    // SAFETY: the object is the test's.
+    // SAFETY: the object is the test's and has `class.size()` bytes.
     let bytes = unsafe { core::slice::from_raw_parts(pointer(address).add(8), class.size() - 8) };
     assert!(bytes.iter().all(|&byte| byte == address as u8 | 1), "{address:#x} of {class:?} lost its contents");
     o.give(class, pointer(address));
 }
 
-/// All that is held, as if it were given back, but it stays.
+/// Checks the contents of all objects of the test's.
 fn check_contents(held: &Held) {
     for (&address, class) in held {
-        // SAFETY: the objects are the test's.
+        // SAFETY: the objects are the test's and have `class.size()` bytes.
         let bytes = unsafe { core::slice::from_raw_parts(pointer(address).add(8), class.size() - 8) };
         assert!(bytes.iter().all(|&byte| byte == address as u8 | 1), "{address:#x} lost its contents");
     }
 }
 
-/// Every slab that an object of the test's lies in: its first page's address, pages and holes.
+/// Every slab with an object of the test's: address of the first page, number of pages, holes.
 fn slabs(o: &Instance, held: &Held) -> Vec<(usize, u32, u64)> {
     let mut slabs: Vec<(usize, u32, u64)> = held
         .keys()
@@ -72,7 +78,8 @@ fn slabs(o: &Instance, held: &Held) -> Vec<(usize, u32, u64)> {
     slabs
 }
 
-/// No hole has memory behind it, and nothing that is held lies in one. Answers how many holes there are.
+/// Checks that no hole has memory and no object of the test's lies in one. Returns the number of
+/// holes.
 fn holes_are_holes(o: &Instance, held: &Held) -> usize {
     let page_size = o.pages.page_size();
     let mut sum = 0;
@@ -88,8 +95,8 @@ fn holes_are_holes(o: &Instance, held: &Held) -> usize {
     sum
 }
 
-/// The pages of all these slabs that have memory are those with an object that is held; but the waste at the end of a slab
-/// that is wholly used may have some too.
+/// Checks that the pages of the slabs with memory are exactly those with an object of the test's.
+/// The waste at the end of a wholly used slab may have memory too.
 fn nothing_but_what_is_held_is_there(o: &Instance, held: &Held) {
     let page_size = o.pages.page_size();
     for (start, pages, _) in slabs(o, held) {
@@ -107,17 +114,17 @@ fn nothing_but_what_is_held_is_there(o: &Instance, held: &Held) {
 #[expect(clippy::mut_from_ref, reason = "nobody else uses the instance")]
 fn slab_of(o: &Instance, address: usize) -> &mut Slab {
     let id = SlabId(o.pages.frames().frame(o.pages.pfn(address)).owner());
-    // SAFETY: nobody else uses the instance, and no test keeps two of these.
+    // SAFETY: the test has the instance alone, and keeps no two results of this function.
     unsafe { o.slabs.get(id) }
 }
 
-/// Takes `count` objects of a class and gives back all but every `keep`th.
+/// Takes `count` objects of a class and frees all but every `keep`th.
 fn sparse(o: &Instance, held: &mut Held, class: Class, count: usize, keep: usize) {
     let all: Vec<usize> = (0..count).map(|_| take(o, held, class).expect("there is memory")).collect();
     all.into_iter().enumerate().filter(|(n, _)| n % keep != 0).for_each(|(_, address)| give(o, held, address));
 }
 
-/// What a tick does with slabs.
+/// The work of a tick on slabs.
 fn tick(o: &Instance) -> neap_pages::Report {
     o.punch(false, &never)
 }
@@ -163,7 +170,7 @@ fn a_slab_that_is_used_in_every_interval_is_left_alone() {
     let in_slab = |held: &Held, start: usize| -> Vec<usize> {
         held.range(start..start + (32 << 10)).map(|(address, _)| *address).collect()
     };
-    // Half of the pages of each are empty; then one object comes back in every interval.
+    // Half of the pages of each slab are empty. Then one object comes back in every interval.
     for &(start, ..) in &whole {
         in_slab(&held, start).into_iter().take(16).for_each(|address| give(&o, &mut held, address));
     }
@@ -186,7 +193,7 @@ fn a_slab_that_is_taken_from_is_used() {
     sparse(&o, &mut held, class, 4 * 64, 64);
     o.drain();
     tick(&o);
-    // It comes with a sheaf's worth of others, which leaves some.
+    // The object comes with a sheaf of others, which leaves some in the slab.
     let taken = take(&o, &mut held, class).unwrap();
     assert!(slab_of(&o, taken).free > 16);
     assert!(tick(&o).released > 0, "the others have rested");
@@ -216,7 +223,7 @@ fn what_has_memory_is_handed_out_before_holes_are_filled() {
         taken += 1;
         assert!(taken <= fitting + 1, "holes are filled when nothing else is free");
     }
-    // What the last sheaf took besides is in the stack.
+    // The other objects of the last sheaf are in the stack.
     assert!(taken + 2 * sheaf >= fitting, "{taken} of {fitting}");
     while o.pages.statistics().holes > 0 {
         take(&o, &mut held, class).unwrap();
@@ -231,7 +238,7 @@ fn what_has_memory_is_handed_out_before_holes_are_filled() {
     end(&o, held);
 }
 
-/// P11: what came back while a slab's pages were on their way was forgotten.
+/// P11: Objects that came back while a slab's pages were released were forgotten.
 #[test]
 fn p11_what_comes_back_in_the_window_of_a_release_is_found_again() {
     for wholly in [false, true] {
@@ -241,7 +248,7 @@ fn p11_what_comes_back_in_the_window_of_a_release_is_found_again() {
         o.drain();
         tick(&o);
         let all: Vec<usize> = held.keys().copied().collect();
-        // In the window every other survivor, or each, comes back, and objects are taken.
+        // During the release every other survivor, or each, comes back, and objects are taken.
         let coming: Vec<usize> =
             all.iter().copied().enumerate().filter(|(n, _)| wholly || n % 2 == 0).map(|(_, a)| a).collect();
         let isolated = slabs(&o, &held);
@@ -251,11 +258,11 @@ fn p11_what_comes_back_in_the_window_of_a_release_is_found_again() {
             if counter.fetch_add(1, Relaxed) > 0 {
                 return;
             }
-            // SAFETY: the instance outlives the hook, which is taken away below.
+            // SAFETY: the instance outlives the hook, which is removed below.
             let o = unsafe { &*core::ptr::with_exposed_provenance::<Instance>(shared) };
             addresses.iter().for_each(|&address| o.give(class, pointer(address)));
             o.drain();
-            // What is handed out meanwhile lies elsewhere.
+            // Objects handed out meanwhile lie elsewhere.
             let mut others = Held::new();
             (0..200).for_each(|_| _ = take(o, &mut others, class).unwrap());
             for &address in others.keys() {
@@ -285,7 +292,7 @@ fn p11_what_comes_back_in_the_window_of_a_release_is_found_again() {
     }
 }
 
-/// Every order in which a few things happen in the window of a release: each of them free of an object, drain, take, another
+/// Every order of four actions during a release: frees of objects, a drain, an allocation, another
 /// pass.
 #[test]
 fn whatever_happens_in_the_window_of_a_release() {
@@ -294,7 +301,7 @@ fn whatever_happens_in_the_window_of_a_release() {
         let o = Opened::new(machine(2), &CONFIG).unwrap();
         let class = Class::of_size(2048);
         let mut held = Held::new();
-        // Two slabs, in each of which four are held.
+        // Two slabs with four objects in use each.
         sparse(&o, &mut held, class, 2 * 64, 16);
         o.drain();
         tick(&o);
@@ -305,7 +312,8 @@ fn whatever_happens_in_the_window_of_a_release() {
             if first.fetch_add(1, Relaxed) > 0 {
                 return;
             }
-            // SAFETY: both outlive the hook, and the thread that lent them is inside `punch`.
+            // SAFETY: both outlive the hook, and the thread that owns them is inside `punch`,
+            // called by `tick`, and uses neither `held` nor an exclusive reference.
             let (o, held) = unsafe {
                 (
                     &*core::ptr::with_exposed_provenance::<Instance>(instance),
@@ -338,7 +346,7 @@ fn whatever_happens_in_the_window_of_a_release() {
     }
 }
 
-/// What is isolated was not to be had, and an allocation failed for it.
+/// Isolated pages were not available, and an allocation failed for it.
 #[test]
 fn an_allocation_about_to_fail_waits_for_pages_on_their_way() {
     let budget = 96;
@@ -377,7 +385,7 @@ fn an_allocation_about_to_fail_waits_for_pages_on_their_way() {
     end(&o, held);
 }
 
-/// A limit is about memory that is there.
+/// A limit counts resident memory only.
 #[test]
 fn holes_make_room_and_filling_them_takes_it() {
     let budget = 512;
@@ -394,13 +402,13 @@ fn holes_make_room_and_filling_them_takes_it() {
     let mut others = Held::new();
     while take(&o, &mut others, large).is_some() {}
     assert!(others.len() as u32 > holes / 2, "{} of {holes}", others.len());
-    // Now the holes cannot be filled; what has memory can be had.
+    // The holes cannot be filled now, but objects with memory are available.
     let mut more = Held::new();
     while take(&o, &mut more, small).is_some() {}
     let left = o.pages.statistics();
     assert!(left.holes > holes / 2 && left.used <= budget, "{left:?}");
     check_contents(&held);
-    // With room there is more of them.
+    // With more room, more objects are available.
     while let Some((&address, _)) = others.first_key_value() {
         give(&o, &mut others, address);
     }
@@ -430,7 +438,7 @@ fn where_the_system_refuses_nothing_has_happened() {
     let calls = o.platform.made(Call::Release);
     (0..20).for_each(|_| _ = tick(&o));
     assert!(o.platform.made(Call::Release) <= calls + 1, "it is not asked all the time");
-    // One range at a time works, some of them; and then all.
+    // One range at a time succeeds, for some of them; then all.
     o.platform.fail(Call::Release, 3, 1);
     let some = o.punch(true, &never);
     assert!(some.released > 0 && some.failed > 0, "{some:?}");
@@ -442,7 +450,7 @@ fn where_the_system_refuses_nothing_has_happened() {
     o.punch(true, &never);
     nothing_but_what_is_held_is_there(&o, &held);
     o.prove();
-    // Memory that cannot be populated comes by the touch.
+    // Memory that cannot be populated comes when it is touched.
     o.platform.fail(Call::Populate, 0, usize::MAX);
     (0..4000).for_each(|_| _ = take(&o, &mut held, class).unwrap());
     check_contents(&held);
@@ -450,7 +458,7 @@ fn where_the_system_refuses_nothing_has_happened() {
     end(&o, held);
 }
 
-/// A fork waits for a pass: it ends between two calls, and what was left is there the next time.
+/// A fork waits for a pass, which ends between two calls. The rest is released the next time.
 #[test]
 fn a_pass_that_is_stopped_goes_on_the_next_time() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
@@ -469,7 +477,7 @@ fn a_pass_that_is_stopped_goes_on_the_next_time() {
     end(&o, held);
 }
 
-/// Everything at random, with calls that fail, on one node and on two.
+/// Random actions, with calls that fail, on one node and on two.
 #[test]
 fn holes_are_what_the_kernel_says_after_any_history() {
     let mut random = Random(seed());
@@ -507,7 +515,7 @@ fn holes_are_what_the_kernel_says_after_any_history() {
             o.platform.fail(call, 0, 0);
         }
         o.drain();
-        // What the system refused at first is asked for once more.
+        // A range that the system refused at first is released the second time.
         (0..2).for_each(|_| _ = o.punch(true, &never));
         println!("round {round}: {} held, {} holes", held.len(), o.pages.statistics().holes);
         nothing_but_what_is_held_is_there(&o, &held);
@@ -517,7 +525,7 @@ fn holes_are_what_the_kernel_says_after_any_history() {
     }
 }
 
-/// Threads that allocate and free, beside one that makes passes all the time.
+/// Threads allocate and free beside a thread that runs passes all the time.
 #[test]
 fn threads_beside_a_worker_lose_nothing() {
     let seed = seed();

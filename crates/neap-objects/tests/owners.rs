@@ -1,10 +1,12 @@
 //! Owners of objects.
 //!
-//! Goal: who pays for an object is who was said to last, from any thread and CPU, whatever becomes of its neighbours; an
-//! object that nobody pays for is as before; vectors are there where a page has several owners and nowhere else, and all gone
-//! when everything is free, also where slabs hold vectors for each other; what has gone wrong with memory for a vector has
-//! changed nothing. Method: virtual machines of every page size against a model, real threads on real sequences, and the
-//! proof after everything.
+//! Goal: an object's owner is the one set last, from any thread and CPU, regardless of its
+//! neighbours. Objects without an owner behave as before. A page has a vector only if it has
+//! several owners. All vectors are gone when everything is free, also if slabs hold vectors for
+//! each other. A failed allocation of a vector changes nothing.
+//!
+//! Method: virtual machines of every page size against a model; real threads on real sequences; a
+//! verification after everything.
 
 mod instance;
 mod machine;
@@ -24,17 +26,18 @@ use std::sync::{Barrier, mpsc};
 
 type Instance = Opened<Shared<Virtual>>;
 
-/// Objects that are held: address to class and owner, 0 for none.
+/// The test's objects: address to class and owner, 0 for none.
 type Held = BTreeMap<usize, (Class, u64)>;
 
 fn pointer(address: usize) -> *mut u8 {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Says who pays, the way a program's allocation does; `false` where there is no memory for that.
+/// Sets an object's owner as an allocation does. Returns `false` if there is no memory for a
+/// vector.
 fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
     let before = payer(o, object);
-    // SAFETY: the objects are the test's, of this instance.
+    // SAFETY: the object is the test's, of this instance, and owners are small numbers from 1 on.
     let owned = unsafe { o.hot.own(object, owner) || o.own_slowly(class, object, owner) };
     if owned {
         before.inspect(|&before| o.ledger.repay(class, before, 1));
@@ -43,12 +46,13 @@ fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) ->
     owned
 }
 
-/// An object that somebody pays for, by the fast way where there is one; and whether it was paid for already.
+/// Allocates a charged object, by the fast path if possible. Returns it, and whether it was paid
+/// for already.
 fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8, bool) {
     let (object, again) = match o.hot.allocate_owned(class.size(), word_of(owner)) {
         Owned::Again(object) => (object.as_ptr(), true),
         Owned::Another(object) => {
-            // SAFETY: a stack gave it out.
+            // SAFETY: a stack of this instance gave out the object to this thread.
             let object = unsafe { o.hot.hand_out(object, false) };
             (object.expect("it was cached").as_ptr(), false)
         }
@@ -57,17 +61,18 @@ fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8,
     assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, again), "{object:p}");
     assert_eq!(payer(o, object), again.then_some(owner), "{object:p}");
     assert!(again || own(o, class, object, owner));
-    // SAFETY: the object was just handed out; this is what `give` looks for.
+    // SAFETY: the object was just handed out and holds at least two words. `give` checks the first
+    // one.
     unsafe { object.cast::<usize>().write(object.addr()) };
     (object, again)
 }
 
 fn payer<P: Platform>(o: &Opened<P>, object: *mut u8) -> Option<u64> {
-    // SAFETY: the objects are the test's, of this instance.
+    // SAFETY: the object is the test's, of this instance.
     unsafe { o.hot.payer(object) }
 }
 
-/// Gives an object back the way a program's free does, and answers who paid.
+/// Frees an object as a program does, and returns its owner; 0 for none.
 fn give<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> u64 {
     let paid = payer(o, object).unwrap_or(0);
     assert_eq!((o.is_allocated(object), o.is_accounted(object)), (true, paid != 0), "{object:p}");
@@ -75,7 +80,8 @@ fn give<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8) -> u64 {
     paid
 }
 
-/// What is held, and no more, has the owners that it is said to have; and owners pay for that and for what caches keep, and no more.
+/// Checks that exactly the test's objects have owners, and the right ones, and that owners pay for
+/// exactly these and the cached ones.
 fn check(o: &Instance, held: &Held) {
     let (mut seen, mut paid, mut kept) = (BTreeMap::new(), BTreeMap::new(), 0);
     o.each_accounted(&mut |class, object, owner| {
@@ -129,12 +135,12 @@ fn a_look_at_what_caches_keep_holds_no_lock_while_it_tells_and_survives_a_drain(
     check(&o, &Held::new());
 }
 
-/// Who pays for an object where neighbours are to have different owners, of `owners` and one more.
+/// The owner of an object if neighbours are to have different owners: `owners` or the next one.
 fn in_turn(address: usize, size: usize, owners: u64) -> u64 {
     owners + (address / size % 2) as u64
 }
 
-/// Gives everything back: then there is no vector, and no slab.
+/// Frees everything. There is no vector and no slab then.
 fn end(o: &Instance, held: Held) {
     held.into_iter().for_each(|(address, (class, owner))| assert_eq!(give(o, class, pointer(address)), owner));
     check(o, &Held::new());
@@ -144,21 +150,21 @@ fn end(o: &Instance, held: Held) {
     assert!(o.ledger.all().is_empty(), "all are paid back");
 }
 
-/// Pages on which objects start whose owners are `wanted`.
+/// Number of pages on which objects of `wanted` owners start.
 fn pages(held: &Held, wanted: impl Fn(u64) -> bool) -> usize {
     let mut pages: Vec<usize> = held.iter().filter(|(_, of)| wanted(of.1)).map(|(address, _)| address / 4096).collect();
     pages.dedup();
     pages.len()
 }
 
-/// Pages on which several objects start.
+/// Number of pages on which several objects start.
 fn shared_pages(held: &Held) -> usize {
     let mut objects = BTreeMap::<usize, usize>::new();
     held.keys().for_each(|address| *objects.entry(address / 4096).or_default() += 1);
     objects.values().filter(|objects| **objects > 1).count()
 }
 
-/// So many vectors of so many bytes are all that there are.
+/// Checks that there are `vectors` vectors of `of` bytes, and no others.
 fn bytes<P: Platform>(o: &Opened<P>, vectors: usize, of: usize) {
     assert_eq!(o.vector_bytes(), (vectors * Class::of_size(of).size()) as u64);
 }
@@ -170,7 +176,8 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
     for page_size in [4096, 16_384, 65_536] {
         let o = Opened::new(Shared::new(Virtual::new(page_size, 3).with_scarce_address_space()), &CONFIG).unwrap();
         let mut held = Held::new();
-        // Classes whose vectors are of the same classes as well, so that slabs hold vectors for each other.
+        // Vectors of some of these classes are objects of some of these classes, so slabs hold
+        // vectors for each other.
         let sizes = [16, 24, 32, 48, 80, 112, 512, 704, 1024, 1280, 2048, 3000, 4096, 9000, 20_000, 32_768];
         for step in 0..steps {
             Virtual::run_on(random.below(3));
@@ -188,7 +195,7 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
                     }
                 }
                 50..60 if !held.is_empty() => {
-                    // Another one pays, or the first.
+                    // Another owner pays, or the first one again.
                     let (address, (class, _)) = any(&held, &mut random);
                     let owner = 1 + random.below(5) as u64;
                     assert!(own(&o, class, pointer(address), owner));
@@ -258,7 +265,7 @@ fn slabs_that_hold_vectors_for_each_other_go_all_the_same() {
         objects.iter().for_each(|&(class, object)| assert!(own(&o, class, object, owner)));
     }
     let slab = |object: usize| o.pages.frames().frame(o.pages.pfn(object)).owner();
-    // What the two classes have is one slab each, so there is nowhere else for the vectors to be.
+    // Each class has one slab, so the vectors can lie nowhere else.
     let (census, slabs) = (o.prove(), objects.map(|(_, object)| slab(object.addr())));
     assert_eq!((census.vectors, slabs[0] != slabs[1]), (2, true));
     assert_eq!([small, large].map(|class| o.slabs_of(class).0), [1, 1], "one slab of each");
@@ -283,7 +290,7 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
     assert!(o.punch(true, &|| false).released > 0);
     bytes(&o, left, 32);
     check(&o, &held);
-    // A page that comes again has none until somebody pays.
+    // A page that is used again has no vector until an owner pays.
     let (more, before) = (o.take_many(class, 300), o.vector_bytes());
     bytes(&o, left, 32);
     let owner = |object: *mut u8| in_turn(object.addr(), 1024, 8);
@@ -318,7 +325,7 @@ fn no_memory_for_a_vector_changes_nothing() {
     let class = Class::of_size(64);
     let all: Vec<*mut u8> = core::iter::from_fn(|| o.take(class)).collect();
     assert!(all.len() > 1000);
-    // The tables are paid for as well, so slabs leave some pages.
+    // The side tables are charged as well, so slabs leave some pages.
     let left: Vec<_> = core::iter::from_fn(|| o.pages.allocate_block(&o.platform, Order(0)).ok()).collect();
     let (paid, unpaid) = all.split_at(1);
     assert!(own(&o, class, paid[0], 2), "one owner takes no memory");
@@ -330,7 +337,7 @@ fn no_memory_for_a_vector_changes_nothing() {
     assert_eq!(payer(&o, paid[0]), Some(2));
     assert_eq!((o.prove().accounted, o.vector_bytes()), (1, 0));
     left.into_iter().for_each(|block| o.pages.free_block(&o.platform, block.pfn, Order(0)));
-    // With the memory of one slab there is enough for some.
+    // The memory of one slab is enough for some vectors.
     let (first, rest) = all.split_at(all.len() / 2);
     assert_eq!(first.iter().map(|&object| give(&o, class, object)).sum::<u64>(), 2);
     o.drain();
@@ -403,7 +410,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         if !put {
             o.free(class, object);
         }
-        // It is handed out again, and nobody pays.
+        // Handed out again, without an owner.
         let again = o.take_many(class, 100);
         again.iter().for_each(|&object| assert_eq!(payer(o, object), None));
         again.into_iter().for_each(|object| assert_eq!(give(o, class, object), 0));
@@ -418,7 +425,7 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
     for size in [16, 1024, 2048, 32_768] {
         let class = Class::of_size(size);
         let mut again = 0;
-        // What lies on top of the stack was freed a moment ago, unless the thread went to another CPU in between.
+        // The topmost object was freed just before, unless the thread migrated in between.
         for round in 0..100 {
             let (object, paid) = take_owned(&o, class, 1);
             assert!(round > 0 || !paid);
@@ -430,7 +437,7 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
         let all = o.take_many(class, 2000);
         assert!(o.ledger.all().is_empty(), "nobody has it any more: {:?}", o.ledger.all());
         all.into_iter().for_each(|object| assert_eq!(give(&o, class, object), 0));
-        // Another owner, and one after the other.
+        // Other owners in turn.
         for owner in [2, 3, 2] {
             let (object, paid) = take_owned(&o, class, owner);
             assert!(!paid);
@@ -442,7 +449,8 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
     o.prove();
 }
 
-/// Threads that all make a vector for the same page agree on one, and nobody's owner is in another.
+/// Threads that all make a vector for the same page agree on one, and no owner is stored in
+/// another.
 #[test]
 fn a_page_has_one_vector_whoever_comes_first() {
     const THREADS: usize = 3;
@@ -469,7 +477,7 @@ fn a_page_has_one_vector_whoever_comes_first() {
     }
 }
 
-/// Every thread pays for what it allocates, in pages that all share, and another one frees it.
+/// Every thread pays for its objects, in pages that all share, and another thread frees them.
 #[test]
 fn threads_that_free_for_each_other_find_who_paid() {
     const THREADS: usize = 4;
@@ -491,7 +499,7 @@ fn threads_that_free_for_each_other_find_who_paid() {
                 for _ in 0..rounds {
                     for _ in 0..random.below(200) {
                         let class = Class::of_size([16, 48, 64, 1024, 2048, 5000][random.below(6)]);
-                        // Owner 0 is nobody.
+                        // Owner 0: the object is not charged.
                         let owner = if random.below(4) == 0 { 0 } else { thread as u64 + 1 };
                         let object = if owner == 0 { o.take(class).unwrap() } else { take_owned(o, class, owner).0 };
                         paid[owner as usize].fetch_add(1, Relaxed);

@@ -1,4 +1,4 @@
-//! Who pays while a cache has an object: what payers are told, and sizes beyond the largest.
+//! Charged objects in caches: the arguments of the payback, and sizes beyond the largest.
 
 mod instance;
 mod machine;
@@ -13,24 +13,25 @@ use neap_objects::paid::Owned;
 use neap_objects::size_class::{Class, LARGEST};
 use std::collections::BTreeMap;
 
-/// Objects that were paid back for: outside of slow paths, and inside.
+/// Number of objects paid back: outside of slow paths, and inside.
 type Told = [AtomicU32; 2];
 
 /// # Safety
-/// `told` is one.
+/// `told` points to a [`Told`].
 unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, inside: bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: `Payback::open` stored this function with the address of a `Told` that outlives the
+    // instance's use.
     let told = unsafe { &*told.cast::<Told>() };
     told[usize::from(inside)].fetch_add(objects, Relaxed);
 }
 
 fn count<P: Platform>(o: &Opened<P>, told: &'static Told) -> impl Fn() -> [u32; 2] {
-    // SAFETY: no object has an owner yet, and the numbers stay.
+    // SAFETY: no object has an owner yet, and `told` outlives the use of the objects.
     unsafe { o.payback.open(repay, core::ptr::from_ref(told).cast()) };
     || told.each_ref().map(|count| count.swap(0, Relaxed))
 }
 
-/// Takes objects, one for each owner in turn, and frees them.
+/// Allocates objects, one for each owner in turn, and frees them.
 fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     let objects = o.take_many(class, owners.len());
     for (&object, &owner) in objects.iter().zip(owners) {
@@ -40,7 +41,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     objects.into_iter().for_each(|object| o.give(class, object));
 }
 
-/// Whoever is told may hold what a slow path takes, or not: that decides what it may do.
+/// `inside` says whether the payback runs in a slow path, which decides what it may do.
 #[test]
 fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     static TOLD: Told = [const { AtomicU32::new(0) }; 2];
@@ -53,16 +54,16 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     assert_eq!(told(), [0, 5]);
     let Some(o) = rseq() else { return };
     let told = count(&o, &FAST);
-    // Until the thread stays on a CPU from one call to the next.
+    // Repeated until the thread does not migrate between two calls.
     let found = (0..1000).any(|_| {
         leave(&o, class, &[1]);
         told();
         let Owned::Another(object) = o.hot.allocate_owned(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
-        // SAFETY: a stack gave it out.
+        // SAFETY: a stack of this instance gave out the object to this thread.
         let object = unsafe { o.hot.hand_out(object, false) }.unwrap();
         let paid_back = told();
-        // SAFETY: it has two words; this is what `give` looks for.
+        // SAFETY: the object is the test's and holds two words. `give` checks the first one.
         unsafe { object.as_ptr().cast::<usize>().write(object.addr().get()) };
         o.give(class, object.as_ptr());
         assert!(matches!(paid_back, [0 | 1, 0]), "{paid_back:?}");

@@ -1,10 +1,16 @@
-//! What CPUs and barns keep at most, and that taking it away from them takes all of it.
+//! The most that CPUs and barns keep, and that draining takes all of it.
 //!
-//! Goal: a CPU's stacks of a class never hold more than their capacity, whatever is freed, so that all stacks of a CPU
-//! together hold no more than the sum over classes of capacity times size; a barn gives up what is beyond its share when
-//! another class takes fresh memory; a drain leaves nothing behind, by one fence a CPU; the next call on a stack that was taken goes the slow way;
-//! and the state bytes of a class take the memory that is said of them, which goes back with the slabs'.
-//! Method: every class is filled on every CPU beyond what it can keep, on virtual machines and on the real one.
+//! Goal:
+//! * A CPU's stacks of a class never hold more than their capacity. So all stacks of a CPU hold at
+//!   most the sum over classes of capacity times size.
+//! * A barn gives up objects beyond its share when another class takes fresh memory.
+//! * A drain leaves nothing behind, by one fence a CPU. The next call on a drained stack takes the
+//!   slow path.
+//! * The state bytes of a class take as much memory as documented, which is released with the
+//!   slabs'.
+//!
+//! Method: every class is filled on every CPU beyond what it can keep, on virtual machines and on
+//! the real one.
 
 mod instance;
 mod machine;
@@ -20,17 +26,17 @@ use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 
-/// What a CPU's two stacks of a class may keep, in bytes: the promise of `Class::stack_capacity`.
+/// The most bytes in a CPU's two stacks of a class, as [`Class::stack_capacity`] says.
 const OF_A_CLASS: usize = 1536 << 10;
 
-/// The same in objects.
+/// The most objects in a CPU's two stacks of a class.
 fn capacity(class: Class) -> u32 {
     StackId::home(class).capacity() + StackId::guests(class).capacity()
 }
 
-/// Fills every class on every CPU; `run_on` puts the thread there, if that is possible.
+/// Fills every class on every CPU. `run_on` moves the thread there, if that is possible.
 fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
-    // All is taken before anything is freed: growth empties stacks.
+    // All objects are taken before any is freed, since growth drains stacks.
     let mut held = Vec::new();
     for cpu in 0..o.slots.cpus() {
         run_on(cpu);
@@ -42,7 +48,7 @@ fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
     }
 }
 
-/// Checks the bounds; answers the bytes in the stacks of the CPU that keeps most.
+/// Checks the bounds. Returns the bytes in the stacks of the CPU with most.
 fn bounded<P: Platform>(o: &Opened<P>) -> usize {
     let mut most = 0;
     for cpu in 0..o.slots.cpus() {
@@ -59,12 +65,12 @@ fn bounded<P: Platform>(o: &Opened<P>) -> usize {
     most
 }
 
-/// What a CPU's stacks of all classes may keep, in bytes.
+/// The most bytes in a CPU's stacks of all classes.
 fn bound() -> usize {
     Class::all().map(|class| capacity(class) as usize * class.size()).sum()
 }
 
-/// What those of home objects may keep at first.
+/// The most bytes in a CPU's stacks of home objects at first.
 fn first_bound() -> usize {
     Class::all().map(|class| class.stack_capacity() as usize * class.size()).sum()
 }
@@ -87,8 +93,8 @@ fn full_stacks_hold_what_is_promised_and_no_more() {
     }
 }
 
-/// The sixty-fifth refill in a row that a barn serves widens a stack, and so do the next ones, to its most; those from slabs
-/// do not, nor do bursts that are short; a drain takes it back.
+/// From the sixty-fifth refill in a row on that a barn serves, a stack gets more room, up to its
+/// maximum. Refills from slabs and short bursts do not count. A drain takes the room back.
 #[test]
 fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     const LONG: u32 = 64;
@@ -121,8 +127,8 @@ fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     }
 }
 
-/// What the program takes on one CPU and gives back on another goes round for as long as it likes: that is no burst, also where the other is on
-/// another node.
+/// Objects that the program takes on one CPU and frees on another are no burst, also if the other
+/// CPU is on another node.
 #[test]
 fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
     for (nodes, class) in [1, 2].into_iter().flat_map(|nodes| [4, 32, 72].map(|class| (nodes, Class(class)))) {
@@ -205,12 +211,12 @@ fn a_drain_costs_a_cpu_one_fence() {
     assert!((0..cpus).all(|cpu| Class::all().all(|class| o.stacked(cpu, class) == 0)));
 }
 
-/// What was taken is not to be filled again behind maintenance's back.
+/// A drained stack must not be filled again without maintenance noticing.
 #[test]
 fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
     let Some(o) = rseq() else { return };
     let class = Class(20);
-    // The thread may be moved between any two steps, so this is tried until it was not.
+    // The thread may migrate between any two steps, so this is repeated until it did not.
     let mut seen = false;
     for _ in 0..1000 {
         let held = o.take_many(class, 3);
@@ -238,9 +244,11 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
     panic!("the thread never stays on a CPU");
 }
 
-/// Sixteen mebibytes of objects of a class, and more that goes back as several ranges: a byte for every 64 bytes, in each of the tables that has their bytes, two in that of odd multiples of 16; a
-/// byte for every 512 bytes where some lie on such multiples; and a page or two of the last table, which stay, as does
-/// one of each of the two tables that begin within a line, where each range ended.
+/// Takes 16 MiB of objects of a class, and more that is freed as several ranges. The tables with
+/// the class's bytes have a byte for every 64 bytes of memory each; that of odd multiples of 16 has
+/// two. A byte for every 512 bytes is added if some objects lie on such multiples. The last table
+/// has a page or two, which stay. So does one page of each of the two tables that begin within a
+/// cache line, at the end of each range.
 #[test]
 fn state_memory_is_as_much_as_a_class_needs_and_goes_back() {
     const BURST: usize = 16 << 20;

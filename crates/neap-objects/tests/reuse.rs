@@ -1,5 +1,5 @@
-//! Reuse before growth: after a live set was freed, another of other sizes grows the process little,
-//! in whatever order the first was freed. Counted in pages of the virtual machine.
+//! Reuse before growth: after a live set was freed, a live set of other sizes grows the process
+//! little, in whatever order the first was freed. Measured in pages of the virtual machine.
 
 mod instance;
 mod machine;
@@ -41,7 +41,7 @@ fn reorder(objects: &mut [*mut u8], order: Order, random: &mut Random) {
     }
 }
 
-/// Live sets of these sizes one after the other; returns the most pages that were resident.
+/// Runs live sets of these sizes one after the other. Returns the most pages that were resident.
 fn peak_of_phases(o: &Opened<impl neap_base::Platform>, sizes: &[usize], order: Order, random: &mut Random) -> u64 {
     let mut peak = 0;
     for &size in sizes {
@@ -103,7 +103,8 @@ fn a_burst_that_repeats_is_served_by_its_barn() {
     o.drain();
 }
 
-/// A program that only grows looks a few times whether there is something to reuse, and sweeps never.
+/// A program that only grows checks a few times whether there is something to reuse, and never
+/// sweeps.
 #[test]
 fn growth_alone_does_not_sweep() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();

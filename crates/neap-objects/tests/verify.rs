@@ -1,8 +1,10 @@
-//! The proof itself: it accepts what is right, and names what is wrong.
+//! The verification itself: it accepts a right state, and names what is wrong in a damaged one.
 //!
-//! Goal: no damage to stacks, sheaves, slabs, states or counts escapes `verify`. Method: the same small program runs on an
-//! instance of its own for every kind of damage; the proof passes before, names the damage after, passes again where the
-//! damage can be undone, and leaves every state byte as it was.
+//! Goal: no damage to stacks, sheaves, slabs, states or counts escapes `verify`.
+//!
+//! Method: the same small program runs on its own instance for every kind of damage. The
+//! verification passes before and names the damage after. It passes again where the damage can be
+//! undone, and leaves every state byte unchanged.
 
 mod instance;
 mod machine;
@@ -42,7 +44,7 @@ fn populated() -> (Instance, VecDeque<*mut u8>) {
     (o, held)
 }
 
-/// The proof passes, then finds `what` after `damage`.
+/// Checks that the verification passes, and then finds `what` after `damage`.
 fn finds(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>)) {
     let (o, mut held) = populated();
     assert_eq!(o.prove(), o.prove(), "the proof changes nothing");
@@ -67,7 +69,7 @@ fn pushed(o: &Instance, class: Class, object: *mut u8) {
 fn place(o: &Instance, object: *mut u8) -> Place {
     let pfn = o.pages.pfn(object.addr());
     let slab = SlabId(o.pages.frames().frame(pfn).owner());
-    // SAFETY: the object exists, so the slab does.
+    // SAFETY: the test holds the object, so its slab exists.
     let start = o.pages.address(unsafe { o.slabs.pfn_of(slab) });
     Place { slab, object: ((object.addr() - start) / CLASS.size()) as u32 }
 }
@@ -75,7 +77,7 @@ fn place(o: &Instance, object: *mut u8) -> Place {
 /// The slab of an object.
 #[expect(clippy::mut_from_ref, reason = "nobody else uses the instance")]
 fn slab(o: &Instance, object: *mut u8) -> &mut Slab {
-    // SAFETY: nobody else uses the instance, and no test keeps two of these.
+    // SAFETY: the test has the instance alone, and keeps no two results of this function.
     unsafe { o.slabs.get(place(o, object).slab) }
 }
 
@@ -87,11 +89,12 @@ fn state(o: &Instance, address: usize) -> &AtomicU8 {
         _ => panic!("it is in another table"),
     };
     let byte = o.pages.side_table(2 + table) + ((address - o.pages.base()) >> SHIFTS[table]);
-    // SAFETY: these side tables have a byte for every mapped part of the arena, all of them atomics.
+    // SAFETY: these side tables have a byte for every mapped part of the arena, and all accesses
+    // are atomic.
     unsafe { &*core::ptr::with_exposed_provenance(byte) }
 }
 
-/// The kind of what lies so far from the base.
+/// The entry of the kind map for an offset from the base.
 fn kind(o: &Instance, offset: usize) -> &KindEntry {
     let kinds = core::ptr::with_exposed_provenance::<KindEntry>(o.pages.side_table(0));
     // SAFETY: the first side table has an entry for every 4 KiB of the arena.
@@ -211,7 +214,7 @@ fn counts_and_lists_of_slabs() {
     finds("slab on the list of partly free ones", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         let slab = cache.partial.first().unwrap();
-        // SAFETY: the lock is held.
+        // SAFETY: the class cache's lock is held, and the slab is on the list.
         unsafe { cache.partial.remove(&o.slabs, slab) };
     });
     finds("numbers of slabs", |o, _| {
@@ -231,7 +234,7 @@ fn holes_that_are_none_and_lists() {
     finds("isolated slabs while nobody releases", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         let slab = cache.partial.first().unwrap();
-        // SAFETY: the lock is held.
+        // SAFETY: the class cache's lock is held, and the slab is on the list.
         unsafe {
             cache.partial.remove(&o.slabs, slab);
             cache.isolated.insert(&o.slabs, slab);
@@ -244,7 +247,7 @@ fn holes_that_are_none_and_lists() {
     finds("hollow slab with an object that is in no hole", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         let slab = cache.partial.first().unwrap();
-        // SAFETY: the lock is held.
+        // SAFETY: the class cache's lock is held, and the slab is on the list.
         unsafe {
             cache.partial.remove(&o.slabs, slab);
             cache.hollow.insert(&o.slabs, slab);
@@ -257,29 +260,30 @@ fn a_bit_or_a_state_that_is_wrong() {
     finds("free object", |o, held| {
         let place = place(o, held[0]);
         let mut cache = o.caches[CLASS.index()].lock();
-        // SAFETY: the lock is held.
+        // SAFETY: the class cache's lock is held, and the slab is one of the class.
         assert!(unsafe { cache.put(&o.slabs, place, &mut SlabList::new()) });
     });
     finds("memory of sheaves", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
-        // SAFETY: the lock is held.
+        // SAFETY: the class cache's lock is held.
         assert_eq!(unsafe { cache.take(&o.slabs, 1, |_| ()) }, 1);
     });
     finds("state of an object", |o, held| state(o, held[0].addr()).store(6, Relaxed));
     finds("memory of sheaves", |o, held| state(o, held[0].addr()).store(0, Relaxed));
     finds("state bytes of a slab", |o, held| state(o, held[0].addr() + (1 << SHIFTS[COMMON])).store(3, Relaxed));
-    // One in the middle: of a page whose objects are all the program's.
+    // An object in the middle: all objects of its page are the program's.
     finds("kind map", |o, held| kind(o, held[held.len() / 2].addr() - o.pages.base()).set(Class(3)));
     finds("kind map", |o, _| kind(o, o.pages.limit() - 1).set(CLASS));
 }
 
 #[test]
 fn owners_and_their_vectors() {
-    /// The same where the first object that is held has an owner, or had one before it; `damage` is told the word of its page.
+    /// Runs [`finds`] after `owners` owners in turn were set for the first object; `damage` gets
+    /// the word of its page.
     fn finds_with(owners: u64, what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
         finds(what, |o, held| {
             let object = held[0];
-            // SAFETY: the object is the test's.
+            // SAFETY: the object is the test's, of this instance.
             (0..owners).for_each(|owner| assert!(unsafe { o.own_slowly(CLASS, object, 77 + owner) }));
             assert_eq!((o.prove().accounted, o.prove().vectors), (1, owners - 1));
             damage(o, held, o.pages.frames().frame(o.pages.pfn(object.addr())).word());
@@ -297,7 +301,7 @@ fn owners_and_their_vectors() {
         unsafe { &*entries }.iter().for_each(|entry| entry.store(0, Relaxed));
     });
     finds_of("owner of an object that somebody pays for", |_, _, word| word.store(0, Relaxed));
-    // Nobody pays any more, and the vector is lost.
+    // The page has no owner any more, and the vector is lost.
     finds_of("memory of sheaves", |o, held, word| {
         word.store(0, Relaxed);
         state(o, held[0].addr()).fetch_xor(ACCOUNTED ^ ALLOCATED, Relaxed);
@@ -313,7 +317,7 @@ fn owners_and_their_vectors() {
     });
     for owners in [|_| 1 << 63 | 77, |word| word] {
         finds_of("owner where nobody can have an object", |o, _, word| {
-            // The vector's slab has no other objects.
+            // The slab of the vector has no other objects.
             o.pages.frames().frame(o.pages.pfn(address(word))).word().store(owners(word.load(Relaxed)), Relaxed);
         });
     }

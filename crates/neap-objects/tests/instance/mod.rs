@@ -1,6 +1,6 @@
-//! Objects that open and close with a value, and the shortest way to use them.
+//! An instance of objects that opens and closes with a value, and short functions to use it.
 //!
-//! Sits between `Objects` and a test. An object that is held has its address in its first word.
+//! An object of a test's has its address in its first word.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use crate::machine::Shared;
@@ -17,14 +17,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
-/// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
+/// Eight gibibytes at most. Every test has the same span, so that instances keep apart.
 pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false, list_high: None };
 
 /// Objects, and the hot part in front of them.
 pub(crate) struct Opened<P: Platform> {
     objects: Box<Objects<P>>,
     pub(crate) hot: Box<Hot>,
-    /// Objects that each owner pays for, as owners know it.
+    /// The number of objects that each owner pays for, as counted by the owners.
     pub(crate) ledger: Box<Ledger>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Opened<P: Platform> {
 pub(crate) struct Ledger(Mutex<BTreeMap<(Class, u64), u32>>);
 
 impl Ledger {
-    /// One more object that an owner pays for.
+    /// Adds an object that an owner pays for.
     pub(crate) fn charge(&self, class: Class, owner: u64) {
         *self.0.lock().unwrap().entry((class, owner)).or_default() += 1;
     }
@@ -52,9 +52,10 @@ impl Ledger {
 }
 
 /// # Safety
-/// `ledger` is one.
+/// `ledger` points to a [`Ledger`].
 unsafe fn repay(ledger: *const (), owner: u64, class: Class, objects: u32, _inside: bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: `Payback::open` stored this function with the address of a ledger that lives as long
+    // as the instance.
     unsafe { &*ledger.cast::<Ledger>() }.repay(class, owner, objects);
 }
 
@@ -68,23 +69,24 @@ impl<P: Platform> Deref for Opened<P> {
 
 impl<P: Platform> Drop for Opened<P> {
     fn drop(&mut self) {
-        // SAFETY: the test is over, and nothing it had is used after this.
+        // SAFETY: the test is over: no thread uses the instance, and no table outside this value
+        // leads to it.
         unsafe { self.objects.close() };
     }
 }
 
-/// A virtual machine in small steps, so that a proof looks at little.
+/// A virtual machine with small steps, so that a verification has little to do.
 pub(crate) fn machine(cpus: usize) -> Shared<Virtual> {
     Shared::new(Virtual::new(4096, cpus).with_scarce_address_space())
 }
 
-/// The real system, where it has restartable sequences.
+/// The real system; `None` without restartable sequences.
 pub(crate) fn rseq() -> Option<Opened<Shared<Linux>>> {
     let platform = Shared::new(Linux::probe());
     platform.rseq_offset().map(|_| Opened::new(platform, &CONFIG).unwrap())
 }
 
-/// Bytes of a range that memory is behind; the kernel's word.
+/// Resident bytes of a range, as the kernel reports them.
 pub(crate) fn resident(address: usize, length: usize) -> usize {
     let mut words = std::vec![0; length / 4096 * 8];
     let map = std::fs::File::open("/proc/self/pagemap").expect("pagemap of this process");
@@ -96,13 +98,14 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
         let hot = Box::new(Hot::closed());
         let mut objects = Box::new(Objects::unopened());
-        // SAFETY: both are for this instance alone, and live in one value.
+        // SAFETY: the place and the hot part are for this instance alone, and live in one value.
         let objects = unsafe {
             Objects::open(objects.as_mut_ptr(), platform, config, &hot)?;
             objects.assume_init()
         };
         let ledger = Box::<Ledger>::default();
-        // SAFETY: nobody has used it, and all three live in one value.
+        // SAFETY: no thread has used the instance, and the instance, the hot part and the ledger
+        // live in one value.
         unsafe {
             objects.open_hot();
             objects.payback.open(repay, core::ptr::from_ref(&*ledger).cast());
@@ -110,7 +113,7 @@ impl<P: Platform> Opened<P> {
         Ok(Opened { objects, hot, ledger })
     }
 
-    /// An object of a class, by the fast way where there is one.
+    /// Allocates an object of a class, by the fast path if possible.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
         let object = fast.or_else(|| self.allocate(class))?;
@@ -120,9 +123,9 @@ impl<P: Platform> Opened<P> {
         Some(object)
     }
 
-    /// Gives an object back.
+    /// Frees an object.
     pub(crate) fn give(&self, class: Class, object: *mut u8) {
-        // SAFETY: the object is the test's.
+        // SAFETY: the object is the test's and holds at least two words.
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
         match self.hot.free(object) {
             Freed::Done => {}
@@ -138,7 +141,7 @@ impl<P: Platform> Opened<P> {
         (0..count).map(|_| self.take(class).expect("there is memory")).collect()
     }
 
-    /// Empties stacks and barns into the slabs.
+    /// Drains stacks and barns into the slabs.
     pub(crate) fn drain(&self) {
         (0..self.slots.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
         Class::all().for_each(|class| _ = self.trim_barn(class, true, &|| false));
@@ -148,18 +151,18 @@ impl<P: Platform> Opened<P> {
         self.verify(0).unwrap_or_else(|finding| panic!("{finding}")).0
     }
 
-    /// Objects in the stack of a CPU.
+    /// Number of objects in the stacks of a CPU.
     pub(crate) fn stacked(&self, cpu: usize, class: Class) -> u32 {
         self.slots.peek(&self.platform, cpu, class).count
     }
 
-    /// Full and empty sheaves in the barn of a class.
+    /// Number of full and of empty sheaves in the barn of a class.
     pub(crate) fn barn(&self, class: Class) -> (u32, u32) {
         let cache = self.caches[class.index()].lock();
         (cache.full.length(), cache.empty.length())
     }
 
-    /// Slabs of a class, and free objects in them.
+    /// Number of slabs of a class, and of free objects in them.
     pub(crate) fn slabs_of(&self, class: Class) -> (u32, u64) {
         let cache = self.caches[class.index()].lock();
         (cache.slabs, cache.free)

@@ -1,8 +1,7 @@
-//! What the tests of objects and of the facade share: a machine that several owners may hold, whose fences can be told to
-//! fail and whose CPU can be chosen, and a generator of numbers.
+//! Shared by the tests of objects and of `neap`: a machine with several owners, whose fences fail
+//! on demand and whose CPU a test chooses, and a generator of numbers.
 //!
-//! Sits between a platform, virtual or real, and whoever is tested on it: managers own their platform, and tests want to
-//! go on talking to it.
+//! A manager owns its platform, and a test keeps a second reference to it.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 #[path = "../../../neap-pages/tests/machine/random.rs"]
@@ -19,37 +18,38 @@ use std::sync::{Arc, Mutex};
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use random::{Random, number, seed};
 
-/// Something a test wants to happen in the middle of a call.
+/// An action of a test's in the middle of a call.
 type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
 
-/// A platform that everybody has the same of.
+/// A platform with several owners.
 pub(crate) struct Shared<P>(Arc<Inner<P>>);
 
-/// The platform, and what is done to it.
+/// The platform, and the changes to its behaviour.
 pub(crate) struct Inner<P> {
     platform: P,
-    /// Fences that succeed before those that fail.
+    /// Number of fences that succeed before those that fail.
     pub(crate) good_fences: AtomicUsize,
-    /// Fences that fail then.
+    /// Number of fences that fail after that.
     pub(crate) failing_fences: AtomicUsize,
-    /// Fences that were asked for.
+    /// Number of fences requested.
     pub(crate) fences: AtomicUsize,
-    /// Added to the CPU id at every question: a thread that migrates all the time. Only for virtual machines.
+    /// Added to the CPU id at every query, as if the thread migrated all the time. Only for virtual
+    /// machines.
     pub(crate) wander: AtomicUsize,
     asked: AtomicUsize,
-    /// Added to the CPU id once: a CPU that the tables do not reach.
+    /// Added to the CPU id once: a CPU beyond the tables.
     pub(crate) shift: AtomicUsize,
-    /// CPUs that are told, if not all.
+    /// The most CPUs that the platform reports.
     pub(crate) told: AtomicUsize,
-    /// Turns given to others in waits.
+    /// Number of yields in waits.
     pub(crate) pauses: AtomicUsize,
-    /// Whether sleeps take real time as well: for waits that end because another thread of the test's comes by.
+    /// Whether sleeps take real time as well, for waits that end by another thread of the test's.
     pub(crate) really_sleeps: AtomicBool,
     /// Called before a fence, with the table's entry replaced.
     pub(crate) on_fence: Hook,
     /// Called when fresh memory is about to be mapped.
     pub(crate) on_map_at: Hook,
-    /// Called when memory is about to be given back.
+    /// Called when memory is about to be released.
     pub(crate) on_release: Hook,
 }
 
@@ -101,7 +101,7 @@ impl<P> Deref for Inner<P> {
     }
 }
 
-/// Calls a hook, which is gone while it runs: what it does may come here again.
+/// Calls a hook, which is removed while it runs, since it may come here again.
 fn run(hook: &Hook) {
     let action = hook.lock().expect("no hook panics").take();
     if let Some(mut action) = action {
@@ -120,13 +120,13 @@ impl<P: Platform> Platform for Shared<P> {
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
         run(&self.on_release);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the platform may release this memory.
         unsafe { self.platform.release(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
         run(&self.on_release);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the platform may release these ranges.
         unsafe { self.platform.release_scattered(ranges) }
     }
 
