@@ -128,7 +128,7 @@ fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
     }
 }
 
-/// D5: A drain waited for an owner that was preempted.
+/// D10: A drain waited for an owner that was preempted.
 #[test]
 fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();

@@ -1,7 +1,8 @@
-//! Charges by sequences, and who empties the stocks that they are taken from: right, and wrong.
+//! Scenarios of stocks (`neap-groups/src/stock.rs`), right and wrong: charges by sequences, and
+//! threads that empty stocks.
 //!
-//! Sits beside `main` and `mutants`, and is to stocks (`neap-groups/src/stock.rs`) what they are to stacks. No lock. A sequence looks at a word
-//! with two things in it, who pays and how many bytes, and changes it by one store, while somebody else empties it behind a fence.
+//! A sequence looks at a word with two parts, payer and number of bytes, and changes it by one
+//! store, while another thread empties it behind a fence.
 
 use crate::model::event::*;
 use crate::model::*;

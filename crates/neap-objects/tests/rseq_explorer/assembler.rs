@@ -1,15 +1,15 @@
-//! Puts the programs together: the lines of every operation, in the right protocol and in each wrong one.
+//! The assembler: the lines of every operation, in the right protocol and in each wrong one.
 //!
-//! Sits under `protocol`, which tells in words what is built here. Used once per scenario; takes no lock.
-//! Never executes a line: what a line means is in `execute`.
+//! `protocol` describes in words what is built here. `execute` gives a line its meaning. Used once
+//! per scenario.
 
 use crate::protocol::*;
 
-/// A place that lines can jump to before it is known where it is.
+/// A place to jump to, which may be placed later.
 #[derive(Clone, Copy)]
 struct Label(usize);
 
-/// The next line, or nowhere where there is nothing to jump to.
+/// The next line; nowhere if a line has no jump.
 const NEXT: Label = Label(0);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,8 @@ pub struct Assembler {
     labels: Vec<u8>,
     flags: u8,
     abort: Label,
-    /// Abort exits that are still to be written: the exit, the sequence, where it goes if it gives up.
+    /// Abort exits that are still to be written: the exit, the sequence, and the line after giving
+    /// up.
     exits: Vec<[Label; 3]>,
     mutant: Mutant,
     classes: u8,
@@ -115,8 +116,8 @@ impl Assembler {
         self.line(Instr::Finish, "end of the operation");
     }
 
-    /// A sequence from arming to END; the next line is for when it has committed. `refused` is also where
-    /// it goes when it has been aborted often enough.
+    /// A sequence from arming to END. The line after it runs once it has committed. `refused` is
+    /// also the line after too many aborts.
     fn sequence(&mut self, kind: Sequence, refused: Label) {
         let [start, exit] = [(); 2].map(|()| self.label());
         self.here(start);

@@ -1,23 +1,26 @@
-//! What must hold in a state: every object and every region is in exactly one place.
+//! The invariant of a state: every object and every region is in exactly one place.
 //!
-//! Sits between `execute` and `search`. Reads a state, changes nothing, locks nothing. Never looks at
-//! how a state was reached, except for the flaw that a step has noted.
+//! Reads a state and changes nothing. The way to a state does not matter, except for the flaw that
+//! a step has noted.
 //!
-//! The memory is judged as it will be when all buffers have drained, so an object is in a stack from
-//! the moment its commit is executed. In every state:
+//! The memory is judged as it will be when all buffers have drained, so an object is in a stack
+//! from the moment its commit is executed. In every state:
 //! 1. Each object is once in: a cell below the count of a stack of its class, a thread's hand, a
 //!    thread's private memory where that counts, the barn. The stacks are those of the regions in the
 //!    rows, of those that fork has, and of the region that a taker has, this only of the wanted classes
 //!    once the spare region is in the row.
-//! 2. Each region is once in: a row, the registers of fork or of a taker, the word for the spare region.
+//! 2. Each region is once in: a row, the registers of fork or of a taker, the word for the spare
+//!    region.
 //! 3. No count is above its capacity and no capacity above what there is.
 //! 4. The spare region is all zeroes unless a taker is at work on it; DUMMY always is.
-//! 5. A row is DUMMY only while some taker, or fork, is between its swap and its next store to the row.
+//! 5. A row is DUMMY only while some taker, or fork, is between its swap and its next store to the
+//!    row.
 //! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
-//! Where threads read and retire nothing of this holds; there nobody looks at what is freed, and in the end counts are even. Where they charge, 6 holds,
-//! nobody writes to DUMMY, and in the end what is charged is what is stocked and in hands.
+//! With readers none of this holds. There no thread looks at a freed object, and in the end the
+//! counts are even. With charges, 6 holds, DUMMY is not written to, and in the end the charges are
+//! the bytes stocked and in hands.
 //!
 //! "At rest" 1 to 5 are judged only where all threads have finished and all buffers are empty: a
 //! violation there is real damage that stays. Popped rubbish, an object received twice and a torn
@@ -36,7 +39,7 @@ impl Machine {
         (0..self.scenario.actors.len()).all(|t| self.done(s, t)) && s.buf.iter().all(|buffer| buffer[0] == 0)
     }
 
-    /// Says what is wrong with a state, if anything is.
+    /// Describes the fault of a state, if it has one.
     pub fn judge(&self, s: &State) -> Option<String> {
         let text = match s.flaw {
             Flaw::None if self.scenario.at_rest && !self.at_rest(s) => return None,
@@ -62,7 +65,7 @@ impl Machine {
         Some(text.to_string())
     }
 
-    /// In the end as many readers of each phase have gone out as came in.
+    /// In the end as many readers of each phase have left as entered.
     fn judge_counts(&self, s: &State) -> Option<String> {
         let sum = |side, phase| (0..PLACES).map(|place| s.mem[word_of(side, place, phase)]).sum::<u8>();
         let uneven = |&phase: &u8| sum(Side::Entered, phase) != sum(Side::Left, phase);
@@ -70,7 +73,8 @@ impl Machine {
         phase.map(|phase| format!("nobody reads, but the counts of phase {phase} differ"))
     }
 
-    /// Nobody writes to DUMMY, and in the end each payer is charged for what is stocked for it and what threads have.
+    /// DUMMY is not written to. In the end each payer is charged for the bytes stocked for it and
+    /// those that threads have.
     fn judge_stocks(&self, s: &State) -> Option<String> {
         let mem = s.settled();
         if mem[stock_of(DUMMY)] != self.initial().mem[stock_of(DUMMY)] {
@@ -85,14 +89,14 @@ impl Machine {
         Some(format!("payer {payer} is charged for {} and has {}", mem[CHARGED + payer as usize], has(payer)))
     }
 
-    /// The lines that threads are at which hold a region, with their frames.
+    /// The threads at lines with `flag`, which hold a region, with their frames.
     fn takers<'a>(&'a self, s: &'a State, flag: u8) -> impl Iterator<Item = (usize, Frame)> + 'a {
         let holds = move |(_, t): &(usize, &Thread)| self.program.lines[t.now.pc as usize].flags & flag != 0;
         s.thr.iter().enumerate().filter(holds).map(|(index, t)| (index, t.now))
     }
 
     fn judge_regions(&self, s: &State, mem: &[u8; WORDS]) -> Option<String> {
-        // What breaks the rule itself is to be found at rest by what follows from that.
+        // A mutant that breaks the rule itself must be found at rest by the consequences.
         let kept = |rule: Mutant| !(self.scenario.at_rest && self.scenario.mutant == rule);
         for row in 0..if self.scenario.one_region { 1 } else { ROWS } {
             let taking = self.takers(s, DETACHED).any(|(_, f)| f.c as usize == row);
@@ -102,7 +106,7 @@ impl Machine {
             }
         }
         let spares: Vec<usize> = (SPARE..SPARE + self.spares()).collect();
-        // Where the spare region has become a row's, the word still names it.
+        // If the spare region has become a row's, the word still names it.
         let stale = |&word: &usize| self.takers(s, PUBLISHED).any(|(t, _)| self.spare_of(t) == word);
         for region in A..C + self.spares() as u8 {
             let rows = mem[ROW..ROW + ROWS].iter().filter(|&&row| row == region).count();
@@ -161,7 +165,7 @@ impl Machine {
         None
     }
 
-    /// The classes that a taker is after, as a mask.
+    /// The classes that a taker wants, as a mask.
     fn wanted(&self, s: &State, t: usize) -> u8 {
         match self.scenario.actors[t].ops[s.thr[t].op as usize] {
             Op::Take(_, wanted) => wanted,

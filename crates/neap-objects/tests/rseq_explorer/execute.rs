@@ -1,15 +1,15 @@
-//! What one instruction does: to memory, to the thread's registers, and to what it holds.
+//! The effect of one instruction: on memory, on the thread's registers, and on the objects that it
+//! holds.
 //!
-//! Sits between `model` (the state), `protocol` (the lines) and `steps` (which asks for every possible
-//! outcome). Takes no lock, keeps nothing between calls. Never judges, except for flaws that can only
-//! be seen at the moment of the step.
+//! `protocol` has the lines, `model` the state, and `steps` asks for every possible outcome.
+//! Nothing is kept between calls. It reports only flaws that are visible at the moment of the step.
 
 use crate::model::*;
 use crate::protocol::*;
 use crate::steps::Machine;
 
 impl Machine {
-    /// Notes a flaw. Those that do no harm by themselves count only where every state is judged.
+    /// Records a flaw. Flaws that do no harm by themselves count only if every state is judged.
     fn note(&self, s: &mut State, flaw: Flaw) {
         let harmless = matches!(flaw, Flaw::ForeignStore | Flaw::CommitWhileClosed);
         if s.flaw == Flaw::None && !(harmless && self.scenario.at_rest) {
@@ -22,14 +22,15 @@ impl Machine {
         newest.map_or(s.mem[word], |entry| (entry & 15) as u8)
     }
 
-    /// Puts a store into the buffer of the thread's CPU; false if that is full, so that it must drain.
+    /// Puts a store into the buffer of the thread's CPU; false if that is full, so that it must
+    /// drain.
     fn store(&self, s: &mut State, t: usize, word: usize, value: u8) -> bool {
         let buffer = &mut s.buf[s.thr[t].cpu as usize];
         let free = buffer.iter_mut().find(|entry| **entry == 0);
         free.map(|entry| *entry = (word as u16 + 1) << 4 | u16::from(value)).is_some()
     }
 
-    /// The word of a cell. Only a broken protocol asks for one outside.
+    /// The word of a cell. Only a broken protocol asks for one outside a region.
     fn cell(&self, s: &mut State, region: u8, class: u8, index: u8) -> usize {
         let inside = index < self.scenario.capacity;
         if !inside {
@@ -91,10 +92,11 @@ impl Machine {
         if branch == 1 && !two {
             return false;
         }
-        // A row that takers and sequences may ask for beside those of the table is, if anything, row 0 again.
+        // Takers and sequences may ask for a row beside those of the table. It is row 0, if
+        // anything.
         let row = ROW + if (f.c as usize) < ROWS { f.c as usize } else { 0 };
         let mut seen = 0;
-        // Whether the line does what it says; otherwise it jumps.
+        // Whether the line succeeds; otherwise it jumps.
         let mut goes_on = true;
         // A plain store of the line: a word and its value.
         let mut store = None;
@@ -362,7 +364,7 @@ impl Machine {
                 match change {
                     Change::Take => s.thr[t].hand |= mine,
                     Change::Give => s.thr[t].hand &= !mine,
-                    // What comes out of the word is this thread's to settle.
+                    // This thread settles the bytes that come out of the word.
                     Change::Put => f.v = restocked(f.v, f.k).1,
                 }
                 (store, seen) = (Some((stock_of(f.p), value)), event);
@@ -412,7 +414,7 @@ impl Machine {
         true
     }
 
-    /// The part of a step that is the thread's own business: hand, next line, forgotten registers.
+    /// The private part of a step: hand, next line, forgotten registers.
     fn move_on(&self, s: &mut State, t: usize, mut f: Frame, line: Line, goes_on: bool, events: &mut u32) {
         if goes_on && line.flags & COMMIT != 0 {
             if s.frames().any(|f| self.program.lines[f.pc as usize].flags & CLOSED != 0) {
@@ -455,7 +457,8 @@ impl Machine {
         }
     }
 
-    /// Fork copies the memory: nothing may be half way, pending, locked or held by a thread but its own objects.
+    /// Fork copies the memory: no thread may be half way, pending, locked or hold more than its own
+    /// objects.
     fn snapshot(&self, s: &mut State, forker: usize, seen: &mut u32) {
         *seen = event::SNAPSHOT;
         for t in (0..self.scenario.actors.len()).filter(|&t| t != forker) {

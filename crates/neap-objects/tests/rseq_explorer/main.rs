@@ -1,18 +1,25 @@
-//! An exhaustive explorer of the per-CPU slot protocol: every interleaving of a few threads on two CPUs.
+//! An exhaustive explorer of the per-CPU slot protocol: every interleaving of a few threads on two
+//! CPUs.
 //!
-//! `protocol` has the sequences in plain words, `assembler` puts them together as programs, `model` has
-//! the machine with its store buffers and what it cannot show, `steps` what can happen next, `execute`
-//! what an instruction does, `check` what must hold, `search` the search. This file has the scenarios in
-//! which the protocol must hold; `mutants` has the ones in which a wrong protocol must be caught; `rcu` has both for readers, `alter` for stocks. loom
-//! cannot do this: it knows neither restartable sequences nor membarrier.
+//! loom cannot do this: it knows neither restartable sequences nor membarrier. The files:
+//! * `protocol`: the sequences in plain words;
+//! * `assembler`: the sequences as programs;
+//! * `model`: the machine with its store buffers, and what it cannot show;
+//! * `steps`: what can happen next;
+//! * `execute`: the effect of an instruction;
+//! * `check`: the invariants;
+//! * `search`: the search;
+//! * this file: the scenarios in which the protocol must hold;
+//! * `mutants`: those in which a wrong protocol must be caught;
+//! * `rcu` and `alter`: both for readers and for stocks.
 //!
-//! Sits beside the crate and touches none of its code: what is proved is the design, so a change of a
-//! sequence must be made in `assembler` too. Single threaded; holds no lock; never uses random numbers.
+//! The explorer uses none of the crate's code. It proves the design, so a change of a sequence must
+//! be made in `assembler`, too. It is single threaded and uses no random numbers.
 //!
-//! Every scenario also says which events must have been seen (a fence that aborted a sequence, a
-//! sequence that DUMMY refused), so that none passes because nothing happened in it.
-//! `cargo test --test rseq_explorer -- --nocapture` prints the number of states, and for each mutant
-//! the shortest way into damage as numbered steps.
+//! Every scenario also lists events that must have been seen, such as a fence that aborted a
+//! sequence, so that none passes because nothing happened in it. `cargo test --test rseq_explorer
+//! -- --nocapture` prints the number of states, and for each mutant the shortest way into damage as
+//! numbered steps.
 
 #![allow(unreachable_pub, reason = "a test exports nothing; pub here means: for the other files")]
 
@@ -39,12 +46,12 @@ fn worker(name: &'static str, ops: &[Op]) -> Actor {
     Actor { name, ops: ops.to_vec(), cpus: 0b011, handler: None, rseq: Rseq::Registered, stays: false }
 }
 
-/// A thread on a CPU of its own, where nobody disturbs it.
+/// An undisturbed thread on a CPU of its own.
 fn remote(name: &'static str, ops: &[Op]) -> Actor {
     Actor { cpus: 0b100, ..worker(name, ops) }
 }
 
-/// Readers, and who retires what they look at. Fences may fail.
+/// Readers and retiring threads. Fences may fail.
 fn reading(name: &'static str, actors: Vec<Actor>) -> Scenario {
     scenario(name, &[], &[], &[], actors)
 }
@@ -82,7 +89,8 @@ fn look(scenario: Scenario) -> Report {
     report
 }
 
-/// The scenario has no bad state and none without a way to the end; everything in `must_see` happened in it.
+/// The scenario has no bad state and none without a way to the end; everything in `must_see`
+/// happened in it.
 fn holds(scenario: Scenario, must_see: u32) {
     let report = look(scenario);
     if let Some((wrong, trace)) = report.violation {
@@ -333,7 +341,8 @@ fn a_thread_without_registration_uses_the_barn() {
     holds(scenario("an unregistered thread, push, take", &[1], &[], &[], actors), PUSHED | REFUSED | TOOK_OBJECT);
 }
 
-/// The owner's thread ends: what it frees after the C library has taken its registration back goes the shared way.
+/// The owner's thread ends. An object that it frees after the C library has ended its registration
+/// takes the shared path.
 #[test]
 fn an_owner_ends_while_its_stacks_are_drained() {
     let ends = Actor { rseq: Rseq::Unregistered, ..worker("W1 at its end", &[SlowPush(2)]) };

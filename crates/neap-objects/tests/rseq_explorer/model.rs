@@ -1,17 +1,17 @@
 //! The machine that the explorer runs: memory, store buffers, CPUs and threads, in a small value.
 //!
-//! Sits between `protocol` (the programs) and `steps` (which lists all successors of a state).
-//! A state is a small value; nothing here is shared and nothing locks. Never decides whether a
-//! state is right: that is `check`.
+//! `protocol` has the programs, and `steps` lists all successors of a state. A state is a small
+//! value; nothing here is shared or locked. Whether a state is right is decided in `check`.
 //!
-//! The machine, x86-64 TSO: each CPU has a buffer of stores in order; its own loads see them, other
+//! The machine, x86-64 TSO: each CPU has a buffer of stores in order. Its own loads see them, other
 //! CPUs only after they drained, at any time. A `lock` instruction, a fence for that CPU, a signal
-//! and a context switch drain it. CPUs 0 and 1 have a region; CPU 2 has none and is where a taker sits
-//! that nobody disturbs. A thread leaves its CPU at any step and goes on where it finds a free one.
+//! and a context switch drain it. CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker
+//! runs there. A thread leaves its CPU at any step and goes on where it finds a free one.
 //!
 //! What is one step: one access to shared memory with the arithmetic that follows it. Merging those
 //! is safe, because registers are private and an abort forgets them. Four further merges:
-//! * A load from a region that a taker has for itself is one step with the store that it leads to. No
+//! * A load from a region that a taker has for itself is one step with the store that it leads to.
+//!   No
 //!   other thread writes to such a region; the check in every state that a region is in one place
 //!   only, and the check of every store of a sequence, would report the first state where that is not so.
 //! * A barn operation is one step, because the barn has a mutex; the lock instruction drains.
@@ -26,9 +26,11 @@
 //! * the kernel's own races: a fence is one step here, and an abort happens when the thread is
 //!   interrupted, not when it returns; a kernel that fails to abort is a broken protocol (`NoArm`);
 //! * a fence that fails under fork; what fork must do then is not modelled; nor is the child;
-//! * more than one signal a thread, nested handlers, handlers that use the barn; more threads, CPUs,
+//! * more than one signal a thread, nested handlers, handlers that use the barn; more threads,
+//!   CPUs,
 //!   operations or objects than the scenarios have; a barn that hands out other than its lowest objects;
-//! * progress: a thread may try again for ever. That it may come to an end from every state is checked.
+//! * progress: a thread may try again for ever. That it may come to an end from every state is
+//!   checked.
 
 use crate::protocol::*;
 
@@ -41,14 +43,16 @@ pub const OFF: u8 = 3;
 /// What an unregistered thread reads as its CPU id: -1.
 pub const NO_CPU: u8 = 15;
 
-/// Pointers to regions. A and B start as those of CPU 0 and 1, C is spare; D is spare in one variant.
+/// Pointers to regions. A and B start as those of CPU 0 and 1, C is spare; D is spare in one
+/// variant.
 pub const NOTHING: u8 = 0;
 pub const DUMMY: u8 = 1;
 pub const A: u8 = 2;
 pub const B: u8 = 3;
 pub const C: u8 = 4;
 
-/// Memory words: the table, the takers' spare regions and mutex, fork's gate, a gap, then the regions.
+/// Memory words: the table, the takers' spare regions and mutex, fork's gate, a gap, then the
+/// regions.
 pub const ROW: usize = 0;
 pub const SPARE: usize = 2;
 pub const TAKERS: usize = 4;
@@ -62,27 +66,29 @@ const REGIONS: usize = 5;
 pub const WORDS: usize = REGION + REGIONS * STRIDE;
 const DEPTH: usize = 4;
 
-/// Words where threads read and retire; they have the place of the regions, which nobody uses then. The phase in which readers
-/// count, the number of the object that they find, and the lowest number of an object that is not freed.
+/// Words of scenarios with readers, in the place of the regions, which are unused then: the phase
+/// in which readers count, the number of the object that they find, and the lowest number of an
+/// object that is not freed.
 pub const PHASE: usize = REGION;
 pub const OBJECT: usize = REGION + 1;
 pub const ALIVE: usize = REGION + 2;
 const COUNTS: usize = REGION + 4;
-/// Where readers count by sequences, by CPU, and at the end where they count by a locked instruction.
+/// Places of readers' counts by sequences, one a CPU, and the last one for counts by a locked
+/// instruction.
 pub const PLACES: u8 = 3;
 pub const LOCKED: u8 = 2;
 
-/// The word for readers who came in, or went out, at a place in a phase.
+/// The word of readers that entered, or left, at a place in a phase.
 pub fn word_of(side: Side, place: u8, phase: u8) -> usize {
     COUNTS + side as usize * 2 * PLACES as usize + 2 * place as usize + phase as usize
 }
 
-/// Where the count of a stack lies; its capacity and its cells follow.
+/// The word of a stack's count. Its capacity and its cells follow.
 pub fn count_of(region: u8, class: u8) -> usize {
     REGION + (region - DUMMY) as usize * STRIDE + class as usize * STACK
 }
 
-/// Something that only a broken protocol does, noticed while a step is carried out.
+/// A flaw that only a broken protocol has, noticed while a step is executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
     None,
@@ -98,7 +104,7 @@ pub enum Flaw {
     UsedFreed,
 }
 
-/// What a run must have seen, so that a scenario cannot pass by doing nothing.
+/// Events that a run must have seen, so that a scenario cannot pass by doing nothing.
 pub mod event {
     pub const PUSHED: u32 = 1;
     pub const POPPED: u32 = 1 << 1;
@@ -118,10 +124,10 @@ pub mod event {
     /// A taker used a region as its spare that had been a CPU's.
     pub const REUSED: u32 = 1 << 13;
     pub const BUSY: u32 = 1 << 14;
-    /// The same while fork had the rows.
+    /// A sequence was refused because it found DUMMY, while fork had the rows.
     pub const CLOSED_OUT: u32 = 1 << 15;
     pub const SNAPSHOT: u32 = 1 << 16;
-    /// Somebody came to the gate and found it closed.
+    /// A thread came to the gate and found it closed.
     pub const GATE_CLOSED: u32 = 1 << 17;
     /// A reader looked at an object that had been replaced.
     pub const READ_OLD: u32 = 1 << 18;
@@ -137,29 +143,31 @@ pub mod event {
     pub const STOCK_GAVE: u32 = 1 << 24;
     /// A word became another payer's.
     pub const STOCK_PUT: u32 = 1 << 25;
-    /// Something came out of a stock that was emptied.
+    /// Bytes came out of a stock that was emptied.
     pub const STOCK_EMPTIED: u32 = 1 << 26;
 }
 
-/// Words of who charges, in the place of those for the spare region, which nobody uses then: what each payer is charged for.
+/// Words of charging threads, in the place of those for the spare region, which is unused then: the
+/// bytes that each payer is charged for.
 pub const CHARGED: usize = SPARE;
-/// Who can pay, and the most that a word holds; in a word the payer, from 1 on, is above the number.
+/// Number of payers. The next constant is the most that a word holds. In a word the payer, from 1
+/// on, is above the number.
 pub const PAYERS: u8 = 2;
 pub const MOST: u8 = 3;
 /// DUMMY's word: no payer's.
 pub const NOBODYS: u8 = 15;
 
-/// Where the word of a region's stock lies.
+/// The word of a region's stock.
 pub fn stock_of(region: u8) -> usize {
     count_of(region, 0)
 }
 
-/// The word of a payer that has so many.
+/// The word of a payer with a number of bytes.
 pub fn stocked(payer: u8, number: u8) -> u8 {
     (payer + 1) << 2 | number
 }
 
-/// What is stocked anew for a payer over a word, and what comes out of it.
+/// Stocks anew for a payer over a word. Returns the new word, and what comes out of the old one.
 pub fn restocked(found: u8, payer: u8) -> (u8, u8) {
     match (found >> 2 == payer + 1, found & 3) {
         (false, _) => (stocked(payer, 1), found),
@@ -168,7 +176,7 @@ pub fn restocked(found: u8, payer: u8) -> (u8, u8) {
     }
 }
 
-/// How the kernel knows a thread.
+/// A thread's registration with the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rseq {
     Registered,
@@ -184,7 +192,7 @@ pub struct Actor {
     pub ops: Vec<Op>,
     /// The CPUs that it may run on, as a mask.
     pub cpus: u8,
-    /// What a signal handler does that may interrupt it once.
+    /// The operation of a signal handler that may interrupt the thread once.
     pub handler: Option<Op>,
     pub rseq: Rseq,
     /// Keeps the first CPU that it gets: shows what signals alone can do.
@@ -195,7 +203,8 @@ pub struct Actor {
 pub struct Scenario {
     pub name: &'static str,
     pub actors: Vec<Actor>,
-    /// The objects in the stacks of region A and of region B at the beginning, by class: one class or two.
+    /// The objects in the stacks of region A and of region B at the beginning, by class: one class
+    /// or two.
     pub stacks: [Vec<Vec<u8>>; ROWS],
     /// The objects in the barn at the beginning, as a mask.
     pub barn: u8,
@@ -205,11 +214,12 @@ pub struct Scenario {
     pub capacity: u8,
     /// Whether A and B start without room, as after a take.
     pub drained: bool,
-    /// CPU 1 has no region: its row is DUMMY for good. For readers: it has no words and is never fenced.
+    /// CPU 1 has no region: its row is DUMMY for good. For readers: it has no words and is never
+    /// fenced.
     pub one_region: bool,
     pub fence_may_fail: bool,
     pub mutant: Mutant,
-    /// Judge only where everybody has finished, instead of every state.
+    /// Judge only where all threads have finished, instead of in every state.
     pub at_rest: bool,
 }
 
@@ -222,12 +232,13 @@ impl Scenario {
         self.second >> object & 1
     }
 
-    /// Whether this is about readers and what is retired, and not about stacks.
+    /// Whether the scenario is about readers and retired objects, not about stacks.
     pub fn reads(&self) -> bool {
         self.actors.iter().flat_map(|actor| &actor.ops).any(|op| matches!(op, Op::Read | Op::Retire))
     }
 
-    /// Whether this is about stocks; the objects in stacks are then bytes of the first payer.
+    /// Whether the scenario is about stocks. The objects in stacks are bytes of the first payer
+    /// then.
     pub fn stocks(&self) -> bool {
         let charges = |op: &Op| matches!(op, Op::Charge(_) | Op::Uncharge(_) | Op::Stock(_) | Op::Empty(_));
         self.actors.iter().flat_map(|actor| &actor.ops).any(charges)
@@ -239,7 +250,7 @@ impl Scenario {
     }
 }
 
-/// Registers: what they mean is told in `protocol`.
+/// Registers, as described in `protocol`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Frame {
     pub pc: u8,
@@ -285,7 +296,8 @@ pub struct State {
 pub type Packed = [u64; 14];
 
 impl Frame {
-    /// What is left of the registers outside a sequence. What an aborted one copied to `b` means nothing.
+    /// The registers that remain outside a sequence. Copies in `b` of an aborted sequence mean
+    /// nothing.
     pub fn private(&self) -> Frame {
         let Frame { pc, k, v, b, m, .. } = *self;
         Frame { pc, k, v, b: if m == 0 { [NOTHING; 2] } else { b }, m, ..Frame::default() }
@@ -376,7 +388,7 @@ impl State {
         State { mem, buf, thr, barn: (words[3] >> 48) as u8, flaw: FLAWS[(words[4] >> 48) as usize] }
     }
 
-    /// What every thread does and what a signal interrupted.
+    /// The frames of every thread, and those that a signal interrupted.
     pub fn frames(&self) -> impl Iterator<Item = Frame> + '_ {
         self.thr.iter().flat_map(|t| [t.now, t.saved])
     }

@@ -1,9 +1,8 @@
 //! Wrong protocols: each must be caught, and the right protocol must pass the very same scenario.
 //!
-//! Sits above `main`'s scenario builders. Each test explores three times: the right protocol, no
-//! violation; the mutant judged in every state; the mutant judged only when everybody has finished, so
-//! that what is found is damage that stays. The shortest trace of the last is printed. No lock; never
-//! accepts a mutant because the scenario itself is broken.
+//! Each test explores three times: the right protocol, without a violation; the mutant judged in
+//! every state; and the mutant judged only when all threads have finished, so that the violation is
+//! lasting damage. The shortest trace of the last is printed.
 
 use crate::model::*;
 use crate::protocol::Mutant::{self, *};
@@ -76,7 +75,7 @@ fn count_read_before_the_fence() {
 #[test]
 fn unwanted_stack_copied_before_the_fence() {
     mutant(Scenario { fence_may_fail: false, ..push_keep() }, CopyBeforeFence, "0 places");
-    // And where the fence fails the copy stays in the spare region.
+    // If the fence fails, the copy also stays in the spare region.
     mutant(push_keep(), CopyBeforeFence, "not all zeroes");
 }
 
@@ -99,7 +98,8 @@ fn take_without_a_swap() {
 
 #[test]
 fn spare_region_not_zeroed() {
-    // What was left in it comes back to life on the next CPU: of the wanted class, and of one that was copied.
+    // The objects left in it appear again on the next CPU: of the wanted class, and of one that was
+    // copied.
     let one = vec![worker("W1", &[Pop(0)]), remote("T", &[Take(0, 1), Take(1, 1)])];
     mutant(scenario("pop, take from both", &[1], &[2], &[], one), SpareNotZeroed, "2 places");
     let each = vec![worker("W1", &[Pop(1)]), remote("T", &[Take(0, 1), Take(1, 2)])];
@@ -191,10 +191,10 @@ fn cell_stored_before_the_check() {
 
 #[test]
 fn capacity_given_to_dummy() {
-    // DUMMY then has room, and takes in the very object that was refused.
+    // DUMMY then has room, and takes the object that was refused.
     let actors = vec![worker("W1", &[SlowPush(2)]), remote("T", &[Take(0, 1)])];
     mutant(scenario("slow push, take", &[1], &[], &[], actors), CapacityOnDummy, "0 places");
-    // No taker is needed where a CPU has DUMMY for good and a thread comes there on its way.
+    // No taker is needed if a CPU always has DUMMY and a thread passes through it.
     let right = scenario("slow push, a CPU without a region", &[1, 3], &[], &[], vec![worker("W1", &[SlowPush(2)])]);
     mutant(Scenario { one_region: true, ..right }, CapacityOnDummy, "0 places");
 }

@@ -1,65 +1,113 @@
-//! The per-CPU slot protocol as small programs: what each thread executes, one shared access a line.
+//! The per-CPU slot protocol as small programs: the lines of each thread, one shared access a line.
 //!
-//! Sits between `model` (which gives a line its meaning) and the scenarios in `main` (which choose
-//! the operations). Holds no state and takes no lock. Never describes real instruction encodings.
+//! `model` gives a line its meaning, and the scenarios in `main` choose the operations. Real
+//! instruction encodings are left out.
 //!
-//! The protocol in plain words. A *region* has one stack per size class: a count, a capacity, and the
-//! cells. (The real stacks are pointers to cells, head, bottom and end; bottom never changes, head and
-//! end change where count and capacity do here. That the count is 0 a pop learns from the cell below
-//! the lowest, which holds null.) A table `row` has one pointer a CPU, to that CPU's
-//! region. DUMMY is a region that nobody ever writes to: without room and without objects,
-//! its stacks refuse everything. The table has DUMMY for the ids of unregistered threads and for CPUs
-//! that came late, too, so that no sequence compares the CPU id with anything. A stack of capacity 0
-//! also refuses everything: it has never been used, or not since it was taken.
+//! # Slots
 //!
-//! Push: 1. arm (`rseq_cs` := descriptor). 2. START: read the CPU id. 3. Load the row. 4. Load the
-//! count. 5. Refused if it is the capacity. 6. Store the object into the cell. 7. COMMIT: store the
-//! count plus one; END follows at once. Pop is the mirror: refused if the count is 0; the cell is
-//! loaded, and the commit stores the count minus one. (malloc looks at the object's state before that, and
-//! is refused too if somebody pays for it: it only reads, so it has no line here.) Push and pop of many copy several cells from and
-//! to private memory before the one commit, all or none; what an aborted pop left in private memory
-//! means nothing. Set capacity: 1-3, 4. refused if the region is DUMMY, which has a mark for that,
-//! 5. COMMIT: store the capacity. It has to look for DUMMY itself, because it checks nothing else.
+//! A *region* has one stack per size class: a count, a capacity, and the cells. The real stacks are
+//! pointers to cells: head, bottom and end. Bottom never changes; head and end change where count
+//! and capacity do here. A real pop learns from the null below the lowest cell that the count is 0.
 //!
-//! Refused push: pop half a stack into the barn; if that is refused, too, the stack has no room, so
-//! set its capacity. Push again; if that is refused the object goes to the barn. Refused pop: take
-//! objects from the barn, keep one, push the others; if that is refused set the capacity and push
-//! them again; if that is refused they go back. A bound sheaf is several such pushes, each with objects of
-//! its own, which write to cells what they have in registers. An aborted sequence may be tried again or counts as
-//! refused.
+//! A table `row` has one pointer a CPU, to that CPU's region. DUMMY is a region that is never
+//! written to. It has no room and no objects, so its stacks refuse everything. The table also has
+//! DUMMY for the ids of unregistered threads and for CPUs that came late, so no sequence compares
+//! the CPU id with anything. A stack of capacity 0 refuses everything, too: it has not been used,
+//! or not since it was taken.
 //!
-//! Take, from anywhere: 1. lock the takers' mutex; a spare region, all zeroes, comes with it. 2. Swap
-//! the row for DUMMY. 3. Fence that CPU: its stores become visible and a sequence that runs there is
-//! aborted. 4. The old region is the taker's: copy the stacks that are not wanted to the spare one.
-//! 5. Store the spare region in the row. 6. Move the wanted objects to the barn and make the old
-//! region all zeroes: it is the next spare. 7. Unlock. If the fence failed, store the old pointer
-//! back instead, having read and touched nothing.
+//! Push:
+//! 1. Arm (`rseq_cs` := descriptor).
+//! 2. START: read the CPU id.
+//! 3. Load the row.
+//! 4. Load the count.
+//! 5. Refused if it is the capacity.
+//! 6. Store the object into the cell.
+//! 7. COMMIT: store the count plus one. END follows at once.
 //!
-//! Slow paths and takes pass a gate: 1. count in. 2. Look whether the gate is closed; if so count
-//! out, wait, start again. 3. Count out in the end. Fork: 1. close the gate, full barrier. 2. Wait
-//! until nobody is inside. 3. Swap every row for DUMMY. 4. Fence every CPU. 5. Now no sequence can
-//! commit: the memory may be copied. 6. Store the rows again, open the gate. (The real code knows a
-//! row's pointer from the lock of its CPU; here the swap tells it, to takers and to fork.)
+//! Pop is the mirror image: refused if the count is 0; it loads the cell, and the commit stores the
+//! count minus one. malloc reads the object's state before that and is refused too if the object is
+//! charged. That only reads, so it has no line here. Push and pop of many copy several cells from
+//! and to private memory before the one commit, all or none. Copies in private memory of an aborted
+//! pop mean nothing.
 //!
-//! Read (RCU, `neap-base/src/rcu.rs`): 1. load the phase. 2. By a sequence, add one to this CPU's word of those who came in in that
-//! phase; a CPU that is isolated, or that nobody knows, has no words, so the sequence is refused: then add one to a word for
-//! such readers by a locked instruction. 3. Load the object's number, look at it. 4. Count in the same way that one went
-//! out, on the CPU that it is then. Retire: 1. store another number. 2. Take up the object that was there (a locked instruction).
-//! 3. Fence every CPU that has words; if that fails nothing is freed. 4. Add up who went out in a phase, then who came in; if
-//! these are equal the phase was seen without readers. 5. If one phase was, store its number as the phase, and look at the other. 6. If
-//! both were, free the object.
+//! Set capacity: 1 to 3 as above. 4. Refused if the region is DUMMY, which has a mark for that. 5.
+//! COMMIT: store the capacity. It checks for DUMMY itself, because it checks nothing else.
 //!
-//! Stocks (`neap-groups/src/stock.rs`): a region has one word, who pays and how many bytes are stocked for it; DUMMY's is above
-//! every number under every payer. Charge: a sequence, 1-3 as above, 4. load the word, 5. refused unless it is of this payer and has
-//! some, 6. COMMIT: store it with less. Refused: add to the payer's counter by a locked instruction. Uncharge is the mirror.
-//! Stock: 1. add to the counter. 2. Look at the word of the CPU that it is on, a hint. 3. By a sequence, if the word still is that,
-//! store what is to be there. 4. Take off the counter what the word held for another payer; or, refused, what was added.
-//! Empty, from anywhere: lock, swap, fence as a take does; 5. exchange the word for 0; 6. store the region in the row again; 7. take
-//! what came out off its counter; 8. unlock.
+//! Refused push: pop half a stack into the barn. If that is refused, too, the stack has no room, so
+//! set its capacity. Push again; if that is refused, the object goes to the barn. Refused pop: take
+//! objects from the barn, keep one, push the others. If that is refused, set the capacity and push
+//! them again; if that is refused, they go back. A bound sheaf is several such pushes with
+//! different objects, which come from registers. An aborted sequence may be tried again or counts
+//! as refused.
+//!
+//! Take, from any thread:
+//! 1. Lock the takers' mutex; a spare region, all zeroes, comes with it.
+//! 2. Swap the row for DUMMY.
+//! 3. Fence that CPU: its stores become visible, and a sequence that runs there is aborted.
+//! 4. The old region is the taker's: copy the stacks that are not wanted to the spare one.
+//! 5. Store the spare region in the row.
+//! 6. Move the wanted objects to the barn and make the old region all zeroes: it is the next spare.
+//! 7. Unlock.
+//!
+//! If the fence failed, the taker stores the old pointer back and has read and touched nothing.
+//!
+//! # Gate and fork
+//!
+//! Slow paths and takes pass a gate: 1. Count in. 2. If the gate is closed, count out, wait, start
+//! again. 3. Count out in the end.
+//!
+//! Fork:
+//! 1. Close the gate, full barrier.
+//! 2. Wait until no thread is inside.
+//! 3. Swap every row for DUMMY.
+//! 4. Fence every CPU.
+//! 5. Now no sequence can commit: the memory may be copied.
+//! 6. Store the rows again, open the gate.
+//!
+//! The real code knows a row's pointer from the lock of its CPU. Here the swap returns it, to
+//! takers and to fork.
+//!
+//! # RCU (`neap-base/src/rcu.rs`)
+//!
+//! Read:
+//! 1. Load the phase.
+//! 2. By a sequence, add one to this CPU's word of readers that entered in that phase. A CPU that
+//!    is isolated or unknown has no words, so the sequence is refused. Then add one to a word for
+//!    such readers by a locked instruction.
+//! 3. Load the object's number, look at the object.
+//! 4. Count one reader that left, in the same way, on the CPU of that moment.
+//!
+//! Retire:
+//! 1. Store another number.
+//! 2. Take up the previous object (a locked instruction).
+//! 3. Fence every CPU that has words; if that fails nothing is freed.
+//! 4. Add up the readers that left in a phase, then those that entered. If the sums are equal, the
+//!    phase was seen without readers.
+//! 5. If one phase was, store its number as the phase, and look at the other.
+//! 6. If both were, free the object.
+//!
+//! # Stocks (`neap-groups/src/stock.rs`)
+//!
+//! A region has one word: the payer, and the bytes stocked for it. DUMMY's word is above every
+//! number under every payer.
+//!
+//! Charge: a sequence, 1 to 3 as above. 4. Load the word. 5. Refused unless it is of this payer and
+//! has some. 6. COMMIT: store it with less. Refused: add to the payer's counter by a locked
+//! instruction. Uncharge is the mirror image.
+//!
+//! Stock:
+//! 1. Add to the counter.
+//! 2. Look at the word of this CPU, a hint.
+//! 3. By a sequence, if the word still is that, store the new one.
+//! 4. Subtract from the counter of another payer what the word held for it; or, if refused, what
+//!    was added.
+//!
+//! Empty, from any thread: lock, swap and fence as a take does. 5. Exchange the word for 0. 6.
+//! Store the region in the row again. 7. Subtract what came out from its counter. 8. Unlock.
 
 use crate::assembler::Assembler;
 
-/// One way to build the protocol wrong (or, where a comment says so, merely otherwise).
+/// A way to build the protocol wrong, or, where a comment says so, right in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     None,
@@ -77,7 +125,8 @@ pub enum Mutant {
     ReadBeforeFence,
     /// The taker copies the unwanted stacks before the fence.
     CopyBeforeFence,
-    /// The taker empties the wanted stacks before the fence, and puts the region back when the fence fails.
+    /// The taker empties the wanted stacks before the fence, and puts the region back when the
+    /// fence fails.
     PutBackAfterTouch,
     /// The taker copies the unwanted stacks when the spare region is in the row already.
     CopyAfterPublish,
@@ -85,9 +134,9 @@ pub enum Mutant {
     NoSwap,
     /// The taker leaves counts and capacities in the old region.
     SpareNotZeroed,
-    /// No mutex: takers share the spare region and go away where they find DUMMY.
+    /// No mutex: takers share the spare region and give up if they find DUMMY.
     SharedSpare,
-    /// Not wrong: no mutex, each taker has a spare region of its own and goes away where it finds DUMMY.
+    /// Right: no mutex, each taker has a spare region of its own and gives up if it finds DUMMY.
     OwnSpares,
     /// As `OwnSpares`, but a taker treats DUMMY like any region that it found.
     IgnoreDummy,
@@ -95,13 +144,13 @@ pub enum Mutant {
     NoArm,
     /// One instruction lies between the store to `rseq_cs` and START.
     GapAfterArm,
-    /// The table has entries for its own CPUs only; what lies beside them is, here, row 0.
+    /// The table has entries for its own CPUs only. Here row 0 lies beside them.
     NoOtherEntries,
     /// Every sequence stores the count first and copies the cells after.
     CountFirst,
-    /// Push stores the object above the count before it looks whether there is room.
+    /// Push stores the object above the count before it checks whether there is room.
     StoreBeforeCheck,
-    /// Set capacity does not look for DUMMY.
+    /// Set capacity does not check for DUMMY.
     CapacityOnDummy,
     /// Set capacity is a plain store outside any sequence.
     CapacityOutsideSequence,
@@ -111,33 +160,35 @@ pub enum Mutant {
     ForkFenceFirst,
     /// Fork does not close the gate.
     ForkNoGate,
-    /// Who passes the gate looks first and counts in after.
+    /// A thread that passes the gate checks first and counts in after.
     GateCheckFirst,
-    /// Who finds the gate closed does not count out before waiting.
+    /// A thread that finds the gate closed does not count out before it waits.
     GateWaitInside,
     /// Fork closes the gate by a plain store, without a barrier.
     GateNoBarrier,
-    /// Who retires never fences.
+    /// The retiring thread never fences.
     RetireNoFence,
-    /// Who retires fences, then stores the new number.
+    /// The retiring thread fences, then stores the new number.
     RetireFenceFirst,
-    /// Who retires sends readers to the other phase and waits only for those of the one before.
+    /// The retiring thread sends readers to the other phase and waits only for those of the
+    /// previous one.
     RetireOnePhase,
-    /// Who retires adds up those who came in first.
+    /// The retiring thread adds up the readers that entered first.
     RetireEnteredFirst,
     /// A CPU that is never fenced has words.
     IsolatedWords,
     /// Readers without sequences add to the words of CPU 0.
     SharedWords,
-    /// Readers go out before they have looked.
+    /// Readers count out before they have looked.
     LeaveFirst,
-    /// DUMMY's word is what an empty one is.
+    /// DUMMY's word is that of an empty stock.
     DummyOfZeroes,
-    /// Who stocks does not look whether the word is still what it was.
+    /// The stocking thread does not check whether the word has changed.
     StockBlindly,
 }
 
-/// What a thread does next. An object number of 0 means: the lowest object that it holds.
+/// The next operation of a thread. An object number of 0 stands for the lowest object that the
+/// thread holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// The fast path; on failure the object goes to the barn.
@@ -162,13 +213,13 @@ pub enum Op {
     Charge(u8),
     /// Back into the stock, or off its counter.
     Uncharge(u8),
-    /// One more into the stock, whoever has the word.
+    /// One more into the stock, for any payer in the word.
     Stock(u8),
     /// Empty a CPU's stock.
     Empty(u8),
 }
 
-/// What becomes of a stock.
+/// A change of a stock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     Take,
@@ -176,18 +227,23 @@ pub enum Change {
     Put,
 }
 
-/// Which of a reader's two counts.
+/// One of a reader's two counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     Entered,
     Left,
 }
 
-/// One step. Registers: `k` class, `c` CPU, `p` region of the row, `n` count, `i` cells copied, `t`
-/// loaded object, `v` object to push, `b` private memory for objects and `m` how many it has, `d`
-/// region taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU. Of a reader: `k` phase, `v`
-/// object. Of who retires: `k` the phase that is looked at, `i` the place, `n` how many came in and did not go out, `m` a bit for
-/// each phase seen without readers, `v` the object that is retired. Of who charges: `k` the payer, `n` the word, `v` what it was before.
+/// One step.
+///
+/// Registers: `k` class, `c` CPU, `p` region of the row, `n` count, `i` cells copied, `t` loaded
+/// object, `v` object to push, `b` private memory for objects and `m` their number, `d` region
+/// taken out of a row, `s` spare region. A number in a line is a class, in fork's a CPU.
+///
+/// Of a reader: `k` phase, `v` object. Of a retiring thread: `k` the phase that it checks, `i` the
+/// place, `n` readers that entered and did not leave, `m` a bit for each phase seen without
+/// readers, `v` the retired object. Of a charging thread: `k` the payer, `n` the word, `v` the
+/// previous word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Instr {
     Finish,
@@ -198,7 +254,7 @@ pub enum Instr {
     ReadCpu,
     LoadRow,
     LoadCount,
-    /// Of one, or of what is in `b`.
+    /// Of one object, or of those in `b`.
     CheckRoom(bool),
     StoreCell,
     CopyIn,
@@ -257,7 +313,7 @@ pub enum Instr {
     /// Stores the other phase at once.
     FlipFirst,
     AddUp(Side),
-    /// Whether all is seen; otherwise what is looked at next.
+    /// Whether all phases are seen; otherwise the phase to check next.
     Decide,
     Free,
     LoadStock,
@@ -267,7 +323,7 @@ pub enum Instr {
     /// To the payer's counter, and into the thread's hands or not.
     CounterUp(bool),
     CounterDown(bool),
-    /// What a stock held for somebody else.
+    /// Bytes that a stock held for another payer.
     CounterOut,
     TakeStock,
     ReadStock,
@@ -288,7 +344,7 @@ pub const PUBLISHED: u8 = 32;
 /// Every row is DUMMY and fenced: no commit may happen.
 pub const CLOSED: u8 = 64;
 
-/// What the line does to the objects that the thread holds, besides its memory access.
+/// The change of the objects that the thread holds, besides the line's memory access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hand {
     Same,
@@ -296,18 +352,18 @@ pub enum Hand {
     Give,
     /// `t` comes into the hand.
     Get,
-    /// What is in `b` leaves it.
+    /// The objects in `b` leave the hand.
     GiveMany,
-    /// What was copied to `b` counts from now on.
+    /// The objects copied to `b` count from now on.
     GetMany,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     pub instr: Instr,
-    /// Where it goes on; 0 while the program is put together: the next line.
+    /// The next line; 0 while the program is put together: the line after this one.
     pub next: u8,
-    /// Where a failing check, a repeated line or a `Choice` goes.
+    /// The next line after a failing check, a repeated line or a `Choice`.
     pub to: u8,
     /// Where the kernel sends an aborted sequence.
     pub abort: u8,
@@ -322,7 +378,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Whoever may meet a fork passes the gate, so `ops` must be all operations of a scenario.
+    /// The programs of `ops`, which must be all operations of a scenario: a thread that may meet a
+    /// fork passes the gate.
     pub fn new(mutant: Mutant, classes: u8, ops: impl Iterator<Item = Op>) -> Program {
         let ops: Vec<Op> = ops.map(shape).collect();
         let mut asm = Assembler::new(mutant, classes, ops.contains(&Op::Fork));

@@ -1,7 +1,7 @@
-//! Readers by sequences and by locked instructions, and who retires what they look at: right, and wrong.
+//! Scenarios of RCU (`neap-base/src/rcu.rs`), right and wrong: readers by sequences and by locked
+//! instructions, and threads that retire their objects.
 //!
-//! Sits beside `main` and `mutants`, and is to RCU (`neap-base/src/rcu.rs`) what they are to stacks. No lock. What loom cannot do: a count that
-//! is in a store buffer, and a fence that only the other side makes.
+//! loom cannot show a count in a store buffer, nor a fence that only the other side makes.
 
 use crate::model::event::*;
 use crate::model::*;
@@ -19,7 +19,8 @@ fn two_readers() -> Scenario {
     reading("two readers, retire", vec![worker("R1", &[Read]), worker("R2", &[Read]), remote("U", &[Retire])])
 }
 
-/// What a lost count does later is known: a reader is seen that nobody waits for, or nobody that all wait for.
+/// The effect of a lost count is known: the retiring thread waits for no reader, or for one that is
+/// not there.
 fn readers_alone() -> Scenario {
     reading("two readers", vec![worker("R1", &[Read]), worker("R2", &[Read])])
 }
@@ -74,7 +75,7 @@ fn readers_without_registration() {
     holds(reading("an unregistered reader, a reader, retire", actors), READ_OLD | COUNTED_LOCKED | WAITED | FREED);
 }
 
-/// Not wrong: a count that is committed behind the fence is that of a reader who finds the new object.
+/// Right: a count that is committed after the fence is that of a reader that finds the new object.
 #[test]
 fn no_count_needs_to_be_aborted() {
     holds(Scenario { mutant: FenceWithoutAbort, ..one_reader(2) }, READ_OLD | FREED);
@@ -111,7 +112,7 @@ fn only_the_phase_before_is_waited_for() {
 
 #[test]
 fn who_came_in_is_added_up_first() {
-    // One is inside, and the other comes and goes between the two sums.
+    // One reader is inside, and the other comes and goes between the two sums.
     let on = |name, cpus| Actor { cpus, ..worker(name, &[Read]) };
     let actors = vec![on("R1", 0b001), on("R2", 0b010), remote("U", &[Retire])];
     caught(reading("two readers on a CPU each, retire", actors), RetireEnteredFirst);

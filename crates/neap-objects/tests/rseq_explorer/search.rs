@@ -1,8 +1,8 @@
-//! The search: every state that a scenario can reach, breadth first, and the shortest way to a bad one.
+//! The search: every state that a scenario can reach, breadth first, and the shortest way to a bad
+//! one.
 //!
-//! Sits between `steps` with `check` below and the scenarios above. Keeps each state once, packed, in
-//! one array that is at the same time the queue; a hash table of indexes finds states again. Single
-//! threaded, no lock. Never gives up silently: too many states is a panic.
+//! Each state is kept once, packed, in one array that is also the queue. A hash table of indexes
+//! finds states again. Single threaded. Too many states are a panic.
 
 use core::fmt::Write;
 
@@ -13,13 +13,13 @@ use crate::steps::*;
 
 const MOST_STATES: usize = 4_000_000;
 
-/// What a search found.
+/// The result of a search.
 pub struct Report {
     pub name: &'static str,
     pub states: usize,
     pub steps: usize,
     pub events: u32,
-    /// What is wrong, and the numbered steps that lead there.
+    /// The fault, and the numbered steps that lead there.
     pub violation: Option<(String, String)>,
 }
 
@@ -68,12 +68,13 @@ impl Visited {
     }
 }
 
-/// A state from which no way leads to one of `ends`, if there is any; the first that was found. `leads_to`
-/// has for each state the states that follow it; a slice of `starts` says where those of a state are.
+/// The first state from which no way leads to one of `ends`. `leads_to` has for each state its
+/// successors; a slice of `starts` says where those of a state are.
 fn without_an_end(starts: &[u32], leads_to: &[u32], ends: Vec<u32>) -> Option<usize> {
     let states = starts.len() - 1;
     let follow = |state: usize| &leads_to[starts[state] as usize..starts[state + 1] as usize];
-    // The same edges by the state that they lead to: after the last loop those of `state` lie from `from[state]`.
+    // The same edges by the state that they lead to: after the last loop those of `state` lie from
+    // `from[state]`.
     let mut from = vec![0_u32; states + 1];
     leads_to.iter().for_each(|&to| from[to as usize] += 1);
     let mut sum = 0;
@@ -99,7 +100,7 @@ fn without_an_end(starts: &[u32], leads_to: &[u32], ends: Vec<u32>) -> Option<us
     good.iter().position(|good| !good)
 }
 
-/// Explores everything, or stops at the first state that is wrong.
+/// Explores all states, or stops at the first bad one.
 pub fn explore(machine: &Machine) -> Report {
     let mut report = Report { name: machine.scenario.name, states: 0, steps: 0, events: 0, violation: None };
     let mut visited = Visited::new();
@@ -151,7 +152,7 @@ fn trace(machine: &Machine, visited: &Visited, last: usize) -> String {
     text
 }
 
-/// The name of a word where threads read and retire.
+/// The name of a word of readers and retiring threads.
 fn count_name(word: usize) -> String {
     for (side, name) in [(Side::Entered, "entered"), (Side::Left, "left")] {
         for (place, phase) in (0..PLACES).flat_map(|place| [(place, 0), (place, 1)]) {
@@ -194,7 +195,7 @@ fn value_name(machine: &Machine, word: usize, value: u8) -> String {
     if pointers.contains(&word) { region_name(value).to_string() } else { value.to_string() }
 }
 
-/// One step in words: who, where, which line, and what changed.
+/// One step in words: thread, CPU, line, and changes.
 fn describe(machine: &Machine, before: &State, action: Action, after: &State) -> String {
     let name = |t: usize| machine.scenario.actors[t].name;
     let mut text = match action {

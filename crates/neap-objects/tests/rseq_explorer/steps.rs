@@ -1,14 +1,15 @@
-//! What can happen next: an instruction, a drained store, a switch, a signal; and what the kernel does then.
+//! The possible next events: an instruction, a drained store, a switch, a signal; and the kernel's
+//! part in them.
 //!
-//! Sits between `execute` (one instruction) and `search`. Lists every successor of a state and reports
-//! which noteworthy things happened on the way. Takes no lock, keeps nothing between calls. Never judges.
+//! Lists every successor of a state, with the events on the way. Nothing is kept between calls.
 
 use crate::model::*;
 use crate::protocol::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// The thread executes its next line; the branch tells apart the outcomes of a line that has two.
+    /// The thread executes its next line; the branch tells apart the outcomes of a line that has
+    /// two.
     Step(usize, u8),
     /// The oldest store in a CPU's buffer reaches memory.
     Drain(usize),
@@ -95,18 +96,18 @@ impl Machine {
         s
     }
 
-    /// How many spare regions there are.
+    /// Number of spare regions.
     pub fn spares(&self) -> usize {
         if matches!(self.scenario.mutant, Mutant::OwnSpares | Mutant::IgnoreDummy) { 2 } else { 1 }
     }
 
-    /// Where a taker finds its spare region.
+    /// The word with a taker's spare region.
     pub fn spare_of(&self, t: usize) -> usize {
         SPARE + t % self.spares()
     }
 
     /// Whether the thread has CPU 2 for itself. A switch there would only drain a buffer that can
-    /// drain anyhow, because such a thread runs no sequence; so it is not explored.
+    /// drain anyway, since such a thread runs no sequence. So it is not explored.
     fn undisturbed(&self, t: usize) -> bool {
         self.scenario.actors[t].cpus == 1 << 2
     }
@@ -130,7 +131,7 @@ impl Machine {
             }
             thread.op += 1;
         }
-        // Whatever the thread stored stays in its CPU's buffer until that drains.
+        // The thread's stores stay in its CPU's buffer until that drains.
         thread.cpu = OFF;
     }
 
@@ -150,7 +151,7 @@ impl Machine {
         frame
     }
 
-    /// Calls `visit` with every action that is possible in `s` and where it leads; returns the events.
+    /// Calls `visit` with every possible action in `s` and its successor. Returns the events.
     pub fn successors(&self, s: &State, mut visit: impl FnMut(Action, &State)) -> u32 {
         let mut events = 0;
         for t in 0..self.scenario.actors.len() {
@@ -216,7 +217,7 @@ impl Machine {
         self.abort(s, t)
     }
 
-    /// What the kernel does on the way back to the thread: `rseq_cs` is cleared in any case.
+    /// The kernel's part on the way back to the thread: `rseq_cs` is cleared in any case.
     fn abort(&self, s: &mut State, t: usize) -> bool {
         if self.scenario.actors[t].rseq != Rseq::Registered {
             return false;
@@ -231,7 +232,8 @@ impl Machine {
         abort
     }
 
-    /// membarrier for one CPU: a full barrier on both sides, and an abort of what runs there.
+    /// membarrier for one CPU: a full barrier on both sides, and an abort of a sequence that runs
+    /// there.
     pub fn fence(&self, s: &mut State, caller: usize, cpu: u8, events: &mut u32) {
         s.drain(s.thr[caller].cpu as usize);
         if self.scenario.mutant != Mutant::FenceWithoutDrain {
