@@ -1,8 +1,8 @@
-//! Links the library without a C compiler's start files: their constructor and destructor do
-//! nothing for it, and cost every process that loads it four page faults (a thirtieth of
-//! /bin/true). And so that it stays once it is loaded: its thread and its fork handlers run its
-//! code. And so that what the dynamic linker writes to begins with a page: it has a page less to
-//! copy than where it begins within one. Linkers that do not know that option say so and go on.
+//! Links the library without a C compiler's start files, whose constructor and destructor do
+//! nothing for it but cost every process that loads it page faults. It also stays loaded
+//! (`nodelete`), since its thread and its fork handlers run its code. The part that the dynamic
+//! linker writes to begins with a page, so that one page less is copied. Linkers that do not know
+//! that option say so and go on.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,14 +1,19 @@
 //! C++'s operators new and delete.
 //!
-//! Sits between C++ programs and [`family`](crate::family). A program may replace forms of them,
-//! and the standard says which other forms end in those: these go there, by way of the dynamic
-//! linker's choice. The others are `malloc` and `free`, as the dynamic linker chose these: a
-//! profiler that is loaded in front of this library sees what they do, as it does with the C++
-//! library's own. Where there is no memory the C++ library's own operator takes over: it runs the
-//! program's new_handler, and throws; this library can do neither.
+//! # Design
 //!
-//! They are here although the C++ library's call malloc and free, because an allocator that a program is linked with has some, too, which go around malloc.
-//! What they hand out would come to our `free`.
+//! A program may replace forms of these operators, and the standard says which other forms end in
+//! those. Such other forms jump to the definition that the dynamic linker chose. The remaining
+//! forms call `malloc` and `free` as the dynamic linker chose them, so a profiler loaded in front
+//! of this library sees the calls, as it does with the C++ library's own operators.
+//!
+//! If there is no memory, the C++ library's own operator takes over. It runs the program's
+//! new_handler and throws; this library can do neither.
+//!
+//! The C++ library's operators call malloc and free, too. They are defined here since an allocator
+//! that a program is linked with may define operators that bypass malloc. Their memory would come
+//! to this library's `free`.
+//!
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
 use crate::family::malloc_otherwise;
@@ -27,15 +32,15 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
     if !is_ours(chosen!("malloc")) {
         return plain_otherwise(size);
     }
-    // As malloc, whose call at the very end leaves no frame that an exception would have to pass.
+    // As in malloc, the call is the last one, so an exception passes no frame of this function.
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// Forms that are another function with what the standard says, to whom that ever belongs; `first`
-/// puts the arguments in their places.
+/// Forms that the standard defines by another function, in whichever library that is; `first` moves
+/// the arguments.
 macro_rules! ends_in {
     ($($name:ident => $other:literal $(, $first:literal)?;)*) => { $(
-        /// A form of an operator that is another function.
+        /// A form of an operator that jumps to another function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
@@ -66,7 +71,8 @@ ends_in! {
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
 }
 
-/// Forms that take memory, or let the C++ library's take over, with the arguments and the stack as they were: what throws is called by our caller then.
+/// Forms that take memory. Without memory they jump to the C++ library's own form with the same
+/// arguments and stack, so that a throwing form is called by this form's caller.
 macro_rules! or_standard {
     ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal, $plain:literal;)*) => { $(
         /// A form of `operator new`.
@@ -74,7 +80,8 @@ macro_rules! or_standard {
         #[unsafe(naked)]
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
             extern "C" fn standard() -> *const c_void {
-                // Not in `.bss`: what lies there has a mapping more in every process that loads the library.
+                // Not in `.bss`, which would take another mapping in every process that loads the
+                // library.
                 #[unsafe(link_section = ".data")]
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 standard_form($mangled, &FOUND, chosen!($plain))
@@ -123,7 +130,8 @@ extern "C" fn take(size: usize) -> *mut c_void {
     if is_ours(malloc) {
         return malloc_otherwise(size);
     }
-    // SAFETY: every definition of `malloc` has this type.
+    // SAFETY: every definition of `malloc` has this type, and this library has one, so the address
+    // is not 0.
     unsafe { transmute::<usize, extern "C" fn(usize) -> *mut c_void>(malloc)(size) }
 }
 
@@ -134,7 +142,9 @@ extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
     unsafe { transmute::<usize, extern "C" fn(usize, usize) -> *mut c_void>(aligned_alloc)(align, size) }
 }
 
-/// What forms that do not throw take, if those are ours that they would have to ask, and to catch what these throw: the C++ library's do that.
+/// The allocations of forms that do not throw, if the throwing forms that they stand for are this
+/// library's. If the program replaced those, their exceptions must be caught, which the C++
+/// library's own forms do; the result is null then.
 macro_rules! unless_replaced {
     ($($name:ident($($argument:ident),*) = $take:ident, $($asked:literal)*;)*) => { $(
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
@@ -150,11 +160,11 @@ unless_replaced! {
     take_aligned_array(size, align) = take_aligned, "_ZnwmSt11align_val_t" "_ZnamSt11align_val_t";
 }
 
-/// Whether an address is one of this library's code.
+/// Whether an address lies in this library's code.
 #[inline(always)]
 fn is_ours(address: usize) -> bool {
     let (start, end): (usize, usize);
-    // SAFETY: no access to memory; the linker defines both.
+    // SAFETY: accesses no memory; the linker defines both symbols.
     unsafe {
         asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
             options(nostack, nomem, preserves_flags));
@@ -162,20 +172,24 @@ fn is_ours(address: usize) -> bool {
     (start..end).contains(&address)
 }
 
-/// The C++ library's own form, which asks ours for memory once more, runs the program's new_handler, and throws or answers null. It is found although the dynamic
-/// linker prefers ours, and if it was loaded with a plugin that nobody else sees; once, since that takes the dynamic linker's lock. `plain` is who takes memory where this
-/// form asks somebody else.
+/// Finds the C++ library's own form of an operator. That asks this library for memory once more,
+/// runs the program's new_handler, and throws or returns null.
+///
+/// The search finds it although the dynamic linker prefers this library's form, and also if it was
+/// loaded with a plugin out of sight of other libraries. The result is kept, since the search takes
+/// the dynamic linker's lock. `plain` is the throwing form that this form stands for.
 fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const c_void {
-    // Relaxed: code, which was there before.
+    // Relaxed: the address of code that was loaded before.
     let known = found.load(Ordering::Relaxed);
     if !known.is_null() {
         return known;
     }
     const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
-    // They are the C library's from 2.34 on.
+    // The C library has both from version 2.34 on.
     let (open, find) = (chosen!("dlopen"), chosen!(weak "dlsym"));
     if open != 0 && find != 0 {
-        // SAFETY: the C library's functions of these names; a handle that is not null is one.
+        // SAFETY: these are the C library's functions of these names, with these types. A handle
+        // that is not null is valid.
         let (open, find) = unsafe {
             (
                 transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
@@ -183,7 +197,7 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
             )
         };
         for library in [c"libstdc++.so.6", c"libc++.so.1"] {
-            // Never closed: it stays as long as something may be thrown.
+            // Never closed: it is needed as long as a form may throw.
             let handle = open(library.as_ptr(), LAZY_IF_LOADED);
             let form = if handle.is_null() { null_mut() } else { find(handle, name.as_ptr()) };
             if !form.is_null() {
@@ -193,7 +207,8 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         }
     }
     if name.to_bytes().ends_with(b"nothrow_t") {
-        // What the program replaced may throw, which nobody catches here; but there is memory, most likely.
+        // The program's replacement may throw, which nothing catches here. But there probably is
+        // memory.
         return if is_ours(plain) { nothing as *const c_void } else { core::ptr::with_exposed_provenance(plain) };
     }
     neap::die(format_args!("operator new: there is no memory, and no C++ library that could say so to the program"))

@@ -1,12 +1,12 @@
 //! dlopen without RTLD_DEEPBIND.
 //!
-//! A library that is loaded with that flag has the C library's malloc and free, since its own
-//! dependencies come before what is preloaded. Memory that it and the program hand to each other
-//! then meets the wrong `free`, which PHP's extensions do. Without the flag the library has this
-//! one's.
+//! A library that is loaded with that flag uses the C library's malloc and free, since its own
+//! dependencies come before preloaded libraries. Memory that it exchanges with the program then
+//! meets the wrong `free`, as with PHP's extensions. Without the flag the library uses this one's
+//! malloc.
 //!
-//! The C library's own dlopen asks its return address who has called: whose run path holds, and in
-//! which namespace. So it is reached by a jump, with the stack as it was.
+//! The C library's own dlopen learns its caller from its return address, for the run path and the
+//! namespace. So it is reached by a jump, with an unchanged stack.
 
 use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -14,13 +14,13 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-// Weak: it is the C library's from 2.34 on, and in any C library where a program loads libraries.
+// Weak: the C library has it from version 2.34 on, and always if a program loads libraries.
 global_asm!(".weak dlsym");
 
-/// The flag; a number of the GNU C library and of musl, which ignores it.
+/// `RTLD_DEEPBIND` of the GNU C library; musl ignores it.
 const DEEPBIND: c_int = 8;
 
-/// dlopen(3), of which `RTLD_DEEPBIND` is left out.
+/// dlopen(3) without `RTLD_DEEPBIND`.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn dlopen(_file: *const c_char, _flags: c_int) -> *mut c_void {
@@ -48,10 +48,10 @@ extern "C" fn dlopen(_file: *const c_char, _flags: c_int) -> *mut c_void {
 
 /// The C library's dlopen, or that of another library that wraps it.
 extern "C" fn next_dlopen() -> *const c_void {
-    // Not in `.bss`: what lies there has a mapping more in every process that loads the library.
+    // Not in `.bss`, which would take another mapping in every process that loads the library.
     #[unsafe(link_section = ".data")]
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    // Relaxed: code, which was there before.
+    // Relaxed: the address of code that was loaded before.
     let mut found = FOUND.load(Ordering::Relaxed);
     if found.is_null() {
         found = next(c"dlopen");
@@ -64,17 +64,17 @@ extern "C" fn nothing(_file: *const c_char, _flags: c_int) -> *mut c_void {
     null_mut()
 }
 
-/// The definition of a name behind this library's own; null where there is none.
+/// The next definition of a name after this library's own; null if there is none.
 pub(crate) fn next(name: &CStr) -> *mut c_void {
-    /// `RTLD_NEXT`: goes by the return address, which is this library's.
+    /// `RTLD_NEXT`: relative to the library of the return address, which is this one.
     const NEXT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
     let find = chosen!("dlsym");
     if find == 0 {
         return null_mut();
     }
-    // SAFETY: the C library's function of this name.
+    // SAFETY: this is the dynamic linker's function of this name, with this type.
     let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
     let found = find(NEXT, name.as_ptr());
-    // No call at the very end: the return address would be the caller's, or the caller's caller's.
+    // The call must not become a jump: the return address would be that of a caller.
     core::hint::black_box(found)
 }

@@ -1,24 +1,29 @@
-//! jemalloc's functions with flags, for programs in C that are linked with the system's and mix them with malloc's (a distribution's redis from 8 on).
+//! jemalloc's functions with flags, for C programs that are linked with the system's jemalloc and
+//! mix these functions with malloc's (a distribution's redis from version 8 on).
 //!
-//! Sits between such programs and [`PROCESS`]: memory from one of two allocators that is handed to the other's `free` or `malloc_usable_size` would
-//! end the process. Arenas and thread caches that flags name are those of the library, and mean nothing here: what a program drops by dropping its arena
-//! stays. `mallctl` is not here: what it tells and sets is jemalloc's own, and who looks for all of these to find out whether jemalloc is malloc is told
-//! that it is not. Nothing is done for C++, whose `operator new` jemalloc has, too, without malloc.
+//! Without them, memory of one allocator would reach the other's `free` or `malloc_usable_size`,
+//! which ends the process. Flags that name arenas or thread caches have no effect. If a program
+//! frees memory by destroying its arena, that memory leaks.
+//!
+//! `mallctl` is not defined, since its names are jemalloc's own. A program that checks for all
+//! these functions learns from this that malloc is not jemalloc. jemalloc's `operator new` bypasses
+//! malloc; it is not handled here.
+//!
 //! Source: jemalloc(3), "Non-standard API".
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use neap::process::PROCESS;
 
-/// `MALLOCX_ZERO`: bytes that are new are zero, of the real size.
+/// `MALLOCX_ZERO`: new bytes are zero, up to the usable size.
 const ZERO: c_int = 1 << 6;
 
-/// `MALLOCX_ALIGN`: the low six bits are the alignment's logarithm.
+/// `MALLOCX_ALIGN`: the low six bits are the binary logarithm of the alignment.
 fn align(flags: c_int) -> usize {
     1 << (flags & (ZERO - 1))
 }
 
-/// Memory of `size` bytes as `flags` want it, or null.
+/// Allocates `size` bytes with `flags`; null if there is no memory. errno does not change.
 #[unsafe(no_mangle)]
 extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
     let align = align(flags);
@@ -31,10 +36,11 @@ extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
     }
 }
 
-/// Makes memory at least `size` bytes large, moving it if need be; null, and all is as it was, where there is no memory for that.
+/// Resizes memory to at least `size` bytes, and moves it if necessary. Returns null and changes
+/// nothing if there is no memory.
 ///
 /// # Safety
-/// As for `realloc` in C, but never null.
+/// As for `realloc` in C, but `memory` is not null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rallocx(memory: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
     let align = align(flags);
@@ -42,7 +48,8 @@ unsafe extern "C" fn rallocx(memory: *mut c_void, size: usize, flags: c_int) -> 
     if after == 0 {
         return null_mut();
     }
-    // SAFETY: as the caller promises; memory that moves is as large as is copied.
+    // SAFETY: the caller passes memory of this family that is in use. Both blocks have at least
+    // `before.min(after)` usable bytes.
     unsafe {
         if memory.addr().is_multiple_of(align) && (flags & ZERO == 0 || after <= before) {
             return PROCESS.reallocate_aligned(memory.cast(), after, align).cast();
@@ -56,19 +63,19 @@ unsafe extern "C" fn rallocx(memory: *mut c_void, size: usize, flags: c_int) -> 
     }
 }
 
-/// How large memory is that was to become larger or smaller where it is, which it never does.
+/// Returns the usable size of memory. It resizes in place, which this library never does.
 #[unsafe(no_mangle)]
 extern "C" fn xallocx(memory: *mut c_void, _size: usize, _extra: usize, _flags: c_int) -> usize {
     PROCESS.usable_size(memory.cast())
 }
 
-/// How large memory really is.
+/// Returns the usable size of memory.
 #[unsafe(no_mangle)]
 extern "C" fn sallocx(memory: *const c_void, _flags: c_int) -> usize {
     PROCESS.usable_size(memory.cast())
 }
 
-/// How large memory of `size` bytes would be; 0 where that is refused outright.
+/// Returns the usable size that an allocation of `size` bytes would have; 0 if it would be refused.
 #[unsafe(no_mangle)]
 extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
     PROCESS.usable_size_of(size, align(flags))
@@ -77,19 +84,19 @@ extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
 /// Frees memory.
 ///
 /// # Safety
-/// As for `free` in C, but never null.
+/// As for `free` in C, but `memory` is not null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dallocx(memory: *mut c_void, _flags: c_int) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes memory of this family that is in use.
     unsafe { PROCESS.free(memory.cast()) }
 }
 
 /// Frees memory that was allocated with `size`.
 ///
 /// # Safety
-/// As for `free` in C, but never null.
+/// As for `free` in C, but `memory` is not null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sdallocx(memory: *mut c_void, _size: usize, _flags: c_int) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes memory of this family that is in use.
     unsafe { PROCESS.free(memory.cast()) }
 }

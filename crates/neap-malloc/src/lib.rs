@@ -1,20 +1,24 @@
-//! The C library's malloc family on the process's memory manager.
+//! The C library's malloc family on the process's memory manager, for programs that preload this
+//! library or are linked with it.
 //!
-//! Sits between a program that was started with this library preloaded (or linked) and `neap`. Each function, also those with flags that programs
-//! linked with jemalloc call, is what its manual page says, and nothing more happens here than C's conventions: null and errno on failure, sizes that overflow,
-//! alignments that are none. Allocates nothing itself, imports little (see `cargo xtask symbols`), keeps no state but where the C++ library's operators are.
+//! Each function behaves as its manual page says; so do the functions with flags that programs
+//! linked with jemalloc call. This crate adds C's conventions only: null and errno on failure,
+//! checks of overflowing sizes and invalid alignments. It allocates nothing itself and imports
+//! little (see `cargo xtask symbols`). Its only state are the addresses of functions of other
+//! libraries.
 #![no_std]
 
-/// The address of the function that the dynamic linker chose for a name, of this library or another; 0 if there is none.
+/// The address of the function that the dynamic linker chose for a name, of this library or
+/// another; 0 if there is none.
 ///
-/// Of a name that is `weak` there may be none; each object file that uses it has to say so.
+/// A name that may have no definition must be marked `weak` in each object file that uses it.
 macro_rules! chosen {
     (weak $name:literal) => {
         chosen!($name, concat!(".weak ", $name))
     };
     ($name:literal $(, $first:expr)?) => {{
         let address: usize;
-        // SAFETY: loads a word of this library's own.
+        // SAFETY: loads a word of this library's own global offset table.
         unsafe {
             core::arch::asm!($($first,)? concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
                 options(nostack, nomem, preserves_flags));

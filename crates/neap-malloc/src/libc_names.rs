@@ -1,7 +1,9 @@
-//! The family under the names that the GNU C library has for its own: `__libc_malloc` and its relatives.
+//! The family under the GNU C library's own names: `__libc_malloc` and its relatives.
 //!
-//! Sits between programs that call these names, most of them from a `malloc` of their own, and [`family`](crate::family). Each function is the plain
-//! one. None calls a plain name: the dynamic linker may have chosen the program's definition of that, which calls here.
+//! Programs that call these names mostly do so from a `malloc` of their own. Each function behaves
+//! as the plain one. None calls a plain name, since the dynamic linker may have chosen the
+//! program's definition, which calls this one.
+//!
 //! Source: malloc.c of the GNU C library, the versions of its exported symbols.
 
 use crate::family::{allocate_array, allocate_on_page, allocate_pages, allocate_rounded, malloc_otherwise, resize};
@@ -26,7 +28,7 @@ extern "C" fn __libc_calloc(count: usize, size: usize) -> *mut c_void {
 /// As for `realloc` in C.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __libc_realloc(memory: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller promises what `resize` asks for.
+    // SAFETY: `resize` needs what `realloc` in C needs, which the caller says holds.
     unsafe { resize(memory, size) }
 }
 
@@ -36,7 +38,7 @@ unsafe extern "C" fn __libc_realloc(memory: *mut c_void, size: usize) -> *mut c_
 /// As for `free` in C.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __libc_free(memory: *mut c_void) {
-    // SAFETY: the caller promises what the manager's free asks for.
+    // SAFETY: the caller passes null or memory of this family that is in use, as for `free` in C.
     unsafe { PROCESS.free(memory.cast()) }
 }
 

@@ -1,6 +1,6 @@
 //! The family's reports: mallinfo, malloc_stats, malloc_info.
 //!
-//! Sits between C and the manager's statistics. Reads numbers; changes nothing.
+//! It reads the manager's statistics and changes nothing.
 
 use core::ffi::{c_int, c_void};
 use core::fmt::Write;
@@ -38,14 +38,14 @@ fn info<T>(number: impl Fn(u64) -> T) -> Info<T> {
     }
 }
 
-/// mallinfo2(3): `arena`, `fsmblks` (in caches), `uordblks`, `fordblks` and `keepcost` (what malloc_trim would give back at
-/// most) are filled in.
+/// mallinfo2(3). The fields set are `arena`, `fsmblks` (cached bytes), `uordblks`, `fordblks`, and
+/// `keepcost` (the most that malloc_trim would release).
 #[unsafe(no_mangle)]
 extern "C" fn mallinfo2() -> Info<usize> {
     info(|number| number as usize)
 }
 
-/// mallinfo(3): as mallinfo2, capped at the largest `int`.
+/// mallinfo(3): mallinfo2 with numbers capped at the largest `int`.
 #[unsafe(no_mangle)]
 extern "C" fn mallinfo() -> Info<c_int> {
     info(|number| number.min(c_int::MAX as u64) as c_int)
@@ -84,7 +84,8 @@ unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_int {
         usage.used_bytes, usage.cached_bytes, usage.free_bytes, usage.mapped_bytes
     );
     let text = line.as_bytes();
-    // SAFETY: the stream is the caller's; where there is no fwrite there is no FILE.
+    // SAFETY: the caller says that the stream is an open `FILE`, so there is a C library with
+    // fwrite.
     let written = unsafe { fwrite(text.as_ptr(), 1, text.len(), stream) };
     if written == text.len() { 0 } else { -1 }
 }

@@ -1,13 +1,15 @@
 //! vfork, whose child may allocate.
 //!
-//! Sits between a program and the system call. A child of `vfork` runs on its parent's stack and
-//! with its parent's thread area, while the parent's thread waits and the parent's other threads
-//! run on. The kernel does not tell that area which CPU the child is on, and does not abort the
-//! child's restartable sequences: the parent leaves the kernel's care for them before, so the child
-//! has no CPU id, and allocates by the slow path. Nothing is added to malloc or free.
+//! # Design
 //!
-//! The call itself cannot be a Rust function: it returns twice, and what the child calls afterwards
-//! overwrites the frame and the return address.
+//! A child of `vfork` runs on its parent's stack and with its parent's thread area. The parent's
+//! thread waits, and its other threads run on. The kernel does not write the child's CPU to that
+//! area, and does not abort the child's restartable sequences. So the parent ends its registration
+//! before the call. The child then has no CPU id and allocates by the slow path. malloc and free
+//! need no extra code.
+//!
+//! The function itself is assembly, since it returns twice, and the child's later calls overwrite
+//! the frame and the return address.
 
 use core::arch::naked_asm;
 use core::ffi::c_int;
@@ -22,7 +24,7 @@ unsafe extern "C" {
 /// vfork(2).
 ///
 /// # Safety
-/// As for `vfork` in C, but that the child may use the malloc family.
+/// As for `vfork` in C, except that the child may use the malloc family.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn vfork() -> c_int {
@@ -31,8 +33,8 @@ unsafe extern "C" fn vfork() -> c_int {
         "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
         "call {before}",
         "add rsp, 8", ".cfi_adjust_cfa_offset -8",
-        // What was left stays in rsi and rdx, and the return address in r9: the kernel changes none
-        // of them.
+        // The registration that was left stays in rsi and rdx, and the return address in r9. The
+        // kernel changes none of these.
         "mov rsi, rax",
         "mov r9, qword ptr [rsp]", ".cfi_register rip, r9",
         "mov eax, {vfork}",
@@ -47,15 +49,15 @@ unsafe extern "C" fn vfork() -> c_int {
     )
 }
 
-/// The other name that the GNU C library has for it.
+/// The GNU C library's other name of [`vfork`].
 ///
 /// # Safety
-/// As for [`vfork`].
+/// As for `vfork` in C, except that the child may use the malloc family.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn __vfork() -> c_int {
-    // The other one as the dynamic linker chose it, without a linkage table, which has no unwind
-    // information.
+    // Jumps to the `vfork` that the dynamic linker chose, without a linkage table, which has no
+    // unwind information.
     naked_asm!(".cfi_startproc", "jmp qword ptr [rip + vfork@GOTPCREL]", ".cfi_endproc")
 }
 
@@ -63,8 +65,8 @@ extern "C" fn before() -> Left {
     leave()
 }
 
-/// What the parent does when the child has ended or become another program: `answer` is its number
-/// or an error's.
+/// Runs in the parent once the child has ended or executes another program. `answer` is the child's
+/// process id, or a negative errno.
 extern "C" fn in_parent(answer: isize, area: usize, length: usize) -> c_int {
     enter(Left { area, length });
     if answer > 0 {
