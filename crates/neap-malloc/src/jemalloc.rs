@@ -63,7 +63,7 @@ unsafe extern "C" fn rallocx(memory: *mut c_void, size: usize, flags: c_int) -> 
     }
 }
 
-/// Returns the usable size of memory. It resizes in place, which this library never does.
+/// Leaves memory as it is, since this library never resizes in place here. Returns its usable size.
 #[unsafe(no_mangle)]
 extern "C" fn xallocx(memory: *mut c_void, _size: usize, _extra: usize, _flags: c_int) -> usize {
     PROCESS.usable_size(memory.cast())

@@ -1,14 +1,19 @@
 //! The arena: a window of address space that grows upwards from a base, and the tables beside it.
 //!
-//! Sits between the platform's mappings and the zone. The window is aimed for, not reserved:
-//! segments are mapped one after the other as they are needed, and every table lies at an
-//! arithmetic address above the window, so that the byte of a table for an address is a shift and
-//! an add away. Every table is mapped for every segment. Where a foreign mapping lies in the way of
-//! a segment, or of a part of a table that speaks of one, the arena has a hole: of most tables
-//! nothing is mapped there. Growth runs under its own mutex, never under the zone's. The nodes of a
-//! machine share an arena: a segment belongs to the node that it was mapped for, and a byte per
-//! chunk says to which. Gives nothing back before [`Arena::close`]; what is inside a mapped page is
-//! not its concern.
+//! # Design
+//!
+//! The window is not reserved. Segments are mapped one after the other as they are needed. Every
+//! table lies at a fixed address above the window, so the byte of a table for an address takes a
+//! shift and an add. Every table is mapped for every segment.
+//!
+//! If a foreign mapping lies in the way of a segment, or of its part of a table, the arena has a
+//! hole. Most tables have no mapping for a hole. The nodes of a machine share the arena. A segment
+//! belongs to the node that it was mapped for; a byte per chunk names it. No address space is given
+//! back before [`Arena::close`].
+//!
+//! # Locking
+//!
+//! Growth runs under the growth mutex, never under a zone's lock.
 
 use crate::frames;
 use crate::huge_runs::HugeRuns;
@@ -26,53 +31,55 @@ use neap_base::{Mutex, Pfn, Platform};
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
 pub(crate) const CHUNK: u32 = 1024;
 
-/// The byte about a chunk that says where it may have memory: see [`Arena::marks`].
+/// Index of a chunk's byte that says which tables may have memory for it: see [`Arena::marks`].
 const MARKS: usize = 0;
-/// The byte about a chunk that names its node, from 1; 0 in a foreign mapping.
+/// Index of a chunk's byte that names its node, from 1; 0 in a foreign mapping.
 const NODE: usize = 1;
-/// The byte about a chunk with a bit per huge page: whether it is allowed there for a run.
+/// Index of a chunk's byte with a bit per huge page: whether huge pages are allowed there for a
+/// run.
 pub(crate) const IN_RUNS: usize = 2;
-/// Bytes about a chunk.
+/// Number of bytes for each chunk.
 const ABOUT_CHUNK: usize = 4;
 
-/// What is taken at once where address space costs nothing: as much again as there is, from the first to the largest of
-/// these. Not the largest at once, because a program that locks its memory (`mlockall`) has all of it populated.
+/// Bytes of a segment if address space is plentiful: as much as the arena has, within these bounds.
+/// The first one is small, because a program that locks its memory (`mlockall`) has all of it
+/// populated.
 const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
-/// What is taken at once where it does.
+/// Bytes of a segment if address space is scarce.
 const SMALL_SEGMENT: usize = 4 << 20;
 /// The largest alignment that a run may ask for.
 pub const MOST_ALIGNMENT: usize = 1 << 30;
-/// Attempts of the platform after which its hints are for half the span of the one before.
+/// Number of attempts after which the span is halved for each further attempt.
 const FULL_ATTEMPTS: u32 = 8;
-/// How often the span is halved after an attempt that the system refused: its whole tables may have
-/// been too much.
+/// Number of halvings of the span after an attempt that the system refused, since its whole tables
+/// may have been too large.
 const REFUSED_HALVINGS: u32 = 3;
-/// How many times the limit on address space the span may be.
+/// The largest ratio of the span to the limit on address space.
 const RAISED: usize = 1024;
-/// Hints tried at all.
+/// Number of hints tried.
 const ATTEMPTS: u32 = 32;
-/// Foreign mappings that the arena grows around, in its whole life.
+/// The most holes of the arena.
 const HOLES: usize = 16;
-/// Steps, each twice as long as the one before, over one foreign mapping in the arena or behind a
-/// table.
+/// The most steps over one foreign mapping in the arena or behind a table. Each is twice as long as
+/// the previous one.
 const HOLE_STEPS: u32 = 24;
 
-/// Offsets from the base: what growth has done so far.
+/// The extent of the arena, as offsets from the base.
 #[derive(Debug)]
 struct Growth {
-    /// Where the next segment begins.
+    /// Start of the next segment.
     end: usize,
-    /// By node: the pages up to the end of its last segment.
+    /// By node: number of pages up to the end of its last segment.
     ends: [u32; MAX_NODES],
-    /// How far each table is mapped.
+    /// The end of the mapped part of each table.
     tables: [usize; ALL_TABLES],
-    /// Start and end of the parts between segments.
+    /// Start and end of the holes between segments.
     holes: [(usize, usize); HOLES],
     hole_count: usize,
 }
 
 impl Growth {
-    /// Start and length of everything between the holes.
+    /// Calls `each` with start and length of every part between the holes.
     fn pieces(&self, each: impl Fn(usize, usize)) {
         let mut start = 0;
         for &(from, to) in self.holes[..self.hole_count].iter().chain([&(self.end, self.end)]) {
@@ -88,8 +95,8 @@ impl Growth {
     }
 }
 
-/// Start and length of every mapped part of a table that is mapped as far as `mapped`, between the
-/// holes of the arena.
+/// Calls `each` with start and length of every mapped part of a table whose mapping ends at
+/// `mapped`, between the holes of the arena.
 fn pieces_of(
     table: &Table,
     holes: &[(usize, usize)],
@@ -111,48 +118,51 @@ fn pieces_of(
     }
 }
 
-/// Pages that came new: the first, and how many.
+/// New pages: the first one, and their number.
 pub(crate) type Grown = (Pfn, u32);
 
 #[derive(Debug)]
 pub(crate) struct Arena {
     base: usize,
     page_shift: u32,
-    /// How many nodes share it. Where it is one, nothing is bound.
+    /// Number of nodes that share the arena. With one node, no memory is bound.
     pub(crate) nodes: usize,
     limit: AtomicUsize,
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
-    /// Address space for the whole tables, and its bytes.
+    /// Address space for the whole tables: start and length.
     whole: (usize, usize),
     scarce: bool,
     span: usize,
     growth: Mutex<Growth>,
     /// Pages of the budget that no node has: see [`Zone::acquire`](crate::zone::Zone::acquire).
     pub(crate) reserve: AtomicU32,
-    /// Segments, and parts of one mapped again, that the system would not bind to their node.
+    /// Number of segments, and of parts of one mapped again, that the system did not bind to their
+    /// node.
     pub(crate) unbound: AtomicU32,
     pub(crate) huge_runs: HugeRuns,
-    /// Pages are limited.
+    /// Whether pages are limited.
     is_limited: bool,
     /// See [`Arena::table_pages`].
     table_pages: AtomicU32,
-    /// Whether huge pages were asked for behind early tables: then what these say of any chunk may be there.
+    /// Whether huge pages were requested for early tables. Then such a table may have memory for
+    /// any chunk.
     pub(crate) huge_tables: AtomicBool,
 }
 
-/// An arena that several may use, as long as it stays where it is.
+/// A reference to an arena that several nodes share and that does not move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared(NonNull<Arena>);
 
-// SAFETY: an arena is atomics and a mutex.
+// SAFETY: an arena consists of atomics, a mutex, and values that do not change once it is shared.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: an arena consists of atomics, a mutex, and values that do not change once it is shared.
 unsafe impl Sync for Shared {}
 
 impl Shared {
     /// # Safety
-    /// The arena stays there, initialised, for as long as any copy of this value is used.
+    /// An initialised arena lies there, and does not move or go while any copy of this value is
+    /// used.
     pub(crate) unsafe fn at(place: NonNull<Arena>) -> Shared {
         Shared(place)
     }
@@ -163,19 +173,19 @@ impl Deref for Shared {
 
     #[inline]
     fn deref(&self) -> &Arena {
-        // SAFETY: as `at` was promised.
+        // SAFETY: the caller of `at` said that the arena stays there, initialised.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Arena {
-    /// Finds a place for so many nodes and maps the first segment there, for node 0.
+    /// Finds a place for an arena of `nodes` nodes and maps the first segment there, for node 0.
     pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape, nodes: usize) -> Result<(Arena, Grown), Errno> {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
-        // A limit may be raised, but hardly so much; the whole tables of such a span are less than
-        // a thousandth of it.
+        // The limit may be raised, but hardly by this factor. The whole tables of such a span take
+        // less than a thousandth of it.
         let limit = platform.most_address_space().saturating_mul(RAISED);
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
@@ -221,7 +231,7 @@ impl Arena {
                 table_pages: AtomicU32::new(0),
                 huge_tables: AtomicBool::new(false),
             };
-            // Growing around a hole right at the start would only mean that the aim was bad: that is the next attempt.
+            // The first segment must not lie behind a hole: the next attempt uses another hint.
             let first = arena.extend(platform, &mut arena.growth.lock(), CHUNK, 0, 0);
             match first {
                 Ok(grown) => return Ok((arena, grown)),
@@ -230,34 +240,36 @@ impl Arena {
             if last != Errno::EXIST {
                 refused += REFUSED_HALVINGS;
             }
-            // SAFETY: nobody has seen this arena.
+            // SAFETY: the arena was not returned yet, so no other thread uses it.
             unsafe { arena.close(platform) };
         }
         Err(last)
     }
 
-    /// Takes every mapping away.
+    /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses the arena, its tables or its memory any more.
+    /// No thread uses the arena, its tables or its memory any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         let mut growth = self.growth.lock();
         growth.pieces(|start, length| {
-            // SAFETY: mapped by `map_segment`, not a hole, and unused as the caller promises.
+            // SAFETY: `map_segment` mapped this part, which is no hole, and the caller says that no
+            // thread uses it.
             unsafe { platform.unmap(self.base + start, length) };
         });
         for (table, mapped) in self.tables.iter().zip(growth.tables).filter(|(table, _)| !table.whole) {
             pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, |start, length| {
-                // SAFETY: mapped by `map_tables`, and unused as the caller promises.
+                // SAFETY: `map_tables` mapped this part, and the caller says that no thread uses
+                // it.
                 unsafe { platform.unmap(start, length) };
             });
         }
-        // SAFETY: reserved by `open`, and unused as the caller promises.
+        // SAFETY: `open` reserved this range, and the caller says that no thread uses it.
         unsafe { platform.unmap(self.whole.0, self.whole.1) };
         growth.tables = [0; ALL_TABLES];
         growth.end = 0;
         growth.hole_count = 0;
-        // SAFETY: an empty table needs nothing mapped.
+        // SAFETY: an empty frame table needs no mapping.
         unsafe { self.frames.grow(0) };
         self.limit.store(0, Relaxed);
     }
@@ -267,7 +279,7 @@ impl Arena {
         self.base
     }
 
-    /// Bytes from the base up to the end of the last segment.
+    /// Bytes from the base to the end of the last segment.
     #[inline]
     pub(crate) fn limit(&self) -> usize {
         self.limit.load(Relaxed)
@@ -288,8 +300,8 @@ impl Arena {
         &self.tables[table]
     }
 
-    /// Puts memory behind what the tables say about a block that is populated, so that none of it is faulted in under
-    /// somebody's lock: the [brief](crate::SideTable::brief) ones, and if `early`, those that are to be there early.
+    /// Populates the tables for a block that is populated, so that no thread faults on them under a
+    /// lock: the [brief](crate::SideTable::brief) tables, and with `early` the early ones.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
@@ -306,12 +318,15 @@ impl Arena {
         }
     }
 
-    /// Whether what a named table says of a block may come as a huge page: nobody has written to
-    /// any of that yet. Not where nodes share it, since it would lie on one of them; nor where
-    /// address space is scarce, since it may not be mapped as a whole; nor under a limit, which
-    /// would have to pay for the whole of it. A hint: others may write now, or put small pages
-    /// there before whoever was told so has allowed huge ones, and then small ones come. Mostly one
-    /// caller is told so: each that allows and forbids huge pages stops all that fault.
+    /// Whether the part of a named table for a block may come as a huge page, since nothing was
+    /// written to any of it yet. Marks the part as written if so. It may not:
+    /// * if nodes share it, since it would lie on one of them;
+    /// * if address space is scarce, since it may not be mapped as a whole;
+    /// * under a limit, which the whole of it would be charged to.
+    ///
+    /// A hint: another thread may write there before huge pages are allowed, and then small pages
+    /// come. Mostly one caller gets `true`, since each one that allows and forbids huge pages stops
+    /// all threads that fault.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
         if self.nodes > 1 || self.is_limited || self.scarce {
@@ -320,14 +335,15 @@ impl Arena {
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
         let mark = |page: u32| self.marks(Pfn(page));
         let first = pages(window.start);
-        // In a hole of the arena the table may be a foreign mapping.
+        // In a hole of the arena, a foreign mapping may lie in place of the table.
         let unwritten = |page: u32| self.node(Pfn(page)).is_some() && mark(page).load(Relaxed) >> named & 1 == 0;
-        // Marked is what the huge page speaks of in any case. A chunk's marks are one word, so of two who find it unmarked one is told.
+        // The marked chunk is covered by the huge page in any case. A chunk's marks are one word,
+        // so one of two threads that find it unmarked succeeds.
         (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
     }
 
-    /// Notes that named table `named` has memory for the chunk of `pfn`. Returns whether it had
-    /// none so far.
+    /// Records that a named table has memory for the chunk of `pfn`. Returns whether it had none so
+    /// far.
     pub(crate) fn mark_table(&self, pfn: Pfn, named: usize) -> bool {
         let is_new = self.marks(pfn).fetch_or(1 << named, Relaxed) >> named & 1 == 0;
         if is_new {
@@ -336,7 +352,7 @@ impl Arena {
         is_new
     }
 
-    /// Notes that no table has memory for the chunk of `pfn`. Returns a bit for each named table
+    /// Records that no table has memory for the chunk of `pfn`. Returns a bit for each named table
     /// that had some.
     pub(crate) fn unmark_tables(&self, pfn: Pfn) -> u8 {
         let marked = self.marks(pfn).swap(0, Relaxed);
@@ -345,21 +361,22 @@ impl Arena {
         marked
     }
 
-    /// Pages of a named table about one chunk.
+    /// Pages of a droppable named table for one chunk; 0 for other tables.
     fn table_share(&self, named: usize) -> u32 {
         let table = self.table(OWN_TABLES + named);
         if table.droppable { CHUNK >> table.shift } else { 0 }
     }
 
-    /// Pages that named tables have at most: all of their pages about the chunks for which they
-    /// were written to.
+    /// The most resident pages of named tables: all their pages for the chunks for which they were
+    /// written to.
     pub(crate) fn table_pages(&self) -> u32 {
-        // Relaxed: a bound that follows late by what other threads write at the moment.
+        // Relaxed: a bound that may be late by concurrent writes; nothing depends on it.
         self.table_pages.load(Relaxed)
     }
 
-    /// Forbids huge pages again in the chunks of a range that are of a node and in no run: between them others may lie, and foreign mappings.
-    /// Answers whether the system did so everywhere.
+    /// Forbids huge pages again in those chunks of a range that belong to a node and to no run.
+    /// Chunks of other nodes and foreign mappings may lie in between. Returns whether the system
+    /// did so everywhere.
     pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) -> bool {
         let (mut start, mut done) = (pages.start, true);
         while start < pages.end {
@@ -377,9 +394,9 @@ impl Arena {
         done
     }
 
-    /// Calls `each` with everything that is mapped: what of, start, and length.
+    /// Calls `each` with kind, start and length of every mapping.
     pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
-        // Not under the mutex: whoever is told may take its time.
+        // Not under the mutex, since `each` may take long.
         let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES + 1], 0);
         let (holes, hole_count);
         {
@@ -403,7 +420,7 @@ impl Arena {
         }
     }
 
-    /// Bytes of the arena, and of its tables, that are mapped.
+    /// Mapped bytes of the arena, and of its tables.
     pub(crate) fn mapped(&self) -> (usize, usize) {
         let growth = self.growth.lock();
         let holes: usize = growth.holes().iter().map(|(from, to)| to - from).sum();
@@ -420,24 +437,25 @@ impl Arena {
         &self.frames
     }
 
-    /// The byte of the chunk of a page: a bit for each of the first [`MARKED`] named tables that may have memory there, and above those one per huge page.
+    /// The marks of a page's chunk: a bit for each of the first [`MARKED`] named tables that may
+    /// have memory for it, and above those one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, MARKS)
     }
 
-    /// The bit, in a chunk's byte of [`Arena::marks`], of a huge page of it: above those of the named tables.
+    /// The bit of a page's huge page in [`Arena::marks`].
     fn huge_bit(pfn: Pfn) -> u8 {
         const { assert!(MARKED as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
         1 << (MARKED as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
     }
 
-    /// Notes that a page is part of a huge one.
+    /// Records that a page is part of a huge page.
     pub(crate) fn note_huge(&self, pfn: Pfn) {
         self.marks(pfn).fetch_or(Arena::huge_bit(pfn), Relaxed);
     }
 
-    /// Whether a page may be part of a huge one; not any more.
+    /// Whether a page may be part of a huge page. Clears the record.
     pub(crate) fn forget_huge(&self, pfn: Pfn) -> bool {
         let (marks, bit) = (self.marks(pfn), Arena::huge_bit(pfn));
         marks.load(Relaxed) & bit != 0 && marks.fetch_and(!bit, Relaxed) & bit != 0
@@ -446,30 +464,33 @@ impl Arena {
     /// The node of a page; `None` for one in a foreign mapping.
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
-        // Relaxed: written before the page is known to anybody.
+        // Relaxed: stored before a thread gets the page. A zone's lock publishes it.
         usize::from(self.about_chunk(pfn, NODE).load(Relaxed)).checked_sub(1)
     }
 
-    /// One of the bytes about the chunk of a page: [`MARKS`], [`NODE`] or [`IN_RUNS`].
+    /// A byte of a page's chunk: [`MARKS`], [`NODE`] or [`IN_RUNS`].
     #[inline]
     pub(crate) fn about_chunk(&self, pfn: Pfn, byte: usize) -> &AtomicU8 {
-        // The frame is asked for its check alone: the chunk table is open as far as the arena
-        // reaches, in holes as well.
+        // The frame is looked up for its range check only. The chunk table is mapped up to the end
+        // of the arena, in holes as well.
         let _ = self.frames.frame(pfn);
         let address = self.tables[CHUNKS].start + pfn.index() / CHUNK as usize * ABOUT_CHUNK + byte;
-        // SAFETY: mapped, and accessed as atomic bytes alone.
+        // SAFETY: the frame's check passed, so the chunk table is mapped there. All accesses are
+        // atomic.
         unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(address)) }
     }
 
-    /// Bytes of a map with a bit per chunk, as far as the arena can ever grow.
+    /// Bytes of a map with a bit per chunk, for the largest extent of the arena.
     pub(crate) fn chunk_map(&self) -> usize {
         self.tables[FREE_CHUNKS].bytes(self.span, self.page_shift)
     }
 
-    /// Maps at least `pages` more in one piece for a node, and tells `publish` about them before anybody else can grow.
+    /// Maps at least `pages` more pages in one piece for a node, and passes them to `publish`
+    /// before another thread can grow the arena.
     ///
-    /// `seen` is the number of pages up to the end of what the node had when the caller found that too little: if it has
-    /// more by now, somebody else grew the arena for it and nothing happens here.
+    /// `seen` is the number of pages up to the end of the node's last segment when the caller found
+    /// its pages too few. If the node has more by now, another thread grew the arena for it, and
+    /// nothing happens.
     pub(crate) fn grow<P: Platform>(
         &self,
         platform: &P,
@@ -499,7 +520,7 @@ impl Arena {
         let small = SMALL_SEGMENT.max(need).next_multiple_of(chunk);
         let doubled = growth.end.clamp(SEGMENTS.0, SEGMENTS.1).max(need).next_multiple_of(chunk);
         let usual = if self.scarce { small } else { doubled };
-        // Where the next segment would begin, past foreign mappings found in this call.
+        // Start of the next segment, past foreign mappings found in this call.
         let mut start = growth.end;
         for step in 0..=hole_steps {
             let mut failed = Errno::NOMEM;
@@ -527,7 +548,7 @@ impl Arena {
         Err(Errno::EXIST)
     }
 
-    /// Maps a segment, then its tables. Where that fails nothing of either is mapped.
+    /// Maps a segment, then its tables. On failure nothing of either stays mapped.
     fn map_segment<P: Platform>(
         &self,
         platform: &P,
@@ -535,7 +556,7 @@ impl Arena {
         start: usize,
         size: usize,
     ) -> Result<(), Errno> {
-        // What the system could never fill is refused now, not by a kill later.
+        // A size that the system can never fill is refused now, not by a kill later.
         if size > SEGMENTS.1 && !platform.is_grantable(size) {
             return Err(Errno::NOMEM);
         }
@@ -543,12 +564,12 @@ impl Arena {
         let before = growth.tables;
         let mapped = self.map_tables(platform, &mut growth.tables, start, size);
         if mapped.is_err() {
-            // SAFETY: mapped above, and nobody has seen it.
+            // SAFETY: mapped above, and no other thread knows it yet.
             unsafe { platform.unmap(self.base + start, size) };
             for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| !table.whole) {
                 let (from, to) = (self.first_unmapped(table, before[index], start), growth.tables[index]);
                 if to > from {
-                    // SAFETY: mapped by `map_tables` a moment ago, and nobody has seen it.
+                    // SAFETY: `map_tables` just mapped it, and no other thread knows it yet.
                     unsafe { platform.unmap(table.start + from, to - from) };
                     growth.tables[index] = before[index];
                 }
@@ -557,13 +578,13 @@ impl Arena {
         mapped
     }
 
-    /// Where the next mapping of a table begins that is mapped as far as `mapped`, for a segment
-    /// from `start` on.
+    /// Start of the next mapping of a table whose mapping ends at `mapped`, for a segment from
+    /// `start` on.
     fn first_unmapped(&self, table: &Table, mapped: usize, start: usize) -> usize {
         mapped.max(table.page_of(start, self.page_shift))
     }
 
-    /// Maps what the tables say of a segment, as far as it is not mapped yet.
+    /// Maps the tables' parts for a segment that are not mapped yet.
     fn map_tables<P: Platform>(
         &self,
         platform: &P,
@@ -577,7 +598,8 @@ impl Arena {
                 continue;
             }
             if table.whole {
-                // SAFETY: all of the table lies in what `open` has reserved.
+                // SAFETY: the table lies in the range that `open` reserved, and this part was not
+                // open yet.
                 unsafe { platform.open(table.start + *mapped, needed - *mapped)? };
             } else {
                 let from = self.first_unmapped(table, *mapped, start);
@@ -589,16 +611,19 @@ impl Arena {
         Ok(())
     }
 
-    /// Says of a fresh mapping of which node its memory is to be.
+    /// Binds a fresh mapping to a node, and forbids huge pages in it.
     fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
-        // Huge pages come by population, and to long runs: another range that the kernel may refill would never stay released.
+        // Huge pages come by population and for long runs. A range that the kernel may refill with
+        // huge pages would not stay released.
         let _ = platform.huge_pages(address, length, false);
         let refused = self.nodes > 1 && platform.bind(address, length, node).is_err();
-        // Its memory comes from wherever it is touched first, which is mostly there.
+        // Without a binding, memory comes from the node of the CPU that touches it first, mostly
+        // this one.
         self.unbound.fetch_add(refused.into(), Relaxed);
     }
 
-    /// Maps a range of the arena again where somebody has unmapped all of it; where it is mapped nothing happens. `false` if that was refused.
+    /// Maps a range of the arena again if all of it was unmapped; nothing happens if it is mapped.
+    /// Returns `false` if the system refused.
     pub(crate) fn map_again<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, node: usize) -> bool {
         let (address, length) = (self.address(pfn), (pages as usize) << self.page_shift);
         let answer = platform.map_at(address, length);
@@ -614,8 +639,8 @@ impl Arena {
             growth.hole_count += 1;
         }
         growth.end = start + size;
-        // SAFETY: `map_segment` has mapped the frame table for every segment that far, and only
-        // `close` unmaps it. Frames in holes are nobody's.
+        // SAFETY: `map_segment` mapped the frame table for every segment up to there, and only
+        // `close` unmaps it. Frames in holes are not used.
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
         let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
         for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {

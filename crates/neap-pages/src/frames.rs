@@ -1,23 +1,29 @@
-//! The frame table: sixteen bytes about every page, beside the memory and never in it.
+//! The frame table: sixteen bytes for every page, beside the memory and never in it.
 //!
-//! Sits between the arena, which maps it, and everybody who asks what a page is. A frame says what state its page is in,
-//! and carries two links, or a word in their place, and an owner for whoever has the page. All accesses of this layer's
-//! are single relaxed atomics: who may write a frame follows from its state (the zone's lock for free blocks, a CPU's list
-//! lock for listed ones, the holder of the block for the rest), and a reader without a lock gets an answer that was true
-//! once. Takes no lock itself.
+//! # Design
+//!
+//! A frame has the state of its page, two links or a word in their place, and an owner number for
+//! the thread or layer that has the page.
+//!
+//! # Concurrency
+//!
+//! All accesses of this layer are relaxed atomics. The page's state says who may write the frame:
+//! the holder of the zone's lock for free blocks, the holder of a CPU's list lock for listed ones,
+//! and the holder of the block otherwise. A reader without a lock gets a value that may be
+//! outdated.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn};
 
-/// What a page is.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Never used, or a page of a free chunk; what fresh zeroes say.
+    /// Never used, or a page of a free chunk; the value of fresh zeroes.
     Absent = 0,
     /// Part of a block, not its first page.
     Inside = 1,
-    /// First page of a free block on a buddy list. (Whole free chunks are known by the chunk map alone.)
+    /// First page of a free block on a buddy list. Whole free chunks are in the chunk map only.
     Free = 2,
     /// First page of a block in a CPU's list.
     Listed = 3,
@@ -25,9 +31,9 @@ pub enum State {
     Allocated = 4,
     /// First page of a run that was handed out; `owner` holds its number of pages.
     Run = 5,
-    /// Page of a slab, every one of them; `owner` is the object layer's.
+    /// Page of a slab, every one of them; `owner` is the slab's number.
     Slab = 6,
-    /// First page of a block that is detached while its memory goes back to the system, or comes from it.
+    /// First page of a block that is detached while its memory is released or populated.
     Releasing = 7,
     /// First page of a run in a CPU's cache; `owner` holds its number of pages.
     Cached = 8,
@@ -50,11 +56,11 @@ impl State {
     }
 }
 
-/// What is known about one page.
+/// The metadata of one page.
 ///
-/// While a block is handed out, `next`, `prev`, `spare` and (except for a run) `owner` of all its frames belong to
-/// whoever holds it. The two links may be one [word](Frame::word) instead; that of every page of a slab, and of the first page
-/// of a run, is 0 at first.
+/// While a block is handed out, its holder uses `next`, `prev`, `spare` and, except for a run,
+/// `owner` of all its frames. The two links may be one [word](Frame::word) instead. The word of
+/// every page of a slab, and of the first page of a run, is 0 at first.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub struct Frame {
@@ -69,23 +75,23 @@ pub struct Frame {
 const _: () = assert!(size_of::<Frame>() == 16);
 
 impl Frame {
-    /// What the page is.
+    /// The page's state.
     #[inline]
     pub fn state(&self) -> State {
         State::from_byte(self.state.load(Relaxed))
     }
 
-    /// Says what the page is.
+    /// Sets the page's state.
     #[inline]
     pub fn set_state(&self, state: State) {
         self.state.store(state as u8, Relaxed);
     }
 
-    /// Makes the first page of a run that was handed out one of a cached run. `false`, and nothing
-    /// changed, if it is none: of two threads that free a run one gets `true`.
+    /// Turns the state of a run's first page from handed out to cached. Returns `false` and changes
+    /// nothing if it is in another state. Of two threads that free a run, one gets `true`.
     #[inline]
     pub(crate) fn cache_run(&self) -> bool {
-        // Relaxed: the state alone decides; the lock of the cache orders everything else.
+        // Relaxed: the state alone decides. The lock of the cache orders everything else.
         self.state.compare_exchange(State::Run as u8, State::Cached as u8, Relaxed, Relaxed).is_ok()
     }
 
@@ -95,20 +101,20 @@ impl Frame {
         Order(self.order.load(Relaxed))
     }
 
-    /// Says of which order the block is.
+    /// Sets the order of the block.
     #[inline]
     pub fn set_order(&self, order: Order) {
         self.order.store(order.0, Relaxed);
     }
 
-    /// State and order at once, as of a block's first page.
+    /// Sets state and order of a block's first page.
     #[inline]
     pub fn set_head(&self, state: State, order: Order) {
         self.set_order(order);
         self.set_state(state);
     }
 
-    /// The owner's number; for [`State::Run`] its pages.
+    /// The owner's number; for [`State::Run`] the run's number of pages.
     #[inline]
     pub fn owner(&self) -> u32 {
         self.owner.load(Relaxed)
@@ -144,11 +150,12 @@ impl Frame {
         self.prev.store(prev.0, Relaxed);
     }
 
-    /// What takes the place of both links while a page that was handed out has a use for it.
+    /// A word in the place of both links, for the holder of a page that was handed out.
     #[inline(always)]
     pub fn word(&self) -> &AtomicU64 {
-        // SAFETY: the links are the first eight bytes of an aligned frame. Who has the page uses either them or the word, and
-        // a page changes hands under a lock, so the two are never used at once.
+        // SAFETY: the links are the first eight bytes of an aligned frame. The holder of a page
+        // uses either the links or the word, and a page changes hands under a lock, so the two are
+        // never accessed at once.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 
@@ -172,31 +179,32 @@ pub struct Frames {
     pages: AtomicU32,
 }
 
-// SAFETY: frames are atomics; the pointer itself never changes.
+// SAFETY: frames are atomics, and the pointer never changes.
 unsafe impl Send for Frames {}
-// SAFETY: as above.
+// SAFETY: frames are atomics, and the pointer never changes.
 unsafe impl Sync for Frames {}
 
 impl Frames {
-    /// A table that starts at `address` and holds nothing yet.
+    /// An empty table that starts at `address`.
     pub(crate) fn at(address: usize) -> Frames {
         Frames { start: core::ptr::with_exposed_provenance(address), pages: AtomicU32::new(0) }
     }
 
-    /// Lets the table hold `pages` frames from now on.
+    /// Sets the number of frames.
     ///
     /// # Safety
-    /// That much of it is mapped, readable and writable, and stays so while this value is used.
+    /// The memory of that many frames is mapped, readable and writable, and stays so while this
+    /// value is used.
     pub(crate) unsafe fn grow(&self, pages: u32) {
         self.pages.store(pages, Relaxed);
     }
 
-    /// The frame of page 0; that of every other follows.
+    /// The frame of page 0. Those of the other pages follow.
     pub fn first(&self) -> *const Frame {
         self.start
     }
 
-    /// Frames there are.
+    /// Number of frames.
     #[inline]
     pub fn pages(&self) -> u32 {
         self.pages.load(Relaxed)
@@ -208,7 +216,8 @@ impl Frames {
         if pfn.0 >= self.pages() {
             outside(pfn, self.pages());
         }
-        // SAFETY: below `pages`, which `grow` was promised is mapped; a frame is atomics, so sharing it is sound.
+        // SAFETY: below `pages`, which `grow` was promised is mapped; a frame is atomics, so
+        // sharing it is sound.
         unsafe { &*self.start.add(pfn.index()) }
     }
 

@@ -1,17 +1,26 @@
-//! Pages of neap: an arena of address space, a buddy allocator over it, per-CPU lists before it, and the way back to the
-//! system.
+//! Pages of neap: an arena of address space, a buddy allocator over it, per-CPU lists before it,
+//! and the release to the system.
 //!
-//! Sits between `neap-base` and the object layer. [`NodePages`] is the whole of it, with [`Pages`] for each node; the
-//! platform is passed to every call.
-//! No upward calls: where nothing can be had the answer is [`Exhausted`] and the caller decides what to do.
-//! Lock order: growth mutex before zone mutex; a CPU's list lock is never held together with either.
+//! [`NodePages`] is the entry point, with [`Pages`] for each node. The platform is passed to every
+//! call. If there is no memory, the result is [`Exhausted`], and the caller decides what to do.
 //!
-//! What stays resident after everything was freed: of the pages nothing once three ticks have passed in which nobody allocated; of the tables
-//! what does not go back with a chunk, and of an early one less than two mebibytes where more than 64 were in use (`tables.rs`). While
-//! CPUs go on using their lists, at most [`Statistics::list_highs`] (and up to seven for each) pages in them, which is at
-//! most an eighth of the budget; while a program goes
-//! on using the zone, what it needed since the last tick and less than two mebibytes above that. What the system
-//! refuses to take is counted, and tried again less and less often.
+//! # Locking
+//!
+//! The growth mutex is taken before a zone's mutex. A CPU's list lock is never held together with
+//! either.
+//!
+//! # Resident memory
+//!
+//! After everything was freed, this stays resident:
+//! * Pages: none, once three ticks have passed without an allocation.
+//! * Tables: those not released with a chunk, and less than 2 MiB of an early one if more than 64
+//!   MiB were in use (`tables.rs`).
+//! * While CPUs go on using their lists: at most [`Statistics::list_highs`] pages in them, and up
+//!   to seven more for each list. That is at most an eighth of the budget.
+//! * While a program goes on using the zone: the memory needed since the last tick, and less than 2
+//!   MiB above that.
+//!
+//! Pages that the system refuses to take are counted, and tried again at growing intervals.
 #![no_std]
 #![deny(missing_docs)]
 
@@ -43,7 +52,7 @@ mod page_lists;
 mod pages;
 #[cfg(feature = "lab")]
 pub mod policy;
-// What only the laboratory uses is not used here.
+// Parts that only the laboratory uses are unused without it.
 #[cfg(not(feature = "lab"))]
 #[allow(unreachable_pub)]
 #[cfg_attr(not(test), allow(dead_code))]

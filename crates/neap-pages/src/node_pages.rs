@@ -1,10 +1,16 @@
 //! The pages of an instance, node by node.
 //!
-//! Sits between the object layer and [`Pages`], of which there is one per node: a zone, lists and a way back to the system
-//! of its own, in an arena that all share, so that an address leads to its tables by arithmetic whatever its node. Memory
-//! comes from the node nearest to the CPU that asks. Only when that has none, its lists emptied, comes the next one by
-//! distance; a page goes back to the node that it is of. On a machine with one node all of this is one compare. Which node
-//! a CPU is nearest to is asked when it first comes here, so CPUs may be added at any time. Takes no lock of its own.
+//! # Design
+//!
+//! There is one [`Pages`] per node, with its own zone and lists. All nodes share one arena, so an
+//! address leads to its tables by arithmetic, whatever its node. Memory comes from the node nearest
+//! to the CPU. Only if that has none, with its lists drained, the next one by distance is tried. A
+//! page is freed to its own node. With one node, all of this is one comparison. A CPU's nearest
+//! node is determined at its first call, so CPUs may be added at any time.
+//!
+//! # Locking
+//!
+//! This module has no lock of its own.
 
 use crate::arena::CHUNK;
 use crate::frames::Frames;
@@ -24,27 +30,28 @@ use neap_os::topology::CpuSet;
 #[derive(Debug)]
 pub struct NodePages<P: Platform> {
     first: Pages<P>,
-    /// The other nodes', in memory of this value's own, with the two tables behind them.
+    /// The other nodes' pages, in a mapping of this value's own, with the table `homes` behind
+    /// them.
     others: *const Pages<P>,
     count: usize,
-    /// By CPU: one more than the node nearest to it; 0: not known yet.
+    /// By CPU: the nearest node plus 1; 0: not known yet.
     homes: *const AtomicU8,
     cpus: usize,
-    /// By node: all nodes from the nearest, itself.
+    /// By node: all nodes by distance, itself first.
     orders: [[u8; MAX_NODES]; MAX_NODES],
     own: (usize, usize),
 }
 
-// SAFETY: the pointers lead to memory of this value's own, shared as its parts are.
+// SAFETY: the pointers lead to a mapping of this value's own, of values that threads may share.
 unsafe impl<P: Platform> Send for NodePages<P> {}
-// SAFETY: as above.
+// SAFETY: the pointers lead to a mapping of this value's own, of values that threads may share.
 unsafe impl<P: Platform> Sync for NodePages<P> {}
 
 impl<P: Platform> NodePages<P> {
-    /// Finds address space and maps the first piece of it.
+    /// Finds address space and maps the first segment.
     ///
     /// # Errors
-    /// What the platform answered where it refused; nothing stays mapped.
+    /// The platform's error; nothing stays mapped then.
     pub fn open(platform: &P, shape: &Shape) -> Result<NodePages<P>, Errno> {
         let (count, cpus) = (platform.nodes().min(MAX_NODES), platform.cpus());
         let first = Pages::open_first(platform, shape, count)?;
@@ -60,7 +67,7 @@ impl<P: Platform> NodePages<P> {
         match if count > 1 { pages.open_others(platform, shape, count) } else { Ok(()) } {
             Ok(()) => Ok(pages),
             Err(error) => {
-                // SAFETY: nobody has seen the pages.
+                // SAFETY: the pages were not returned yet, so no other thread uses them.
                 unsafe { pages.close(platform) };
                 Err(error)
             }
@@ -74,15 +81,15 @@ impl<P: Platform> NodePages<P> {
         let start = core::ptr::with_exposed_provenance_mut::<Pages<P>>(self.own.0);
         (self.others, self.homes) = (start, core::ptr::with_exposed_provenance(self.own.0 + others));
         for node in 1..count {
-            // SAFETY: `close` takes the first node's away last.
+            // SAFETY: `close` closes the first node's pages last.
             let pages = unsafe { self.first.open_beside(platform, shape, node) }?;
-            // SAFETY: inside what was mapped, which is aligned to a page.
+            // SAFETY: the mapping has room for `count - 1` values and is aligned to a page.
             unsafe { start.add(node - 1).write(pages) };
             self.count = node + 1;
         }
         for (node, order) in self.orders.iter_mut().enumerate().take(count) {
             (0..count).for_each(|other| order[other] = other as u8);
-            // Itself first, whatever the distances say.
+            // The node itself comes first, whatever the distances say.
             order[..count].sort_unstable_by_key(|&other| {
                 (usize::from(other) != node, platform.distance(node, other.into()), other)
             });
@@ -90,12 +97,13 @@ impl<P: Platform> NodePages<P> {
         Ok(())
     }
 
-    /// Takes everything away.
+    /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses this, or any memory of it, any more.
+    /// No thread uses this, or any memory of it, any more.
     pub unsafe fn close(&self, platform: &P) {
-        // SAFETY: as the caller promises; the first node's, which has the arena, goes last.
+        // SAFETY: the caller says that no thread uses the pages. The first node's, which have the
+        // arena, are closed last.
         unsafe {
             (0..self.count).rev().for_each(|node| self.node(node).close(platform));
             if self.own.1 > 0 {
@@ -104,7 +112,7 @@ impl<P: Platform> NodePages<P> {
         }
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     #[inline]
     pub fn nodes(&self) -> usize {
         self.count
@@ -116,7 +124,7 @@ impl<P: Platform> NodePages<P> {
         if node == 0 || node >= self.count {
             return &self.first;
         }
-        // SAFETY: below the count, so written by `open_others`.
+        // SAFETY: the node is from 1 to below the count, so `open_others` wrote its pages.
         unsafe { &*self.others.add(node - 1) }
     }
 
@@ -144,9 +152,9 @@ impl<P: Platform> NodePages<P> {
 
     #[inline(never)]
     fn nearest_of_many(&self, platform: &P, cpu: usize) -> usize {
-        // SAFETY: the table has a byte per CPU.
+        // SAFETY: the CPU is below `cpus`, and the table has a byte per CPU.
         let home = (cpu < self.cpus).then(|| unsafe { &*self.homes.add(cpu) });
-        // Relaxed: whoever writes it writes the same.
+        // Relaxed: all threads store the same value.
         if let Some(node) = home.and_then(|home| home.load(Relaxed).checked_sub(1)) {
             return node.into();
         }
@@ -157,7 +165,7 @@ impl<P: Platform> NodePages<P> {
         node
     }
 
-    /// What `attempt` gets from the nearest node that has it.
+    /// The result of `attempt` on the nearest node where it succeeds.
     fn take<T>(&self, platform: &P, attempt: impl Fn(&Pages<P>) -> Result<T, Exhausted>) -> Result<T, Exhausted> {
         if self.count == 1 {
             return attempt(&self.first);
@@ -166,8 +174,9 @@ impl<P: Platform> NodePages<P> {
         attempt(self.node(nearest)).or_else(|Exhausted| self.fall_back(platform, nearest, attempt))
     }
 
-    /// The same where the nearest node has none at first. What its lists keep is wanted before what is farther; and of a
-    /// budget, which is one for all nodes, what others do not use or keep in lists.
+    /// The result of `attempt` where the nearest node failed. A node's lists are drained before the
+    /// next node is tried. With a budget, which all nodes share, the unused parts and the lists of
+    /// other nodes come first.
     #[cold]
     fn fall_back<T>(
         &self,
@@ -193,7 +202,7 @@ impl<P: Platform> NodePages<P> {
         Err(Exhausted)
     }
 
-    /// A block of 2^order pages, order 0 to 10.
+    /// Allocates a block of 2^order pages, order 0 to 10.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.
@@ -202,7 +211,8 @@ impl<P: Platform> NodePages<P> {
         self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](crate::SideTable::early) written to for it.
+    /// Allocates a block where many such blocks were filled, so that this one probably will be too.
+    /// With `early`, [early tables](crate::SideTable::early) are written to for it.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.
@@ -223,7 +233,7 @@ impl<P: Platform> NodePages<P> {
         Ok(block)
     }
 
-    /// A block of the nearest node for which no memory need come from the system: see
+    /// Allocates a block of the nearest node without memory from the system: see
     /// [`Pages::allocate_resident_block`].
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         let block = self.node(self.nearest(platform)).allocate_resident_block(platform, order)?;
@@ -231,7 +241,7 @@ impl<P: Platform> NodePages<P> {
         Some(block)
     }
 
-    /// A run of the nearest node for which no memory need come from the system: see
+    /// Allocates a run of the nearest node without memory from the system: see
     /// [`Pages::allocate_resident_run`].
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         let run = self.node(self.nearest(platform)).allocate_resident_run(pages, align_pages)?;
@@ -239,20 +249,22 @@ impl<P: Platform> NodePages<P> {
         Some(run)
     }
 
-    /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
+    /// Frees a block. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
         platform.note(Handover { pfn, pages: order.pages(), freed: true });
         self.node(self.node_of(pfn)).free_block(platform, pfn, order);
     }
 
-    /// A run of exactly `pages` pages whose address is a multiple of `align_pages` pages, a power of two.
+    /// Allocates a run of exactly `pages` pages whose address is a multiple of `align_pages` pages,
+    /// a power of two.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         let kept = || {
-            // What a program keeps is to serve again what it served, wherever the thread is by now.
+            // Memory that a program keeps serves the same uses again, whatever node the thread is
+            // on now.
             let nodes = &self.orders[self.nearest(platform)][..self.count];
             nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(pages, align_pages))
         };
@@ -264,12 +276,13 @@ impl<P: Platform> NodePages<P> {
         Ok(run)
     }
 
-    /// Says whether free memory is to stay for what it served: then chunks of 1024 free pages are cut up for smaller blocks only where nothing else will do.
+    /// Sets whether free memory stays for its previous use. If so, whole free chunks are cut up for
+    /// smaller blocks only as a last resort.
     pub fn keep_chunks(&self, keeps: bool) {
         self.all().for_each(|pages| pages.zone.lock().buddy.keeps_chunks = keeps);
     }
 
-    /// Whether free chunks are kept for the program, as it said by [`NodePages::keep_chunks`].
+    /// Whether free chunks are kept, as set by [`NodePages::keep_chunks`].
     pub fn keeps_chunks(&self) -> bool {
         self.first.zone.lock().buddy.keeps_chunks
     }
@@ -280,20 +293,21 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(head)).backed_part(head, part)
     }
 
-    /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
+    /// Frees a run. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         platform.note(Handover { pfn, pages, freed: true });
         self.node(self.node_of(pfn)).free_run(platform, pfn, pages);
     }
 
-    /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
+    /// Frees a run whose pages were moved elsewhere ([`Platform::move_pages`]), so that it has no
+    /// memory.
     pub fn free_moved_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         platform.note(Handover { pfn, pages, freed: true });
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Allows huge pages behind a run, if it is worth them, after its pages have come from
-    /// elsewhere ([`Platform::move_pages`]).
+    /// Allows huge pages behind a run, if it is worth them, after its pages were moved there
+    /// ([`Platform::move_pages`]).
     pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
     }
@@ -304,47 +318,49 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).forbid_huge(platform, pfn, pages, 0);
     }
 
-    /// Makes sure that something is mapped behind pages that are handed out, after a refused move to them: kernels before 6.17
-    /// may have unmapped them first. `false` if there may be nothing: then nobody may ever have them again.
+    /// Ensures that pages that are handed out are mapped, after a refused move to them. Kernels
+    /// before 6.17 may have unmapped them first. Returns `false` if they may be unmapped; they must
+    /// never be used again then.
     #[must_use]
     pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
         self.first.arena.map_again(platform, pfn, pages, self.node_of(pfn))
     }
 
-    /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
-    /// that it gains hold is not known.
+    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if it cannot
+    /// grow there. The contents of pages that it gains are undefined.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         let own = self.node(self.node_of(pfn));
         let resized = own.resize_run(platform, pfn, old, new);
         if resized || self.count == 1 {
             return resized;
         }
-        // Others may have a part of the budget that they do not use.
+        // Other nodes may have an unused part of the budget.
         self.all().for_each(|pages| pages.give_up_room(platform));
         own.resize_run(platform, pfn, old, new)
     }
 
-    /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
+    /// Sets whether background reclaim runs. While it does, lists keep and move no more pages than
+    /// without tuning.
     pub fn set_reclaiming(&self, reclaiming: bool) {
         self.all().for_each(|pages| pages.set_reclaiming(reclaiming));
     }
 
-    /// Whether it does, for any of them.
+    /// Whether background reclaim runs, for any node.
     pub fn is_reclaiming(&self) -> bool {
         self.all().any(|pages| pages.is_reclaiming())
     }
 
-    /// Gives back what was not needed since the last tick: see [`Pages::tick`].
+    /// Releases pages that were not needed since the last tick: see [`Pages::tick`].
     pub fn tick(&self, platform: &P) -> Report {
         self.tick_until(platform, &|| false)
     }
 
-    /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
+    /// Ticks until `stop`, asked between system calls, says so. The next tick does the rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
     }
 
-    /// Ticks, and releases `most` pages at most: what is left then is for the next tick.
+    /// Ticks until `stop` says so, and releases at most `most` pages. The next tick does the rest.
     pub fn tick_within(&self, platform: &P, mut most: u32, stop: &dyn Fn() -> bool) -> Report {
         self.all().fold(Report::default(), |sum, pages| {
             let report = pages.tick_within(platform, most, stop);
@@ -353,29 +369,29 @@ impl<P: Platform> NodePages<P> {
         })
     }
 
-    /// Lets the system take up to `most` free pages when it is short of memory, less those that are
-    /// to be kept: see [`Pages::offer`].
+    /// Lets the system take up to `most` free pages when it is short of memory. `keep` free pages
+    /// of each node stay as they are: see [`Pages::offer`].
     pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
         self.all().fold(0, |offered, pages| offered + pages.offer(platform, keep, most - offered.min(most)))
     }
 
-    /// Pages of all nodes that the system may take.
+    /// Number of lazily free pages of all nodes.
     pub fn lazily_free(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.lazily_free())).sum()
     }
 
-    /// Gives everything back that is free, lists included: see [`Pages::release_all`].
+    /// Releases all free pages, lists included: see [`Pages::release_all`].
     pub fn release_all(&self, platform: &P) -> Report {
         self.release_all_until(platform, &|| false)
     }
 
-    /// The same, but looks between system calls whether to `stop`.
+    /// Releases all free pages until `stop`, asked between system calls, says so.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
 
-    /// Takes everything out of a CPU's lists, from any CPU; answers how many pages came back, and how many lists somebody
-    /// held.
+    /// Drains a CPU's lists, from any CPU. Returns the number of pages, and the number of lists
+    /// that another thread held.
     pub fn drain_cpu(&self, platform: &P, cpu: usize) -> (u32, u32) {
         self.all().fold((0, 0), |(sum, held), pages| match pages.drain_cpu(platform, cpu) {
             Drain::Drained(pages) => (sum + pages, held),
@@ -383,34 +399,37 @@ impl<P: Platform> NodePages<P> {
         })
     }
 
-    /// CPUs that have lists on any node, at this moment: no other has listed pages.
+    /// CPUs that have lists on any node now. No other CPU has listed pages.
     pub fn listed_cpus(&self) -> CpuSet {
         let mut all = CpuSet::EMPTY;
         self.all().for_each(|pages| all.insert_all(&pages.lists.used()));
         all
     }
 
-    /// Drains every CPU's lists; answers the same.
+    /// Drains every CPU's lists. Returns the number of pages, and the number of lists that another
+    /// thread held.
     pub fn drain_all(&self, platform: &P) -> (u32, u32) {
         self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
     }
 
-    /// Counts that the caller has drained all lists, of so many pages, for an allocation that found nothing else.
+    /// Counts that the caller drained all lists, of `pages` pages, as the last resort of an
+    /// allocation.
     pub fn count_need(&self, pages: u64) {
         self.first.needs.count(pages);
     }
 
-    /// Pages taken from the system so far, of all nodes; pages that went back and came again count again.
+    /// Pages taken from the system so far, of all nodes. Pages that were released and taken again
+    /// count again.
     pub fn grown(&self) -> u64 {
         self.all().map(Pages::grown).sum()
     }
 
-    /// Pages of all nodes that have memory behind them: used ones and free ones.
+    /// Resident pages of all nodes, used and free.
     pub fn resident(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.resident())).sum()
     }
 
-    /// Empties this CPU's lists into the zones if they have more than `most` pages.
+    /// Drains this CPU's lists into the zones if they have more than `most` pages.
     pub fn trim_list(&self, platform: &P, most: u32) {
         let cpu = platform.cpu();
         if self.listed_on(cpu).is_some_and(|pages| pages > most) {
@@ -418,37 +437,38 @@ impl<P: Platform> NodePages<P> {
         }
     }
 
-    /// Pages of all nodes that are free and have memory behind them.
+    /// Free resident pages of all nodes.
     pub fn backed_free_pages(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.backed_free_pages())).sum()
     }
 
-    /// Pages in the lists of all CPUs, but for those that are held at the moment.
+    /// Pages in the lists of all CPUs, without lists that are held at the moment.
     pub fn listed(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.listed())).sum()
     }
 
-    /// Pages that are free in all zones: neither handed out nor in a list nor on their way.
+    /// Free pages of all zones, without those handed out, listed or travelling.
     pub fn free_pages(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.free_pages())).sum()
     }
 
-    /// Pages in a CPU's lists; `None` while somebody holds one.
+    /// Pages in a CPU's lists; `None` while another thread holds one.
     pub fn listed_on(&self, cpu: usize) -> Option<u32> {
         self.all().map(|pages| pages.listed_on(cpu)).sum()
     }
 
-    /// The most pages that a CPU's lists keep at the moment; `None` while somebody holds one.
+    /// The most pages that a CPU's lists keep at the moment; `None` while another thread holds one.
     pub fn list_high_on(&self, cpu: usize) -> Option<u32> {
         self.all().map(|pages| pages.list_high_on(cpu)).sum()
     }
 
-    /// The numbers of all nodes together; each is right for some moment, together they are when nobody runs.
+    /// The statistics of all nodes together. Each number is right for some moment; together they
+    /// are only while no thread runs.
     pub fn statistics(&self) -> Statistics {
         (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))
     }
 
-    /// Calls `each` with everything that is mapped: what of, start, and length.
+    /// Calls `each` with kind, start and length of every mapping.
     pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         self.all().for_each(|pages| pages.each_mapping(each));
         if self.own.1 > 0 {
@@ -456,7 +476,7 @@ impl<P: Platform> NodePages<P> {
         }
     }
 
-    /// How many pieces [`NodePages::survey`] tells of.
+    /// Number of pieces for [`NodePages::survey`].
     pub fn pieces(&self) -> u32 {
         self.frames().pages() / CHUNK
     }
@@ -467,9 +487,10 @@ impl<P: Platform> NodePages<P> {
         offset < self.limit() && self.first.arena.node(Pfn((offset >> self.page_shift()) as u32)).is_some()
     }
 
-    /// What the pages of a piece of the arena are at the moment: [`PIECE`] of them, each a nibble of `uses`, the first the lowest of the
-    /// first word. Under the lock of the piece's node, for some microseconds. A page that is just on its way between a CPU's list
-    /// and somebody may be seen as a part of a run.
+    /// Writes the uses of the pages of a piece of the arena: [`PIECE`] of them, a nibble of `uses`
+    /// each, the first in the lowest bits of the first word. Takes the lock of the piece's node,
+    /// for some microseconds. A page that travels between a CPU's list and the zone or a thread may
+    /// appear as part of a run.
     pub fn survey(&self, piece: u32, uses: &mut [u64; PIECE / 16]) {
         let first = Pfn(piece * CHUNK);
         *uses = [0; PIECE / 16];
@@ -478,8 +499,8 @@ impl<P: Platform> NodePages<P> {
         }
     }
 
-    /// Proves that every page is in exactly one state, and on one node, and that all counts are true. Only while nobody else
-    /// uses this.
+    /// Proves that every page is in exactly one state and on one node, and that all counts are
+    /// right. No other thread may use this during the call.
     ///
     /// # Errors
     /// The first [`Finding`].
@@ -500,7 +521,7 @@ impl<P: Platform> NodePages<P> {
         self.first.base()
     }
 
-    /// Bytes from the base up to the end of the arena so far: see [`Pages::limit`].
+    /// Bytes from the base to the end of the arena so far: see [`Pages::limit`].
     #[inline]
     pub fn limit(&self) -> usize {
         self.first.limit()
@@ -542,7 +563,8 @@ impl<P: Platform> NodePages<P> {
         self.first.frames()
     }
 
-    /// Notes that side table `table` has been written to for the chunk of `pfn`, a page that is handed out.
+    /// Records that side table `table` was written to for the chunk of `pfn`, a page that is handed
+    /// out.
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         self.first.mark_side_table(pfn, table);
@@ -582,7 +604,7 @@ mod tests {
         let handed = [(block, 4), (more, 8), (run, 77)];
         let note = |freed| handed.map(|(pfn, pages)| Handover { pfn, pages, freed });
         assert_eq!(*NOTES.0.lock().unwrap(), [note(false), note(true)].concat());
-        // SAFETY: the test is over.
+        // SAFETY: the test is over, and no other thread uses the pages.
         unsafe { pages.close(&machine) };
     }
 
@@ -590,7 +612,7 @@ mod tests {
     fn what_one_list_gives_is_told_though_another_is_held() {
         let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
         let pages = NodePages::open(&machine, &shape(None)).unwrap();
-        // Of both nodes, into the lists of CPU 0.
+        // Blocks of both nodes, into the lists of CPU 0.
         for cpu in 0..2 {
             Virtual::run_on(cpu);
             let blocks: Vec<Pfn> = (0..20).map(|_| pages.allocate_block(&machine, Order(0)).unwrap().pfn).collect();
@@ -605,7 +627,7 @@ mod tests {
             drop(holder);
         }
         assert_eq!(pages.drain_cpu(&machine, 0), (0, 0), "nothing is left");
-        // SAFETY: the test is over.
+        // SAFETY: the test is over, and no other thread uses the pages.
         unsafe { pages.close(&machine) };
     }
 }

@@ -1,13 +1,22 @@
-//! Lists of pages per CPU: blocks of order 0 to 3, and cached runs, taken and given without the
+//! Page lists: blocks of order 0 to 3, and cached runs, of each CPU, taken and put without the
 //! zone's lock.
 //!
-//! Sits between the callers and the zone. One [`CpuLock`] per CPU over four lists that are linked through the frames,
-//! newest first, counted in base pages. A list that is busy is gone around, never waited for; whoever holds one only
-//! links and unlinks, and gives chains to the zone after unlocking. Lists are made under the lock when they are first
-//! used on a CPU; before that they are zeroes that were never written, and walks over CPUs do not look at them. How many pages a CPU's lists keep is what their
-//! [`Policy`] says at the moment (and up to seven more, where blocks of mixed order do not come out even); its numbers lie
-//! beside the lists and change under their lock, by the events that are told to it here. What has not changed for a whole
-//! interval goes back to the zone.
+//! # Design
+//!
+//! Each CPU has four lists, linked through the frames, newest first, counted in base pages. The
+//! lists' [`Policy`] says how many pages they keep. They may keep up to seven more, since blocks of
+//! mixed order do not add up exactly. The policy's numbers lie beside the lists and change by the
+//! events that this module reports. Lists that did not change for a whole interval are given to the
+//! zone.
+//!
+//! A CPU's lists are made at their first use on that CPU. Until then they are zeroes that were
+//! never written, and walks over CPUs skip them.
+//!
+//! # Locking
+//!
+//! One [`CpuLock`] per CPU guards its lists and policy. A thread that finds it held bypasses the
+//! lists and does not wait. The holder only links and unlinks; it gives chains to the zone after
+//! unlocking.
 
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
@@ -23,28 +32,29 @@ use neap_base::{CpuLock, Order, Pfn};
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
-/// Orders that are listed: 0 to 3.
+/// Orders that have lists: 0 to 3.
 pub(crate) const LISTED_ORDERS: usize = 4;
-/// Tries of a remote side before it skips a list.
+/// Attempts at a list of another CPU before it is skipped.
 const TRIES: u32 = 1000;
 /// A quarter of a second, in nanoseconds.
 const QUARTER: u64 = 250_000_000;
 
-/// One CPU's list of one order. The links at its ends are not kept: `length` says where it ends.
+/// One CPU's list of one order. The outer links of its ends are not maintained; `length` marks the
+/// end.
 #[derive(Clone, Copy, Debug)]
 struct List {
     ends: Ends,
     length: u32,
 }
 
-/// One CPU's lists. In this order, what a push needs shares a cache line with the lock.
+/// One CPU's lists. With this order of fields, a push uses one cache line with the lock.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct PageList<T> {
     lists: [List; LISTED_ORDERS],
-    /// Base pages in all of them.
+    /// Base pages in all lists.
     count: u32,
-    /// Base pages popped and pushed since ever, wrapping.
+    /// Base pages popped and pushed so far, wrapping.
     moved: u32,
     policy: T,
     runs: RunCache,
@@ -56,7 +66,7 @@ impl<T: Policy> PageList<T> {
         PageList { lists: [list; LISTED_ORDERS], count: 0, moved: 0, policy: T::new(limits), runs: RunCache::EMPTY }
     }
 
-    /// What the policy is told.
+    /// The state of the lists that is passed to the policy.
     #[inline]
     fn now(&self) -> policy::List {
         policy::List { count: self.count, moved: self.moved }
@@ -91,7 +101,7 @@ impl<T: Policy> PageList<T> {
         self.moved = self.moved.wrapping_add(order.pages());
     }
 
-    /// Puts a chain behind what is there.
+    /// Appends a chain at the cold end.
     fn append(&mut self, frames: &Frames, chain: Chain, order: Order) {
         let list = &mut self.lists[order.index()];
         if list.length == 0 {
@@ -113,7 +123,8 @@ impl<T: Policy> PageList<T> {
             return Chain::EMPTY;
         }
         let tail = list.ends.tail;
-        // All of them need no walk: what is drained on demand is held for a moment only, however long the list.
+        // To cut all of them needs no walk: draining on demand holds the lock briefly, however long
+        // the list.
         let head = match count == list.length {
             true => list.ends.head,
             false => (1..count).fold(tail, |pfn, _| frames.frame(pfn).prev()),
@@ -124,7 +135,7 @@ impl<T: Policy> PageList<T> {
         Chain { head, tail, blocks: count }
     }
 
-    /// Cuts about `pages` pages off the cold ends, all of them if that is what there is; large blocks first.
+    /// Cuts about `pages` pages off the cold ends, large blocks first.
     fn cut_pages(&mut self, frames: &Frames, pages: u32) -> Detached {
         let (before, mut chains) = (self.count, [Chain::EMPTY; LISTED_ORDERS]);
         for order in (0..LISTED_ORDERS).rev() {
@@ -134,46 +145,46 @@ impl<T: Policy> PageList<T> {
         Detached { chains, runs: Runs::NONE, pages: before - self.count, left: self.count }
     }
 
-    /// The order that most of the pages are in.
+    /// The order with most of the pages.
     fn largest(&self) -> Order {
         let orders = (0..LISTED_ORDERS as u8).map(Order);
         orders.max_by_key(|order| self.lists[order.index()].length << order.0).unwrap_or(Order(0))
     }
 }
 
-/// What came out of a CPU's lists.
+/// Blocks and runs taken out of a CPU's lists.
 #[derive(Debug)]
 pub(crate) struct Detached {
     /// By order.
     pub(crate) chains: [Chain; LISTED_ORDERS],
     pub(crate) runs: Runs,
-    /// In these chains and runs.
+    /// Number of pages in these chains and runs.
     pub(crate) pages: u32,
-    /// Still in the lists and cached.
+    /// Number of pages left in the lists and cached runs.
     pub(crate) left: u32,
 }
 
-/// Why pages are detached.
+/// The reason for a detach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Why {
-    /// They are wanted, all of them. What the list has learned goes as well.
+    /// All pages are wanted. The policy's state is reset as well.
     Wanted,
-    /// A tick, so many quarters of a second after the last.
+    /// A tick, with the number of quarters of a second since the last one.
     Time(u32),
     /// Free memory has come to a watermark, or reclaim has begun.
     Pressure,
 }
 
-/// Why a list gave no block.
+/// The reason that a list gave no block.
 #[derive(Debug)]
 pub(crate) enum Missing {
-    /// Somebody else holds it.
+    /// Another thread holds the lists.
     Busy,
-    /// It has none; the zone should be asked for so many.
+    /// The list is empty. The caller should take this many blocks from the zone.
     Blocks(u32),
 }
 
-/// Somebody else holds the list.
+/// Another thread holds the lists.
 #[derive(Debug)]
 pub(crate) struct Busy;
 
@@ -185,16 +196,17 @@ pub(crate) struct PageLists<T> {
     /// CPUs whose lists were made.
     used: UsedCpus,
     pub(crate) limits: Limits,
-    /// What the zone had the last time that somebody looked.
+    /// Free pages of the zone when a thread last looked.
     free: AtomicU32,
     reclaiming: AtomicBool,
-    /// Watermarks that free memory has come to: none, the high one, the low one too.
+    /// The watermarks that free memory has come to: 0 none, 1 the high one, 2 the low one too.
     level: AtomicU8,
-    /// Whether a list was held by somebody when all were told of that: they are told again.
+    /// Whether a list was held when all lists were to react to a watermark. The next tick repeats
+    /// that.
     pub(crate) untold: AtomicBool,
-    /// Up to when lists have been told that time has passed, in nanoseconds.
+    /// The time up to which lists were told that time has passed, in nanoseconds.
     told: AtomicU64,
-    /// The laboratory's time, finer than that.
+    /// The laboratory's time, with a finer resolution.
     #[cfg(feature = "lab")]
     pub(crate) clock: AtomicU64,
     pub(crate) busy: AtomicU64,
@@ -203,21 +215,22 @@ pub(crate) struct PageLists<T> {
     pub(crate) drains: AtomicU64,
 }
 
-// SAFETY: the pointer leads to locks that are shared by design, and never changes.
+// SAFETY: the pointer leads to locks that threads may share, and never changes.
 unsafe impl<T> Send for PageLists<T> {}
-// SAFETY: as above.
+// SAFETY: the pointer leads to locks that threads may share, and never changes.
 unsafe impl<T> Sync for PageLists<T> {}
 
 impl<T: Policy> PageLists<T> {
-    /// Bytes that the lists of `cpus` CPUs take.
+    /// Bytes of the lists of `cpus` CPUs.
     pub(crate) fn bytes(cpus: usize) -> usize {
         cpus * size_of::<CpuLock<PageList<T>>>()
     }
 
-    /// Empty lists at an address; nothing is written there.
+    /// Makes empty lists at an address, without writing there.
     ///
     /// # Safety
-    /// [`PageLists::bytes`] zeroes there, aligned to a page, belong to this value alone for as long as it lives.
+    /// [`PageLists::bytes`] zeroed bytes lie there, aligned to a page, and belong to this value
+    /// alone for as long as it lives.
     pub(crate) unsafe fn at(address: usize, limits: Limits) -> PageLists<T> {
         let slots = core::ptr::with_exposed_provenance_mut::<CpuLock<PageList<T>>>(address);
         let cpus = (limits.cpus as usize).min(MAX_CPUS);
@@ -248,7 +261,7 @@ impl<T: Policy> PageLists<T> {
         self.cpus
     }
 
-    /// Whether anything is listed at all.
+    /// Whether pages are listed at all.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.limits.fixed.high > 0
@@ -256,16 +269,17 @@ impl<T: Policy> PageLists<T> {
 
     #[inline]
     fn slot(&self, cpu: usize) -> &CpuLock<PageList<T>> {
-        // SAFETY: below `cpus`, so one of the slots that `at` was given. Zeroes are a free lock, and a list that is not made.
+        // SAFETY: the index is below `cpus`, and the caller of `at` gave that many slots. Zeroes
+        // are a free lock around lists that are not made.
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
     }
 
-    /// CPUs whose lists were made, at this moment: no other has any pages.
+    /// CPUs whose lists were made by now. No other CPU has listed pages.
     pub(crate) fn used(&self) -> CpuSet {
         self.used.now()
     }
 
-    /// A CPU's lists, from any CPU; `None`: they are held. The CPU is a used one.
+    /// Locks the lists of a used CPU, from any CPU; `None` if they stay held.
     fn remote(&self, cpu: usize) -> Option<CpuGuard<'_, PageList<T>>> {
         self.slot(cpu).lock_bounded(TRIES)
     }
@@ -274,25 +288,26 @@ impl<T: Policy> PageLists<T> {
         self.used.contains(cpu.min(self.cpus - 1))
     }
 
-    /// Makes a CPU's lists, when they are first used.
+    /// Makes a CPU's lists, at their first use.
     #[cold]
     #[inline(never)]
     fn make(&self, cpu: usize, list: &mut PageList<T>) {
         *list = PageList::empty(&self.limits);
-        // The lock is held: a walk that does not see the CPU yet comes before whatever is done with the lists.
+        // The lock is held. A walk that does not see the CPU yet comes before any use of the lists.
         self.used.insert(cpu.min(self.cpus - 1));
     }
 
-    /// The CPU's lists, if nobody has them.
+    /// Locks this CPU's lists, if no other thread holds them.
     #[inline]
     pub(crate) fn own(&self, cpu: usize) -> Result<CpuGuard<'_, PageList<T>>, Busy> {
         let mut list = if T::LOCKED {
             self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())?
         } else {
-            // SAFETY: who opened lists of such a policy promised that nobody else uses this CPU's.
+            // SAFETY: a policy without locks is for callers that guarantee that no other thread
+            // uses this CPU's lists.
             unsafe { self.slot(cpu).assume() }
         };
-        // Under the lock, so that one thread finds that there are none.
+        // Checked under the lock, so that only one thread makes the lists.
         if !self.is_used(cpu) {
             self.make(cpu, &mut list);
         }
@@ -317,8 +332,8 @@ impl<T: Policy> PageLists<T> {
         }
     }
 
-    /// Notes what can still be handed out. Answers whether that has come to a watermark, for the first time since it was
-    /// above: then all lists are to be told.
+    /// Stores the number of pages that can still be handed out. Returns whether it has come to a
+    /// watermark that it was above before. All lists are to be told then.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
         let marks = self.limits.watermarks;
@@ -330,21 +345,22 @@ impl<T: Policy> PageLists<T> {
         self.reclaiming.load(Relaxed)
     }
 
-    /// Notes whether background reclaim runs; answers whether it has begun.
+    /// Stores whether background reclaim runs. Returns whether it has begun.
     pub(crate) fn note_reclaim(&self, reclaiming: bool) -> bool {
         !self.reclaiming.swap(reclaiming, Relaxed) && reclaiming
     }
 
-    /// Whole quarters of a second that have passed since the last call that answered any. By one thread at a time.
+    /// Number of whole quarters of a second since the last call that returned any. Called by one
+    /// thread at a time.
     pub(crate) fn quarters(&self, now: u64) -> u32 {
         let told = self.told.load(Relaxed);
-        // The first call has nothing to count from.
+        // The first call has no earlier time to count from.
         let quarters = if told == 0 { 0 } else { now.saturating_sub(told) / QUARTER };
         self.told.store(if told == 0 { now } else { told + quarters * QUARTER }, Relaxed);
         quarters.min(u32::MAX.into()) as u32
     }
 
-    /// A block from this CPU's list, if it has one.
+    /// Takes a block from this CPU's list.
     #[inline]
     pub(crate) fn pop(&self, frames: &Frames, cpu: usize, order: Order) -> Result<Block, Missing> {
         let Ok(mut list) = self.own(cpu) else { return Err(Missing::Busy) };
@@ -359,7 +375,8 @@ impl<T: Policy> PageLists<T> {
         Missing::Blocks(list.policy.refill(now, order.0, &self.supply()))
     }
 
-    /// A block into this CPU's list. What is now too much comes back, to be given to the zone, and counts as travelling.
+    /// Puts a block into this CPU's list. Returns a surplus chain for the zone, which counts as
+    /// travelling.
     #[inline]
     pub(crate) fn push(
         &self,
@@ -381,7 +398,8 @@ impl<T: Policy> PageLists<T> {
     #[cold]
     fn spill(&self, list: &mut PageList<T>, frames: &Frames, zone: &Zone, give: u32) -> (Chain, Order) {
         self.spills.fetch_add(1, Relaxed);
-        // From the order that has most: taking from the one just pushed would empty it again and again.
+        // From the order with most pages: cutting the order just pushed would empty that again and
+        // again.
         let order = list.largest();
         let over = list.count.saturating_sub(list.policy.high()).min(give).div_ceil(order.pages());
         let chain = list.cut(frames, order, (give >> order.0).max(over).max(1));
@@ -389,8 +407,8 @@ impl<T: Policy> PageLists<T> {
         (chain, order)
     }
 
-    /// A chain into this CPU's list, if it has room; otherwise the chain comes back. `contended`: the zone's lock was
-    /// busy.
+    /// Puts a chain into this CPU's list if it has room; otherwise the chain is returned.
+    /// `contended`: the zone's lock was busy.
     pub(crate) fn fill(
         &self,
         frames: &Frames,
@@ -411,7 +429,8 @@ impl<T: Policy> PageLists<T> {
         Ok(())
     }
 
-    /// A cached run of this CPU of `pages` pages that begins at a multiple of `align` pages.
+    /// Takes a cached run of this CPU with `pages` pages that begins at a multiple of `align`
+    /// pages.
     pub(crate) fn take_run(&self, frames: &Frames, cpu: usize, pages: u32, align: u32) -> Option<Block> {
         let pfn = self.own(cpu).ok()?.runs.take(pages, align)?;
         let frame = frames.frame(pfn);
@@ -421,8 +440,8 @@ impl<T: Policy> PageLists<T> {
         Some(Block { pfn, zero: false })
     }
 
-    /// Caches a run of this CPU's that is [`State::Cached`] already. Returns the runs that it
-    /// pushes out, which count as travelling.
+    /// Caches a run on this CPU that is in the state [`State::Cached`]. Returns the runs that it
+    /// displaces, which count as travelling.
     pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: Run) -> Result<Runs, Busy> {
         let mut list = self.own(cpu)?;
         let out = list.runs.put(run);
@@ -432,15 +451,15 @@ impl<T: Policy> PageLists<T> {
         Ok(out)
     }
 
-    /// Tells a list that the zone's lock was busy when it gave.
+    /// Tells a list's policy that the zone's lock was busy when the list gave pages.
     pub(crate) fn contended(&self, cpu: usize) {
         if let Ok(mut list) = self.own(cpu) {
             list.policy.contended(&self.supply());
         }
     }
 
-    /// Detaches what a CPU's lists have too much, from any CPU. The pages are counted as travelling before the list is
-    /// unlocked. `None`: somebody held it.
+    /// Detaches the surplus pages of a CPU's lists, from any CPU. The pages count as travelling
+    /// before the lists are unlocked. `None` if another thread held the lists.
     pub(crate) fn detach(&self, frames: &Frames, zone: &Zone, cpu: usize, why: Why) -> Option<Detached> {
         if !self.is_used(cpu) {
             return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], runs: Runs::NONE, pages: 0, left: 0 });
@@ -464,7 +483,8 @@ impl<T: Policy> PageLists<T> {
         Some(detached)
     }
 
-    /// The most pages that a CPU's lists keep at the moment, and how many move at once.
+    /// The most pages that a CPU's lists keep at the moment, and the pages that move at once;
+    /// `None` if another thread held the lists.
     pub(crate) fn sizes(&self, cpu: usize) -> Option<(u32, u32)> {
         if !self.is_used(cpu) {
             return Some(self.first_sizes());
@@ -473,20 +493,20 @@ impl<T: Policy> PageLists<T> {
         Some((list.policy.high(), list.policy.batch(&self.limits)))
     }
 
-    /// What [`PageLists::sizes`] answers for lists that are new.
+    /// The result of [`PageLists::sizes`] for new lists.
     pub(crate) fn first_sizes(&self) -> (u32, u32) {
         let policy = T::new(&self.limits);
         (policy.high(), policy.batch(&self.limits))
     }
 
-    /// Whether time would change nothing more about a CPU's lists.
+    /// Whether the passing of time would change nothing more about a CPU's lists.
     #[cfg(feature = "lab")]
     pub(crate) fn is_settled(&self, cpu: usize) -> bool {
         let settled = |list: CpuGuard<'_, PageList<T>>| list.count == 0 && list.policy.is_settled(&self.limits);
         !self.is_used(cpu) || self.remote(cpu).is_some_and(settled)
     }
 
-    /// Pages in a CPU's lists and cached runs.
+    /// Pages in a CPU's lists and cached runs; `None` if another thread held the lists.
     pub(crate) fn count(&self, cpu: usize) -> Option<u32> {
         if !self.is_used(cpu) {
             return Some(0);
@@ -495,7 +515,7 @@ impl<T: Policy> PageLists<T> {
         Some(list.count + list.runs.pages())
     }
 
-    /// Checks the frames of a CPU's cached runs; returns their pages.
+    /// Verifies the frames of a CPU's cached runs. Returns the runs' pages.
     fn verify_runs(&self, frames: &Frames, cache: &RunCache) -> Result<u32, Finding> {
         for Run { pfn, pages } in cache.iter() {
             let frame = frames.frame(pfn);
@@ -507,7 +527,7 @@ impl<T: Policy> PageLists<T> {
         Ok(pages)
     }
 
-    /// Follows every link; answers the pages of all CPUs.
+    /// Verifies every link. Returns the pages of all CPUs.
     pub(crate) fn verify(&self, frames: &Frames) -> Result<u32, Finding> {
         let mut sum = 0;
         for cpu in self.used().iter() {

@@ -1,21 +1,30 @@
-//! Whether a node is short of memory: what the watermarks say, where there is a budget.
+//! Shortage of a node: its free memory against the watermarks, if there is a budget.
 //!
-//! Sits between the zones and whoever runs background reclaim. The budget is all nodes' together, and none has to give anything up while there is room in it, however
-//! much it uses. Where there is little room, whoever uses more than its part is short. If the room is at most the sum of all `low`, some node has
-//! at most its `low` left of its part; and when none has at most its `high` left, the room is more than the sum of these. So when all are
-//! short somebody is, and when nobody is, all are not. With one node both are the same numbers. Holds a zone's lock at a time, for a few loads. No state.
+//! # Design
+//!
+//! The nodes share the budget. While it has room, no node has to give up anything, however much it
+//! uses. With little room, a node that uses more than its part is short.
+//!
+//! If the room is at most the sum of all `low`, some node has at most its `low` left of its part.
+//! If no node has at most its `high` left, the room is more than the sum of all `high`. So if the
+//! nodes together are short, some node is, and if no node is, they are not. With one node the two
+//! conditions are the same.
+//!
+//! # Locking
+//!
+//! One zone's lock at a time, for a few loads.
 
 use crate::node_pages::NodePages;
 use crate::statistics::Watermarks;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 
-/// How short a node is.
+/// The shortage of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Shortage {
-    /// Whether it is at its low watermark or below, where reclaim begins.
+    /// Whether free memory is at the low watermark or below, where reclaim begins.
     pub is_low: bool,
-    /// Pages that are missing until it is above the high one, where reclaim ends; 0: it is not short.
+    /// Pages missing to more than the high watermark, where reclaim ends; 0: the node is not short.
     pub pages: u32,
 }
 
@@ -27,9 +36,9 @@ impl Shortage {
 }
 
 impl<P: Platform> NodePages<P> {
-    /// How short a node is at the moment.
+    /// The shortage of a node at the moment.
     pub fn shortage(&self, node: usize) -> Shortage {
-        // The first node has the whole budget at first, and gives it up as others need some.
+        // The first node has the whole budget at first, and gives it up as other nodes need some.
         let first = self.node(0);
         let Some(budget) = first.zone.budget else { return Shortage::default() };
         let (mut left, mut room) =
