@@ -1,10 +1,18 @@
-//! The buddy allocator: which pages are free, in which blocks, and which of them have memory behind them.
+//! The buddy allocator: the free pages, their blocks, and which of them have memory.
 //!
-//! Sits between the zone, whose lock protects every call, and the frame table and maps of the arena. Blocks of order 0
-//! to 9 are on index-linked lists, two per order: with and without backed pages. Whole free chunks (order 10) are bits
-//! of a map. The truth about backed pages is one bit per page, set when a block that was in use is freed, cleared when
-//! the system has taken the memory; a block's list follows from it. Runs are in `runs`, chains for the CPU lists in
-//! `chains`, the way out to the system in `detach`. Makes no system call, knows no platform, no budget, no time.
+//! # Design
+//!
+//! Blocks of order 0 to 9 are on index-linked lists, two per order: with and without backed pages.
+//! Whole free chunks (order 10) are bits of a map. A bit per page says whether the page is backed.
+//! It is set when a block that was in use is freed, and cleared when the system has taken the
+//! memory. It determines a block's list.
+//!
+//! Runs are in `runs`, chains for the CPU lists in `chains`, and detached blocks in `detach`. This
+//! module makes no system call and knows neither budget nor time.
+//!
+//! # Locking
+//!
+//! The lock of the zone protects every call.
 
 use crate::arena::CHUNK;
 use crate::frames::{Frames, State};
@@ -15,10 +23,10 @@ use neap_base::{Order, Pfn, bitmap};
 
 /// The order of a chunk.
 pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
-/// Orders that are kept on lists.
+/// Number of orders with lists.
 pub(crate) const LIST_ORDERS: usize = CHUNK_ORDER.index();
 
-/// The list of blocks without memory, and that of blocks with some.
+/// The class of blocks without memory. [`BACKED`] is that of blocks with some.
 pub(crate) const UNBACKED: usize = 0;
 pub(crate) const BACKED: usize = 1;
 
@@ -32,19 +40,21 @@ pub(crate) struct Map {
 impl Map {
     #[inline]
     pub(crate) fn get(&self) -> &[u64] {
-        // SAFETY: `Buddy::add` was promised that many mapped words that only this map uses; shared like `self`.
+        // SAFETY: the caller of `Buddy::add` said that these words are mapped and that only this
+        // map uses them. `self` is borrowed shared.
         unsafe { core::slice::from_raw_parts(self.start, self.words) }
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut [u64] {
-        // SAFETY: as above; exclusive like `self`.
+        // SAFETY: the caller of `Buddy::add` said that these words are mapped and that only this
+        // map uses them. `self` is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.start, self.words) }
     }
 }
 
-/// The map of backed pages in a table of the arena. Buddies of several nodes share it, by the chunk, which is whole words:
-/// each makes slices of nothing but words of its own chunks.
+/// The map of backed pages in a table of the arena. The buddies of several nodes share it. A
+/// chunk's part is whole words, and each buddy makes slices of words of its own chunks only.
 #[derive(Debug)]
 pub(crate) struct PageMap {
     start: *mut u64,
@@ -52,38 +62,42 @@ pub(crate) struct PageMap {
 }
 
 impl PageMap {
-    /// The words of a range of pages, and where the pages are in them.
+    /// The words of a range of pages, and the pages' bits in them.
     #[inline]
     fn words(&self, pfn: Pfn, pages: u32) -> (NonNull<[u64]>, Range<usize>) {
         let (start, end) = (pfn.index(), pfn.index() + pages as usize);
         let (first, last) = (start / 64, end.div_ceil(64));
         assert!(last <= self.words, "pages {start} to {end} of {}", self.words * 64);
-        // SAFETY: inside the mapped words, which begin at an address that is not null.
+        // SAFETY: `first` is at most `words`, so the pointer stays in the mapped table, whose
+        // address is not null.
         let words = unsafe { NonNull::new_unchecked(self.start.add(first)) };
         (NonNull::slice_from_raw_parts(words, last - first), start - first * 64..end - first * 64)
     }
 
-    /// Says of every page of a range whether memory is behind it.
+    /// Sets for every page of a range whether it is backed.
     pub(crate) fn set(&mut self, pfn: Pfn, pages: u32, backed: bool) {
         let (mut words, range) = self.words(pfn, pages);
-        // SAFETY: `Buddy::add` was promised that the words of its chunks are used by nobody else; exclusive like `self`.
+        // SAFETY: the caller of `Buddy::add` said that only this buddy uses the words of its
+        // chunks. `self` is borrowed exclusively.
         let words = unsafe { words.as_mut() };
         let write = if backed { bitmap::set_range } else { bitmap::clear_range };
         write(words, range.start, range.end);
     }
 
-    /// How many pages of a range are backed.
+    /// Number of backed pages of a range.
     #[inline]
     pub(crate) fn count(&self, pfn: Pfn, pages: u32) -> u32 {
         let (words, range) = self.words(pfn, pages);
-        // SAFETY: as above; shared like `self`.
+        // SAFETY: the caller of `Buddy::add` said that only this buddy uses the words of its
+        // chunks. `self` is borrowed shared.
         bitmap::count_range(unsafe { words.as_ref() }, range.start, range.end) as u32
     }
 
     /// The first backed pages in a row of a range; `None` if there is none.
     pub(crate) fn next_part(&self, pfn: Pfn, pages: u32) -> Option<Range<u32>> {
         let (words, range) = self.words(pfn, pages);
-        // SAFETY: inside the mapped words, of which this buddy's chunks are written by nobody else; shared like `self`.
+        // SAFETY: the caller of `Buddy::add` said that only this buddy uses the words of its
+        // chunks. `self` is borrowed shared.
         let words = unsafe { words.as_ref() };
         let start = bitmap::next_set(words, range.start, range.end)?;
         let end = bitmap::next_clear(words, start, range.end).unwrap_or(range.end);
@@ -95,12 +109,13 @@ impl PageMap {
     #[inline]
     pub(crate) fn any(&self, pfn: Pfn, pages: u32) -> bool {
         let (words, range) = self.words(pfn, pages);
-        // SAFETY: as above; shared like `self`.
+        // SAFETY: the caller of `Buddy::add` said that only this buddy uses the words of its
+        // chunks. `self` is borrowed shared.
         bitmap::next_set(unsafe { words.as_ref() }, range.start, range.end).is_some()
     }
 }
 
-/// Both ends of a list of free blocks: the head is the one freed last.
+/// Both ends of a list of free blocks. The head was freed last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) head: Pfn,
@@ -110,7 +125,7 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub(crate) struct Buddy {
     pub(crate) frames: Frames,
-    /// A bit per page: memory may be behind it, and it may hold anything.
+    /// A bit per page: it may have memory, with any contents.
     pub(crate) backed: PageMap,
     /// A bit per chunk: all of it is free.
     pub(crate) free_chunks: Map,
@@ -119,7 +134,7 @@ pub(crate) struct Buddy {
     /// A bit per chunk: it is a backed one whose memory the system may take when it is short of
     /// any.
     pub(crate) lazy_chunks: Map,
-    /// Backed pages of these.
+    /// Number of backed pages of lazily free chunks.
     pub(crate) lazy: u32,
     /// No chunk below this one is free.
     pub(crate) chunk_hint: u32,
@@ -129,19 +144,23 @@ pub(crate) struct Buddy {
     pub(crate) managed: u32,
     pub(crate) free: u32,
     pub(crate) backed_free: u32,
-    /// The least `backed_free` since somebody last reset it.
+    /// The least `backed_free` since its last reset.
     pub(crate) backed_low: u32,
-    /// Chunks below the first one, down to address 0: page numbers count from the arena's base, and alignments do not.
+    /// Number of chunks from address 0 to the base. Page numbers count from the base, alignments
+    /// from address 0.
     pub(crate) base_chunks: usize,
-    /// Whether free chunks stay whole as long as a smaller block will do, with memory or without: what is kept is to serve again what it served.
+    /// Whether free chunks stay whole as long as a smaller block will do, with memory or without,
+    /// since they are to serve their previous use again.
     pub(crate) keeps_chunks: bool,
 }
 
-// SAFETY: the pointers lead to tables, or parts of one, that belong to this value alone (frames: to atomics).
+// SAFETY: the pointers lead to tables, or parts of one, that belong to this value alone; frames are
+// atomics.
 unsafe impl Send for Buddy {}
 
 impl Buddy {
-    /// No pages yet; the addresses of the frame table and of the maps, all zero, over which it will grow.
+    /// A buddy without pages. It gets the addresses of the frame table and of the maps, all zero,
+    /// that it will use.
     pub(crate) fn new(frames: usize, backed: usize, [free, some, lazy]: [usize; 3]) -> Buddy {
         let map = |start| Map { start: core::ptr::with_exposed_provenance_mut(start), words: 0 };
         Buddy {
@@ -163,14 +182,15 @@ impl Buddy {
         }
     }
 
-    /// Takes new pages in, without memory behind them, beyond all that it knows.
+    /// Adds new pages without memory, beyond all known pages.
     ///
     /// # Safety
-    /// Frame table and maps are mapped for all pages up to the end of these, and used by nobody else (frames: by their
-    /// rules; of the map of backed pages the words of the chunks added here) for as long as this value lives.
+    /// Frame table and maps are mapped for all pages up to the end of these, for as long as this
+    /// value lives. No other code uses the maps of chunks, and the words of the map of backed pages
+    /// for the chunks added here. Frames are used by their rules.
     pub(crate) unsafe fn add(&mut self, start: Pfn, pages: u32) {
         let end = start.0 + pages;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the frame table is mapped up to there.
         unsafe { self.frames.grow(end) };
         self.backed.words = end.div_ceil(64) as usize;
         let chunks = end.div_ceil(CHUNK);
@@ -181,33 +201,33 @@ impl Buddy {
         if !(start.0 | pages).is_multiple_of(CHUNK) {
             return self.give_range(start, pages, false);
         }
-        // Whole chunks, fresh: nothing about them has to be looked at or written but the map.
+        // Fresh whole chunks: only the map is written.
         let first = start.0 / CHUNK;
         bitmap::set_range(self.free_chunks.get_mut(), first as usize, chunks as usize);
         self.chunk_hint = self.chunk_hint.min(first);
         self.free += pages;
     }
 
-    /// Hands a block out, backed if there is one.
+    /// Allocates a block, backed if possible.
     pub(crate) fn allocate_block(&mut self, order: Order) -> Option<Block> {
         let (pfn, class) = self.take(order)?;
         self.frames.frame(pfn).set_head(State::Allocated, order);
         Some(Block { pfn, zero: class == UNBACKED })
     }
 
-    /// Hands a block out that has memory behind some of its pages, if there is one.
+    /// Allocates a block with memory behind some of its pages, if there is one.
     pub(crate) fn allocate_backed_block(&mut self, order: Order) -> Option<Block> {
         if matches!(self.find(order), Some((.., BACKED))) { self.allocate_block(order) } else { None }
     }
 
-    /// Removes a block of exactly this order from what is free, and says of which class it is.
+    /// Removes a block of exactly this order from the free ones. Returns it and its class.
     pub(crate) fn take(&mut self, order: Order) -> Option<(Pfn, usize)> {
         let (found, size, class) = self.find(order)?;
         let (pfn, class) = self.carve(found, size, class, order);
         Some((pfn, class))
     }
 
-    /// The smallest free block of at least this order: of those with backed pages, else of those without.
+    /// The smallest free block of at least this order, backed if possible.
     pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
         let listed = |class: usize| {
             let filled = u32::from(self.filled[class]) >> order.0;
@@ -217,7 +237,7 @@ impl Buddy {
         let chunk = |class| Some((Pfn(self.first_chunk(class)? * CHUNK), CHUNK_ORDER, class));
         let backed = listed(BACKED);
         if backed.is_none() && self.keeps_chunks {
-            // What is kept serves smaller blocks once these have taken half as much beside it.
+            // Kept memory serves smaller blocks once these have taken half as much beside it.
             let fresh = self.managed - self.free < self.backed_free / 2;
             let [first, second] = if fresh { [UNBACKED, BACKED] } else { [BACKED, UNBACKED] };
             return listed(UNBACKED).or_else(|| chunk(first)).or_else(|| chunk(second));
@@ -225,7 +245,8 @@ impl Buddy {
         backed.or_else(|| chunk(BACKED)).or_else(|| listed(UNBACKED)).or_else(|| chunk(UNBACKED))
     }
 
-    /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`; what is cut off stays free.
+    /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`. The parts cut
+    /// off stay free.
     pub(crate) fn carve(&mut self, found: Pfn, mut size: Order, class: usize, order: Order) -> (Pfn, usize) {
         let mut pfn = found;
         self.remove(pfn, size, class);
@@ -239,7 +260,7 @@ impl Buddy {
                 _ => self.count_backed(pfn, half),
             };
             let upper = backed - lower;
-            // Follow the memory: keep the half that has more, the lower one if both have as much.
+            // Keep the half with more memory, the lower one if both have as much.
             let (kept, left, rest) = if lower >= upper { (pfn, right, upper) } else { (right, pfn, lower) };
             self.insert(left, size, usize::from(rest > 0));
             (pfn, backed) = (kept, backed - rest);
@@ -252,8 +273,8 @@ impl Buddy {
         (pfn, usize::from(backed > 0))
     }
 
-    /// Puts a block among the free ones and merges it with its buddies. No frame of it may say that it is anything: the
-    /// caller has seen to that, so that the frames of a long run, most of them never written, are not all looked at.
+    /// Frees a block and merges it with its buddies. The caller has reset its frames' states, so
+    /// that the frames of a long run, most of them never written, are not all read.
     pub(crate) fn give(&mut self, pfn: Pfn, order: Order, touched: bool) {
         let pages = order.pages();
         let backed = if touched {
@@ -283,7 +304,7 @@ impl Buddy {
         self.insert(pfn, order, class);
     }
 
-    /// Makes a block known as free. Counts nothing.
+    /// Puts a block on its list, or a chunk into the map. Changes no counts.
     pub(crate) fn insert(&mut self, pfn: Pfn, order: Order, class: usize) {
         if order == CHUNK_ORDER {
             let chunk = pfn.0 / CHUNK;
@@ -310,7 +331,7 @@ impl Buddy {
         }
     }
 
-    /// Makes a free block unknown. Counts nothing.
+    /// Takes a block off its list, or a chunk out of the map. Changes no counts but `lazy`.
     pub(crate) fn remove(&mut self, pfn: Pfn, order: Order, class: usize) {
         if order == CHUNK_ORDER {
             let chunk = pfn.index() / CHUNK as usize;
@@ -347,7 +368,7 @@ impl Buddy {
 
     /// The lowest free chunk of a class.
     fn first_chunk(&self, class: usize) -> Option<u32> {
-        // Nor is the map looked at then: at first it has no memory itself.
+        // The map is not read then: at first it has no memory itself.
         if class == BACKED && self.backed_free == 0 {
             return None;
         }
@@ -363,20 +384,21 @@ impl Buddy {
         })
     }
 
-    /// The class that a block's bits make it.
+    /// The class of a block by the bits of its pages.
     #[inline]
     pub(crate) fn class(&self, pfn: Pfn, order: Order) -> usize {
         usize::from(self.backed.any(pfn, order.pages()))
     }
 
-    /// Backed pages in a range.
+    /// Number of backed pages in a range.
     #[inline]
     pub(crate) fn count_backed(&self, pfn: Pfn, pages: u32) -> u32 {
         self.backed.count(pfn, pages)
     }
 }
 
-/// Checks that a block is handed out and of this order, or ends the process; afterwards none of its frames says so.
+/// Checks that a block is handed out and of this order, and resets its frames' states. Otherwise
+/// ends the process.
 #[inline]
 pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
     let frame = frames.frame(pfn);
@@ -390,7 +412,7 @@ pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
     }
 }
 
-/// Ends the process over a free of what is not there to be freed.
+/// Ends the process: a free of pages that are not handed out.
 #[cold]
 #[inline(never)]
 pub(crate) fn not_handed_out(what: &str, frames: &Frames, pfn: Pfn, pages: u32) -> ! {

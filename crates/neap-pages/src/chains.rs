@@ -1,17 +1,20 @@
-//! Chains: blocks of one order, linked through their frames, on the way between the buddy and a CPU's list.
+//! Chains: blocks of one order, linked through their frames, on the way between the buddy and a
+//! CPU's list.
 //!
-//! Sits between the zone and the page lists. A whole batch is cut out of the largest blocks that it fills, so its pages
-//! lie in a row and cost few list operations. Every block of a chain is `Listed`, on no list while it travels, and
-//! belongs to the thread that carries it.
+//! A batch is cut out of the largest blocks that it fills, so its pages lie in a row and cost few
+//! list operations. Every block of a chain is `Listed`, is on no list, and belongs to the thread
+//! that carries it.
 
 use crate::buddy::{BACKED, Buddy, UNBACKED};
 use crate::frames::State;
 use crate::populate::HUGE;
 use neap_base::{Order, Pfn};
 
-/// In the `spare` of a listed block's first frame: its bytes may be anything, since some of it was backed.
+/// In the `spare` of a listed block's first frame: its contents are undefined, since some of it was
+/// backed.
 pub(crate) const DIRTY: u16 = 1;
-/// The same, since it was handed out: all of it counts as backed from now on.
+/// In the `spare` of a listed block's first frame: its contents are undefined, since it was handed
+/// out. All of it counts as backed.
 pub(crate) const TOUCHED: u16 = 2;
 
 /// Blocks linked by `next` (and `prev`) from `head` to `tail`.
@@ -27,8 +30,9 @@ impl Chain {
 }
 
 impl Buddy {
-    /// Cuts up to `blocks` blocks out of what is free, backed ones first. Empty if there is none. Shorter than it could be
-    /// where the next block would break into unbacked memory of a huge page: it may be populated before that.
+    /// Cuts up to `blocks` blocks out of the free ones, backed ones first. The chain is empty if
+    /// there is none. It is shorter than possible if the next block would break into unbacked
+    /// memory of a huge page, which may be populated before that.
     pub(crate) fn take_chain(&mut self, order: Order, blocks: u32) -> Chain {
         let mut chain = Chain::EMPTY;
         while chain.blocks < blocks {
@@ -36,8 +40,8 @@ impl Buddy {
             if chain.blocks > 0 && class == UNBACKED && size >= HUGE {
                 break;
             }
-            // The whole block if it is not too much, else the largest part that is not. Not more than a huge page: of a
-            // larger block that has one behind it the rest may be populated before it is needed.
+            // The whole block if it is not too much, else the largest part that is not. At most a
+            // huge page: the rest of a larger block may be populated before it is needed.
             let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
             let (pfn, class) = self.carve(found, size, class, Order(cut));
             let (pfn, cut) = if class == BACKED { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
@@ -50,8 +54,8 @@ impl Buddy {
         chain
     }
 
-    /// Gives the less backed half of a block that was carved back until all of the block is backed or
-    /// it is of `order`: memory from the system is not taken while there is other.
+    /// Frees the less backed half of a carved block until the rest is wholly backed or of `order`.
+    /// No memory is taken from the system while there is other memory.
     fn shrink_to_backed(&mut self, mut pfn: Pfn, mut cut: u8, order: Order) -> (Pfn, u8) {
         while cut > order.0 && self.count_backed(pfn, 1 << cut) < 1 << cut {
             cut -= 1;
@@ -78,7 +82,8 @@ impl Buddy {
         chain.blocks += 1;
     }
 
-    /// Takes back up to `blocks` blocks from the head of a chain; `chain` is what is left.
+    /// Frees up to `blocks` blocks from the head of a chain; `chain` becomes the rest. Returns
+    /// their number.
     pub(crate) fn give_chain(&mut self, chain: &mut Chain, order: Order, blocks: u32) -> u32 {
         let count = blocks.min(chain.blocks);
         for _ in 0..count {

@@ -216,18 +216,18 @@ impl Frames {
         if pfn.0 >= self.pages() {
             outside(pfn, self.pages());
         }
-        // SAFETY: below `pages`, which `grow` was promised is mapped; a frame is atomics, so
-        // sharing it is sound.
+        // SAFETY: the page is below `pages`, and the caller of `grow` said that as many frames are
+        // mapped. A frame consists of atomics, so threads may share it.
         unsafe { &*self.start.add(pfn.index()) }
     }
 
-    /// Who pays for a run that is handed out; 0: nobody, as at first.
+    /// The owner of a run that is handed out; 0: not charged, as at first.
     #[inline]
     pub fn run_owner(&self, pfn: Pfn) -> u64 {
         self.frame(pfn).word().load(Relaxed)
     }
 
-    /// Says who pays for a run as long as it is handed out, however long it becomes; 0: nobody.
+    /// Sets the owner of a run while it is handed out; 0: not charged. A resize keeps it.
     #[inline]
     pub fn set_run_owner(&self, pfn: Pfn, owner: u64) {
         self.frame(pfn).word().store(owner, Relaxed);

@@ -1,9 +1,14 @@
-//! Holes: pages that are handed out and have nothing behind them.
+//! Holes: pages that are handed out and have no memory.
 //!
-//! Sits between the object layer, which knows which pages of its blocks nobody needs, and release and zone. A hole counts
-//! as handed out, but not as used: a limit is about memory that is there. So who is about to fill one asks first, as for a
-//! page, and may be refused. A block that is given back with holes goes to the zone at once, which knows page by page what
-//! is behind it; lists do not. Holds the release turn over system calls, the zone's lock for a moment.
+//! # Design
+//!
+//! A hole counts as handed out, but not as used, since a limit concerns resident memory. So a hole
+//! is charged before it is filled, like a page, and that may be refused. A block that is freed with
+//! holes goes to the zone at once, which records page by page which are backed; lists do not.
+//!
+//! # Locking
+//!
+//! The release turn is held over system calls, the zone's lock for a moment.
 
 use crate::buddy::take_out;
 use crate::give_back::{Report, TURN_LOOKS};
@@ -17,17 +22,19 @@ use neap_base::platform::Handover;
 use neap_base::platform::memory::Range;
 use neap_base::{Order, Pfn, Platform};
 
-/// The most pages of a block that may have holes: a bit for each.
+/// The most pages of a block with holes: a bit for each.
 pub const MOST_PAGES: u32 = u64::BITS;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// Gives back to the system what `gather` finds: it fills ranges of whole pages, all handed out, into the list that it is
-    /// given and answers how many. Then `settle` is told the ranges, and how many from the first on are holes now; the others
-    /// are as they were. So it goes on until `gather` finds none, the system refuses, or it is time to `stop`. `all`: now, and
-    /// not less because the system refused before. `None`: another thread releases.
+    /// Releases the pages that `gather` finds. `gather` writes ranges of whole pages, all handed
+    /// out, to the list that it gets, and returns their number. Then `settle` gets the ranges, and
+    /// the number of them, from the first, that are holes now; the others are unchanged. This
+    /// repeats until `gather` finds none, the system refuses, or `stop` says so.
+    ///
+    /// `all`: do not hold back because the system refused before. `None`: another thread releases.
     ///
     /// # Safety
-    /// What is in the ranges is not needed, and not touched until `settle` was called.
+    /// The contents of the ranges are not needed, and not accessed until `settle` was called.
     pub unsafe fn punch(
         &self,
         platform: &P,
@@ -39,15 +46,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (mut report, mut turn) = (Report::default(), self.release.turn()?);
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
-        // The kernel would fill holes again where it may make huge pages.
+        // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
         let run = Run { release, ranges, platform, arena, zone, hold, explicit: all, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }
 
-    /// Counts up to `pages` holes as used again, before they are filled; answers how many, 0 if there are none or the budget
-    /// has no room for so many.
+    /// Charges up to `pages` holes as used again, before they are filled. Returns their number; 0
+    /// if there are none or the budget has no room for them.
     pub fn charge_holes(&self, pages: u32) -> u32 {
         let mut inner = self.zone.lock();
         let pages = pages.min(inner.holes.max(0) as u32);
@@ -60,7 +67,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         pages
     }
 
-    /// Takes back what [`Pages::charge_holes`] counted and was not filled.
+    /// Uncharges pages that [`Pages::charge_holes`] charged and that were not filled.
     pub fn uncharge_holes(&self, pages: u32) {
         if pages > 0 {
             self.zone.lock().holes += pages as i32;
@@ -68,7 +75,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Waits, a bounded time, until nobody releases: what [`Pages::punch`] had gathered is settled then.
+    /// Waits, a bounded time, until no thread releases. Ranges that [`Pages::punch`] had gathered
+    /// are settled then.
     pub fn await_release(&self, platform: &P) {
         (0..TURN_LOOKS).take_while(|_| self.release.turn().is_none()).for_each(|look| wait(platform, look));
     }
@@ -85,7 +93,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 }
 
 impl<P: Platform> NodePages<P> {
-    /// Takes a block back of which some pages are holes, a bit for each. As [`NodePages::free_block`] otherwise.
+    /// Frees a block some pages of which are holes, a bit for each. Otherwise like
+    /// [`NodePages::free_block`].
     pub fn free_block_with_holes(&self, platform: &P, pfn: Pfn, order: Order, holes: u64) {
         if holes == 0 {
             return self.free_block(platform, pfn, order);

@@ -1,9 +1,13 @@
-//! The laboratory's way in: each call that may visit the zone in two halves, with a lock that can be said to be busy.
+//! The laboratory: each call that may visit the zone, in two halves, with a lock that can be
+//! declared busy.
 //!
-//! Sits between a simulator, which owns the time, and the real lists, zone and buddy. The first half of an operation is
-//! what happens on the CPU's list; where that leads to the zone it answers a [`Visit`], and the second half runs when the
-//! simulator's clock has come to it. The simulator says then whether the zone's lock is held by somebody, and is told how
-//! often it was taken and how many pages moved under it. Compiled with the feature `lab` only; one thread drives it all.
+//! # Design
+//!
+//! A simulator owns the time and drives the real lists, zone and buddy in one thread. The first
+//! half of an operation works on the CPU's list. If it needs the zone, it returns a [`Visit`], and
+//! the second half runs at the simulator's later time. The simulator then says whether the zone's
+//! lock is held, and learns how often it was taken and how many pages moved under it. Compiled with
+//! the feature `lab` only.
 
 use crate::buddy::{Buddy, take_out};
 use crate::chains::Chain;
@@ -16,13 +20,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 
-/// What is still to be done with the zone's lock.
+/// The rest of an operation, which takes the zone's lock.
 #[derive(Debug)]
 #[must_use]
 pub enum Visit {
-    /// The list has no block of this order: so many are to be brought.
+    /// The list has no block of this order. This many are to be taken from the zone.
     Refill(Order, u32),
-    /// These blocks are too many for the list.
+    /// The list has these blocks too many.
     Spill(Spilled),
     /// The list is not used: one block from the zone.
     Take(Order),
@@ -34,19 +38,20 @@ pub enum Visit {
 #[derive(Debug)]
 pub struct Spilled(Chain, Order);
 
-/// What happened under the zone's lock.
+/// Use of the zone's lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Times that it was taken.
+    /// Number of times that it was taken.
     pub holds: u32,
-    /// Pages that moved, in either direction.
+    /// Number of pages that moved, in either direction.
     pub pages: u32,
 }
 
-/// Counts holds of a zone's lock, and makes one look contended.
+/// Counts holds of a zone's lock, and makes it seem contended.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
-    /// Whether a [`Laboratory`] drives the zone: otherwise nothing is counted, and a benchmark measures what is shipped.
+    /// Whether a [`Laboratory`] drives the zone. Otherwise nothing is counted, so that a benchmark
+    /// measures the shipped code.
     on: AtomicBool,
     busy: AtomicU32,
     holds: AtomicU32,
@@ -56,7 +61,8 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Notes that the lock was taken with so many pages free; answers how often it is to count as found held.
+    /// Records that the lock was taken while `free` pages were free. Returns how often it counts as
+    /// found held.
     #[inline]
     pub(crate) fn enter(&self, free: u32) -> u32 {
         if self.on.load(Relaxed) { self.count(free) } else { 0 }
@@ -80,7 +86,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     /// Opens pages on a platform.
     ///
     /// # Errors
-    /// What the platform answered where it refused.
+    /// The platform's error.
     pub fn open(platform: P, shape: &Shape) -> Result<Laboratory<P, T>, Errno> {
         let pages = Pages::open_tuned(&platform, shape)?;
         pages.zone.meter.on.store(true, Relaxed);
@@ -97,7 +103,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         &self.pages
     }
 
-    /// Says what time it is, for policies that look at a clock; ticks go by that of the platform.
+    /// Sets the time for policies with a clock. Ticks use the platform's time.
     #[inline]
     pub fn set_clock(&self, nanoseconds: u64) {
         self.pages.lists.clock.store(nanoseconds, Relaxed);
@@ -108,7 +114,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         &self.pages.lists.limits
     }
 
-    /// Asks this CPU's list for a block of order 0 to 3; `bypass` if somebody else holds the list.
+    /// Takes a block of order 0 to 3 from this CPU's list; `bypass` if another thread is to hold
+    /// the list.
     ///
     /// # Errors
     /// The [`Visit`] that brings one.
@@ -124,7 +131,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// Puts a block into this CPU's list; `bypass` if somebody else holds it. Answers what is then to be done.
+    /// Puts a block into this CPU's list; `bypass` if another thread is to hold it. Returns the
+    /// rest of the operation.
     #[inline]
     pub fn begin_free(&self, pfn: Pfn, order: Order, bypass: bool) -> Option<Visit> {
         let Pages { lists, zone, .. } = &self.pages;
@@ -138,8 +146,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         }
     }
 
-    /// Does what an operation left to do, on the CPU that began it. `busy`: its first hold of the zone's lock found that
-    /// held. A visit for an allocation answers the block.
+    /// Runs the rest of an operation, on the CPU that began it. `busy`: its first hold of the
+    /// zone's lock found that held. A visit for an allocation returns the block.
     pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, Held) {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered(busy, || match visit {
@@ -159,8 +167,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// What a tick does to the lists. `forget`: nothing else is left to do, so that no tick follows soon. Answers whether
-    /// something is in a list.
+    /// The part of a tick that concerns lists. `forget`: nothing else is left to do, so that no
+    /// tick follows soon. Returns whether a list has pages.
     pub fn tick(&self, forget: bool) -> (bool, Held) {
         let (pages, mut report) = (&self.pages, Report::default());
         self.metered(false, || {
@@ -182,7 +190,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.metered(false, drain).1
     }
 
-    /// [`Pages::set_reclaiming`], and what it cost.
+    /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's lock.
     pub fn set_reclaiming(&self, reclaiming: bool) -> Held {
         self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
     }
@@ -192,13 +200,13 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.pages.zone.peek().1
     }
 
-    /// The most pages that a CPU's list keeps at the moment, and how many are in it.
+    /// The most pages that a CPU's list keeps at the moment, and the pages in it.
     pub fn list(&self, cpu: usize) -> (u32, u32) {
         let (high, _) = self.pages.lists.sizes(cpu).unwrap_or_default();
         (high, self.pages.lists.count(cpu).unwrap_or_default())
     }
 
-    /// Whether time would change nothing more about any list.
+    /// Whether the passing of time would change nothing more about any list.
     pub fn is_settled(&self) -> bool {
         (0..self.pages.lists.cpus()).all(|cpu| self.pages.lists.is_settled(cpu))
     }
@@ -210,7 +218,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         meter.free.store(free(), Relaxed);
         meter.busy.store(busy.into(), Relaxed);
         let answer = act();
-        // What the last hold moved is seen by the next one, or here.
+        // The pages of the last hold are counted by the next one, or here.
         let pages = meter.pages.load(Relaxed) + free().abs_diff(meter.free.load(Relaxed));
         meter.busy.store(0, Relaxed);
         (answer, Held { holds: meter.holds.load(Relaxed), pages })
@@ -219,8 +227,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
 
 impl<P: Platform, T: Policy> Drop for Laboratory<P, T> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the pages any more. Blocks that are handed out are numbers to a simulator; whoever looks at
-        // the memory behind one does so by its own unsafe code.
+        // SAFETY: `self` is dropped, so no thread uses the pages any more. A simulator uses blocks
+        // as numbers; other code accesses their memory by unsafe code of its own.
         unsafe { self.pages.close(&self.platform) };
     }
 }

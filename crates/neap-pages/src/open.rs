@@ -1,7 +1,7 @@
-//! Opening the pages of a node, and closing them: the arena, and what is mapped beside it.
+//! Opening and closing the pages of a node: the arena, and the mappings beside it.
 //!
-//! Sits between the platform and [`Pages`]. The first node makes the arena and keeps it in memory of its own; the others come
-//! beside it. Only who opens and closes is here, so there are no locks.
+//! The first node makes the arena and keeps it in a mapping of its own. The other nodes use that
+//! arena. There are no locks: no other thread uses pages that are opened or closed.
 
 use crate::arena::{Arena, CHUNK, Grown, Shared};
 use crate::buddy::Buddy;
@@ -19,12 +19,13 @@ use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
-/// Memory that is mapped for what lists and release keep, and something more.
+/// The mapping of a node's lists and release data, and of the arena or the node's chunk maps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     start: usize,
     length: usize,
-    /// At the start: what is touched of it and the lists of the first CPUs share a page.
+    /// The arena or the chunk maps, at the start, so that their touched part and the lists of the
+    /// first CPUs share a page.
     rest: usize,
     lists: usize,
     release: usize,
@@ -32,7 +33,8 @@ pub(crate) struct Own {
 
 impl Own {
     fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
-        // A list is a multiple of 128 bytes, on such a multiple; what release keeps is one of 8.
+        // A list's size and alignment are multiples of 128 bytes; those of the release data are
+        // multiples of 8.
         let rest = rest.next_multiple_of(128);
         let lists = PageLists::<T>::bytes(platform.cpus());
         let length = (rest + lists + Release::BYTES).next_multiple_of(platform.page_size());
@@ -42,34 +44,35 @@ impl Own {
 }
 
 impl<P: Platform> Pages<P> {
-    /// Finds address space and maps the first piece of it, all for one node, whatever the machine has.
+    /// Finds address space and maps the first segment, all for one node, whatever the machine has.
     ///
     /// # Errors
-    /// What the platform answered where it refused.
+    /// The platform's error.
     pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
         Pages::open_tuned(platform, shape)
     }
 }
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// The same with lists of any policy.
+    /// Opens pages with lists of any policy, for one node.
     pub(crate) fn open_tuned(platform: &P, shape: &Shape) -> Result<Pages<P, T>, Errno> {
         Pages::open_first(platform, shape, 1)
     }
 
-    /// The pages of the first of so many nodes, which share the arena.
+    /// Opens the pages of the first of `nodes` nodes, which share the arena.
     ///
     /// # Errors
-    /// What the platform answered where it refused.
+    /// The platform's error.
     pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
         let (arena, grown) = Arena::open(platform, shape, nodes)?;
         let maps = [FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS].map(|table| arena.table(table).start);
         let own = Own::map::<P, T>(platform, size_of::<Arena>()).inspect_err(|_| {
-            // SAFETY: nobody has seen the arena.
+            // SAFETY: the arena was just opened, and no other thread uses it.
             unsafe { arena.close(platform) }
         })?;
         let place = NonNull::new(core::ptr::with_exposed_provenance_mut::<Arena>(own.rest)).ok_or(Errno::NOMEM)?;
-        // SAFETY: that much was mapped, for the arena alone, and stays until `close`.
+        // SAFETY: the mapping has room for the arena at its start, for the arena alone, and stays
+        // until `close`.
         let arena = unsafe {
             place.write(arena);
             Shared::at(place)
@@ -77,13 +80,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(Pages::make(platform, shape, arena, 0, maps, own, Some(grown)))
     }
 
-    /// The pages of another node in the same arena, of which there are none yet.
+    /// Opens the pages of another node in the same arena. The node has no memory yet.
     ///
     /// # Errors
-    /// What the platform answered where it refused.
+    /// The platform's error.
     ///
     /// # Safety
-    /// This is closed before the first node's pages are.
+    /// The result is closed before the first node's pages are.
     pub(crate) unsafe fn open_beside(&self, platform: &P, shape: &Shape, node: usize) -> Result<Pages<P, T>, Errno> {
         let map = self.arena.chunk_map();
         let own = Own::map::<P, T>(platform, 3 * map)?;
@@ -100,17 +103,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         grown: Option<Grown>,
     ) -> Pages<P, T> {
         let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
-        // Lists and watermarks are for this node's part of what there is, whoever uses the budget at the moment.
+        // Lists and watermarks are for this node's equal part, whichever node uses the budget at
+        // the moment.
         let part = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
         let marks = shape.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
         let limits = Limits::new(part, platform.cpus(), page_shift, marks);
         let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
-        // SAFETY: mapped for exactly these two.
+        // SAFETY: `Own::map` mapped zeroed memory for exactly these two, aligned to 128 bytes.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
         let mut buddy = Buddy::new(table(FRAMES), table(BACKED), chunk_maps);
         buddy.base_chunks = (arena.base() >> page_shift) / CHUNK as usize;
-        // The first node has the whole budget until others need some of it.
+        // The first node has the whole budget until other nodes need some of it.
         let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
@@ -118,7 +122,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Pages { arena, node, zone, lists, release, misses, refilled, needs, own, platform: PhantomData }
     }
 
-    /// Calls `each` with what was mapped for this node; the arena is the first one's.
+    /// Calls `each` with the mappings of this node; those of the arena belong to the first node.
     pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         if self.node == 0 {
             self.arena.each_mapping(each);
@@ -126,12 +130,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         each(Part::Lists, self.own.start, self.own.length);
     }
 
-    /// Takes everything away.
+    /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses this, or any memory of it, any more; nor, if this is the first node's, the pages of others.
+    /// No thread uses this, or any memory of it, any more. If this is the first node's, the same
+    /// holds for the pages of the other nodes.
     pub unsafe fn close(&self, platform: &P) {
-        // SAFETY: as the caller promises; the arena is not looked at again.
+        // SAFETY: the caller says that no thread uses the memory any more. The arena lies in the
+        // mapping unmapped last.
         unsafe {
             if self.node == 0 {
                 self.arena.close(platform);

@@ -1,9 +1,15 @@
-//! The pages of one node, and the few decisions that tie the parts of the page layer together.
+//! The pages of one node.
 //!
-//! Sits between [`NodePages`](crate::NodePages), which chooses the node, and arena, zone and lists. Blocks of order 0 to 3
-//! go through the list of the CPU; if that is busy, and for everything larger, through the zone. A refill takes a batch
-//! from the zone with no list held, then looks again on which CPU it is. Takes no lock of its own; makes system calls with
-//! none held but the arena's growth mutex. How all this comes and goes is in `open.rs`, the way back in `give_back.rs`.
+//! # Design
+//!
+//! Blocks of order 0 to 3 go through the list of the CPU; if that is held, and for larger blocks,
+//! through the zone. A refill takes a batch from the zone with no list held, and then asks for its
+//! CPU again. `open.rs` opens and closes the pages, `give_back.rs` releases them.
+//!
+//! # Locking
+//!
+//! This module has no lock of its own. System calls are made with none held but the arena's growth
+//! mutex.
 
 use crate::arena::{self, Shared};
 use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
@@ -22,10 +28,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn, Platform};
 
-/// Side tables that the layer above may name.
+/// Number of side tables that the layer above may have.
 pub const TABLES: usize = 7;
 
-/// Those in front, of whose memory is known where it may be: only they are ever [droppable](SideTable::droppable) or [early](SideTable::early).
+/// Number of side tables, from the first, of which it is recorded where they have memory. Only
+/// these may be [droppable](SideTable::droppable) or [early](SideTable::early).
 pub const MARKED: usize = 6;
 
 /// A table of one byte per 2^shift bytes of the arena.
@@ -33,22 +40,25 @@ pub const MARKED: usize = 6;
 pub struct SideTable {
     /// 0: no such table.
     pub shift: u8,
-    /// Bytes of a page in front of its first.
+    /// Unused bytes in front of the first byte, less than a page.
     pub lead: u8,
-    /// Whether its memory goes back with a chunk's: all its bytes there are zero in meaning when the chunk is free.
-    /// Only for shifts up to 10. With a lead, pages at both ends of what goes stay: they may have bytes of others.
+    /// Whether its memory is released with a chunk's. All its bytes for a free chunk must be zero
+    /// in meaning. Only for shifts up to 10. With a lead, the pages at both ends of the part stay,
+    /// since they may have bytes of other chunks.
     pub droppable: bool,
-    /// Whether its memory comes with that of any block that is populated: it has a page or two for each, which are written to under locks.
+    /// Whether it is populated with any block that is. It has a page or two for each block, which
+    /// are written to under locks.
     pub brief: bool,
-    /// Whether its memory comes with that of a block that is populated for small blocks, or for one that it will be written to for.
+    /// Whether it is populated with a block for small blocks, or with a block for which it will be
+    /// written to.
     pub early: bool,
 }
 
-/// Pages that go back to the system at least when there is memory beyond the limit: those of a huge
-/// page, which releases as a whole.
+/// The fewest pages that are released when there is memory beyond the limit: those of a huge page,
+/// which is released as a whole.
 const LEAST_SHED: u32 = 512;
 
-/// What an arena is to be like.
+/// Configuration of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The most address space it may take, in bytes.
@@ -59,7 +69,7 @@ pub struct Shape {
     pub tables: [SideTable; TABLES],
     /// Whether fresh memory may be populated as huge pages, and runs may have them.
     pub huge: bool,
-    /// The most pages that a CPU's list keeps, where that is not to be found out; 0 for no lists.
+    /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
 }
 
@@ -72,11 +82,11 @@ pub struct Block {
     pub zero: bool,
 }
 
-/// Nothing can be had: the budget is used up, or the system or the address space refuses.
+/// There is no memory: the budget is used up, or the system or the address space refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
 
-/// All pages of a node. Only the laboratory gives its lists another policy.
+/// All pages of a node. Only the laboratory uses another policy of lists.
 #[derive(Debug)]
 pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) arena: Shared,
@@ -84,9 +94,9 @@ pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) zone: Zone,
     pub(crate) lists: PageLists<T>,
     pub(crate) release: Release,
-    /// Blocks and runs that were wanted here and came from another node.
+    /// Number of blocks and runs that were wanted here and came from another node.
     pub(crate) misses: AtomicU64,
-    /// Pages of holes that were filled again.
+    /// Number of pages of holes that were filled again.
     pub(crate) refilled: AtomicU64,
     pub(crate) needs: Needs,
     pub(crate) own: Own,
@@ -100,8 +110,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.arena.base()
     }
 
-    /// Bytes from the base up to the end of the arena so far. Not all of it need be the arena's, but no page of the arena
-    /// lies above, and for every page of it all tables are mapped.
+    /// Bytes from the base to the end of the arena so far. There may be holes in between. No page
+    /// of the arena lies above, and all tables are mapped for every page of the arena.
     #[inline]
     pub fn limit(&self) -> usize {
         self.arena.limit()
@@ -143,7 +153,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.arena.frames()
     }
 
-    /// Notes that side table `table` has been written to for the chunk of `pfn`, a page that is handed out.
+    /// Records that side table `table` was written to for the chunk of `pfn`, a page that is handed
+    /// out.
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         let (marks, bit) = (self.arena.marks(pfn), 1 << table);
@@ -152,7 +163,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// A block of 2^order pages, order 0 to 10.
+    /// Allocates a block of 2^order pages, order 0 to 10.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -161,7 +172,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_block(platform, Wanted::block(order), order)
     }
 
-    /// The same where many such blocks have been filled, so that this one will be too; `early`: and [early tables](crate::SideTable::early) written to for it.
+    /// Allocates a block where many such blocks were filled, so that this one probably will be too.
+    /// With `early`, [early tables](crate::SideTable::early) are written to for it.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -183,8 +195,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.acquire(platform, wanted, |buddy, _| buddy.allocate_block(order))
     }
 
-    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Where pages are limited,
-    /// as many free pages go back to the system as there is memory beyond the limit now.
+    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Under a limit, it then
+    /// releases as many free pages as there is memory beyond the limit.
     fn acquire<R>(
         &self,
         platform: &P,
@@ -196,7 +208,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(taken)
     }
 
-    /// Gives as many free pages back to the system as there is memory beyond the limit.
+    /// Releases as many free pages as there is memory beyond the limit.
     fn shed(&self, platform: &P) {
         let beyond = self.zone.beyond();
         if beyond > 0 {
@@ -204,8 +216,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// A block of 2^order pages, some of which have memory already; `None` where that would have to
-    /// come from the system.
+    /// Allocates a block of 2^order pages, some of which have memory already; `None` if all of it
+    /// would come from the system.
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         if order.index() < LISTED_ORDERS
             && self.lists.is_on()
@@ -216,8 +228,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.take_resident(&self.arena, order.pages(), |buddy| buddy.allocate_backed_block(order))
     }
 
-    /// A run as of [`Pages::allocate_run`], some pages of which have memory already; `None` where that
-    /// would have to come from the system.
+    /// Allocates a run as [`Pages::allocate_run`] does, some pages of which have memory already;
+    /// `None` if all of it would come from the system.
     pub fn allocate_resident_run(&self, pages: u32, align_pages: u32) -> Option<Block> {
         self.zone.take_resident(&self.arena, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
     }
@@ -236,7 +248,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         chain.blocks -= 1;
         let block = Block { pfn, zero: frame.spare() == 0 };
         frame.set_state(State::Allocated);
-        // Where the thread is by now, and whether there is still room, is looked at again.
+        // The thread may have migrated, and the list may have no room any more.
         if chain.blocks > 0
             && let Err(chain) = self.lists.fill(self.frames(), platform.cpu(), chain, order, contended)
         {
@@ -246,7 +258,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(block)
     }
 
-    /// Takes a block back. A block that is not handed out, or not of this order, ends the process.
+    /// Frees a block. A block that is not handed out, or not of this order, ends the process.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
         take_out(self.frames(), pfn, order);
@@ -260,7 +272,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.give(pfn, order, true);
     }
 
-    /// Gives a batch to the zone under one hold of its lock: the policy bounds it.
+    /// Gives a batch, which the policy bounds, to the zone under one hold of its lock.
     #[cold]
     pub(crate) fn spill(&self, platform: &P, chain: Chain, order: Order) {
         let waits = self.zone.waits();
@@ -271,13 +283,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// A run of exactly `pages` pages whose address is a multiple of `align_pages` pages, a power of two.
+    /// Allocates a run of exactly `pages` pages whose address is a multiple of `align_pages` pages,
+    /// a power of two.
     ///
     /// # Errors
     /// [`Exhausted`].
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
-        // The base is a multiple of a chunk, and perhaps of no stricter alignment.
+        // The base is a multiple of a chunk, but perhaps of no stricter alignment.
         if pages <= LONGEST
             && align_pages <= arena::CHUNK
             && self.lists.is_on()
@@ -285,16 +298,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         {
             return Ok(run);
         }
-        // New pages begin at a multiple of a chunk; a stricter alignment may need that much more of them.
+        // New pages begin at a multiple of a chunk. A stricter alignment may need that many more of
+        // them.
         let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
-        // `populate` looks at the order: a long run may never be touched as a whole.
+        // `populate` depends on the order: a long run may never be touched as a whole.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
         let mut is_huge = false;
         let run = self.acquire(platform, wanted, |buddy, _| {
             let run = buddy.allocate_run(pages, align_pages)?;
             let resident = buddy.managed - buddy.free + buddy.backed_free;
-            // Memory that is there already will not come in huge pages.
+            // Memory that is there already does not become huge pages.
             is_huge = self.arena.is_worth_huge(pages, resident) && buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
@@ -304,15 +318,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(run)
     }
 
-    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has
-    /// been written to the run since it was handed out. The map of backed pages is about free
-    /// pages. Of the pages of a run it says what they were when the zone handed the run out, so a
-    /// run from a CPU's cache counts as written to.
+    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing was
+    /// written to the run since it was handed out. The map of backed pages describes free pages.
+    /// For a run's pages it has their state when the zone handed the run out. So a run from a CPU's
+    /// cache counts as written to.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         if self.frames().frame(head).spare() == TOUCHED {
             return Some(part).filter(|part| !part.is_empty());
         }
-        /// Pages that are looked at under one hold of the zone's lock.
+        /// Pages examined under one hold of the zone's lock.
         const LOOK: u32 = 1 << 18;
         let mut start = part.start;
         while start < part.end {
@@ -326,9 +340,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         None
     }
 
-    /// Takes a run back. A run that is not handed out, or not of this length, ends the process.
+    /// Frees a run. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        // Under a limit, what is free is for whichever allocation comes next.
+        // Under a limit, free memory must be available to any allocation.
         let may_cache = pages <= LONGEST && self.lists.is_on() && self.zone.budget.is_none();
         if may_cache && self.cache_run(platform, pfn, pages) {
             return;
@@ -337,8 +351,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.free_run(pfn, pages, false);
     }
 
-    /// Puts a run that is freed into the CPU's cache; `false`: another thread holds that, or there
-    /// is no such run.
+    /// Puts a freed run into the CPU's cache. Returns `false` if another thread holds the cache, or
+    /// if there is no such run.
     fn cache_run(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
         let frame = self.frames().frame(pfn);
         if frame.owner() != pages || !frame.cache_run() {
@@ -358,7 +372,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         true
     }
 
-    /// Gives runs to the zone that were in a CPU's cache.
+    /// Gives runs from a CPU's cache to the zone.
     #[cold]
     pub(crate) fn free_cached(&self, runs: &Runs) {
         for Run { pfn, pages } in runs.iter() {
@@ -367,7 +381,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allows huge pages behind a run whose pages have been moved there, if it is worth them.
+    /// Allows huge pages behind a run whose pages were moved there, if it is worth them.
     pub(crate) fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         let resident = self.zone.lock().resident();
         if self.arena.is_worth_huge(pages, resident) {
@@ -375,26 +389,27 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Forbids huge pages behind what a run of `old` pages loses when it becomes one of `new`
-    /// pages.
+    /// Forbids huge pages behind the part that a run of `old` pages loses when it becomes one of
+    /// `new` pages.
     pub(crate) fn forbid_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
         if let Some(left) = self.arena.forbid_huge(platform, pfn, old, new) {
             self.zone.forbid_later(&left);
         }
     }
 
-    /// Runs, of all nodes, behind which huge pages are allowed.
+    /// Number of runs, of all nodes, behind which huge pages are allowed.
     pub fn huge_runs(&self) -> u32 {
         self.arena.huge_runs.count()
     }
 
-    /// Takes a run back whose pages have been moved elsewhere ([`Platform::move_pages`]): nothing is behind it any more.
+    /// Frees a run whose pages were moved elsewhere ([`Platform::move_pages`]), so that it has no
+    /// memory.
     pub fn free_moved_run(&self, pfn: Pfn, pages: u32) {
         self.zone.lock().buddy.free_run(pfn, pages, true);
     }
 
-    /// Makes a run longer or shorter where it is; `false`, and nothing changed, if it cannot grow there. What the pages
-    /// that it gains hold is not known.
+    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if it cannot
+    /// grow there. The contents of pages that it gains are undefined.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
         if new < old {
@@ -421,7 +436,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 }
                 return true;
             }
-            // A run at the end of everything grows with the arena.
+            // A run at the end of the arena grows with the arena.
             let seen = inner.buddy.frames.pages();
             let free = seen - (pfn.0 + old);
             if !inner.buddy.is_free_to_end(pfn.plus(old)) || seen != self.frames().pages() {
@@ -435,9 +450,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Whether all chunks that there are behind a run, up to its new end, are this node's: what
-    /// another node has free there is not for this one, and in a hole of the arena there may be no
-    /// frames to look at. Under the zone's lock; chunks never change hands.
+    /// Whether all existing chunks behind a run, up to its new end, belong to this node. Free pages
+    /// of another node are not for this one, and in a hole of the arena there may be no frames. The
+    /// caller holds the zone's lock. A chunk's node never changes.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
@@ -445,7 +460,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         behind.step_by(arena::CHUNK as usize).all(own)
     }
 
-    /// Gives up what it may still hand out, and the memory of free pages, for other nodes of the
+    /// Gives up the unused part of the budget, and the memory of free pages, for other nodes of the
     /// same budget.
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.zone.budget.is_some() {
@@ -458,57 +473,58 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Pages that may be used here at the moment, where there is a budget.
+    /// Pages that may be used here at the moment; `None` without a budget.
     pub(crate) fn share(&self) -> Option<u32> {
         self.zone.budget.map(|_| self.zone.lock().budget)
     }
 
-    /// Pages taken from the system so far; pages that went back and came again count again.
+    /// Pages taken from the system so far. Pages that were released and taken again count again.
     pub fn grown(&self) -> u64 {
         self.zone.grown()
     }
 
-    /// Pages that have memory behind them: used ones and free ones.
+    /// Resident pages, used and free.
     pub fn resident(&self) -> u32 {
         self.zone.lock().resident()
     }
 
-    /// Pages that are free in the zone: neither handed out nor in a list nor on their way.
+    /// Free pages of the zone, without those handed out, listed or travelling.
     pub fn free_pages(&self) -> u32 {
         self.zone.lock().buddy.free
     }
 
-    /// Of these, those that are resident or possibly resident.
+    /// Free pages of the zone that are resident or possibly resident.
     pub fn backed_free_pages(&self) -> u32 {
         self.zone.lock().buddy.backed_free
     }
 
-    /// Pages in all lists, but for those that somebody holds.
+    /// Pages in all lists, without lists that another thread holds.
     pub fn listed(&self) -> u32 {
         self.lists.used().iter().filter_map(|cpu| self.lists.count(cpu)).sum()
     }
 
-    /// Pages that are handed out, but for holes, or in lists.
+    /// Pages that are handed out, without holes, or in lists.
     pub fn used(&self) -> u32 {
         self.zone.lock().used()
     }
 
-    /// Pages in a CPU's list; `None` while somebody holds it.
+    /// Pages in a CPU's list; `None` while another thread holds it.
     pub fn listed_on(&self, cpu: usize) -> Option<u32> {
         self.lists.count(cpu)
     }
 
-    /// The most pages that a CPU's list keeps at the moment; `None` while somebody holds it.
+    /// The most pages that a CPU's list keeps at the moment; `None` while another thread holds it.
     pub fn list_high_on(&self, cpu: usize) -> Option<u32> {
         self.lists.sizes(cpu).map(|(high, _)| high)
     }
 
-    /// The numbers; each is right for some moment, together they are when nobody runs.
+    /// The statistics. Each number is right for some moment; together they are only while no thread
+    /// runs.
     pub fn statistics(&self) -> Statistics {
         let listed = self.listed();
         let used = self.lists.used();
         let (first, unused) = (self.lists.first_sizes(), (self.lists.cpus() - used.count()) as u32);
-        // Lists that were never used may keep what new ones may.
+        // A list that was never used counts with the size of a new one.
         let start = if unused > 0 { (unused * first.0, first.0, first.1) } else { (0, 0, 0) };
         let sizes = used.iter().filter_map(|cpu| self.lists.sizes(cpu));
         let (list_highs, list_high, list_batch) =
@@ -552,7 +568,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Proves that every page is in exactly one state and that all counts are true. Only while nobody else uses this.
+    /// Proves that every page is in exactly one state and that all counts are right. No other
+    /// thread may use this during the call.
     ///
     /// # Errors
     /// The first [`Finding`].

@@ -2,10 +2,11 @@
 //! lock.
 //!
 //! # Design
-//! A few freed runs, newest last, beside the CPU's page lists and under the lock of these. An
-//! allocation takes the newest run of exactly its length. A run that does not fit any more pushes
-//! the oldest ones out, which the caller gives to the zone. A tick returns all runs of a CPU that
-//! took and freed none since the tick before.
+//!
+//! A few freed runs, newest last, lie beside the CPU's page lists and under their lock. An
+//! allocation takes the newest run of exactly its length. A run that does not fit displaces the
+//! oldest ones, which the caller gives to the zone. A tick returns all runs of a CPU that took and
+//! freed none since the tick before.
 //!
 //! # Invariants
 //! - The first frame of a cached run is [`State::Cached`](crate::frames::State::Cached), its owner
@@ -15,9 +16,9 @@
 use core::mem::{replace, take};
 use neap_base::Pfn;
 
-/// Runs of a CPU.
+/// The most cached runs of a CPU.
 pub(crate) const MOST_RUNS: usize = 8;
-/// Pages in them: 2 MiB.
+/// The most pages in them: 2 MiB.
 pub(crate) const MOST_PAGES: u32 = 512;
 /// Pages of the longest run that is cached: 1 MiB.
 pub(crate) const LONGEST: u32 = 256;
@@ -55,7 +56,7 @@ pub(crate) struct RunCache {
     /// Oldest first.
     runs: Runs,
     pages: u32,
-    /// A run was taken or freed since the last tick.
+    /// Whether a run was taken or freed since the last tick.
     changed: bool,
 }
 
@@ -86,7 +87,7 @@ impl RunCache {
         Some(pfn)
     }
 
-    /// Caches a run of at most [`LONGEST`] pages. Returns the runs that it pushes out.
+    /// Caches a run of at most [`LONGEST`] pages. Returns the runs that it displaces.
     #[inline]
     pub(crate) fn put(&mut self, run: Run) -> Runs {
         debug_assert!(run.pages > 0 && run.pages <= LONGEST);

@@ -1,11 +1,19 @@
 //! Runs: exact numbers of pages, for large allocations.
 //!
-//! Sits on the buddy's blocks, under the same lock. A run of up to a chunk comes from the smallest block that holds it
-//! and its alignment, and gives the rest back at once. It begins in the free pages in front of that block, if there
-//! are any, and where it would take memory from the system it is first looked for in smaller blocks that lie side by
-//! side: so what runs leave of their blocks is used by the next ones. A longer run takes whole chunks in a row, lowest
-//! address first, and gives the rest of the last one back. A run that is freed falls into the largest blocks it consists of. Its
-//! first frame says who pays for it, as long as it is one.
+//! # Design
+//!
+//! A run of up to a chunk comes from the smallest block that holds it and its alignment; the rest
+//! is freed at once. It begins in the free pages in front of that block, if there are any. If it
+//! would take memory from the system, smaller backed blocks side by side are tried first. So the
+//! remainders of earlier runs are used by later ones.
+//!
+//! A longer run takes whole chunks in a row, lowest address first, and frees the rest of the last
+//! one. A freed run becomes the largest aligned blocks in it. The word of its first frame is the
+//! run's owner while it is handed out.
+//!
+//! # Locking
+//!
+//! The lock of the zone protects every call.
 
 use crate::arena::CHUNK;
 use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, Map, not_handed_out};
@@ -14,7 +22,7 @@ use crate::pages::Block;
 use neap_base::{Order, Pfn, bitmap};
 
 impl Buddy {
-    /// Hands out `pages` pages in a row whose first is a multiple of `align`, a power of two.
+    /// Allocates `pages` pages in a row whose first is a multiple of `align`, a power of two.
     pub(crate) fn allocate_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let pfn = if pages.max(align) <= CHUNK {
             self.take_joined(pages, align).or_else(|| self.take_within_chunk(pages, align))?
@@ -24,7 +32,7 @@ impl Buddy {
         Some(self.make_run(pfn, pages))
     }
 
-    /// Hands out a run as [`Buddy::allocate_run`] does if memory is behind some of its pages.
+    /// Allocates a run as [`Buddy::allocate_run`] does if some of its pages are backed.
     pub(crate) fn allocate_backed_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let is_backed = match pages.max(align) <= CHUNK {
             true => matches!(self.find(Order::holding(pages.max(align))), Some((.., BACKED))),
@@ -36,7 +44,7 @@ impl Buddy {
         self.take_joined(pages, align).map(|pfn| self.make_run(pfn, pages))
     }
 
-    /// Makes a run of pages that were removed from what is free.
+    /// Makes a run of pages that were removed from the free ones.
     fn make_run(&mut self, pfn: Pfn, pages: u32) -> Block {
         let frame = self.frames.frame(pfn);
         frame.set_owner(pages);
@@ -46,7 +54,7 @@ impl Buddy {
         Block { pfn, zero: !self.backed.any(pfn, pages) }
     }
 
-    /// Removes `pages` pages in a row, at most a chunk, from what is free.
+    /// Removes `pages` pages in a row, at most a chunk, from the free ones.
     fn take_within_chunk(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let order = Order::holding(pages.max(align));
         let (block, class) = self.take(order)?;
@@ -58,8 +66,8 @@ impl Buddy {
         Some(start)
     }
 
-    /// The first page of the free blocks of a class, each smaller than `order`, that lie in a row in
-    /// front of `end` in its chunk.
+    /// The first page of the free blocks of a class, each smaller than `order`, that lie in a row
+    /// in front of `end` in its chunk.
     fn free_before(&self, end: Pfn, order: Order, class: usize) -> Pfn {
         let mut start = end;
         while !start.0.is_multiple_of(CHUNK)
@@ -74,10 +82,10 @@ impl Buddy {
     }
 
     /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks too small for
-    /// them: only where the run would have no memory otherwise, and if one of the first few blocks
-    /// of half the size is one of them.
+    /// them. Only if the run would have no memory otherwise, and if one of the first few blocks of
+    /// half the size is one of them.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
-        /// Blocks that are looked at.
+        /// Number of blocks examined.
         const LOOKS: usize = 8;
         let order = Order::holding(pages);
         if align > 1
@@ -110,7 +118,7 @@ impl Buddy {
         None
     }
 
-    /// Takes a run back; `moved` if its pages have been moved away, so that nothing is behind it any more.
+    /// Frees a run; `moved` if its pages were moved away, so that it has no memory.
     pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32, moved: bool) {
         self.check_run(pfn, pages);
         self.frames.frame(pfn).set_state(State::Inside);
@@ -120,7 +128,7 @@ impl Buddy {
         self.give_range(pfn, pages, !moved);
     }
 
-    /// Whether everything from `start` to the end of the arena is free.
+    /// Whether all pages from `start` to the end of the arena are free.
     pub(crate) fn is_free_to_end(&self, start: Pfn) -> bool {
         let mut at = start.0;
         while at < self.frames.pages() {
@@ -130,7 +138,8 @@ impl Buddy {
         true
     }
 
-    /// Makes a run longer or shorter where it is. The pages that a longer one gains come as they are.
+    /// Makes a run longer or shorter in place. Returns `false` if it cannot grow there. Gained
+    /// pages keep their contents.
     pub(crate) fn resize_run(&mut self, pfn: Pfn, old: u32, new: u32) -> bool {
         self.check_run(pfn, old);
         if new > old && !self.take_at(pfn.plus(old), new - old) {
@@ -150,7 +159,7 @@ impl Buddy {
         }
     }
 
-    /// Gives any range back as the largest aligned blocks it consists of.
+    /// Frees a range as the largest aligned blocks in it.
     pub(crate) fn give_range(&mut self, start: Pfn, pages: u32, touched: bool) {
         let (mut at, end) = (start.0, start.0 + pages);
         while at < end {
@@ -160,7 +169,7 @@ impl Buddy {
         }
     }
 
-    /// Removes whole free chunks in a row, as many as hold `pages`, and gives back what is too much.
+    /// Removes as many whole free chunks in a row as hold `pages`, and frees the surplus.
     fn take_chunks(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
         let first = self
@@ -176,13 +185,13 @@ impl Buddy {
     }
 
     /// The first of the lowest free chunks in a row that hold a run of more than a chunk and all
-    /// have memory behind some of their pages.
+    /// have some backed pages.
     pub(crate) fn backed_row(&self, pages: u32, align: u32) -> Option<usize> {
         let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
         if self.backed_free < pages { None } else { self.chunks_in_a_row(&self.backed_chunks, count, align) }
     }
 
-    /// The lowest place of `count` chunks of a map in a row whose address is a multiple of `align` chunks.
+    /// The lowest `count` chunks of a map in a row whose address is a multiple of `align` chunks.
     fn chunks_in_a_row(&self, map: &Map, count: usize, align: usize) -> Option<usize> {
         let map = map.get();
         let end = map.len() * 64;
@@ -197,18 +206,18 @@ impl Buddy {
         None
     }
 
-    /// Pages of free chunks at the end of everything: what new pages would follow on.
+    /// Pages of free chunks at the end of the arena, which new pages would follow.
     pub(crate) fn free_tail(&self) -> u32 {
         let (map, end) = (self.free_chunks.get(), self.frames.pages() / CHUNK);
         (0..end).rev().take_while(|chunk| bitmap::get(map, *chunk as usize)).count() as u32 * CHUNK
     }
 
-    /// Removes exactly these pages from what is free, if all of them are.
+    /// Removes exactly these pages from the free ones, if all of them are free.
     fn take_at(&mut self, start: Pfn, pages: u32) -> bool {
         let Some(end) = start.0.checked_add(pages).filter(|end| *end <= self.frames.pages()) else { return false };
         let mut at = start.0;
         while at < end {
-            // The page before is in use, so a free block cannot begin before `start`.
+            // The page before `start` is in use, so no free block begins before `start`.
             let Some((order, _)) = self.free_block_at(Pfn(at)) else { return false };
             at += order.pages();
         }

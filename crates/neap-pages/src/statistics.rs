@@ -1,6 +1,4 @@
-//! What the page layer tells about itself: plain numbers, and a finding where they do not add up.
-//!
-//! Sits between the structures and whoever prints or tests them. Values only, no locks.
+//! Statistics of the page layer, and findings of its verification. Values only, no locks.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,9 +7,9 @@ use neap_base::Pfn;
 /// Free-page thresholds of a zone with a budget, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// Below this only those who free memory should allocate.
+    /// Below this, only threads that free memory should allocate.
     pub min: u32,
-    /// Below this background reclaim should run.
+    /// Below this, background reclaim should run.
     pub low: u32,
     /// Background reclaim stops here.
     pub high: u32,
@@ -23,80 +21,80 @@ impl Watermarks {
     }
 }
 
-/// The page layer in numbers; pages unless said otherwise.
+/// The statistics of the page layer. Numbers are pages unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Statistics {
-    /// Mapped: the sum of all states.
+    /// Mapped pages: the sum of all states.
     pub managed: u32,
-    /// On buddy lists and in free chunks.
+    /// Pages on buddy lists and in free chunks.
     pub free: u32,
-    /// Of these, resident or possibly resident.
+    /// Free pages that are resident or possibly resident.
     pub backed_free: u32,
     /// The least `backed_free` since the last tick.
     pub backed_free_low: u32,
-    /// Handed out, but for holes, or in a CPU's list.
+    /// Pages handed out, without holes, or in a CPU's list.
     pub used: u32,
-    /// Handed out with nothing behind them.
+    /// Pages handed out without memory.
     pub holes: u32,
-    /// In CPUs' lists.
+    /// Pages in CPUs' lists.
     pub listed: u32,
-    /// Detached while their memory goes back or comes, or until it is to come.
+    /// Pages detached while their memory is released or populated, or until it is populated.
     pub releasing: u32,
-    /// These, and the pages on their way from a CPU's list to the zone.
+    /// `releasing`, and the pages on their way from a CPU's list to the zone.
     pub travelling: u32,
-    /// The most that may be used, if there is a budget.
+    /// The most pages that may be used, if there is a budget.
     pub budget: Option<u32>,
-    /// Thresholds on the budget (zero without one); of several nodes, which have a part of it each, the sum.
+    /// Thresholds of the budget; zero without one. Of several nodes, the sum of their parts.
     pub watermarks: Watermarks,
-    /// Given back to the system so far.
+    /// Pages released so far.
     pub released: u64,
-    /// Of these, pages that were handed out: they were holes from then on.
+    /// Released pages that were handed out, and so became holes.
     pub punched: u64,
     /// Pages of holes that were filled again so far.
     pub refilled: u64,
-    /// System calls made for that.
+    /// System calls made for releases.
     pub release_calls: u64,
-    /// Of these, those that failed.
+    /// System calls made for releases that failed.
     pub release_failures: u64,
-    /// Populated as parts of huge pages so far.
+    /// Pages populated as parts of huge pages so far.
     pub populated: u64,
-    /// Times the zone's lock was taken.
+    /// Number of times that the zone's lock was taken.
     pub zone_locks: u64,
-    /// Times that it was found held, wrapping.
+    /// Number of times that the zone's lock was found held, wrapping.
     pub zone_waits: u32,
-    /// Blocks that went around a busy CPU list.
+    /// Number of blocks that bypassed a busy CPU list.
     pub list_busy: u64,
-    /// Refills of CPU lists.
+    /// Number of refills of CPU lists.
     pub list_refills: u64,
-    /// Batches that CPU lists gave back because they were over their high mark.
+    /// Number of batches that CPU lists gave to the zone since they were over their high mark.
     pub list_spills: u64,
-    /// CPU lists that were drained, by a tick or on demand.
+    /// Number of drains of CPU lists, by a tick or on demand.
     pub list_drains: u64,
-    /// Times that lists were drained for an allocation that found nothing else.
+    /// Number of drains of all lists as the last resort of an allocation.
     pub need_drains: u64,
-    /// Pages that came out of lists then.
+    /// Pages that came out of lists in such drains.
     pub need_pages: u64,
-    /// Most pages that one CPU's list keeps at the moment.
+    /// The most pages that one CPU's list keeps at the moment.
     pub list_high: u32,
-    /// Most that all of them together keep.
+    /// The most pages that all CPUs' lists together keep.
     pub list_highs: u32,
-    /// Most pages that move between a list and the zone at once at the moment.
+    /// The most pages that move between a list and the zone at once at the moment.
     pub list_batch: u32,
-    /// Blocks and runs that came from another node than the nearest.
+    /// Number of blocks and runs that came from another node than the nearest.
     pub node_misses: u64,
-    /// Segments that the system would not bind to their node.
+    /// Number of segments that the system would not bind to their node.
     pub unbound_segments: u32,
     /// Bytes of address space mapped for the arena itself.
     pub mapped_bytes: usize,
     /// Bytes of side tables mapped.
     pub table_bytes: usize,
-    /// Pages of side tables that the budget pays for: all of those about chunks for which they were
-    /// written to.
+    /// Pages of side tables that are charged to the budget: all their pages for the chunks for
+    /// which they were written to.
     pub table_pages: u32,
 }
 
 impl Statistics {
-    /// What two nodes of an instance are together.
+    /// The sum of the statistics of two nodes of an instance.
     pub(crate) fn and(self, other: &Statistics) -> Statistics {
         Statistics {
             managed: self.managed + other.managed,
@@ -127,7 +125,7 @@ impl Statistics {
             list_batch: self.list_batch.max(other.list_batch),
             node_misses: self.node_misses + other.node_misses,
             watermarks: self.watermarks.and(other.watermarks),
-            // These are the arena's, or the budget's, which they share.
+            // These belong to the arena or the budget, which the nodes share.
             budget: self.budget,
             unbound_segments: self.unbound_segments,
             mapped_bytes: self.mapped_bytes,
@@ -137,7 +135,7 @@ impl Statistics {
     }
 }
 
-/// Counts drains for allocations that found nothing else.
+/// Counts drains as the last resort of allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Needs {
     pub(crate) drains: AtomicU64,
@@ -145,28 +143,28 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Counts one, by which so many pages came out of lists.
+    /// Counts a drain by which `pages` pages came out of lists.
     pub(crate) fn count(&self, pages: u64) {
         self.drains.fetch_add(1, Relaxed);
         self.pages.fetch_add(pages, Relaxed);
     }
 }
 
-/// Two numbers that should be equal and are not.
+/// Two numbers that should be equal and differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What does not add up.
+    /// Name of the number.
     pub what: &'static str,
-    /// Where it was seen, [`Pfn::NONE`] if nowhere in particular.
+    /// The page it belongs to; [`Pfn::NONE`] if none in particular.
     pub page: Pfn,
-    /// What it should be.
+    /// The number expected.
     pub expected: u64,
-    /// What it is.
+    /// The number found.
     pub found: u64,
 }
 
 impl Finding {
-    /// A finding unless both numbers are equal.
+    /// Returns a finding unless both numbers are equal.
     pub(crate) fn unless_equal(what: &'static str, page: Pfn, expected: u64, found: u64) -> Result<(), Finding> {
         if expected == found { Ok(()) } else { Err(Finding { what, page, expected, found }) }
     }

@@ -1,8 +1,8 @@
-//! What every page of the arena is at the moment, and what is mapped beside it: for whoever compares that with what the system
-//! has there.
+//! A survey of the arena: the use of every page at the moment, and the mappings beside it, for
+//! comparison with the system's view.
 //!
-//! Sits beside the proof (`verify`), which wants everything to stand still and counts; this tells page by page while others go on,
-//! under the zone's lock for one piece of the arena. Changes nothing.
+//! Unlike the verification (`verify`) it runs while other threads work, under the zone's lock for
+//! one piece of the arena. It changes nothing.
 
 use crate::arena::CHUNK;
 use crate::buddy::Buddy;
@@ -10,10 +10,10 @@ use crate::frames::State;
 use crate::zone::Zone;
 use neap_base::{Pfn, bitmap};
 
-/// Pages of a piece of the arena.
+/// Number of pages of a piece of the arena.
 pub const PIECE: usize = CHUNK as usize;
 
-/// Something that is mapped.
+/// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Memory that is handed out.
@@ -22,38 +22,38 @@ pub enum Part {
     OwnTables,
     /// A side table of the layer above, by its number.
     Table(usize),
-    /// Lists of CPUs, and what else the pages of a node keep.
+    /// Lists of CPUs, and the other data of a node's pages.
     Lists,
 }
 
-/// What a page is.
+/// The use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Use {
-    /// Not of the arena.
+    /// Not part of the arena.
     Foreign = 0,
-    /// Free, with nothing behind it.
+    /// Free, without memory.
     Free = 1,
-    /// Free, and something may be behind it.
+    /// Free, possibly with memory.
     FreeBacked = 2,
     /// In a CPU's list.
     Listed = 3,
-    /// Of a block that is handed out and is no slab.
+    /// Part of a block that is handed out and is no slab.
     Block = 4,
-    /// Of a run that is handed out.
+    /// Part of a run that is handed out.
     Run = 5,
-    /// Of a slab.
+    /// Part of a slab.
     Slab = 6,
-    /// Detached while its memory goes or comes.
+    /// Detached while its memory is released or populated.
     Releasing = 7,
 }
 
 impl Use {
-    /// All, by their numbers.
+    /// All uses, by their numbers.
     pub const ALL: [Use; 8] =
         [Use::Foreign, Use::Free, Use::FreeBacked, Use::Listed, Use::Block, Use::Run, Use::Slab, Use::Releasing];
 
-    /// That of a page of a piece, of the nibbles that tell of all.
+    /// The use of a page of a piece, from the piece's nibbles.
     pub fn of(uses: &[u64], page: usize) -> Use {
         let nibble = uses.get(page / 16).map_or(0, |word| word >> (page % 16 * 4) & 15);
         Use::ALL.get(nibble as usize).copied().unwrap_or(Use::Foreign)
@@ -80,7 +80,7 @@ impl Buddy {
         while at < CHUNK {
             let frame = self.frames.frame(first.plus(at));
             let (pages, what) = match frame.state() {
-                // The rest of what began in a piece before this one, which can only be a run.
+                // The rest of a block that began in an earlier piece, which can only be a run.
                 State::Inside | State::Absent => (1, Use::Run),
                 State::Run => (frame.owner(), Use::Run),
                 State::Free => (frame.order().pages(), Use::Free),

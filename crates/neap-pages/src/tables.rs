@@ -1,16 +1,22 @@
-//! The tables beside the arena: where they lie, how far they are mapped, and how memory comes behind them.
+//! The tables beside the arena: their places, the extent of their mappings, and how they get
+//! memory.
 //!
-//! Sits between the arena and the platform's mappings. Each has a byte for every so many bytes of the arena and lies at an
-//! arithmetic address above it. Memory comes as it is touched, or with a block that is populated for small blocks. Of a table that is
-//! wanted as early as the blocks themselves, that is small pages for the first part of the arena and huge ones beyond, where
-//! nothing of one was there: of state bytes a block of two mebibytes, which is one fault itself, has eight small pages. Takes no lock: the arena's
-//! growth maps, and what is populated speaks of a block that the caller has.
+//! # Design
 //!
-//! A page behind a table may be a foreign mapping. The arena then grows around the part that this
-//! page would speak of. To reserve address space for the tables instead would take a tenth of the
-//! span: a program that limits its own address space could map nothing any more. The three tables
-//! by the chunk are small, so these are reserved.
-
+//! Each table has a byte for every 2^shift bytes of the arena and lies at a fixed address above it.
+//! Its memory comes as it is touched, or with a block that is populated for small blocks. An early
+//! table gets small pages for the first part of the arena. Beyond, it gets a huge page where it had
+//! no memory. Otherwise a block of 2 MiB, which is one fault itself, would take eight small pages
+//! of state bytes.
+//!
+//! A foreign mapping may lie in the place of a table's page. The arena then grows around the part
+//! that this page would describe. To reserve address space for the tables instead would take a
+//! tenth of the span, and a program that limits its address space could map nothing any more. The
+//! tables with bits or bytes by the chunk are small, so these are reserved.
+//!
+//! # Locking
+//!
+//! None. The arena's growth maps tables, and a table is populated for a block that the caller has.
 use crate::arena::CHUNK;
 use crate::pages::{MARKED, SideTable, TABLES};
 use crate::populate::HUGE_BYTES;
@@ -33,8 +39,9 @@ pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 /// page of one speaks of gibibytes.
 const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 
-/// Bytes of the arena of which an early table speaks by small pages; by huge ones of what is beyond. Of the last of those some speaks of what
-/// was never used, and stays when all else has gone: less than a thirty-second of what was.
+/// Bytes of the arena for which an early table has small pages; beyond, it has huge pages. The last
+/// of those may describe a part that was never used, and stays after all other memory has gone.
+/// That is less than a thirty-second of the memory that was used.
 const SMALL: usize = 64 << 20;
 
 /// One table: a byte per 2^shift bytes of the arena.
@@ -43,48 +50,52 @@ pub(crate) struct Table {
     pub(crate) start: usize,
     /// 0: no such table.
     pub(crate) shift: u32,
-    /// Bytes in front of the first.
+    /// Unused bytes in front of the first byte.
     pub(crate) lead: usize,
     pub(crate) droppable: bool,
     pub(crate) brief: bool,
     pub(crate) early: bool,
-    /// Whether address space is reserved for all of it, so that no foreign mapping is in its way.
+    /// Whether address space is reserved for all of it, so that no foreign mapping gets in its way.
     pub(crate) whole: bool,
 }
 
 impl Table {
-    /// Bytes of the table in front of the first page that speaks of `offset` or of more.
+    /// Bytes of the table in front of the page with the byte for `offset`.
     pub(crate) fn page_of(&self, offset: usize, page_shift: u32) -> usize {
         (self.place(offset, 0).0 - self.start) >> page_shift << page_shift
     }
 
-    /// Bytes of what it says of so many bytes of the arena: whole pages, and a byte for every part begun.
+    /// Size of the table for `arena` bytes of the arena: whole pages, with a byte for every part
+    /// begun.
     pub(crate) fn bytes(&self, arena: usize, page_shift: u32) -> usize {
         (self.lead + arena.div_ceil(1 << self.shift)).next_multiple_of(1 << page_shift)
     }
 
-    /// Bytes to map for that: for a huge page all of it must be, so where address space is not scarce an early table is mapped on to the end of one.
+    /// Bytes to map for `arena` bytes of the arena. A huge page must be mapped as a whole. So if
+    /// address space is not scarce, the mapping of an early table ends at the end of a huge page.
     pub(crate) fn mapped(&self, arena: usize, page_shift: u32, scarce: bool) -> usize {
         let bytes = self.bytes(arena, page_shift);
         if self.early && !scarce { (self.start + bytes).next_multiple_of(HUGE_BYTES) - self.start } else { bytes }
     }
 
-    /// Says of a fresh mapping of it how its memory is to come: huge pages when [`Table::populate`] wants them. A system that gives them
-    /// to everybody would put one behind the first byte of a small program's.
+    /// Forbids huge pages in a fresh mapping of an early table until [`Table::populate`] wants
+    /// them. A system that uses huge pages everywhere would put one behind the first byte of a
+    /// small program's table.
     pub(crate) fn advise<P: Platform>(&self, platform: &P, bytes: Range<usize>) {
         if self.early {
             let _ = platform.huge_pages(self.start + bytes.start, bytes.len(), false);
         }
     }
 
-    /// What a huge page of it speaks of, as offsets into the arena: the one with its byte for this offset. `None` where small pages speak.
+    /// The part of the arena, as offsets, that the huge page with the byte for this offset
+    /// describes. `None` where the table has small pages.
     pub(crate) fn window(&self, offset: usize) -> Option<Range<usize>> {
         let bytes = HUGE_BYTES << self.shift;
         let start = offset.checked_sub(SMALL)? / bytes * bytes + SMALL;
         self.early.then_some(start..start + bytes)
     }
 
-    /// An address in each huge page that may be behind what it says of a part of the arena.
+    /// An address in each huge page that may have the bytes for a part of the arena.
     pub(crate) fn huge_pages(&self, part: Range<usize>) -> impl Iterator<Item = usize> {
         let first = self.early.then_some(part.start.max(SMALL));
         let next = |offset: &usize| Some(self.window(*offset)?.end);
@@ -92,12 +103,13 @@ impl Table {
         offsets.map(|offset| self.place(offset, 0).0)
     }
 
-    /// Puts memory behind what it says of a part of the arena that is the caller's: a huge page, if it is `fresh`, so that there is nothing behind
-    /// that yet. Where the system has none, small ones come. Allowing it and forbidding it again takes the process's mapping lock for writing, once for
+    /// Populates the bytes for a part of the arena that the caller has. If the part is `fresh`, so
+    /// that it has no memory yet, a huge page comes; if the system has none, small pages come.
+    /// Allowing and forbidding huge pages takes the process's mapping lock for writing, once for
     /// each huge page.
     ///
     /// # Errors
-    /// Some of it may be done.
+    /// The platform's error. Some of the pages may be populated.
     pub(crate) fn populate<P: Platform>(
         &self,
         platform: &P,
@@ -109,25 +121,27 @@ impl Table {
         let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).0);
         if let Some(huge) = huge {
             let _ = platform.huge_pages(huge, HUGE_BYTES, true);
-            // It comes by this fault, which holds the lock of its mapping; the call below would hold that of the process meanwhile.
-            // SAFETY: mapped, and the byte speaks of what is the caller's.
+            // The huge page comes by this fault, which holds the lock of its mapping. The call
+            // below would hold that of the process meanwhile. SAFETY: the byte is mapped, belongs
+            // to the caller's part of the arena, and is accessed as an atomic.
             unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(start)) }.store(0, Relaxed);
         }
         let (start, end) = (start / page * page, (start + length).next_multiple_of(page));
         let populated = platform.populate(start, end - start);
         if let Some(huge) = huge {
-            // What goes back of it stays away.
+            // Pages of it that are released must stay released.
             let _ = platform.huge_pages(huge, HUGE_BYTES, false);
         }
         populated
     }
 
-    /// Where the bytes lie that it has for `bytes` of the arena from `offset` on, and how many they are.
+    /// Address and number of the bytes for `bytes` of the arena from `offset` on.
     pub(crate) fn place(&self, offset: usize, bytes: usize) -> (usize, usize) {
         (self.start + self.lead + (offset >> self.shift), bytes >> self.shift)
     }
 
-    /// The whole pages of that: where they begin, and how many bytes they are.
+    /// Address and size of the whole pages among the bytes for `bytes` of the arena from `offset`
+    /// on.
     pub(crate) fn pages(&self, offset: usize, bytes: usize, page: usize) -> (usize, usize) {
         let (start, length) = self.place(offset, bytes);
         let (first, end) = (start.next_multiple_of(page), (start + length) / page * page);
@@ -135,8 +149,8 @@ impl Table {
     }
 }
 
-/// Where the tables of an arena at `base` lie, and how many bytes arena and tables span.
-/// [Whole](Table::whole) tables lie elsewhere: [`place_whole`] says where.
+/// The tables of an arena at `base`, and the bytes that arena and tables span.
+/// [Whole](Table::whole) tables lie elsewhere: see [`place_whole`].
 pub(crate) fn layout(
     base: usize,
     span: usize,
@@ -144,8 +158,8 @@ pub(crate) fn layout(
     named: &[SideTable; TABLES],
 ) -> ([Table; ALL_TABLES], usize) {
     let mut tables = [Table::default(); ALL_TABLES];
-    // A frame is 16 bytes a page; the maps are a bit a page, four bytes a chunk, and three times a
-    // bit a chunk.
+    // Frames have 16 bytes a page. The maps have a bit a page, four bytes a chunk, and three times
+    // a bit a chunk.
     for (table, shift) in
         [(FRAMES, -4), (BACKED, 3), (CHUNKS, 8), (FREE_CHUNKS, 13), (BACKED_CHUNKS, 13), (LAZY_CHUNKS, 13)]
     {
@@ -153,7 +167,7 @@ pub(crate) fn layout(
         tables[table].whole = WHOLE.contains(&table);
     }
     tables[FRAMES].brief = true;
-    // The frames of a free chunk say nothing, where they fill whole pages.
+    // The frames of a free chunk hold no information. They are droppable if they fill whole pages.
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
     for (index, (table, named)) in tables[OWN_TABLES..].iter_mut().zip(named).enumerate() {
         debug_assert!(index < MARKED || !named.droppable && !named.early, "nobody marks where it has memory");
@@ -168,7 +182,7 @@ pub(crate) fn layout(
     let mut end = base + span;
     for table in tables.iter_mut().filter(|table| table.shift != 0 && !table.whole) {
         if table.early {
-            // Huge pages begin where small ones end.
+            // Huge pages begin where the small ones end.
             let small = SMALL >> table.shift;
             debug_assert!(small.is_multiple_of(1 << page_shift), "an early table begins on a page");
             end = (end + small).next_multiple_of(HUGE_BYTES) - small;
@@ -184,9 +198,9 @@ pub(crate) fn whole_bytes(tables: &[Table; ALL_TABLES], span: usize, page_shift:
     WHOLE.map(|table| tables[table].bytes(span, page_shift)).iter().sum::<usize>() + (1 << page_shift)
 }
 
-/// Puts the whole tables of an arena into address space of [`whole_bytes`] at `address`.
+/// Places the whole tables of an arena in address space of [`whole_bytes`] at `address`.
 pub(crate) fn place_whole(tables: &mut [Table; ALL_TABLES], address: usize, span: usize, page_shift: u32) {
-    // A made-up machine's pages may be larger than those that its reservations begin with.
+    // The pages of a virtual machine may be larger than those of the reservation.
     let mut end = address.next_multiple_of(1 << page_shift);
     for table in WHOLE {
         tables[table].start = end;

@@ -1,7 +1,8 @@
-//! The proof that every page is in exactly one state.
+//! Verification of the pages: proves that every page is in exactly one state.
 //!
-//! Sits beside the buddy, under its lock, while nobody else uses the pages. Walks the arena from block to block by the
-//! frames and the chunk map, then follows every list, and compares all sums. Changes nothing.
+//! It runs under the zone's lock while no other thread uses the pages. It walks the arena from
+//! block to block by the frames and the chunk map, then follows every list, and compares all sums.
+//! It changes nothing.
 
 use crate::arena::CHUNK;
 use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
@@ -77,7 +78,7 @@ impl Buddy {
         Ok(sums)
     }
 
-    /// No page but the first of a block may look like one.
+    /// Verifies that no page but the first of a block looks like one.
     fn verify_inside(&self, head: Pfn, pages: u32, state: State) -> Result<(), Finding> {
         for page in head.0 + 1..head.0 + pages {
             let inside = self.frames.frame(Pfn(page)).state();
