@@ -1,49 +1,60 @@
-//! `Adaptive`: the size of a list follows from what happens to it.
+//! `Adaptive`: the size of a list follows from its events.
 //!
-//! Sits between the events of one CPU's list and its two sizes. Two things are found separately:
+//! # Design
 //!
-//! * **The batch**, from straight runs. Refill after refill, or spill after spill, with hardly anything the other way in
-//!   between, doubles it each time up to [`Limits::largest`]; a turn, or traffic both ways, halves it. So a burst pays one
-//!   visit to the zone per 2016 pages after five smaller ones, however long ago the last burst was, and somebody who
-//!   takes and gives a page now and then pays for 63. The largest batch is at most an eighth of what a list may keep.
-//! * **What to keep**, from regret. Pages that a spill gave and that a refill soon asks for again should have been kept. So
-//!   the list gets back just these, and keeps that many more than it really held when it turned: after one swing up and
-//!   down it is as large as the swing, and both ends of it are quiet. If the zone's lock was busy the list keeps a fixed batch
-//!   more at once, unless it has gone one way for half of what it keeps already: no size helps there. A run of spills longer
-//!   than the list makes the list smaller by half of each: somebody else allocates what is freed here.
+//! Two sizes are found separately:
 //!
-//! What "soon" means is the price of a page that lies idle against one visit to the zone: before the next tick, or before the
-//! fourth where the zone's lock is busy in more than one visit of sixteen, since others wait there too. Nothing else decides how
-//! much is kept of a slow load: every page below the top of the list comes back sooner than the top one does.
+//! * **The batch**, from straight runs. Refill after refill, or spill after spill, with hardly any
+//!   traffic the other way in between, doubles it each time up to [`Limits::largest`]. A turn, or
+//!   traffic both ways, halves it. So after five smaller visits to the zone, a burst pays one per
+//!   2016 pages. A CPU that takes and frees a page now and then pays for 63. The largest batch is
+//!   at most an eighth of what a list may keep.
+//! * **The pages to keep**, from regret. If a refill soon asks for pages that a spill gave to the
+//!   zone, they should have been kept. So the list takes back just these, and keeps that many more
+//!   than it really held when it turned. After one swing up and down it is as large as the swing.
+//!   If the zone's lock was busy, the list keeps a fixed batch more at once, unless it has gone one
+//!   way for half of its size already, where no size helps. A run of spills longer than the list
+//!   makes the list smaller by half of each, since another CPU allocates the pages that are freed
+//!   here.
 //!
-//! Time only takes away. If nothing of what was given was asked for soon, the list keeps a sixteenth less. A list that is used
-//! and never needs the zone gives up an eighth of what it has above the fixed size, to see whether that was needed; where
-//! it was, the next try is half as large and comes after twice the time, up to four seconds. A list that is not used is
-//! emptied, keeps its size for two seconds, an eighth less each quarter, and then knows nothing. And of what no tick of a
-//! second found in use, a quarter goes.
+//! "Soon" weighs an idle page against a visit to the zone. It means before the next tick, or before
+//! the fourth one if more than one visit of sixteen finds the zone's lock busy, since other threads
+//! wait there too. Of a slow load nothing else decides how much is kept: every page below the top
+//! of the list is reused sooner than the top one.
 //!
-//! Where memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of [`Fixed`](super::Fixed).
+//! Time only makes lists smaller:
+//! * If none of the given pages was asked for soon, the list keeps a sixteenth less.
+//! * A list that is used and never needs the zone tries to do with less, by an eighth of its size
+//!   above the fixed one. If that was wrong, the next try is half as large and comes after twice
+//!   the time, up to four seconds.
+//! * A list that is not used is emptied. It keeps its size for two seconds, an eighth less each
+//!   quarter, and is reset then.
+//! * Of the pages that no tick of a second found in use, a quarter is given up.
+//!
+//! If memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of
+//! [`Fixed`](super::Fixed).
 
 use super::{Limits, List, Policy, Supply, blocks};
 
-/// Quarters of a second without use after which nothing is remembered.
+/// Quarters of a second without use after which the list's state is reset.
 const REST: u8 = 8;
-/// A try to do with less comes after two to the power of this many quarters at most.
+/// Binary logarithm of the most quarters before a try to do with less.
 const PATIENCE: u8 = 4;
 /// Quarters after which a list is trimmed.
 const SECOND: u8 = 4;
-/// Ticks before which a page is asked for soon where the zone's lock is busy, less one.
+/// The most ticks after a spill at which a page still counts as asked for soon, if the zone's lock
+/// is busy.
 const BUSY_TICKS: u8 = 3;
-/// A visit that finds the zone's lock busy weighs as much as so many that do not.
+/// Weight of a visit that finds the zone's lock busy, relative to one that does not.
 const BUSY: u8 = 16;
-/// The most of that which is remembered.
+/// The largest sum of weights.
 const MOST_BUSY: u8 = 8 * BUSY;
-/// Orders that have a batch of their own.
+/// Number of orders with a batch of their own.
 const ORDERS: usize = 4;
-/// Most steps that one tick takes, however long ago the last one was.
+/// The most steps of one tick, however long ago the last one was.
 const STEPS: u32 = 64;
 
-/// Which way pages went last.
+/// The last direction of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Neither,
@@ -55,25 +66,25 @@ enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Adaptive {
-    /// What a free compares the count with: `keep`, or a batch where that is more.
+    /// The count above which a free spills: `keep`, or a batch if that is more.
     high: u32,
-    /// What the list has learned to keep.
+    /// The pages that the list has learned to keep.
     keep: u32,
-    /// Up to where `moved` may go before the next event for both to count as one straight run.
+    /// The most that `moved` may be at the next event for both events to count as one straight run.
     straight: u32,
-    /// Pages that went the last way since the last turn.
+    /// Pages that went the last direction since the last turn.
     run: u32,
-    /// Pages given lately, and not asked for again so far.
+    /// Pages given to the zone lately, and not asked for since.
     given: u32,
     /// `moved` at the last tick.
     seen: u32,
-    /// `moved` at the last spill, and the count after it.
+    /// `moved` at the last spill. The next field is the count after it.
     spilled: u32,
     left: u32,
-    /// Least count at a tick since the list was last trimmed; 0 where ticks cannot tell.
+    /// The least count at a tick since the list was last trimmed; 0 if ticks cannot tell.
     least: u32,
     way: Way,
-    /// The batch of each order is the fixed one, doubled this often.
+    /// Number of doublings of the fixed batch, by order.
     doublings: [u8; ORDERS],
     /// Quarters since the list was last trimmed.
     untrimmed: u8,
@@ -81,23 +92,23 @@ pub struct Adaptive {
     quiet: u8,
     /// Quarters without use.
     idle: u8,
-    /// See [`PATIENCE`].
+    /// Binary logarithm of the quarters before the next try: see [`PATIENCE`].
     patience: u8,
-    /// Whether there was an event since the last tick, and since the last quarter.
+    /// Whether there was an event since the last tick. The next field: since the last quarter.
     active: bool,
     needed: bool,
     /// Ticks since the last spill.
     age: u8,
-    /// Visits that found the zone's lock busy, by weight, less those that did not.
+    /// Sum of the weights of visits that found the zone's lock busy, less one for each other visit.
     busy: u8,
-    /// Whether any of what was given was asked for again.
+    /// Whether any of the given pages were asked for again.
     regretted: bool,
-    /// Whether the list does with less for a try.
+    /// Whether the list tries to do with less.
     trying: bool,
 }
 
 impl Adaptive {
-    /// Notes an event and answers the batch for it.
+    /// Records an event and returns the batch for it.
     fn turn(&mut self, way: Way, order: u8, moved: u32, limits: &Limits, cap: u32) -> u32 {
         let same = self.way == way;
         if !same {
@@ -113,7 +124,7 @@ impl Adaptive {
         batch
     }
 
-    /// Whether what was given is still worth keeping if it is asked for now.
+    /// Whether given pages are still worth keeping if they are asked for now.
     fn is_soon(&self) -> bool {
         self.age <= if self.busy >= BUSY { BUSY_TICKS } else { 0 }
     }
@@ -132,16 +143,17 @@ impl Adaptive {
         self.keep = self.keep.saturating_sub(pages).max(limits.fixed.high.min(self.keep));
     }
 
-    /// Keeps one part in `parts` of what is above the fixed size less, at least a batch.
+    /// Lowers `keep` by one part in `parts` of its size above the fixed one, at least by a batch.
     fn step_down(&mut self, parts: u32, limits: &Limits) {
         let above = self.keep.saturating_sub(limits.fixed.high);
         self.shrink((above / parts).max(limits.fixed.batch), limits);
     }
 
-    /// Learns from a refill that asks for what was given, and answers how much of that comes back.
+    /// Learns from a refill that asks for given pages. Returns the pages to refill.
     fn regret(&mut self, batch: u32, turned: bool, list: List, limits: &Limits, cap: u32) -> u32 {
         if turned {
-            // Since the last spill as much came as went, and what was left besides: so full the list was, and no fuller.
+            // Since the last spill as many pages were put as were popped, besides those left: that
+            // is how full the list was.
             let moved = i64::from(list.moved.wrapping_sub(self.spilled));
             let full = (moved + i64::from(list.count) + i64::from(self.left)) / 2;
             self.shrink(self.keep.saturating_sub(full as u32), limits);
@@ -155,7 +167,7 @@ impl Adaptive {
 
     /// Brings both sizes within bounds.
     fn bound(&mut self, limits: &Limits, cap: u32) {
-        // Below the fixed size only while memory is that short.
+        // Below the fixed size only if memory is that short.
         self.keep = self.keep.max(limits.fixed.high).min(cap);
         self.doublings = self.doublings.map(|doublings| doublings.min(limits.doublings(cap) as u8));
         self.high = self.keep.max(self.batch(limits)).min(cap);
@@ -166,11 +178,11 @@ impl Adaptive {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let batch = self.turn(Way::Out, order, list.moved, limits, cap);
         if self.run > self.keep {
-            // By half of what goes, so that there is room for as much again before the next spill.
+            // By half of the batch, so that there is room for as much again before the next spill.
             self.shrink(batch / 2, limits);
         }
         self.bound(limits, cap);
-        // Nothing, if the list is to collect a larger batch first.
+        // Nothing if the list should collect a larger batch first.
         let over = list.count.saturating_sub(self.high);
         let give = if over == 0 { 0 } else { over.max(batch).min(limits.largest()).min(list.count) };
         self.given = self.given.saturating_add(give).min(limits.ceiling);
@@ -181,8 +193,8 @@ impl Adaptive {
         give
     }
 
-    /// Gives up a quarter of what no tick of a second found in use. A list that goes up and down several times from one tick to
-    /// the next is not seen at its lowest, so nothing is known of it.
+    /// Gives up a quarter of the pages that no tick of a second found in use. If a list goes up and
+    /// down several times between two ticks, its least count is unknown.
     fn trim(&mut self, count: u32, moved: u32, limits: &Limits, quarters: u32) {
         self.least = if moved / 2 < self.keep { self.least.min(count) } else { 0 };
         self.untrimmed = self.untrimmed.saturating_add(quarters.min(255) as u8);
@@ -192,7 +204,7 @@ impl Adaptive {
         }
     }
 
-    /// What a quarter of a second takes away.
+    /// The effect of one or more quarters of a second.
     fn age(&mut self, rested: bool, limits: &Limits, quarters: u32) {
         self.age = self.age.saturating_add(quarters.min(255) as u8);
         if self.given > 0 && !self.is_soon() {
@@ -265,12 +277,12 @@ impl Policy for Adaptive {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let turned = self.way == Way::Out;
         let mut batch = self.turn(Way::In, order, list.moved, limits, cap);
-        // Not where the list is full of other orders: keeping more of those would help nobody.
+        // Not if the list is full of other orders: keeping more of those would not help.
         if list.count <= self.high / 2 && self.given > 0 && self.is_soon() {
             batch = self.regret(batch, turned, list, limits, cap);
         }
         self.bound(limits, cap);
-        // But a batch of this one has to fit in beside them.
+        // A batch of this order must fit in beside the others.
         self.high = self.high.max((list.count + limits.fixed.batch).min(cap));
         let room = self.high.saturating_sub(list.count) >> order;
         let blocks = blocks(batch, self.high, order).min(1 + room);

@@ -1,7 +1,7 @@
-//! What `Adaptive` answers to single events, as tables.
+//! The answers of `Adaptive` to single events, as tables.
 //!
-//! Sits beside the policy and calls only what a list calls. Where it must have learned something first, it has been through a
-//! run of the model.
+//! The tests call only what a list calls. Where the policy must have learned before, it ran in the
+//! model.
 
 use super::fixed::Still;
 use super::model_tests::{Model, Random, SECOND};
@@ -60,7 +60,7 @@ fn blocks_of_another_order_that_lie_in_a_small_list_do_not_keep_it_from_learning
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
-    // In the list for good: more than half of what is kept at first.
+    // Blocks that stay in the list: more than half of the first size.
     let others = bounds.fixed.high / 2 + 100;
     let (mut count, mut moved) = (others, 0);
     while moved < 20_000 || count < others {

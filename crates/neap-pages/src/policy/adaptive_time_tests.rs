@@ -1,7 +1,7 @@
-//! What `Adaptive` does over time, by the model.
+//! `Adaptive` over time, by the model.
 //!
-//! Sits beside the policy. Numbers that depend on the model's costs are compared with those of `Fixed` under the same program, printed
-//! by `--nocapture`, never asserted exactly.
+//! Numbers that depend on the model's costs are compared with those of `Fixed` under the same
+//! program. `--nocapture` prints them. They are not asserted exactly.
 
 use super::model_tests::{Model, Op, Program, SECOND, TICK};
 use super::program_tests::{AMPLE, compare, measure, mix, only, swing, then};
@@ -16,7 +16,7 @@ fn what_was_given_and_asked_for_again_is_kept_the_next_time() {
     let bounds = limits(1 << 20, 1);
     let programs = || vec![swing(20_000, 0, 0)];
     let mut model = Model::<Adaptive>::new(bounds, AMPLE, programs());
-    // Two swings of 20 ms teach it, the third needs nothing.
+    // After two swings of 20 ms, the third one needs nothing.
     model.run(TICK);
     let high = model.cpus[0].policy.high();
     assert!((19_000..22_000).contains(&high), "{high}");
@@ -32,7 +32,7 @@ fn a_list_learns_what_a_swing_needs_and_no_more() {
     let (costs, model) = measure::<Adaptive>(bounds, vec![swing(20_000, 0, 0)], 4 * SECOND, 4 * SECOND);
     let high = model.cpus[0].policy.high();
     assert!((20_000 - bounds.fixed.batch..20_000 + 2 * bounds.fixed.batch).contains(&high), "{high}");
-    // Less is tried seldom, and costs little.
+    // Tries with less are rare and cost little.
     assert!(costs.locks < 20, "{costs:?}");
 }
 
@@ -165,7 +165,8 @@ fn memory_that_runs_out_takes_the_lists_back_before_it_is_gone() {
     let budget = 1 << 18;
     let bounds = limits(budget, 4);
     let marks = bounds.watermarks;
-    // Three CPUs learn, for a fifth of a second, and rest with full lists; then the fourth takes what there is.
+    // Three CPUs learn for a fifth of a second and rest with full lists. Then the fourth takes the
+    // free pages.
     let swings = [9000_u32, 9500, 10_000];
     let learn = |pages| then(swing(pages, 0, 0), 10 * (2 * pages + 1) + 1, only(Op::Rest(SECOND)));
     let (mut left, mut rested) = (budget - marks.low + 186, false);

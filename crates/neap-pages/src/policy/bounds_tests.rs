@@ -1,6 +1,6 @@
 //! Bounds that hold for every policy after any events.
 //!
-//! Sits beside the policies and calls only what a list calls. A case that fails is printed whole, as small as it could be made.
+//! The tests call only what a list calls. A case that fails is printed in its smallest form.
 
 use super::fixed::Still;
 use super::tests::{limits, list, supply};
@@ -30,7 +30,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Bounds that hold whatever happens. Every event is repeated `times`, so that runs are long enough to mean something.
+/// Bounds that always hold. Every event is repeated `times`, so that runs are long enough to
+/// matter.
 fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Result<(), TestCaseError> {
     let mut policy = T::new(&bounds);
     let mut now = supply(&bounds, u32::MAX);
@@ -53,7 +54,7 @@ fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Re
                         if strict && (now.reclaiming || now.free <= bounds.watermarks.high) {
                             prop_assert!(blocks << order <= bounds.fixed.batch.max(2 << order));
                         }
-                        // As the list does: what it has no room for goes back.
+                        // Like a list: blocks without room go back.
                         let more = (blocks - 1) << order;
                         prop_assert!(!strict || count > policy.high() || count + more <= policy.high());
                         if count + more <= policy.high() {

@@ -1,10 +1,12 @@
-//! `Depth`: the size follows the depth of allocation and freeing in periods of a second, as it was first posted.
+//! `Depth`: the size follows the depth of allocation and freeing in periods of a second, as first
+//! posted for Linux.
 //!
-//! Sits between the events of one list and its sizes, for comparison only. Allocated minus freed pages are counted; how
-//! far that number rises and falls within a period, averaged with halving weight over periods, bounds the size: the
-//! smaller of the two depths, because a list that only gives or only takes helps nobody. The clock is looked at on
-//! frees. All else is [`Unchanged`], the kernel that this was posted for. What the reviewers objected to is all here: a
-//! window, a reset, a second cache line's worth of numbers, work on each operation.
+//! For comparison only. It counts allocated minus freed pages. The rise and fall of that number
+//! within a period, averaged with halving weight over periods, bound the size: the smaller of the
+//! two depths, since a larger list does not help traffic in one direction. Frees look at the clock.
+//! Otherwise it is [`Unchanged`], the kernel that it was posted for. It has the properties that its
+//! reviewers objected to: a window, a reset, a second cache line of numbers, and work on each
+//! operation.
 
 use super::{Limits, List, Policy, Supply, Unchanged};
 
@@ -15,7 +17,7 @@ pub const PERIOD: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
     list: Unchanged,
-    /// Pages allocated minus pages freed in this period, and its extremes.
+    /// Pages allocated minus pages freed in this period. The next two fields are its extremes.
     count: i32,
     most: i32,
     least: i32,
@@ -122,7 +124,8 @@ mod tests {
             swing(&mut depth, &bounds, 30_000, period * (PERIOD + 1));
             sizes.push(depth.high());
         }
-        // The first free of a period ends the one before, so each average lacks that period's later frees.
+        // The first free of a period ends the previous one, so each average lacks later frees of
+        // that period.
         assert!(sizes.is_sorted() && sizes[1] >= 7_000 && sizes[5] > 28_000 && sizes[5] <= 30_000, "{sizes:?}");
         swing(&mut depth, &bounds, 1, 9 * PERIOD);
         assert_eq!(depth.high(), bounds.fixed.high);

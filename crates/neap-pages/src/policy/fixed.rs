@@ -1,42 +1,44 @@
-//! `Fixed`: upstream's formula for a list that does not tune itself.
+//! `Fixed`: Linux's formula for a list that does not tune itself.
 //!
-//! Sits between the size of the zone and a list's two numbers (linux `mm/page_alloc.c`, `zone_batchsize` and
-//! `zone_highsize`), bounded so that all lists together keep at most an eighth of the pages.
+//! It follows `zone_batchsize` and `zone_highsize` in `mm/page_alloc.c`, bounded so that all lists
+//! together keep at most an eighth of the pages.
 
 use super::{Limits, List, Policy, Supply, blocks, watermarks};
 
-/// What a list does.
+/// The two sizes of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed {
-    /// Most pages it keeps; 0: it keeps none and every block goes to the zone.
+    /// The most pages that the list keeps; 0: none, and every block goes to the zone.
     pub high: u32,
     /// Pages that move between list and zone at once.
     pub batch: u32,
 }
 
 impl Fixed {
-    /// For each of `cpus` lists over `managed` pages.
+    /// The sizes of each of `cpus` lists over `managed` pages.
     pub fn new(managed: u32, cpus: usize, page_shift: u32) -> Fixed {
         let batch = (managed / 4096).min((256 << 10) >> page_shift);
-        // One less than a power of two: batches of sizes that differ by one bit do not follow each other in lockstep.
+        // One less than a power of two, so that batches of sizes that differ by one bit do not run
+        // in lockstep.
         let batch = if batch <= 1 { 1 } else { (1 << (batch + batch / 2).ilog2()) - 1 };
         let cpus = cpus as u32;
         let share = (watermarks(managed, page_shift).low / cpus).max(4 * batch);
         Fixed { high: share.min(managed / 8 / cpus), batch }
     }
 
-    /// Blocks of an order that a refill brings: at least two where a batch is more than a page, never over the high mark.
+    /// Number of blocks of an order in a refill: at least two if a batch is more than a page, and
+    /// never more than the list keeps.
     pub fn refill(&self, order: u8) -> u32 {
         blocks(self.batch, self.high, order)
     }
 
-    /// Blocks of an order in one batch.
+    /// Number of blocks of an order in one batch.
     pub fn blocks(&self, order: u8) -> u32 {
         (self.batch >> order).max(1)
     }
 }
 
-/// `Fixed` with what a tick has to remember.
+/// [`Fixed`] with the state between ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Still {
     fixed: Fixed,

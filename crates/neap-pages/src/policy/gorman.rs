@@ -1,10 +1,12 @@
-//! `Gorman`: a controller in three terms that looks for the least size at which refills and spills are rare.
+//! `Gorman`: a controller with three terms that looks for the least size at which refills and
+//! spills are rare.
 //!
-//! Sits between the events of one list and its sizes, for comparison only. What is measured, once a quarter of a second,
-//! is the traffic that a larger list would have saved: pages that came in by refills and went out by spills, whichever is
-//! less. What is wanted is none of it for the least size, so a quarter without any counts as an error the other way, of
-//! a sixteenth of the size. The size moves by half of the error, an eighth of its sum and a quarter of its change; the
-//! batch doubles in straight runs as everybody's does. As its author expected, a steady load sees it swing.
+//! For comparison only. Once a quarter of a second it measures the traffic that a larger list would
+//! have saved: pages that came in by refills or went out by spills, whichever is less. The goal is
+//! none of it with the least size. So a quarter without any counts as an error the other way, of a
+//! sixteenth of the size. The size changes by half of the error, an eighth of its sum and a quarter
+//! of its change. The batch doubles in straight runs. The size swings under a steady load, as its
+//! author expected.
 
 use super::{Limits, List, Policy, Supply};
 
@@ -71,7 +73,7 @@ impl Policy for Gorman {
         if quarters > 0 {
             let saved = self.came.min(self.went) as i32;
             let error = if saved > 0 { saved } else { -(self.high as i32 / 16) };
-            // A sum that may grow without bound would go on pushing long after its reason is gone.
+            // An unbounded sum would go on pushing long after its reason is gone.
             let bound = limits.ceiling as i32;
             self.sum = (self.sum.saturating_add(error)).clamp(-bound, bound);
             let step = error / 2 + self.sum / 8 + (error - self.error) / 4;

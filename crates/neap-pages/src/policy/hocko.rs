@@ -1,7 +1,7 @@
-//! `Hocko`: a batch that doubles when it is used up and halves when twice as much lies about.
+//! `Hocko`: a batch that doubles when it is used up and halves when twice as many pages lie unused.
 //!
-//! Sits between the events of one list and its sizes, for comparison only: what the first reviewer asked about, taken at
-//! its word. One number, no time, no separate size to keep: the list keeps two batches. Memory that runs short resets it.
+//! For comparison only; a literal version of a reviewer's question. It has one number, and no
+//! separate size: the list keeps two batches. Time plays no part. A shortage of memory resets it.
 
 use super::{Limits, List, Policy, Supply};
 

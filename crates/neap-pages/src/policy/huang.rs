@@ -1,8 +1,8 @@
-//! `Huang`: upstream's policy with a guard: a size that was needed lately does not decay.
+//! `Huang`: Linux's policy with a guard: a size that was needed lately does not decay.
 //!
-//! Sits between the events of one list and its sizes, for comparison only. The least count since the last decay is
-//! tracked on each allocation; if it was less than a batch, the pages were in use and not idle, and time takes nothing.
-//! It was posted as a ninth patch and left out: fewer visits to the zone, no benchmark that noticed.
+//! For comparison only. Each allocation tracks the least count since the last decay. If it was less
+//! than a batch, the pages were in use, and time takes nothing. It was posted for Linux and left
+//! out, since no benchmark showed a gain.
 
 use super::{Limits, List, Policy, Supply, Upstream};
 

@@ -1,15 +1,24 @@
-//! Policies: how much a CPU's list keeps, and how much moves at once.
+//! Policies: the pages that a CPU's list keeps, and the pages that move at once.
 //!
-//! Sits between the page lists and numbers. Events go in, pages come out, and all that a policy remembers is a few numbers
-//! per CPU, at most a cache line, that the list keeps beside its count and changes under its lock. Nothing here reads a
-//! clock, an atomic or the platform: time comes in as quarters of a second, the state of the zone as [`Supply`], and that
-//! the zone's lock was busy as an event. [`Adaptive`] is what the library runs; [`Fixed`] is where it starts from and what
-//! it falls back to. The others exist to be compared with.
+//! # Design
 //!
-//! What holds for every list after every event: it keeps at most [`Policy::high`] pages (seven more for a moment where
-//! blocks of mixed order do not come out even); all lists together at most an eighth of the pages; one event moves at most
-//! [`Limits::largest`] pages, at least one block; where the size is 0 nothing is listed at all. Those that are the kernel's
-//! own keep more until they next give where their size has fallen, and may give all of a list at once.
+//! A policy gets events and returns numbers of pages. Its state is a few numbers per CPU, at most a
+//! cache line, which the list keeps beside its count and changes under its lock. A policy reads no
+//! clock, atomic or platform. It gets time as quarters of a second, the zone's state as [`Supply`],
+//! and a busy zone lock as an event. The library uses [`Adaptive`]. [`Fixed`] is its starting point
+//! and its fallback. The other policies exist for comparison.
+//!
+//! # Invariants
+//!
+//! After every event:
+//! * A list keeps at most [`Policy::high`] pages, and up to seven more for a moment, since blocks
+//!   of mixed order do not add up exactly.
+//! * All lists together keep at most an eighth of the pages.
+//! * One event moves at most [`Limits::largest`] pages, at least one block.
+//! * With the size 0, nothing is listed at all.
+//!
+//! The kernel's own policies keep more until their next spill if their size has fallen, and may
+//! give all of a list at once.
 
 pub mod adaptive;
 #[cfg(test)]
@@ -51,11 +60,10 @@ pub use upstream::Upstream;
 
 use crate::statistics::Watermarks;
 
-/// What a zone without a budget counts as, in bytes: lists of the usual size whatever the machine.
+/// The size of a zone without a budget, in bytes, for the sizes of lists on any machine.
 pub(crate) const NOMINAL: u64 = 1 << 30;
 
-/// Doublings of the batch, at most: with 4 KiB pages 2016 pages, which upstream measured as the most that one call should
-/// pay for.
+/// The most doublings of the batch. With 4 KiB pages the largest batch is 2016 pages, as in Linux.
 pub const DOUBLINGS: u32 = 5;
 
 /// Bounds that all lists of an instance share.
@@ -63,25 +71,26 @@ pub const DOUBLINGS: u32 = 5;
 pub struct Limits {
     /// The size without tuning; tuning never goes below it while there is memory.
     pub fixed: Fixed,
-    /// Most pages that a list may be tuned to.
+    /// The most pages that a list may be tuned to.
     pub ceiling: u32,
-    /// Lists that share the zone.
+    /// Number of lists that share the zone.
     pub cpus: u32,
-    /// Of the budget; zero without one.
+    /// Thresholds of the budget; zero without one.
     pub watermarks: Watermarks,
 }
 
 impl Limits {
-    /// For each of `cpus` lists over `managed` pages, which are all there are if `watermarks` are given.
+    /// Limits for each of `cpus` lists over `managed` pages. If `watermarks` are given, these are
+    /// all pages there are.
     pub fn new(managed: u32, cpus: usize, page_shift: u32, watermarks: Watermarks) -> Limits {
         let fixed = Fixed::new(managed, cpus, page_shift);
         Limits { fixed, ceiling: managed / 8 / cpus as u32, cpus: cpus as u32, watermarks }
     }
 
-    /// The same with a size that the user has chosen: no tuning, and 0 for no lists.
+    /// Replaces the size by one that the user has chosen, without tuning; 0 for no lists.
     pub fn with_size(self, pages: u32) -> Limits {
         let fixed = Fixed { high: pages.min(self.ceiling), ..self.fixed };
-        // A ceiling below the size is what says that the size is not to be touched.
+        // A ceiling below the size marks a size that is not tuned.
         Limits { fixed, ceiling: 0, ..self }
     }
 
@@ -90,7 +99,7 @@ impl Limits {
         self.fixed.high.saturating_mul(self.cpus)
     }
 
-    /// Whether lists may have another size than the fixed one.
+    /// Whether lists may have a size other than the fixed one.
     pub fn is_tuned(&self) -> bool {
         self.ceiling > 0
     }
@@ -100,10 +109,11 @@ impl Limits {
         self.fixed.batch << self.doublings(self.ceiling)
     }
 
-    /// The most pages that a list may keep now. The lists' pages above the fixed size are together at most half of what
-    /// is free above the high watermark, so the sum falls as memory runs out and is the fixed one when reclaim begins.
-    /// At the low watermark it is at most that, if the fixed size is not below it anyway: then a size that the user has
-    /// not chosen gives way.
+    /// The most pages that a list may keep now. The lists' pages above the fixed size are together
+    /// at most half of the free pages above the high watermark. So the sum falls as memory runs
+    /// out, and is the fixed one when reclaim begins. At the low watermark the lists together keep
+    /// at most that many pages, even if the fixed size is larger. A size that the user has chosen
+    /// does not change.
     pub fn cap(&self, supply: &Supply) -> u32 {
         let Fixed { high, .. } = self.fixed;
         if !self.is_tuned() {
@@ -116,9 +126,9 @@ impl Limits {
         high.saturating_add(slack / 2 / self.cpus).min(self.ceiling)
     }
 
-    /// How often the batch may double where a list keeps at most `cap` pages: to an eighth of the ceiling, which is far below
-    /// it; to half of `cap` where memory is getting short and that is less; and not at all where nothing above the fixed size
-    /// is kept.
+    /// The most doublings of the batch if a list keeps at most `cap` pages. The batch is then at
+    /// most an eighth of the ceiling, or half of `cap` if memory is getting short and that is less.
+    /// It does not double if nothing above the fixed size is kept.
     pub fn doublings(&self, cap: u32) -> u32 {
         if cap <= self.fixed.high {
             return 0;
@@ -127,81 +137,83 @@ impl Limits {
     }
 }
 
-/// What a list is when an event happens to it.
+/// The state of a list at an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct List {
-    /// Base pages in it.
+    /// Base pages in the list.
     pub count: u32,
-    /// Base pages taken from it by allocations and put into it by frees since ever, wrapping.
+    /// Base pages taken by allocations and put by frees so far, wrapping.
     pub moved: u32,
 }
 
-/// What the zone is when an event happens.
+/// The state of the zone at an event.
 #[derive(Clone, Copy, Debug)]
 pub struct Supply<'a> {
     /// The bounds.
     pub limits: &'a Limits,
-    /// Pages that can still be handed out; those in lists cannot. `u32::MAX` without a budget.
+    /// Pages that can still be handed out, without those in lists; `u32::MAX` without a budget.
     pub free: u32,
     /// Whether background reclaim runs.
     pub reclaiming: bool,
-    /// Nanoseconds; only those of the laboratory's policies that were posted with a clock look at it.
+    /// The time in nanoseconds, for policies of the laboratory that use a clock.
     pub now: u64,
 }
 
-/// The numbers of one list, and what they say to each event. An event never waits and never fails.
+/// The state of one list, and its answers to events. An event never waits and never fails.
 ///
-/// All zeroes are a valid value, if no sensible one: what the memory of lists holds before these are made.
+/// All zeroes must be a valid value, since the memory of lists holds them before these are made.
 pub trait Policy: Copy + core::fmt::Debug {
-    /// Whether owners lock their lists. Nothing that runs a program says no.
+    /// Whether owners lock their lists. It is `false` in benchmarks only.
     const LOCKED: bool = true;
 
-    /// Where every list begins, and where it ends five seconds after its last use.
+    /// The state of a new list, and of one that was not used for some seconds.
     fn new(limits: &Limits) -> Self;
 
-    /// Most pages that the list keeps at the moment.
+    /// The most pages that the list keeps at the moment.
     fn high(&self) -> u32;
 
     /// Pages that move at once at the moment.
     fn batch(&self, limits: &Limits) -> u32;
 
-    /// A block was asked of the list, which has one or not.
+    /// A block was asked for, whether the list has one or not.
     #[inline]
     fn asked(&mut self, _list: List, _order: u8) {}
 
-    /// A block came into the list, which counts it already. Answers the pages to give to the zone.
+    /// A block came into the list, whose count includes it. Returns the pages to give to the zone.
     fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32;
 
-    /// The list has no block of this order. Answers the blocks to bring, at least one, of which the caller takes one.
+    /// The list has no block of this order. Returns the blocks to take from the zone, at least one,
+    /// which the caller uses.
     fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32;
 
-    /// The zone's lock was busy when what the last refill or `put` answered was to be done.
+    /// The zone's lock was busy at the visit that the last refill or `put` asked for.
     fn contended(&mut self, _supply: &Supply<'_>) {}
 
-    /// Time has passed: whole quarters of a second since the last call. For CPUs that do nothing as well. Answers the
-    /// pages to give to the zone; all of them if the list has not changed.
+    /// Time has passed: whole quarters of a second since the last call. Also called for idle CPUs.
+    /// Returns the pages to give to the zone: all of them if the list has not changed.
     fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32;
 
-    /// The zone came to a watermark, or reclaim began. Answers the pages to give to the zone.
+    /// The zone came to a watermark, or reclaim began. Returns the pages to give to the zone.
     fn pressure(&mut self, list: List, _supply: &Supply<'_>) -> u32 {
         list.count.saturating_sub(self.high())
     }
 
-    /// Whether time will change nothing more.
+    /// Whether the passing of time will change nothing more.
     fn is_settled(&self, limits: &Limits) -> bool;
 }
 
-/// Blocks of an order that `pages` pages make in a refill: at least two where they are more than one page, and not more
-/// than a list of `high` pages holds.
+/// Number of blocks of an order in a refill of `pages` pages: at least two if that is more than one
+/// page, and at most what a list of `high` pages holds.
 #[inline]
 pub(crate) fn blocks(pages: u32, high: u32, order: u8) -> u32 {
     let blocks = if pages > 1 { (pages >> order).max(2) } else { 1 };
     blocks.min((high >> order).max(1))
 }
 
-/// Upstream's thresholds for `managed` pages: min is 4 * sqrt(kilobytes) kilobytes, the others a quarter of it, or a
-/// thousandth of the pages, above one another. Upstream's bounds on min are those of a whole machine; here it is at most
-/// a sixteenth of the pages instead, so that a small budget is not all reserve.
+/// Linux's thresholds for `managed` pages. Min is 4 * sqrt(kilobytes) kilobytes; the others are
+/// above one another by a quarter of it, or by a thousandth of the pages. Linux bounds min for a
+/// whole machine. Here it is at most a sixteenth of the pages, so that a small budget is not all
+/// reserve.
 pub(crate) fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
     let kilobytes = (u64::from(managed) << page_shift) >> 10;
     let min = ((kilobytes * 16).isqrt().min(256 << 10) << 10 >> page_shift) as u32;
@@ -214,7 +226,7 @@ pub(crate) fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
 pub(crate) mod tests {
     use super::*;
 
-    /// Lists of a zone with a budget.
+    /// Limits of lists of a zone with a budget.
     pub(crate) fn limits(managed: u32, cpus: usize) -> Limits {
         Limits::new(managed, cpus, 12, watermarks(managed, 12))
     }

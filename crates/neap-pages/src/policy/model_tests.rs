@@ -1,39 +1,39 @@
 //! A model of one zone: lists that are only counts, virtual time, and the real policies.
 //!
-//! Sits between the policies and the tests that say what they do over time. Every CPU runs a program of allocations and
-//! frees; an operation costs about [`OPERATION`], a hold of the zone's lock [`HOLD`] and [`PAGE`] per page, and who finds it
-//! held waits. Ticks come four times a second and cost nobody anything. The same program gives the same numbers.
+//! Every CPU runs a program of allocations and frees. An operation costs about [`OPERATION`], a
+//! hold of the zone's lock [`HOLD`] and [`PAGE`] per page. A CPU that finds the lock held waits.
+//! Ticks come four times a second and cost nothing. The same program gives the same numbers.
 
 use super::{Limits, List, Policy, Supply};
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// Nanoseconds of an allocation or free with what the program does to a page.
+/// Nanoseconds of an allocation or free with the program's work on a page.
 pub(super) const OPERATION: u64 = 500;
-/// Nanoseconds that the zone's lock is held at least.
+/// Nanoseconds of an empty hold of the zone's lock.
 const HOLD: u64 = 500;
-/// Nanoseconds more for each page that moves.
+/// Additional nanoseconds for each page that moves.
 const PAGE: u64 = 20;
-/// Between two ticks.
+/// Nanoseconds between two ticks.
 pub(super) const TICK: u64 = 250_000_000;
 pub(super) const SECOND: u64 = 1_000_000_000;
 
-/// What a program does next.
+/// The next operation of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Op {
     Take(u8),
     Give(u8),
-    /// Nothing, for so many nanoseconds.
+    /// Nothing, for a number of nanoseconds.
     Rest(u64),
     End,
 }
 
 pub(super) type Program = Box<dyn FnMut() -> Op>;
 
-/// Orders of the model's lists: those that are listed, and that of huge pages.
+/// Orders of the model's lists: the listed ones, and up to that of huge pages.
 pub(super) const ORDERS: usize = 10;
 
-/// What is still to be done with the zone's lock held.
+/// The rest of an operation, under the zone's lock.
 enum Pending {
     Refill(u8),
     Give(u32),
@@ -49,7 +49,7 @@ pub(super) struct Cpu<T> {
 }
 
 impl<T> Cpu<T> {
-    /// Takes up to `pages` pages out, most of the order that has most.
+    /// Takes up to `pages` pages out, mostly of the order with most pages.
     fn cut(&mut self, pages: u32) -> u32 {
         let before = self.list.count;
         while self.list.count > before - pages.min(before) {
@@ -61,28 +61,29 @@ impl<T> Cpu<T> {
     }
 }
 
-/// What a run cost.
+/// The costs of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     pub(super) operations: u64,
     /// Holds of the zone's lock by programs.
     pub(super) locks: u64,
-    /// Of these, those that had to wait.
+    /// Holds that had to wait. The next field is the time waited.
     pub(super) waits: u64,
     pub(super) waited: u64,
     /// Holds by ticks.
     pub(super) tick_locks: u64,
-    /// Most pages that one operation moved.
+    /// The most pages that one operation moved.
     pub(super) most_moved: u32,
-    /// Most that all lists together might have kept while free pages were at the low watermark or below.
+    /// The most pages that all lists together were allowed to keep while free pages were at the low
+    /// watermark or below.
     pub(super) highs_at_low: u64,
-    /// Sum of the pages in lists at each tick, and how many ticks that were.
+    /// Sum of the pages in lists at each tick, and number of ticks.
     held: u64,
     ticks: u64,
 }
 
 impl Costs {
-    /// Holds of the zone's lock in a million operations.
+    /// Holds of the zone's lock per million operations.
     pub(super) fn per_million(&self) -> u64 {
         (self.locks + self.tick_locks) * 1_000_000 / self.operations.max(1)
     }
@@ -144,7 +145,7 @@ impl<T: Policy> Model<T> {
         self.cpus.iter().map(|cpu| cpu.list.count).sum()
     }
 
-    /// What all lists together may keep.
+    /// The most pages that all lists together keep.
     pub(super) fn highs(&self) -> u64 {
         self.cpus.iter().map(|cpu| u64::from(cpu.policy.high())).sum()
     }
@@ -188,12 +189,12 @@ impl<T: Policy> Model<T> {
                 }
             }
             self.costs.operations += 1;
-            // Not the same each time: CPUs in lockstep would never meet at the lock.
+            // The time varies: CPUs in lockstep would never meet at the lock.
             cpu.at += OPERATION / 2 + u64::from(self.random.below(OPERATION as u32));
         }
     }
 
-    /// What an operation does under the zone's lock.
+    /// The part of an operation under the zone's lock.
     fn visit(&mut self, index: usize, pending: Pending) {
         let supply = Supply { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
         let cpu = &mut self.cpus[index];
@@ -246,7 +247,8 @@ impl<T: Policy> Model<T> {
         self.costs.ticks += 1;
     }
 
-    /// Lets every policy answer, and gives what it says to the zone, a fixed batch at a time.
+    /// Calls every policy, and gives the pages that it returns to the zone, a fixed batch at a
+    /// time.
     fn each(&mut self, answer: impl Fn(&mut Cpu<T>, &Supply<'_>) -> u32) {
         for cpu in &mut self.cpus {
             let supply = Supply { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: self.now };

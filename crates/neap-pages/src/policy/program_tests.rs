@@ -1,7 +1,6 @@
-//! Programs that the model's CPUs run, and what is measured of a run.
+//! Programs of the model's CPUs, and measurements of a run.
 //!
-//! Sits between the [model](super::model_tests) and the tests of what a policy does over time. A program is a closure that says what
-//! comes next, without end unless it says so.
+//! A program is a closure that returns the next operation, without an end unless it returns one.
 
 use super::fixed::Still;
 use super::model_tests::{Costs, Model, Op, Program, Random};
@@ -9,10 +8,10 @@ use super::{Adaptive, Limits, Policy};
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// 64 GiB of pages: memory to spare.
+/// 64 GiB of pages: ample memory.
 pub(super) const AMPLE: u32 = 1 << 24;
 
-/// Takes and gives back `pages` pages, over and over, resting after each round.
+/// Takes and frees `pages` pages, over and over, with a rest after each round.
 pub(super) fn swing(pages: u32, order: u8, rest: u64) -> Program {
     let (mut step, blocks) = (0, pages >> order);
     Box::new(move || {
@@ -25,7 +24,7 @@ pub(super) fn swing(pages: u32, order: u8, rest: u64) -> Program {
     })
 }
 
-/// Goes up to `most` blocks and down to none, three steps back for seven ahead.
+/// Goes up to `most` blocks and down to none, with three steps back for seven ahead.
 pub(super) fn mix(most: u32, order: u8, seed: u64) -> Program {
     let (mut random, mut held, mut up) = (Random(seed), 0, true);
     Box::new(move || {
@@ -36,7 +35,7 @@ pub(super) fn mix(most: u32, order: u8, seed: u64) -> Program {
     })
 }
 
-/// `first` for so many operations, then something else.
+/// `first` for a number of operations, then `second`.
 pub(super) fn then(mut first: Program, operations: u32, mut second: Program) -> Program {
     let mut left = operations;
     Box::new(move || {
@@ -49,7 +48,7 @@ pub(super) fn only(op: Op) -> Program {
     Box::new(move || op)
 }
 
-/// Warm-up, then what the given time costs.
+/// Warms up, then measures the costs of a time.
 pub(super) fn measure<T: Policy>(bounds: Limits, programs: Vec<Program>, warm: u64, time: u64) -> (Costs, Model<T>) {
     let mut model = Model::new(bounds, AMPLE, programs);
     model.run(warm).costs();
@@ -57,7 +56,7 @@ pub(super) fn measure<T: Policy>(bounds: Limits, programs: Vec<Program>, warm: u
     (costs, model)
 }
 
-/// The same programs under `Fixed` and `Adaptive`; prints both.
+/// Runs the programs under `Fixed` and `Adaptive`, and prints both costs.
 pub(super) fn compare(
     name: &str,
     bounds: Limits,

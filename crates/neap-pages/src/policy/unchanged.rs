@@ -1,10 +1,12 @@
-//! `Unchanged`: the kernel that source 003 changes, before the change: a fixed size and a batch of frees that doubles.
+//! `Unchanged`: Linux before [`Depth`](super::Depth): a fixed size and a batch of frees that
+//! doubles.
 //!
-//! Sits between the events of one list and its sizes, for comparison only, and under [`Depth`](super::Depth), which moves
-//! the size and leaves the rest. Each time that a full list gives, the next batch of frees is twice as large, up to what
-//! leaves a batch in the list; each allocation halves it; the batch of refills is fixed. A block of several pages that is
-//! freed while that batch is doubled empties the list. So a process that exits empties it: its pages fill the list, and its
-//! page directory, two pages, is freed last. While reclaim runs four batches are kept. Time takes nothing.
+//! For comparison only, and the base of [`Depth`](super::Depth), which changes the size. Each time
+//! that a full list gives pages, the next batch of frees is twice as large, as long as that leaves
+//! a batch in the list. Each allocation halves it. The batch of refills is fixed. A block of
+//! several pages that is freed while the batch is doubled empties the list. So a process that exits
+//! empties it: its pages fill the list, and its page directory, two pages, is freed last. While
+//! reclaim runs, four batches are kept. Time changes nothing.
 
 use super::{Limits, List, Policy, Supply};
 

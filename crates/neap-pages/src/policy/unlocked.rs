@@ -1,14 +1,14 @@
-//! Lists without a lock: what the lock of a CPU's list costs, by leaving it out.
+//! Lists without a lock, to measure the cost of the lock of a CPU's list.
 //!
-//! Sits between a benchmark and [`Adaptive`], which does all the work. Two threads on one CPU, or a drain, would break such
-//! lists, so only who can rule both out may open them.
+//! [`Adaptive`] is the policy. Two threads on one CPU, or a drain, would corrupt such lists, so
+//! their opener must exclude both.
 
 use super::{Adaptive, Limits, List, Policy, Supply};
 use crate::pages::{Pages, Shape};
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
-/// [`Adaptive`], of lists that are not locked by their owners.
+/// [`Adaptive`] for lists that their owners do not lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Unlocked(Adaptive);
 
@@ -59,13 +59,14 @@ impl Policy for Unlocked {
 }
 
 impl<P: Platform> Pages<P, Unlocked> {
-    /// Pages whose lists are not locked.
+    /// Opens pages whose lists are not locked.
     ///
     /// # Errors
-    /// As for [`Pages::open`].
+    /// The platform's error.
     ///
     /// # Safety
-    /// Threads that allocate and free blocks stay on CPUs of their own, one on each, and nobody drains or ticks.
+    /// Threads that allocate and free blocks stay on CPUs of their own, one on each, and no thread
+    /// drains or ticks.
     pub unsafe fn open_unlocked(platform: &P, shape: &Shape) -> Result<Pages<P, Unlocked>, Errno> {
         Pages::open_tuned(platform, shape)
     }

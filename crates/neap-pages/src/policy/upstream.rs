@@ -1,14 +1,13 @@
-//! `Upstream`: the size follows refills and bursts of frees, as the kernel does it since 6.7.
+//! `Upstream`: the size follows refills and bursts of frees, as in Linux since 6.7.
 //!
-//! Sits between the events of one list and its sizes, for comparison only. Each refill raises the size by what it
-//! brings; what was freed lately, halved by each allocation, raises it where frees reach it; a second takes an eighth
-//! away. The refill's batch doubles until a free halves it. Frees of several pages in a row that an allocation does not
-//! follow empty the list, once a batch is in it: so on CPUs whose share of the data cache is more than three batches, which
-//! all machines have that figures were published of. Below the high watermark and while reclaim runs the size falls with
-//! every free.
+//! For comparison only. Each refill raises the size by its pages. Pages freed lately, halved by
+//! each allocation, raise it when frees reach it. A second takes an eighth away. The refill's batch
+//! doubles until a free halves it. Frees of several pages in a row without an allocation empty the
+//! list, once a batch is in it. That is so on CPUs whose share of the data cache is more than three
+//! batches. Below the high watermark and while reclaim runs, the size falls with every free.
 //!
-//! Differs from the kernel in one thing: whether memory is short is looked at where it is needed and not kept in a flag
-//! that one path sets and another clears.
+//! Differs from Linux in one point: a shortage of memory is checked where it matters, not kept in a
+//! flag.
 
 use super::{DOUBLINGS, Limits, List, Policy, Supply};
 
@@ -25,7 +24,7 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Takes a second's decay of the size; answers the pages above it.
+    /// Applies a second's decay to the size. Returns the pages above it.
     pub(super) fn second(&mut self, count: u32, limits: &Limits) -> u32 {
         let least = limits.fixed.high;
         if self.high > least {
