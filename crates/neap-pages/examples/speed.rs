@@ -1,4 +1,4 @@
-//! What a page costs: nanoseconds for pairs, batches and fresh memory, on this machine.
+//! The cost of a page: nanoseconds for pairs, batches and fresh memory, on this machine.
 //!
 //! `cargo run --release -p neap-pages --example speed`
 
@@ -19,7 +19,7 @@ fn measure(what: &str, operations: u32, mut body: impl FnMut()) {
 }
 
 fn touch(address: usize) {
-    // SAFETY: every address here is of a page that was just handed out.
+    // SAFETY: every address passed here is that of a page that was just handed out.
     unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(1) };
 }
 
@@ -32,7 +32,7 @@ fn faults() -> u64 {
 fn main() {
     let platform = Linux::probe();
     let huge = std::env::args().any(|argument| argument == "huge");
-    // The size that a list has without tuning on two CPUs, to compare with.
+    // The size of a list without tuning on two CPUs, for comparison.
     let list_high = std::env::args().any(|argument| argument == "fixed").then_some(643);
     let shape = Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high };
     let (start, before) = (Instant::now(), faults());

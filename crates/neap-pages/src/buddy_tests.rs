@@ -1,7 +1,8 @@
 //! The buddy against models: every short sequence in tiny zones, random long ones in larger ones.
 //!
-//! A model is one entry per page: free or not, and whether it may hold anything. What may be handed out, what must be
-//! refused and what is known to be zero all follow from it exactly, so the tests compare for equality.
+//! A model has one entry per page: whether it is free, and whether it may hold data. It determines
+//! exactly which blocks may be handed out, which requests must be refused and which pages are known
+//! to be zero. So the tests compare for equality.
 
 use crate::arena::CHUNK;
 use crate::buddy::Buddy;
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// A buddy over memory of its own.
+/// A buddy with its tables in memory of its own.
 struct Tiny {
     memory: Box<[u64]>,
     pages: u32,
@@ -32,18 +33,21 @@ impl Tiny {
     fn new(pages: u32) -> Tiny {
         let words = pages as usize * 2 + pages.div_ceil(64) as usize + 3 * pages.div_ceil(CHUNK).div_ceil(64) as usize;
         let mut tiny = Tiny::over(std::vec![0; words].into(), pages);
-        // SAFETY: `over` has laid the tables out in `memory`, which lives as long.
+        // SAFETY: `over` has laid out zeroed tables for these pages in `memory`, which belongs to
+        // this value.
         unsafe { tiny.buddy.add(Pfn(0), pages) };
         tiny
     }
 
-    /// The same state over memory of its own.
+    /// A copy of the state, with its tables in memory of its own.
     fn copy(&self) -> Tiny {
         let mut other = Tiny::over(std::vec![0; self.memory.len()].into(), self.pages);
-        // SAFETY: as in `new`; what it makes of the pages is overwritten at once.
+        // SAFETY: `over` has laid out zeroed tables for these pages in `memory`, which belongs to
+        // this value. Its state is overwritten at once.
         unsafe { other.buddy.add(Pfn(0), self.pages) };
         let (from, to) = (self.memory.as_ptr(), other.memory.as_mut_ptr());
-        // SAFETY: two allocations of the same length; both buddies reach theirs by exposed addresses only.
+        // SAFETY: two different allocations of the same length. Both buddies access theirs by
+        // exposed addresses only.
         unsafe { to.copy_from_nonoverlapping(from, self.memory.len()) };
         let (from, to) = (&self.buddy, &mut other.buddy);
         to.chunk_hint = from.chunk_hint;
@@ -54,7 +58,7 @@ impl Tiny {
     }
 }
 
-/// What is held, and a bit per page: free, and dirty. For up to 64 pages.
+/// The blocks in use, and a bit per page: free, and dirty. For up to 64 pages.
 #[derive(Clone)]
 struct Small {
     held: Vec<(Pfn, u32, Option<Order>)>,
@@ -76,7 +80,7 @@ enum Step {
     Chain(u8, u32),
 }
 
-/// Makes one step in both worlds and compares; `false` if the step does not apply.
+/// Runs one step on both and compares; `false` if the step does not apply.
 fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
     let positions = |model: &Small, size: u32| {
         let all = (0..tiny.pages / size).map(move |n| mask(Pfn(n * size), size));
@@ -99,7 +103,7 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
         Step::Run(pages) => {
             let open = positions(model, Order::holding(pages).pages());
             let got = tiny.buddy.allocate_run(pages, 1);
-            // Smaller blocks side by side may hold it, too.
+            // Smaller blocks side by side may hold the run, too.
             assert!(got.is_some() || open.is_empty());
             let Some(run) = got else { return true };
             let taken = mask(run.pfn, pages);
@@ -168,7 +172,8 @@ fn explore(tiny: &Tiny, model: &Small, steps: &[Step], depth: u32, visited: &mut
         return;
     }
     for &step in steps {
-        // Freeing the first, the middle or the last of equals: the others are the same by symmetry of what is held.
+        // Frees the first, the middle or the last of equal blocks. The others are equivalent by
+        // symmetry.
         let (mut tiny, mut model) = (tiny.copy(), model.clone());
         if small_step(&mut tiny, &mut model, step) {
             explore(&tiny, &model, steps, depth - 1, visited);
@@ -291,7 +296,8 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
         Large::Run(pages, align) => {
             let align = 1 << align;
             let got = buddy.allocate_run(*pages, align);
-            // A small run comes from an aligned block or from smaller ones side by side, a long one from whole chunks.
+            // A small run comes from an aligned block or from smaller ones side by side, a long one
+            // from whole chunks.
             let whole = if (*pages).max(align) <= CHUNK {
                 Order::holding((*pages).max(align)).pages()
             } else {
@@ -439,7 +445,7 @@ proptest! {
     }
 }
 
-/// Runs that are no power of two long leave nothing between them where memory was used before.
+/// Runs whose length is no power of two leave no gaps between them in memory that was used before.
 #[test]
 fn runs_lie_side_by_side_in_memory_that_was_used() {
     let mut tiny = Tiny::new(CHUNK);
@@ -449,7 +455,7 @@ fn runs_lie_side_by_side_in_memory_that_was_used() {
     assert_eq!(runs, CHUNK / 49, "{} pages are left", tiny.buddy.free);
 }
 
-/// A run is found in blocks too small for it before memory is taken from the system.
+/// A run is made of blocks too small for it before memory is taken from the system.
 #[test]
 fn a_run_joins_blocks_that_lie_side_by_side() {
     let mut tiny = Tiny::new(2 * CHUNK);

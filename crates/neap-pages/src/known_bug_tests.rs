@@ -1,8 +1,8 @@
-//! Bugs that page allocators before this one had, each with the test that would have met it.
+//! Known bugs of earlier page allocators, each with a test that reproduces its conditions.
 //!
-//! Sits beside the facade with access to its locks, so that a holder can be stopped where it hurts. The names begin with
-//! the bug's id in the project's notes on Linux. Not here because pages have no such thing: sheaves that are allocated
-//! from the cache they serve (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
+//! A test's name begins with the bug's id. The tests access the locks, to stop a holder anywhere.
+//! Bugs of parts that pages do not have are left out: sheaves allocated from the cache they serve
+//! (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
 use crate::give_back::Drain;
 use crate::machine::probe::{Probe, at_call};
@@ -21,7 +21,7 @@ fn listed<P: neap_base::Platform>(o: &Opened<'_, P>, cpu: usize, order: u8, coun
     held.into_iter().for_each(|held| give(o, held));
 }
 
-/// An interrupt inside a drain allocated and freed through the lists that were being drained.
+/// D1: An interrupt inside a drain allocated and freed through the lists that were being drained.
 #[test]
 fn d1_who_interrupts_a_holder_on_its_own_cpu_goes_around_it() {
     let machine = Virtual::new(4096, 2);
@@ -29,7 +29,8 @@ fn d1_who_interrupts_a_holder_on_its_own_cpu_goes_around_it() {
     listed(&o, 0, 0, 50);
     let guard = o.pages.lists.own(0).unwrap();
     let before = o.pages.statistics().zone_locks;
-    // The same thread, as a signal handler would: neither a deadlock nor a look at the lists.
+    // On the holder's own thread, like a signal handler. It must neither deadlock nor access the
+    // lists.
     let held: Vec<Held> = (0..20).map(|n| take_block(&o, (n % 4) as u8, n).unwrap()).collect();
     held.into_iter().for_each(|held| give(&o, held));
     assert_eq!(o.pages.drain_cpu(&machine, 0), Drain::Skipped);
@@ -39,7 +40,7 @@ fn d1_who_interrupts_a_holder_on_its_own_cpu_goes_around_it() {
     o.pages.verify().unwrap();
 }
 
-/// A thread that unlocked in the middle went on with the lists of the CPU it had been on.
+/// D2: A thread that unlocked in the middle went on with the lists of its previous CPU.
 #[test]
 fn d2_a_thread_that_migrates_at_every_step_finds_the_right_lists() {
     for wander in [1, 2, 3] {
@@ -61,7 +62,7 @@ fn d2_a_thread_that_migrates_at_every_step_finds_the_right_lists() {
     }
 }
 
-/// Two thousand pages were freed under one hold of the zone's lock.
+/// D3: Two thousand pages were freed under one hold of the zone's lock.
 #[test]
 fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     let machine = Virtual::new(4096, 1);
@@ -73,7 +74,7 @@ fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     assert_eq!(after.zone_locks - before.zone_locks - 1, u64::from(before.listed.div_ceil(batch)));
 }
 
-/// A count that was out of step with its lists made a bulk free look for pages for ever.
+/// D4: A count out of step with its lists made a bulk free look for pages for ever.
 #[test]
 fn d4_counts_follow_the_lists_after_every_operation() {
     let machine = Virtual::new(4096, 1);
@@ -92,7 +93,7 @@ fn d4_counts_follow_the_lists_after_every_operation() {
     assert_eq!(o.pages.lists.verify(o.pages.frames()), Ok(o.pages.statistics().listed));
 }
 
-/// Draining looked at the lists without their lock and missed one that was just being filled.
+/// D5: A drain looked at the lists without their lock and missed one that was being filled.
 #[test]
 fn d5_draining_visits_lists_that_look_empty() {
     let machine = Virtual::new(4096, 4);
@@ -103,7 +104,8 @@ fn d5_draining_visits_lists_that_look_empty() {
     o.pages.verify().unwrap();
 }
 
-/// Lists were told to keep less and drained in the wrong order: who had read the old size went on filling them.
+/// D6: Lists were told to keep less and drained in the wrong order. A CPU that had read the old
+/// size went on filling its list.
 #[test]
 fn d6_no_list_is_over_its_new_size_once_it_was_told() {
     let machine = Virtual::new(4096, 2);
@@ -140,12 +142,13 @@ fn d6_no_list_is_over_its_new_size_once_it_was_told() {
     o.pages.verify().unwrap();
 }
 
-/// What a page is like had been decided when it was put into a list, and was wrong when it came out.
+/// D8: A property of a page was decided when it was put into a list, and was wrong when it came
+/// out.
 #[test]
 fn d8_what_a_page_is_like_is_asked_again_when_it_leaves_the_list() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
-    // The refill lists a batch of fresh pages, of which one is handed out and written to.
+    // The refill lists a batch of fresh pages. One of them is handed out and written to.
     let block = take_block(&o, 0, 1).unwrap();
     assert!(o.pages.listed_on(0).unwrap() > 1);
     give(&o, block);
@@ -156,12 +159,13 @@ fn d8_what_a_page_is_like_is_asked_again_when_it_leaves_the_list() {
     assert!(!one.zero && next.zero, "the one that was written to comes first");
     o.pages.free_block(&machine, one.pfn, Order(0));
     o.pages.free_block(&machine, next.pfn, Order(0));
-    // Released while it is in no list: it is fresh again.
+    // Released while it is in no list, so it is fresh again.
     assert_eq!(o.pages.release_all(&machine).released, 2);
     assert!(o.pages.allocate_block(&machine, Order(0)).unwrap().zero);
 }
 
-/// Large blocks stayed, cold, with the CPU that freed them, while the one that allocates them went to the zone each time.
+/// D9: Large blocks stayed, cold, with the CPU that freed them, while the CPU that allocates them
+/// went to the zone each time.
 #[test]
 fn d9_blocks_of_order_3_that_cross_cpus_do_not_pile_up() {
     let machine = Virtual::new(4096, 2);
@@ -180,7 +184,7 @@ fn d9_blocks_of_order_3_that_cross_cpus_do_not_pile_up() {
     let (pages, locks) = (16 * 8 * 1000, exchange(1000));
     let largest = u64::from(o.pages.lists.limits.largest());
     assert!(locks <= 2 * (pages / largest + 1), "{locks} holds for {pages} pages");
-    // A second after the stream has stopped nothing is left of it.
+    // A second after the stream has stopped, its pages are gone from the lists.
     (0..5).for_each(|_| {
         machine.advance(250_000_000);
         o.pages.tick(&machine);
@@ -189,7 +193,8 @@ fn d9_blocks_of_order_3_that_cross_cpus_do_not_pile_up() {
     o.pages.verify().unwrap();
 }
 
-/// A free that could not lock its list put the page aside, where neither allocations nor drains found it.
+/// D11: A free that could not lock its list put the page where neither allocations nor drains found
+/// it.
 #[test]
 fn d11_what_is_freed_past_a_held_list_is_free_at_once() {
     let machine = Virtual::new(4096, 1);
@@ -205,7 +210,7 @@ fn d11_what_is_freed_past_a_held_list_is_free_at_once() {
     o.pages.verify().unwrap();
 }
 
-/// A drainer waited for an owner that the scheduler had put aside.
+/// D10: A drain waited for an owner that was preempted.
 #[test]
 fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {
     let machine = Virtual::new(4096, 3);
@@ -223,7 +228,7 @@ fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {
     o.pages.verify().unwrap();
 }
 
-/// Allocating on one CPU and freeing on another sent every operation to the shared lock.
+/// B1: Allocating on one CPU and freeing on another took the shared lock every time.
 #[test]
 fn b1_pages_that_cross_cpus_use_the_zone_once_a_batch() {
     let machine = Virtual::new(4096, 2);
@@ -238,7 +243,7 @@ fn b1_pages_that_cross_cpus_use_the_zone_once_a_batch() {
         }
         o.pages.statistics().zone_locks - before - 1
     };
-    // Until the batches have grown, and fresh memory is used up.
+    // Until the batches have grown and fresh memory is used up.
     exchange(10_000);
     let (rounds, largest) = (30_000, o.pages.lists.limits.largest());
     let locks = exchange(rounds);
@@ -247,7 +252,7 @@ fn b1_pages_that_cross_cpus_use_the_zone_once_a_batch() {
     o.pages.verify().unwrap();
 }
 
-/// A refill that failed half-way lost what it had got so far.
+/// B2: A refill that failed half-way lost its pages.
 #[test]
 fn b2_a_refill_of_any_size_loses_nothing() {
     let machine = Virtual::new(4096, 1);
@@ -262,7 +267,7 @@ fn b2_a_refill_of_any_size_loses_nothing() {
     }
 }
 
-/// A flush that had to happen was skipped without a word because it only tried the lock.
+/// B3: A flush was skipped silently because it only tried the lock.
 #[test]
 fn b3_what_a_flush_could_not_take_is_told() {
     let machine = Virtual::new(4096, 2);
@@ -279,7 +284,7 @@ fn b3_what_a_flush_could_not_take_is_told() {
     o.pages.verify().unwrap();
 }
 
-/// A CPU that came late had no lists, and nobody had asked.
+/// B5: A CPU that came online late had no lists, and the code did not check.
 #[test]
 fn b5_a_cpu_beyond_the_table_shares_the_last_lists() {
     let machine = Probe { shift: 1000, ..Probe::new(Virtual::new(4096, 2)) };
@@ -291,7 +296,7 @@ fn b5_a_cpu_beyond_the_table_shares_the_last_lists() {
     o.pages.verify().unwrap();
 }
 
-/// A sheaf on its way was seen neither by the flush nor by who waited for it.
+/// B6: A sheaf on its way was seen neither by the flush nor by a thread that waited for it.
 #[test]
 fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     let machine = Box::leak(Box::new(Probe::new(Virtual::new(4096, 1))));
@@ -300,7 +305,7 @@ fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     listed(o, 0, 0, 50);
     let listed_pages = o.pages.listed_on(0).unwrap();
     let rest = take_run(o, 40_000 - listed_pages, 1, 1).unwrap();
-    // The lists are cut off, and their pages neither in them nor in the zone.
+    // The pages are cut off the lists, and not in the zone yet.
     let detached = o.pages.lists.detach(o.pages.frames(), &o.pages.zone, 0, Why::Wanted).unwrap();
     assert_eq!(detached.pages, listed_pages);
     let chain = detached.chains[0];
@@ -315,14 +320,15 @@ fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     assert_eq!(machine.pauses.load(Relaxed), 3);
     [run, rest].into_iter().for_each(|held| give(o, held));
     o.pages.verify().unwrap();
-    // SAFETY: nothing of it is used any more.
+    // SAFETY: the test is over, and nothing of the pages is used any more.
     unsafe { o.pages.close(machine) };
 }
 
-/// A container that was filled for one CPU was installed on another without a look.
+/// B8: A container filled for one CPU was installed on another without a check.
 #[test]
 fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
-    // Every second question is answered with the other CPU: the refill begins on one and ends on the other.
+    // Every second query of the CPU returns the other one: the refill begins on one and ends on the
+    // other.
     let machine = Probe { wander: 1, ..Probe::new(Virtual::new(4096, 2)) };
     let o = Opened::new(&machine, &shape(None)).unwrap();
     Virtual::run_on(0);
@@ -333,7 +339,7 @@ fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
     o.pages.verify().unwrap();
 }
 
-/// A failed try of the lock was tried again and again where nobody may wait.
+/// B9: A failed try of the lock was repeated in a context that may not wait.
 #[test]
 fn b9_a_free_that_finds_its_list_taken_does_not_wait() {
     let machine = Probe::new(Virtual::new(4096, 1));
@@ -342,7 +348,7 @@ fn b9_a_free_that_finds_its_list_taken_does_not_wait() {
     let guard = o.pages.lists.own(0).unwrap();
     let (before, free) = (o.pages.statistics().list_busy, o.pages.statistics().free);
     held.into_iter().for_each(|held| give(&o, held));
-    // Asking for the statistics tries the list as well, so only the frees are counted.
+    // The statistics try the list's lock as well, so only the frees are counted.
     assert_eq!(machine.pauses.load(Relaxed), 0);
     assert_eq!(o.pages.statistics().list_busy - before, 30);
     assert_eq!(o.pages.statistics().free - free, 120);
@@ -350,7 +356,7 @@ fn b9_a_free_that_finds_its_list_taken_does_not_wait() {
     o.pages.verify().unwrap();
 }
 
-/// A loop around a failed try took a fresh slab and threw it away in every pass.
+/// B10: A loop around a failed try took a fresh slab and threw it away in every pass.
 #[test]
 fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
     let machine = Virtual::new(4096, 1);
@@ -363,7 +369,7 @@ fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
     };
     assert_eq!(back, chain);
     o.pages.zone.give_chain(back, Order(0), 63);
-    // And the way around takes exactly one block, under one hold.
+    // The bypass takes exactly one block, under one hold.
     let locks = o.pages.zone.lock().locks;
     let block = take_block(&o, 0, 1).unwrap();
     assert_eq!(o.pages.zone.lock().locks - locks, 2);
@@ -374,7 +380,7 @@ fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
     o.pages.verify().unwrap();
 }
 
-/// Time wrote a list's state without its lock and lost what its owner did meanwhile.
+/// A6: Time wrote a list's state without its lock and lost its owner's changes.
 #[test]
 fn a6_decay_and_owners_lose_nothing_to_each_other() {
     let machine = Virtual::new(4096, 2);
@@ -401,7 +407,7 @@ fn a6_decay_and_owners_lose_nothing_to_each_other() {
     assert_eq!(o.pages.statistics().used, o.pages.statistics().listed);
 }
 
-/// What has rested for a whole interval goes; what is in use stays.
+/// A7: Pages that rested for a whole interval go; pages in use stay.
 #[test]
 fn a7_lists_of_idle_cpus_decay_from_afar() {
     let machine = Virtual::new(4096, 2);
@@ -416,7 +422,7 @@ fn a7_lists_of_idle_cpus_decay_from_afar() {
     assert_eq!(o.pages.listed_on(0), Some(0));
 }
 
-/// Growth that fails in the middle of mapping its tables is made up for by the next.
+/// P9: After growth that fails in the middle of mapping its tables, the next one succeeds.
 #[test]
 fn p9_a_growth_that_fails_anywhere_leaves_nothing_half_done() {
     for fails in 0..14 {
@@ -437,7 +443,7 @@ fn p9_a_growth_that_fails_anywhere_leaves_nothing_half_done() {
     }
 }
 
-/// Two threads that found the arena too small both made it larger.
+/// Two threads that found the arena too small both extended it.
 #[test]
 fn who_comes_late_to_a_growth_does_not_repeat_it() {
     let machine = Virtual::new(4096, 1).with_scarce_address_space();

@@ -1,4 +1,4 @@
-//! Frees that must not go unnoticed: each ends the process, with one line that names the page and its state.
+//! Invalid frees: each ends the process with one line that names the page and its state.
 //!
 //! Each case runs in a process of its own.
 
@@ -58,7 +58,7 @@ fn dies_with(name: &str, line: &str) {
     assert!(lines.iter().any(|said| said.contains(line)), "{name}: {lines:?}");
 }
 
-/// Runs a case where it is told to, and does nothing otherwise.
+/// Runs a case in the process that was started for it, and does nothing otherwise.
 #[test]
 fn a_case() {
     if let Some(name) = again::case() {

@@ -1,5 +1,5 @@
-//! Every system call failing at every position of a fixed program: contents stay, sums stay right, and once the system
-//! has recovered everything works.
+//! Every system call fails at every position of a fixed program. Contents and sums stay right, and
+//! everything works once the system has recovered.
 
 mod machine;
 
@@ -7,7 +7,7 @@ use machine::{Held, Opened, give, shape, take_block, take_run};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_pages::{Exhausted, Shape};
 
-/// Takes, gives and releases; what cannot be had is gone without.
+/// Allocates, frees and releases; does without memory that it cannot get.
 fn program(o: &Opened<'_, Virtual>, machine: &Virtual) -> Vec<Held> {
     let mut held: Vec<Held> = Vec::new();
     // Enough in use that fresh memory comes as huge pages.

@@ -1,8 +1,10 @@
-//! Pages that are handed out with nothing behind them.
+//! Holes: pages that are handed out without memory.
 //!
-//! Goal: they count as handed out but not as used, so that a limit is about memory that is there; they are filled only where
-//! there is room; a block that comes back with some leaves them as pages without memory, whatever order it has. Method:
-//! virtual machines over real memory; the model is a number of holes, and `verify`.
+//! Goal: they count as handed out but not as used, so that a limit concerns resident memory. They
+//! are filled only if there is room. A block that is freed with holes leaves them as pages without
+//! memory, whatever its order.
+//!
+//! Method: virtual machines over real memory. The model is a number of holes, and `verify`.
 
 mod machine;
 
@@ -14,7 +16,7 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_pages::Report;
 
-/// Gives pages of a block back, a bit for each.
+/// Releases pages of a block, a bit for each.
 fn punch(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u64) -> Option<Report> {
     let (size, given) = (o.pages.page_size(), Cell::new(false));
     let gather = |ranges: &mut [Range]| {
@@ -27,14 +29,14 @@ fn punch(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u64) -> Option<Report> {
         given.set(true);
         count
     };
-    // SAFETY: the test needs nothing of these pages.
+    // SAFETY: the test does not need the contents of these pages.
     unsafe { o.pages.punch(o.platform, true, &|| false, gather, |_, _| ()) }
 }
 
 fn write(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u32) {
     for page in 0..pages {
         let address = o.pages.address(pfn.plus(page));
-        // SAFETY: a page that was handed out.
+        // SAFETY: the page was handed out to the test.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(7, o.pages.page_size()) };
     }
 }
@@ -51,7 +53,7 @@ fn holes_are_handed_out_but_not_used() {
         let numbers = o.pages.statistics();
         assert_eq!((numbers.holes, numbers.used, numbers.punched), (24, 8, 24));
         o.pages.verify().unwrap();
-        // The room that they leave is for others.
+        // Their room is available to other blocks.
         let other = o.pages.allocate_block(&machine, Order(5)).unwrap().pfn;
         let third = o.pages.allocate_run(&machine, 20, 1).unwrap().pfn;
         assert!(o.pages.allocate_run(&machine, 5, 1).is_err());
@@ -83,7 +85,7 @@ fn where_nothing_is_taken_there_are_no_holes() {
     o.pages.verify().unwrap();
 }
 
-/// A pass that finds nothing says nothing about what the system takes.
+/// A pass without ranges does not count as a success of the system.
 #[test]
 fn a_system_that_refuses_is_asked_rarely_whatever_passes_are_made() {
     let machine = Virtual::new(4096, 1);
@@ -100,7 +102,7 @@ fn a_system_that_refuses_is_asked_rarely_whatever_passes_are_made() {
     assert!((1..16).contains(&machine.made(Call::Release)), "{} calls", machine.made(Call::Release));
 }
 
-/// What is given back of a huge page goes only once that is small pages.
+/// A page of a huge page is released only once that was split into small pages.
 #[test]
 fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
     let machine = Probe::new(Virtual::new(4096, 1));
@@ -114,7 +116,7 @@ fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
             let range = |pfn: &Pfn| Range { start: o.pages.address(pfn.plus(page)), length: 4096 };
             ranges.iter_mut().zip(given.by_ref()).map(|(to, pfn)| *to = range(pfn)).count()
         };
-        // SAFETY: the test needs nothing of these pages.
+        // SAFETY: the test does not need the contents of these pages.
         let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
         assert_eq!(report.unwrap().released, 1024);
     };
@@ -133,7 +135,7 @@ fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
     assert_eq!(machine.split.lock().unwrap().len(), split.len(), "and never again");
 }
 
-/// While somebody releases, another pass is not made, and who waits for its end sees it.
+/// While a thread releases, no other pass is made, and a thread that waits for its end sees it.
 #[test]
 fn one_pass_at_a_time() {
     let machine = Virtual::new(4096, 1);
@@ -152,7 +154,8 @@ fn one_pass_at_a_time() {
     assert!(punch(&o, block, 1).is_some());
 }
 
-/// Blocks of all orders that come back with holes, among others: what is free and known to be without memory is.
+/// Blocks of all orders are freed, some with holes. Exactly the right pages are free and known to
+/// have no memory.
 #[test]
 fn a_block_that_comes_back_with_holes_brings_the_rest() {
     let mut random = Random(seed());
@@ -168,7 +171,7 @@ fn a_block_that_comes_back_with_holes_brings_the_rest() {
                     let start = o.address(block.pfn);
                     for byte in (start..start + (order.pages() as usize) * page_size).step_by(64) {
                         let at = core::ptr::with_exposed_provenance_mut::<u8>(byte);
-                        // SAFETY: a page that was handed out.
+                        // SAFETY: the page was handed out to the test.
                         unsafe {
                             assert!(!block.zero || at.read() == 0, "known to be zero");
                             at.write(7);
@@ -189,7 +192,7 @@ fn a_block_that_comes_back_with_holes_brings_the_rest() {
                         given.set(true);
                         count
                     };
-                    // SAFETY: the test needs nothing of these pages.
+                    // SAFETY: the test does not need the contents of these pages.
                     let done = unsafe { o.node(0).punch(&machine, true, &|| false, gather, |_, _| ()) }.unwrap();
                     assert_eq!(done.released, gone.count_ones());
                     *holes |= gone;
@@ -210,13 +213,13 @@ fn a_block_that_comes_back_with_holes_brings_the_rest() {
         let numbers = o.statistics();
         assert_eq!((numbers.holes, numbers.used), (0, numbers.listed));
         o.drain_all(&machine);
-        // All that is said to be there, and nothing else, is.
+        // Exactly the backed pages are resident.
         let there = resident(o.base(), o.limit());
         assert_eq!(there, o.statistics().backed_free as usize * page_size);
         o.release_all(&machine);
         assert_eq!((resident(o.base(), o.limit()), o.statistics().backed_free), (0, 0));
         o.verify().unwrap();
-        // SAFETY: all was given back.
+        // SAFETY: everything was freed, and nothing of the pages is used any more.
         unsafe { o.close(&machine) };
     }
 }

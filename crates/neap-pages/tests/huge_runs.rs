@@ -1,11 +1,15 @@
 //! Huge pages behind long runs.
 //!
-//! Goal: they are allowed behind exactly those huge pages that lie wholly in a run, after any
-//! history of runs that come, go and change their length, of small blocks that are populated in
-//! between, and of ticks; no memory that is nobody's allows them when it is released; where the
-//! system gives them on request, runs that are no longer than the rest that is resident have them;
-//! and nothing is said where they are switched off or a CPU may not be interrupted. Method: a
-//! virtual machine that writes down what it is told, against a model.
+//! Goal:
+//! * They are allowed behind exactly those huge pages that lie wholly in a run, after any history
+//!   of runs that come, go and change their length, of small blocks that are populated in between,
+//!   and of ticks.
+//! * Free memory does not allow them when it is released.
+//! * If the system gives them on request, runs have them that are no longer than the rest of the
+//!   resident memory.
+//! * No call is made if they are switched off or a CPU may not be interrupted.
+//!
+//! Method: a virtual machine that records its calls, against a model.
 
 mod machine;
 
@@ -30,15 +34,15 @@ fn for_all() -> Virtual {
     Virtual::new(4096, 1).with_huge_pages_for_all()
 }
 
-/// A run: its pages, and whether it has huge pages. One that was there already when it came has
-/// none, until it gets its first whole huge page.
+/// A run: its pages, and whether it has huge pages. A run whose memory was resident already when it
+/// came has none until it gets its first whole huge page.
 type Runs = BTreeMap<u32, (u32, bool)>;
 
 fn has_whole_part(pfn: u32, pages: u32) -> bool {
     (pfn + pages) / PART > pfn.div_ceil(PART)
 }
 
-/// Notes that a run has so many pages now.
+/// Records that a run has `pages` pages now.
 fn note(o: &Opened<'_, Probe>, runs: &mut Runs, pfn: u32, pages: u32) {
     let had = runs.get(&pfn).is_some_and(|run| run.1);
     let others = runs.iter().filter(|(from, run)| **from != pfn && run.1).count();
@@ -47,8 +51,8 @@ fn note(o: &Opened<'_, Probe>, runs: &mut Runs, pfn: u32, pages: u32) {
     runs.insert(pfn, (pages, has));
 }
 
-/// Whether every huge page, up to the last page that there is, allows huge pages if it lies wholly
-/// in a run that has them, and only then.
+/// Checks that every huge page, up to the last page of the arena, allows huge pages if and only if
+/// it lies wholly in a run that has them.
 fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
     assert!(machine.huge.lock().unwrap().iter().all(|(_, length, _)| *length > 0));
     assert_eq!(o.pages.huge_runs() as usize, runs.values().filter(|run| run.1).count());
@@ -99,7 +103,7 @@ fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
                 _ => blocks
                     .extend((0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2), true).unwrap().pfn)),
             }
-            // The next tick forbids what populations have allowed.
+            // The next tick forbids huge pages that populations have allowed.
             if core::mem::replace(&mut populated, o.pages.statistics().populated) != populated {
                 o.pages.tick(&machine);
             }
@@ -130,7 +134,7 @@ fn memory_that_is_there_already_is_not_spoken_of() {
         o.pages.free_run(&machine, run, 2 * CHUNK);
     }
     assert_eq!((machine.huge.lock().unwrap().len(), o.pages.huge_runs()), (said, 0));
-    // Some of it is not.
+    // Some of its memory is not resident yet.
     let longer = take(3 * CHUNK);
     assert_eq!((longer, o.pages.huge_runs()), (run, 1));
     o.pages.free_run(&machine, longer, 3 * CHUNK);
@@ -152,7 +156,7 @@ fn nothing_is_said_where_there_are_none() {
     }
 }
 
-/// A run that is longer than everything else that is resident may never be touched as a whole.
+/// A run that is longer than the rest of the resident memory may never be touched as a whole.
 #[test]
 fn runs_of_a_system_that_is_asked_have_them_up_to_the_size_of_the_rest() {
     let machine = Probe::new(Virtual::new(4096, 1));
@@ -173,7 +177,8 @@ fn runs_of_a_system_that_is_asked_have_them_up_to_the_size_of_the_rest() {
     o.pages.verify().unwrap();
 }
 
-/// What is given back of memory that may be huge is made small first, and allows no huge pages when it goes.
+/// Pages released from memory that may be huge are made small first, and do not allow huge pages
+/// when they go.
 #[test]
 fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
     let machine = Probe::new(for_all());
@@ -182,20 +187,20 @@ fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
     assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(run), 8 << 20, true)));
     o.pages.free_run(&machine, run, 2 * CHUNK);
     assert_eq!(machine.huge.lock().unwrap().last(), Some(&(o.pages.address(run), 8 << 20, false)));
-    // Others use it by blocks, of which a page each goes.
+    // Its memory is used by blocks, of which a page each is released.
     let block = o.pages.allocate_block(&machine, Order(3)).unwrap().pfn;
     assert!((run.0..run.0 + 2 * CHUNK).contains(&block.0), "the run's memory is handed out again");
     let hole = Range { start: o.pages.address(block.plus(2)), length: 4096 };
     let mut given = Some(hole).into_iter();
     let gather = |ranges: &mut [Range]| ranges.iter_mut().zip(given.by_ref()).map(|(to, hole)| *to = hole).count();
-    // SAFETY: the test needs nothing of the page.
+    // SAFETY: the test does not need the page's contents.
     let report = unsafe { o.pages.punch(&machine, true, &|| false, gather, |_, _| ()) };
     assert_eq!((report.unwrap().released, machine.split.lock().unwrap().as_slice()), (1, [hole.start].as_slice()));
     assert!(!machine.machine.allows_huge_pages(hole.start));
     o.pages.verify().unwrap();
 }
 
-/// The kernel may refuse that at the limit of mappings: then the next tick forbids them, or the one after.
+/// The kernel may refuse that at the limit of mappings. Then a later tick forbids them.
 #[test]
 fn what_the_system_would_not_forbid_is_forbidden_later() {
     for refused in 1..4 {
@@ -224,7 +229,7 @@ fn there_are_so_many_runs_with_huge_pages_and_no_more() {
     assert!(allows(*runs.last().unwrap()) && o.pages.huge_runs() == 8192);
     let one_more = take();
     assert!(!allows(one_more) && o.pages.huge_runs() == 8192);
-    // It gets none when it grows, and takes nobody's place when it goes.
+    // It gets none when it grows, and takes no other run's place when it goes.
     assert!(o.pages.resize_run(&machine, one_more, CHUNK, 2 * CHUNK) && o.pages.huge_runs() == 8192);
     o.pages.free_run(&machine, one_more, 2 * CHUNK);
     assert_eq!(o.pages.huge_runs(), 8192);

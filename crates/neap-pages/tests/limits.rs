@@ -1,4 +1,5 @@
-//! The real system with a limit on address space: small steps, an answer instead of a crash, and use of what there is.
+//! The real system with a limit on address space: small segments, an error instead of a crash, and
+//! use of all the address space.
 //!
 //! The limit is for a process of its own: this test program again under a shell that sets it.
 

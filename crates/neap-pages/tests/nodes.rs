@@ -1,7 +1,7 @@
-//! Several nodes: memory is near, nothing is lost between them, and what is far comes last.
+//! Several nodes: memory is near, no page is lost between them, and far memory comes last.
 //!
-//! Method: virtual machines whose CPUs belong to nodes, on real memory. A test that wants a node to run out takes all of
-//! the address space; one with random steps prints its seed.
+//! Method: virtual machines whose CPUs belong to nodes, on real memory. A test in which a node runs
+//! out takes all of the address space. Tests with random steps print their seed.
 
 mod machine;
 
@@ -58,7 +58,7 @@ impl<'p> Nodes<'p> {
         self.pages.node(node).statistics().used
     }
 
-    /// Nothing is used or resident on any node.
+    /// Checks that no page is used or resident on any node.
     fn is_empty(&self) {
         self.pages.release_all(self.machine);
         self.pages.verify().unwrap();
@@ -77,7 +77,7 @@ impl Deref for Nodes<'_> {
 
 impl Drop for Nodes<'_> {
     fn drop(&mut self) {
-        // SAFETY: the test is over, and nothing it held is used after this.
+        // SAFETY: the test is over, and nothing of the pages is used after this.
         unsafe { self.pages.close(self.machine) };
     }
 }
@@ -117,7 +117,7 @@ fn a_page_freed_elsewhere_goes_back_to_its_own_node() {
     let near: Vec<Held> = (0..500).map(|n| o.take(0, (n % 4) as u8).unwrap()).collect();
     let pages: u32 = near.iter().map(|held| held.pages).sum();
     assert!(o.used(0) >= pages && o.used(1) == 0);
-    // By way of the lists of a CPU of the other node, from which that CPU takes nothing of it.
+    // By the lists of a CPU of the other node. That CPU takes none of these pages from them.
     for held in near {
         o.give(2, held);
         let own = o.take(2, 0).unwrap();
@@ -132,7 +132,8 @@ fn a_page_freed_elsewhere_goes_back_to_its_own_node() {
     o.is_empty();
 }
 
-/// All address space in small segments, the first of each node, and the rest of node 0: nobody can grow any more.
+/// All address space in small segments: the first one of each node, and the rest of node 0. No node
+/// can grow any more.
 fn full(machine: &Virtual, nodes: usize) -> (Nodes<'_>, Vec<Held>) {
     let o = Nodes::new(machine, &Shape { span: 64 << 20, ..shape(None) });
     let mut held: Vec<Held> = (0..nodes).map(|cpu| o.take(cpu, 0).unwrap()).collect();
@@ -147,7 +148,7 @@ fn what_is_far_comes_by_distance_and_after_the_lists_of_what_is_near() {
     let machine = Virtual::new(4096, 3).with_nodes(&[0, 1, 2]).with_scarce_address_space();
     for cpu in [0, 2] {
         let (o, held) = full(&machine, 3);
-        // Into the lists of a third CPU, whose node they are not of.
+        // Into the lists of a third CPU, which is nearest to the other node.
         held.into_iter().for_each(|held| o.give(1, held));
         for _ in 0..40 {
             let some: Vec<Held> = (0..3).map(|cpu| o.take(cpu, 0).unwrap()).collect();
@@ -168,7 +169,7 @@ fn what_is_far_comes_by_distance_and_after_the_lists_of_what_is_near() {
         let numbers = o.statistics();
         assert_eq!((numbers.used, numbers.free, numbers.listed), (numbers.managed, 0, 0));
         let far = held.iter().filter(|held| o.node_of(held) != cpu).count() as u64;
-        // A refill brings more than one.
+        // A refill brings more than one block.
         let misses = o.node(cpu).statistics().node_misses;
         assert!(misses > 0 && misses <= far && misses == numbers.node_misses, "{misses} of {far}");
         o.pages.verify().unwrap();
@@ -208,7 +209,7 @@ fn a_budget_is_one_whatever_node_uses_it() {
         o.pages.verify().unwrap();
         held.into_iter().for_each(|held| o.give(1, held));
     }
-    // Nearly all of it in one piece, where the other node has had it.
+    // Nearly all of the budget in one run, which the other node had before.
     let run = o.take_run(0, BUDGET - 10).unwrap();
     assert_eq!(o.node_of(&run), 0);
     assert!(o.resize_run(&machine, run.pfn, run.pages, BUDGET), "the rest was the other node's");
@@ -255,7 +256,7 @@ fn opening_fails_at_every_call_and_leaves_nothing_behind() {
             machine.fail(call, 0, 0);
             if let Ok(pages) = opened {
                 assert!(position > 2 && machine.mapped_bytes() > 0, "{call:?} is made {position} times");
-                // SAFETY: nobody has used it.
+                // SAFETY: the pages were just opened, and no other thread uses them.
                 unsafe { pages.close(&machine) };
                 assert_eq!(machine.mapped_bytes(), 0);
                 break;
@@ -275,7 +276,8 @@ fn one_node_binds_nothing_and_asks_for_no_node() {
     o.is_empty();
 }
 
-/// A node's lists and watermarks are for its part of the budget; pages that are opened alone have all of it, and no node.
+/// A node's lists and watermarks are for its part of the budget. Pages opened alone have all of it,
+/// and no node.
 #[test]
 fn nodes_divide_lists_and_watermarks_and_pages_alone_do_not() {
     const BUDGET: u32 = 100_000;
@@ -363,7 +365,7 @@ fn threads_on_all_nodes_exchange_pages() {
     }
 }
 
-/// Chunks of several nodes lie between each other: what is free behind a run may be another node's.
+/// Chunks of several nodes alternate, so free pages behind a run may be another node's.
 #[test]
 fn a_run_does_not_grow_into_what_another_node_has_free() {
     let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]).with_scarce_address_space();
@@ -383,7 +385,7 @@ fn a_run_does_not_grow_into_what_another_node_has_free() {
     o.pages.verify().unwrap();
 }
 
-/// What other nodes were granted of the budget and do not use is no reason for a run not to grow.
+/// A run may grow by the part of the budget that other nodes were granted and do not use.
 #[test]
 fn a_run_grows_by_what_other_nodes_do_not_use_of_the_budget() {
     let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
@@ -398,7 +400,7 @@ fn a_run_grows_by_what_other_nodes_do_not_use_of_the_budget() {
     o.pages.verify().unwrap();
 }
 
-/// Where the maps with a bit per chunk fill whole pages, the chunks that come next have a part of a page of their own.
+/// If the maps with a bit per chunk fill whole pages, the next chunks have a part of another page.
 #[test]
 fn the_last_chunks_of_an_arena_have_their_places_in_the_maps() {
     const FULL: usize = 128 << 30;
@@ -414,7 +416,7 @@ fn the_last_chunks_of_an_arena_have_their_places_in_the_maps() {
             Virtual::run_on(cpu);
             runs.push((o.pages.allocate_run(&machine, pages, 1).unwrap().pfn, pages));
         };
-        // Nobody touches any of it.
+        // The test touches none of it.
         while o.limit() < FULL {
             take(0, 8192);
         }

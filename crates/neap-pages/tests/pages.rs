@@ -1,4 +1,5 @@
-//! Pages as a whole on virtual machines: handing out and taking back, every page size, scarce address space, budgets.
+//! Pages as a whole on virtual machines: allocation and free, every page size, scarce address
+//! space, budgets.
 
 mod machine;
 
@@ -14,7 +15,8 @@ fn machines() -> Vec<Virtual> {
     usual.into_iter().chain(scarce).collect()
 }
 
-/// Random blocks and runs, half of them freed again, from several CPUs; contents and sums are right all the time.
+/// Random blocks and runs, half of them freed again, from several CPUs. Contents and sums are right
+/// all the time.
 #[test]
 fn a_random_program_keeps_its_contents_on_every_machine() {
     let seed = seed();
@@ -72,7 +74,8 @@ fn the_window_and_its_tables_are_where_the_arithmetic_says() {
             for address in [pages.base(), last] {
                 let byte = pages.side_table(index) + ((address - pages.base()) >> table.shift);
                 let byte = core::ptr::with_exposed_provenance_mut::<u8>(byte);
-                // SAFETY: a byte of a table that reaches as far as the arena, used by this test alone.
+                // SAFETY: a byte of a table that is mapped as far as the arena, and that only this
+                // test uses.
                 unsafe {
                     assert_eq!(byte.read(), 0);
                     byte.write(index as u8);
@@ -116,7 +119,7 @@ fn scarce_address_space_is_taken_in_small_steps() {
 #[test]
 fn a_system_that_refuses_much_at_once_is_asked_for_little() {
     let machine = Virtual::new(4096, 2);
-    // The last of the tables that are mapped by themselves, after the segment.
+    // The last of the tables with mappings of their own, after the segment.
     machine.fail(Call::MapAt, 7, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     assert_eq!(o.pages.statistics().mapped_bytes, 4 << 20);
@@ -143,7 +146,7 @@ fn the_arena_grows_around_what_is_in_its_way() {
         held.into_iter().for_each(|held| give(&o, held));
         o.pages.verify().unwrap();
         drop(o);
-        // SAFETY: still mapped: closing took only what was the arena's.
+        // SAFETY: mapped above; closing the arena unmapped only its own mappings.
         unsafe {
             assert_eq!(foreign_byte.read(), 77);
             memory::unmap(foreign, 2 * size).unwrap();
@@ -151,7 +154,7 @@ fn the_arena_grows_around_what_is_in_its_way() {
     }
 }
 
-/// One page behind each table in turn.
+/// A foreign page behind each table in turn.
 #[test]
 fn the_arena_grows_around_what_is_behind_a_table() {
     for (size, scarce) in PAGE_SIZES.into_iter().flat_map(|size| [(size, false), (size, true)]) {
@@ -161,13 +164,13 @@ fn the_arena_grows_around_what_is_behind_a_table() {
             let o = Opened::new(&machine, &shape(None)).unwrap();
             let ends = mappings(&o).into_iter().filter(|(part, ..)| matches!(part, Part::Table(_) | Part::OwnTables));
             let Some((_, start, length)) = ends.into_iter().nth(table) else { break };
-            // What is reserved for the tables by the chunk does not grow: there need be no room
-            // behind it.
+            // The address space reserved for the tables by the chunk does not grow, so there may be
+            // no room behind it.
             let Ok(()) = memory::map_at(start + length, size) else { continue };
             let foreign_byte = core::ptr::with_exposed_provenance_mut::<u8>(start + length);
             // SAFETY: mapped above.
             unsafe { foreign_byte.write(77) };
-            // Two gibibytes, so that every table is to grow.
+            // Two gibibytes, so that every table must grow.
             let mut held: Vec<Held> = (0..2).map(|stamp| take_block(&o, 3, stamp).unwrap()).collect();
             let mut runs = Vec::new();
             for _ in 0..8 {
@@ -184,10 +187,10 @@ fn the_arena_grows_around_what_is_behind_a_table() {
             held.into_iter().for_each(|held| give(&o, held));
             assert!(!o.pages.release_all(&machine).left);
             o.pages.verify().unwrap();
-            // SAFETY: still mapped: nothing but the arena's own was written or taken away.
+            // SAFETY: mapped above; the arena writes and unmaps only its own memory.
             unsafe { assert_eq!(foreign_byte.read(), 77, "table {table}") };
             drop(o);
-            // SAFETY: as before the arena went.
+            // SAFETY: mapped above; closing the arena unmapped only its own mappings.
             unsafe {
                 assert_eq!(foreign_byte.read(), 77, "table {table}");
                 memory::unmap(start + length, size).unwrap();
@@ -312,7 +315,7 @@ fn lists_learn_what_a_program_needs_again_and_forget_it_when_it_stops() {
     assert!(locks[0] > 10 && locks[3] == 0, "{locks:?}");
     let learned = o.pages.statistics();
     assert!((5000..7000).contains(&learned.list_high) && learned.listed >= 5000, "{learned:?}");
-    // Background reclaim takes it at once, and it is found again afterwards.
+    // Background reclaim takes it at once. Afterwards the list learns it again.
     o.pages.set_reclaiming(true);
     let short = o.pages.statistics();
     assert_eq!((short.list_high, short.list_batch), (least.list_high, least.list_batch));
@@ -320,7 +323,7 @@ fn lists_learn_what_a_program_needs_again_and_forget_it_when_it_stops() {
     o.pages.set_reclaiming(false);
     let locks: Vec<u64> = (0..4).map(|_| swing()).collect();
     assert!(locks[3] == 0, "{locks:?}");
-    // Nothing is used any more: the second tick empties the list, and what follows forgets.
+    // Nothing is used any more: the second tick empties the list, and later ones reset it.
     for _ in 0..2 {
         machine.advance(250_000_000);
         o.pages.tick(&machine);
@@ -438,7 +441,7 @@ fn short_run_that_is_freed_is_taken_again_without_the_zone() {
         assert_eq!((again.pfn, again.zero), (run, false));
         assert_eq!(o.pages.backed_part(run, run.0..run.0 + pages), Some(run.0..run.0 + pages), "it may hold data");
     }
-    // Each look at the statistics is one.
+    // Each query of the statistics takes it once.
     assert_eq!(o.pages.statistics().zone_locks, locks + 1, "the zone's lock was not taken");
     for (&run, pages) in runs.iter().zip([10, 16, 256]) {
         o.pages.free_run(&machine, run, pages);
@@ -463,7 +466,7 @@ fn short_run_that_is_freed_is_taken_again_without_the_zone() {
     o.pages.verify().unwrap();
 }
 
-/// Free pages go back to the system as others come from there, whatever sizes are wanted in turn.
+/// Free pages are released as others come from the system, whatever sizes are wanted in turn.
 #[test]
 fn resident_pages_never_pass_the_budget() {
     let (mut random, budget) = (Random(seed()), 8192);

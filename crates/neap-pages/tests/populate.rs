@@ -1,4 +1,5 @@
-//! Memory that comes as huge pages: when it does, what is known about it, and what it leaves behind.
+//! Memory that comes as huge pages: when it comes, what is known about it, and what it leaves
+//! behind.
 
 mod machine;
 
@@ -8,11 +9,12 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::{NodePages, Shape};
 
-/// Calls for the tables that have a page or two for a block: frames, and one of those that go back with a chunk.
+/// Number of calls for the tables with a page or two for a block: the frames, and one of those
+/// released with a chunk.
 const FEW: usize = 2;
 
-/// Calls for a block that small blocks come from: itself, and its part of those tables and of the one that is to be there
-/// early.
+/// Number of calls for a block for small blocks: the block, its part of those tables, and its part
+/// of the early table.
 const CALLS: usize = 1 + FEW + 1;
 
 fn huge() -> Shape {
@@ -64,7 +66,7 @@ fn a_large_zone_populates_ahead_by_one_huge_page_at_most() {
     let bytes = resident(o.pages.base(), 256 << 20);
     assert!((20_000..=20_000 + 512 + 64).contains(&(bytes / 4096)), "{bytes} bytes");
     o.pages.verify().unwrap();
-    // What was populated and not used goes back like everything else.
+    // Populated pages that were not used are released like all others.
     o.pages.tick(&machine);
     o.pages.drain_all(&machine);
     o.pages.tick(&machine);
@@ -85,8 +87,8 @@ fn runs_that_may_not_be_touched_are_not_populated() {
         assert!(o.pages.allocate_block(&machine, Order(7)).unwrap().zero);
     }
     assert_eq!(machine.made(Call::Populate), 0);
-    // Short ones are, once the pieces that the long ones left are used up; populated pages count as backed. What the tables
-    // say about small blocks is not needed for them.
+    // Short runs are populated, once the remainders of the long ones are used up. Populated pages
+    // count as backed. The tables for small blocks are not populated for them.
     let short = (0..1000).find(|_| !o.pages.allocate_run(&machine, 60, 1).unwrap().zero);
     assert!(short.is_some() && machine.made(Call::Populate) == 1 + FEW);
     o.pages.verify().unwrap();
@@ -125,7 +127,7 @@ fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
     assert!(allowed.clone().map(|(_, length, _)| *length as u64).sum::<u64>() >= blocks << 21);
     let first = allowed.clone().map(|(start, ..)| *start).min().unwrap();
     let end = allowed.map(|(start, length, _)| start + length).max().unwrap();
-    // Some blocks wait: free for the budget, in nobody's hands.
+    // Some blocks wait for population: free for the budget, but in no list.
     let waiting = o.pages.statistics();
     assert!(waiting.releasing >= 512 && waiting.releasing.is_multiple_of(512), "{waiting:?}");
     o.pages.verify().unwrap();
@@ -153,7 +155,7 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     let populated = o.pages.statistics().populated;
     assert!((512..=1024).contains(&populated), "{populated}");
     o.pages.verify().unwrap();
-    // One mebibyte in use is too little for them too.
+    // One mebibyte in use is too little for them, too.
     let o = Opened::new(&machine, &huge()).unwrap();
     for _ in 0..500 {
         o.pages.allocate_one_more_block(&machine, Order(0), true).unwrap();
@@ -161,7 +163,8 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     assert_eq!(o.pages.statistics().populated, 0);
 }
 
-/// Memory behind a table that came with a block goes back with the pages that it is about, though nobody wrote there.
+/// Memory of a table that came with a block is released with the pages that it describes, though it
+/// was not written to.
 #[test]
 fn what_the_tables_say_about_a_block_goes_back_with_it() {
     let machine = Virtual::new(4096, 1);
@@ -184,14 +187,15 @@ fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
     let populated = o.pages.statistics().populated as usize;
     assert!(populated >= 5 * 512, "{populated} pages");
     assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);
-    // Not where nothing will be written there.
+    // Not if nothing will be written there.
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
     (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), false).unwrap());
     assert_eq!(machine.made(Call::Populate), o.pages.statistics().populated as usize / 512 * (CALLS - 1));
 }
 
-/// Of a byte for sixteen of the arena, two mebibytes are for 32. The first 64 have small pages.
+/// The number of an early table with a byte for sixteen of the arena: 2 MiB of it describe 32 MiB.
+/// The first 64 MiB have small pages.
 const EARLY: usize = 1;
 const EARLY_PART: usize = (32 << 20) / 4096;
 
@@ -226,7 +230,7 @@ fn an_early_table_asks_for_a_huge_page_with_the_first_block_of_each() {
     assert!(!allowed, "not any more");
     held.into_iter().for_each(|held| give(&o, held));
     assert!(!o.pages.release_all(&machine).left);
-    // What is cut out of one goes back at once.
+    // The parts released from a huge page go at once.
     let split = machine.split.lock().unwrap().clone();
     let cut = |part| split.iter().any(|page| (early_part(&o, part)..early_part(&o, part + 1)).contains(page));
     assert_eq!([0, 1, 2, 3].map(cut), [false, false, true, true], "{split:x?}");
@@ -248,25 +252,27 @@ fn an_early_table_asks_for_no_huge_page_that_may_not_be_had_or_would_lie_on_one_
         assert!(machine.huge.lock().unwrap().iter().all(|(start, _, allowed)| *start < end || !*allowed));
         held.into_iter().for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
         pages.verify().unwrap();
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: the test is over, and nothing of the pages is used any more.
         unsafe { pages.close(&machine) };
     }
 }
 
-/// Whether memory that may be huge is: a system that gives huge pages to who asks may have none.
+/// Whether memory that may be huge is huge. A system that gives huge pages on request may have
+/// none.
 fn huge_pages_are_given(platform: &Linux) -> bool {
     let (start, length) = (platform.map(4 << 20).unwrap(), 2 << 20);
     let huge = start.next_multiple_of(length);
     platform.huge_pages(huge, length, true).unwrap();
-    // SAFETY: mapped above, for this alone.
+    // SAFETY: mapped above, for this function alone.
     unsafe { core::ptr::with_exposed_provenance_mut::<u8>(huge).write_volatile(1) };
     let given = resident(huge, length) == length;
-    // SAFETY: as above.
+    // SAFETY: mapped above, and not used after this.
     unsafe { platform.unmap(start, 4 << 20) };
     given
 }
 
-/// A huge page of an early table speaks of more than slabs, which alone say that they have written there: what it has for runs stayed.
+/// A huge page of an early table describes runs as well as slabs, and only slabs record that they
+/// have written there. Its memory for runs stayed.
 #[test]
 fn a_huge_page_of_an_early_table_is_there_at_once_and_goes_back_whatever_it_speaks_of() {
     let platform = Linux::probe();
@@ -278,7 +284,7 @@ fn a_huge_page_of_an_early_table_is_there_at_once_and_goes_back_whatever_it_spea
     o.pages.tick(&platform);
     held.push(take_run(&o, EARLY_PART as u32, 1, 1).unwrap());
     held.extend(take_early_parts(&o, 3..5));
-    // The upper half goes, and with it what the table says of it.
+    // The upper half is released, and with it the table's part for it.
     let middle = held.iter().map(|held| held.pfn.0).max().unwrap() / 2;
     let (low, high): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| held.pfn.0 < middle);
     let table = || [0, 1, 2, 3, 4].map(|part| resident(early_part(&o, part), 2 << 20));
@@ -288,12 +294,13 @@ fn a_huge_page_of_an_early_table_is_there_at_once_and_goes_back_whatever_it_spea
     assert!(table().iter().sum::<usize>() < before * 2 / 3, "{:?} of {before}", table());
     low.into_iter().for_each(|held| give(&o, held));
     assert!(!o.pages.release_all(&platform).left);
-    // The next huge page may be there for a block that was ahead.
+    // The next huge page may be there for a block that was populated ahead.
     assert_eq!(table(), [0; 5]);
     o.pages.verify().unwrap();
 }
 
-/// While one thread allows huge pages for a batch, the others wait for that instead of allowing them block by block.
+/// While one thread allows huge pages for a batch, the other threads wait for that instead of
+/// allowing them block by block.
 #[test]
 fn threads_that_need_a_batch_wait_for_the_one_that_makes_it() {
     let machine = Probe::new(Virtual::new(4096, 4));
@@ -325,7 +332,8 @@ fn threads_that_need_a_batch_wait_for_the_one_that_makes_it() {
     o.pages.verify().unwrap();
 }
 
-/// All of them asked for the same huge page of a table, and forbade it again: each time whoever faults waits.
+/// All threads asked for the same huge page of a table, and forbade it again. Each time all threads
+/// that fault wait.
 #[test]
 fn of_threads_that_need_a_part_of_an_early_table_one_asks_for_it() {
     let machine = Probe::new(Virtual::new(4096, 4));
@@ -361,7 +369,8 @@ fn memory_under_population_is_waited_for() {
     std::thread::scope(|scope| {
         let populating = scope.spawn(|| take_run(&o, 64, 1, 2).unwrap());
         entered.recv().unwrap();
-        // One half of the last free chunk is being populated; the other is there, and then nothing.
+        // One half of the last free chunk is being populated; the other half is there, and then
+        // nothing.
         let half = take_run(&o, 512, 1, 3).unwrap();
         let rest = take_run(&o, 256, 1, 4).expect("a part of what is being populated");
         [half, rest, populating.join().unwrap()].into_iter().for_each(|held| give(&o, held));
@@ -371,7 +380,7 @@ fn memory_under_population_is_waited_for() {
     o.pages.verify().unwrap();
 }
 
-/// Memory that allows huge pages is a mapping of its own until the next tick: none may stay one.
+/// Memory that allows huge pages is a mapping of its own until the next tick. None may stay one.
 #[test]
 fn mappings_do_not_grow_with_what_is_populated() {
     let platform = Linux::probe();
@@ -402,7 +411,7 @@ fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
         Virtual::run_on(cpu);
         (0..count).map(|_| pages.allocate_block(&machine, Order(0)).unwrap().pfn).collect::<Vec<Pfn>>()
     };
-    // In turns, so that memory of each lies between memory of the other.
+    // In turns, so that memory of each node lies between memory of the other.
     let held: Vec<Pfn> = (0..6).flat_map(|turn| take(turn % 2, 10_000)).collect();
     let allowed = |node: usize| {
         let all = (0..pages.frames().pages()).step_by(512).map(Pfn).filter(|pfn| pages.node_of(*pfn) == node);
@@ -413,7 +422,8 @@ fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
     let before = (allowed(1), waiting(1));
     pages.node(0).tick(&machine);
     assert_eq!((allowed(0), waiting(0), (allowed(1), waiting(1))), (0, 0, before));
-    // What waits still comes as huge pages, without another word; when four are left, the next batch is allowed.
+    // Waiting blocks still come as huge pages, without another call. When four are left, the next
+    // batch is allowed.
     let advice = machine.huge.lock().unwrap().len();
     let more = take(1, 512 * (before.1 as usize - 5));
     assert_eq!((waiting(1), machine.huge.lock().unwrap().len()), (5, advice));
@@ -421,6 +431,6 @@ fn a_tick_forbids_huge_pages_on_its_own_node_alone() {
     assert_eq!(allowed(1), 0);
     held.into_iter().chain(more).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
     pages.verify().unwrap();
-    // SAFETY: nothing of it is used any more.
+    // SAFETY: the test is over, and nothing of the pages is used any more.
     unsafe { pages.close(&machine) };
 }

@@ -1,4 +1,4 @@
-//! Giving back: what goes, what stays, by which calls, and what is known about it afterwards.
+//! Release: the pages that go, those that stay, the calls for it, and the state afterwards.
 
 mod machine;
 
@@ -8,7 +8,7 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
 use neap_pages::{Pages, Report, Shape};
 
-/// Ticks until nothing is left to do; answers the sum of what they did.
+/// Ticks until nothing is left to do. Returns the sum of the reports.
 fn settle<P: Platform>(pages: &Pages<P>, platform: &P) -> Report {
     let mut sum = Report { left: true, ..Report::default() };
     for _ in 0..2000 {
@@ -49,7 +49,7 @@ fn after_a_burst_everything_goes_back_in_three_ticks_and_then_nothing_happens() 
     }
 }
 
-/// Somebody takes and frees a block whenever the release looks whether to stop.
+/// A block is taken and freed whenever the release asks whether to stop.
 #[test]
 fn a_release_of_everything_ends_while_others_free() {
     let machine = Virtual::new(4096, 1);
@@ -73,7 +73,7 @@ fn a_release_of_everything_ends_while_others_free() {
     o.pages.verify().unwrap();
 }
 
-/// By chunks and by blocks: both count as need.
+/// Needs by chunks and by blocks both count.
 #[test]
 fn what_a_program_reuses_every_interval_stays() {
     for lengths in [&[1500, 500][..], &[400; 5]] {
@@ -106,7 +106,7 @@ fn chunks_go_in_few_large_calls() {
     assert_eq!((report.released, report.failed, report.left), (40 * 1024, 0, false));
     let calls = machine.released.lock().unwrap();
     assert_eq!(calls.iter().filter(|length| **length == 32 << 20).count(), 5, "{calls:?}");
-    // One more for each: the frames of free chunks say nothing.
+    // One more for each chunk: the frames of free chunks hold no information.
     assert_eq!((calls.len(), report.calls), (10, 10));
     assert!(machine.scattered.lock().unwrap().is_empty());
 }
@@ -122,7 +122,7 @@ fn no_call_is_longer_than_its_bound_on_large_pages() {
     o.pages.verify().unwrap();
 }
 
-/// Every second page is held: the others are free and alone.
+/// Holds every second page, so that the others are free and alone.
 fn riddled<P: Platform>(o: &Opened<'_, P>, count: u64) -> Vec<Held> {
     let held: Vec<Held> = (0..count).map(|n| take_block(o, 0, n).unwrap()).collect();
     let (keep, go): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| held.pfn.0 % 2 == 1);
@@ -187,11 +187,11 @@ fn p3_a_system_that_takes_nothing_back_is_left_in_peace() {
     assert!(calls > 0 && calls < 50, "{calls} calls");
     let backed = o.pages.statistics().backed_free;
     assert!(backed >= 9000 + 4000);
-    // Nothing of it may pass for zero.
+    // None of its memory may count as zero.
     let run = o.pages.allocate_run(&machine, 1000, 1).unwrap();
     assert!(!run.zero);
     o.pages.free_run(&machine, run.pfn, 1000);
-    // Once the system has changed its mind all of it goes.
+    // Once the system accepts releases again, all of it goes.
     machine.machine.fail(Call::Release, 0, 0);
     machine.machine.fail(Call::ReleaseScattered, 0, 0);
     assert!(!o.pages.release_all(&machine).left);
@@ -209,7 +209,7 @@ fn pages_that_were_released_are_zero_and_known_to_be() {
             for round in 0..4 {
                 machine.fail(Call::Release, fails, round);
                 machine.fail(Call::ReleaseScattered, fails / 2, round);
-                // `stamp` looks through every page that comes as zero.
+                // `stamp` reads all of each page that comes as zero.
                 let runs: Vec<Held> = (0..20).map(|n| take_run(&o, 1 + 37 * n as u32, 1, n).unwrap()).collect();
                 let held = riddled(&o, 500);
                 runs.into_iter().for_each(|held| give(&o, held));
@@ -240,7 +240,7 @@ fn side_tables_of_free_chunks_go_where_they_were_used() {
         for table in 0..5 {
             let (start, length) = part(table);
             for at in (start..start + length).step_by(4096) {
-                // SAFETY: this run's part of a table of the test's own.
+                // SAFETY: the bytes lie in this run's part of a table that only the test uses.
                 unsafe { core::ptr::with_exposed_provenance_mut::<u8>(at).write(0) };
             }
             assert_eq!(resident(start, length.next_multiple_of(4096)), length.next_multiple_of(4096));
@@ -270,22 +270,25 @@ fn a_page_with_bytes_of_other_chunks_stays() {
         let start = o.pages.side_table(TABLE);
         assert_eq!(start % size, 9);
         let byte = |at: usize| core::ptr::with_exposed_provenance_mut::<u8>(start + at);
-        // SAFETY: here and below, bytes of a table of the test's own, which reaches as far as the chunks.
+        // SAFETY: the bytes lie in a table that only the test uses, which is mapped as far as the
+        // chunks.
         (0..3 * length).for_each(|at| unsafe { byte(at).write(1) });
         (0..3).for_each(|chunk| o.pages.mark_side_table(chunks[chunk].pfn, TABLE));
         assert_eq!(chunks.each_ref().map(|chunk| chunk.pfn.0), [0, 1024, 2048]);
         let [first, middle, last] = chunks;
-        // What a free chunk's bytes say is nothing.
-        // SAFETY: as above.
+        // The bytes of a free chunk hold no information. SAFETY: the bytes lie in a table that only
+        // the test uses, which is mapped as far as the chunks.
         (length..2 * length).for_each(|at| unsafe { byte(at).write(0) });
         give(&o, middle);
         o.pages.release_all(&machine);
-        // SAFETY: as above.
+        // SAFETY: the bytes lie in a table that only the test uses, which is mapped as far as the
+        // chunks.
         let kept = |at: usize| unsafe { byte(at).read() } == 1;
         assert!((0..length).chain(2 * length..3 * length).all(kept), "of the chunks beside it");
         let page = start - 9;
         assert_eq!(resident(page + length + size, length - size), 0, "whole pages of it are gone");
-        // SAFETY: as above.
+        // SAFETY: the bytes lie in a table that only the test uses, which is mapped as far as the
+        // chunks.
         (0..length).chain(2 * length..3 * length).for_each(|at| unsafe { byte(at).write(0) });
         [first, last].into_iter().for_each(|chunk| give(&o, chunk));
         o.pages.release_all(&machine);
@@ -302,7 +305,7 @@ fn a_table_that_was_refused_is_tried_again() {
     for fails in [1, 0] {
         let run = take_run(&o, 1024, 1024, 1).unwrap();
         assert_eq!(run.pfn.0, 0);
-        // SAFETY: the first byte of a table of the test's own.
+        // SAFETY: the first byte of a table that only the test uses.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(o.pages.side_table(1)).write(0) };
         if fails == 1 {
             o.pages.mark_side_table(run.pfn, 1);

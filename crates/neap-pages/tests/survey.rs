@@ -1,7 +1,7 @@
-//! What every page is said to be, against what a test holds and what the counters say.
+//! The surveyed use of every page, against the test's blocks and the counters.
 //!
-//! Goal: who compares pages with the system's view of them sees each page as what it is. Method: a random program on machines with
-//! one node and with two; in between, the pieces of the arena are looked at.
+//! Goal: code that compares pages with the system's view sees each page's right use. Method: a
+//! random program on machines with one node and with two, with surveys in between.
 
 mod machine;
 
@@ -71,7 +71,7 @@ fn every_page_is_what_it_is_said_to_be() {
                 check(&pages, &held);
             }
         }
-        // SAFETY: the test is over.
+        // SAFETY: the test is over, and nothing of the pages is used any more.
         unsafe { pages.close(&machine) };
         assert_eq!(machine.mapped_bytes(), 0);
     }
@@ -90,7 +90,7 @@ fn all_that_is_mapped_is_told() {
         });
         assert_eq!((sum, arena), (machine.mapped_bytes(), pages.statistics().mapped_bytes));
         pages.free_run(&machine, run.pfn, 40_000);
-        // SAFETY: the test is over.
+        // SAFETY: the test is over, and nothing of the pages is used any more.
         unsafe { pages.close(&machine) };
     }
 }

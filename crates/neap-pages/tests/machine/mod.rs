@@ -1,7 +1,7 @@
-//! What the tests of this crate share: shapes, and a holder of pages that knows what must be in them.
+//! Shared by the tests of this crate: shapes, and blocks and runs that know their contents.
 //!
-//! Sits between `Pages` and a test. Every page that is held carries a stamp in its first and last eight bytes; a page
-//! that came as zero is looked through completely first.
+//! Every page of a test's carries a stamp in its first and last eight bytes. A page that came as
+//! zero is read completely first.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 pub(crate) mod probe;
@@ -27,7 +27,7 @@ pub(crate) fn tables() -> [SideTable; TABLES] {
     tables
 }
 
-/// Eight gibibytes at most; every test has the same, so that instances keep out of each other's way.
+/// Eight gibibytes at most. Every test has the same span, so that instances keep apart.
 pub(crate) fn shape(budget: Option<u32>) -> Shape {
     Shape { span: 8 << 30, budget, tables: tables(), huge: false, list_high: None }
 }
@@ -46,7 +46,7 @@ impl<'p, P: Platform> Opened<'p, P> {
 
 impl<P: Platform> Drop for Opened<'_, P> {
     fn drop(&mut self) {
-        // SAFETY: the test is over, and nothing it held is used after this.
+        // SAFETY: the test is over, and nothing of the pages is used after this.
         unsafe { self.pages.close(self.platform) };
     }
 }
@@ -55,7 +55,7 @@ fn word(address: usize) -> *mut u64 {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// What a test holds.
+/// A block or run of a test's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) pfn: Pfn,
@@ -65,7 +65,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Stamps every page; one that came as zero must be. The owner of a run is its stamp.
+    /// Stamps every page; a page that came as zero must be zero. The owner of a run is its stamp.
     pub(crate) fn stamp<P: Platform>(
         pages: &Pages<P>,
         pfn: Pfn,
@@ -133,7 +133,7 @@ pub(crate) fn give<P: Platform>(o: &Opened<'_, P>, held: Held) {
     }
 }
 
-/// Bytes of a range that have memory behind them, as the kernel says.
+/// Resident bytes of a range, as the kernel reports them.
 pub(crate) fn resident(address: usize, length: usize) -> usize {
     let (page, first) = (4096, address / 4096);
     let map = std::fs::File::open("/proc/self/pagemap").expect("pagemap of this process");

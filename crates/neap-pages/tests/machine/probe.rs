@@ -1,4 +1,4 @@
-//! A virtual machine that writes down what it is told, and lets a test act in the middle of a call.
+//! A virtual machine that records its calls, and lets a test act in the middle of one.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
@@ -14,18 +14,19 @@ use std::vec::Vec;
 type Action = Box<dyn FnMut() + Send>;
 type Hook = Mutex<Option<Action>>;
 
-/// An action that stops whoever comes first; a test hears of that by the receiver and lets it go on by the sender.
+/// An action that stops the first thread that comes. The receiver tells the test of it, and the
+/// sender lets the thread go on.
 pub(crate) fn stop_once() -> (Action, Receiver<()>, Sender<()>) {
     let ((inside, entered), (go_on, waited)) = (channel(), channel());
     let stop = at_call(1, move || {
         inside.send(()).expect("the test listens");
-        // A test that has failed lets nobody go on, and ends when all have.
+        // If the test has failed, nothing lets the thread go on. Then it goes on by itself.
         let _ = waited.recv_timeout(Duration::from_secs(60));
     });
     (stop, entered, go_on)
 }
 
-/// An action that acts when it is called for the `number`th time, and never else.
+/// An action that acts only the `number`th time that it is called.
 pub(crate) fn at_call(number: u32, mut act: impl FnMut() + Send + 'static) -> Action {
     let mut calls = 0;
     Box::new(move || {
@@ -42,12 +43,12 @@ pub(crate) struct Probe {
     /// Lengths of single releases, and of the ranges of scattered ones.
     pub(crate) released: Mutex<Vec<usize>>,
     pub(crate) scattered: Mutex<Vec<Vec<usize>>>,
-    /// Ranges that were told whether huge pages may stand behind them: address, length, allowed.
+    /// Advice about huge pages: address, length, whether they are allowed.
     pub(crate) huge: Mutex<Vec<(usize, usize, bool)>>,
-    /// Pages whose huge pages were made small.
+    /// Addresses whose huge pages were split.
     pub(crate) split: Mutex<Vec<usize>>,
     pub(crate) pauses: AtomicUsize,
-    /// Added to the CPU id at every question: a thread that migrates all the time.
+    /// Added to the CPU id at every query, as if the thread migrated all the time.
     pub(crate) wander: usize,
     /// Added to the CPU id once.
     pub(crate) shift: usize,
@@ -94,14 +95,14 @@ impl Platform for Probe {
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.released.lock().expect("no holder panics").push(length);
         run(&self.on_release);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the machine may release this memory.
         unsafe { self.machine.release(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
         self.scattered.lock().expect("no holder panics").push(ranges.iter().map(|range| range.length).collect());
         run(&self.on_release);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller says that the machine may release these ranges.
         unsafe { self.machine.release_scattered(ranges) }
     }
 
@@ -145,7 +146,7 @@ impl Platform for Probe {
     }
 
     fn sleep(&self, nanoseconds: u64) {
-        // For real: what is waited for takes real time.
+        // In real time, since other threads need real time.
         std::thread::sleep(Duration::from_nanos(nanoseconds));
     }
 }

@@ -18,14 +18,15 @@ impl Random {
     }
 }
 
-/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be repeated.
+/// The seed of a random test: `NEAP_SEED`, or a fixed one; printed, so that a failing run can be
+/// repeated.
 pub(crate) fn seed() -> u64 {
     let seed = number("NEAP_SEED", 1);
     println!("NEAP_SEED={seed} repeats this run");
     seed
 }
 
-/// A number from the environment, or what holds without it.
+/// A number from the environment, or the default.
 pub(crate) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
