@@ -1,8 +1,14 @@
-//! Free blocks out of the buddy, while the system takes their memory or brings some.
+//! Detached blocks: free blocks taken out of the buddy while their memory is released or populated.
 //!
-//! Sits between the buddy and release and population, under the zone's lock. A detached block is `Releasing`: on no
-//! list, found by nobody, counted by `verify`. The choice is here: highest chunks first, since allocation prefers low
-//! ones; then large blocks before small ones, those freed longest ago first.
+//! # Design
+//!
+//! A detached block is `Releasing`: it is on no list, no allocation finds it, and `verify` counts
+//! it. The order of releases is chosen here. The highest chunks come first, since allocation
+//! prefers low ones. Then come large blocks before small ones, those freed longest ago first.
+//!
+//! # Locking
+//!
+//! The lock of the zone protects every call.
 
 use crate::arena::CHUNK;
 use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
@@ -10,9 +16,9 @@ use crate::frames::State;
 use neap_base::{Order, Pfn, bitmap};
 
 impl Buddy {
-    /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages, and those directly
-    /// under it, `most` chunks at most and `pages` backed pages in all. Answers the first chunk, how many, and their
-    /// backed pages.
+    /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages,
+    /// and the backed chunks directly under it: at most `most` chunks and `pages` backed pages.
+    /// Returns the first chunk, the number of chunks, and their number of backed pages.
     pub(crate) fn detach_chunks(&mut self, below: u32, most: u32, pages: u32) -> Option<(u32, u32, u32)> {
         let (mut top, mut sum) = (below, 0);
         while sum == 0 {
@@ -34,7 +40,7 @@ impl Buddy {
         Some((first, top - first + 1, sum))
     }
 
-    /// Detaches one block with at most `pages` backed pages, and answers how many it has.
+    /// Detaches one block with at most `pages` backed pages. Returns it and their number.
     pub(crate) fn detach_block(&mut self, pages: u32) -> Option<(Pfn, Order, u32)> {
         (0..LIST_ORDERS).rev().find_map(|order| {
             let (pfn, order) = (self.lists[BACKED][order].tail.some()?, Order(order as u8));
@@ -47,8 +53,8 @@ impl Buddy {
         })
     }
 
-    /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the upper part if both will
-    /// do; `None` where nothing but parts smaller than `least` would do.
+    /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the
+    /// upper part if both fit. `None` if only parts smaller than `least` would fit.
     pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
         let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER));
         let larger = (least.index() + 1..LIST_ORDERS).rev();
@@ -75,7 +81,7 @@ impl Buddy {
         Some((pfn, size, backed))
     }
 
-    /// Detaches a free block that is known to be one.
+    /// Detaches a block that is known to be free.
     pub(crate) fn detach(&mut self, pfn: Pfn, order: Order, class: usize) {
         self.remove(pfn, order, class);
         self.free -= order.pages();
@@ -83,10 +89,10 @@ impl Buddy {
         self.frames.frame(pfn).set_head(State::Releasing, order);
     }
 
-    /// Puts detached pages back; the first `emptied` of them have no memory behind them any more.
+    /// Puts detached pages back. The first `emptied` of them have no memory any more.
     pub(crate) fn attach(&mut self, pfn: Pfn, pages: u32, emptied: u32) {
         for head in (pfn.0..pfn.0 + pages).step_by(CHUNK as usize) {
-            // The frames of chunks may be gone themselves by now.
+            // The frames of chunks may have been released by now.
             let frame = self.frames.frame(Pfn(head));
             if frame.state() == State::Releasing {
                 frame.set_state(State::Inside);
@@ -108,7 +114,8 @@ impl Buddy {
         Some(pfn)
     }
 
-    /// Puts such a chunk back; `lazy` if the system may take its memory from now on.
+    /// Puts a chunk of [`Buddy::detach_eager_chunk`] back; `lazy` if the system may take its memory
+    /// from now on.
     pub(crate) fn attach_lazy_chunk(&mut self, pfn: Pfn, lazy: bool) {
         self.attach(pfn, CHUNK, 0);
         if lazy {

@@ -1,9 +1,15 @@
 //! Giving back: from CPUs' lists to the zone, and from the zone to the system.
 //!
-//! Sits between who decides that it is time (a tick, a drain, an allocation about to fail, a watermark) and lists, zone and
-//! release. A tick drains lists that rested, then releases what was not needed since the tick before; one thread at a time
-//! releases, and has the turn for it. Lists are held to detach what is in them, and the zone's lock for a batch at a time,
-//! one after the other; no lock is held over a system call.
+//! # Design
+//!
+//! A tick drains lists that rested, then releases pages that were not needed since the previous
+//! tick. Drains, allocations about to fail and watermarks give back as well. One thread at a time
+//! releases; it has the turn.
+//!
+//! # Locking
+//!
+//! A list's lock is held to detach pages, and the zone's lock for a batch at a time, one after the
+//! other. No lock is held over a system call but the turn.
 
 use crate::arena::CHUNK;
 use crate::page_lists::Why;
@@ -14,25 +20,26 @@ use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::{Order, Platform};
 
-/// What a tick did.
+/// The result of a tick or release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Pages that went back to the system.
+    /// Number of pages released.
     pub released: u32,
-    /// System calls made for that.
+    /// Number of system calls made for that.
     pub calls: u32,
-    /// Of these, those that failed.
+    /// Number of these calls that failed.
     pub failed: u32,
-    /// Pages that came back from CPU lists.
+    /// Number of pages that came back from CPU lists.
     pub drained: u32,
-    /// CPU lists that were busy.
+    /// Number of CPU lists that were busy.
     pub skipped: u32,
-    /// Whether a later tick may find something to do without anybody allocating or freeing in between.
+    /// Whether a later tick may find something to do even if no thread allocates or frees in
+    /// between.
     pub left: bool,
 }
 
 impl Report {
-    /// What two of them did, or two nodes.
+    /// The sum of two reports.
     pub fn and(self, other: Report) -> Report {
         Report {
             released: self.released + other.released,
@@ -45,41 +52,43 @@ impl Report {
     }
 }
 
-/// What came of draining one CPU's list.
+/// The result of draining one CPU's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// This many pages went back to the zone.
     Drained(u32),
-    /// Somebody held the list.
+    /// Another thread held the list.
     Skipped,
 }
 
-/// Looks at a turn that another thread has: some tenths of a second.
+/// Attempts at a turn that another thread has: some tenths of a second.
 pub(crate) const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// Notes what the zone has left, and takes from all lists what they may no longer keep where that has come to a
-    /// watermark.
+    /// Records the zone's room. If it has come to a watermark, takes the surplus pages from all
+    /// lists.
     pub(crate) fn look_at(&self, room: u32) {
-        // What no node has may be had by this one.
+        // This node may also have the pages of the budget that no node has.
         if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
             self.tell_pressure();
         }
     }
 
-    /// Says whether background reclaim runs. While it does, lists keep and move no more than they would without tuning.
+    /// Sets whether background reclaim runs. While it does, lists keep and move no more pages than
+    /// without tuning.
     pub fn set_reclaiming(&self, reclaiming: bool) {
         if self.lists.note_reclaim(reclaiming) {
             self.tell_pressure();
         }
     }
 
-    /// Whether it was said to run.
+    /// Whether background reclaim runs, as set by [`Pages::set_reclaiming`].
     pub fn is_reclaiming(&self) -> bool {
         self.lists.is_reclaiming()
     }
 
-    /// Takes from all lists what they may no longer keep; those that somebody holds are told by the next tick.
+    /// Takes the surplus pages from all lists. The next tick does the lists that another thread
+    /// holds.
     fn tell_pressure(&self) {
         let mut report = Report::default();
         self.lists.untold.store(false, Relaxed);
@@ -89,19 +98,20 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Gives back what was not needed since the last tick: lists that have not changed go to the zone, and of the zone as
-    /// many backed pages go to the system as were never needed. Only one thread at a time does this; for the others there
-    /// is nothing to do. An interval is whatever lies between two ticks.
+    /// Gives back pages that were not needed since the last tick: lists that have not changed go to
+    /// the zone, and as many backed pages of the zone as were never needed are released. Only one
+    /// thread at a time does this; other threads return at once. An interval is the time between
+    /// two ticks.
     pub fn tick(&self, platform: &P) -> Report {
         self.tick_until(platform, &|| false)
     }
 
-    /// The same, but looks between system calls whether to `stop`: what is left then is for the next tick.
+    /// Ticks until `stop`, asked between system calls, says so. The next tick does the rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
     }
 
-    /// Ticks, and releases `most` pages at most: what is left then is for the next tick.
+    /// Ticks until `stop` says so, and releases at most `most` pages. The next tick does the rest.
     pub(crate) fn tick_within(&self, platform: &P, most: u32, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
@@ -117,18 +127,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.give_back(platform, turn, unneeded.min(most), false, stop, &mut report);
         report.left |= listed;
         if !report.left {
-            // Nobody may tick again for long, so what rested lists have learned is forgotten now.
+            // There may be no tick for long, so the state of rested lists is reset now.
             self.drain_lists(Why::Time(u32::MAX), &mut report);
         }
         report
     }
 
-    /// Gives everything back that is free, lists included. Waits, a bounded time, for a tick in progress.
+    /// Releases all free pages, lists included. Waits, a bounded time, for a tick in progress.
     pub fn release_all(&self, platform: &P) -> Report {
         self.release_all_until(platform, &|| false)
     }
 
-    /// The same, but looks between system calls whether to `stop`.
+    /// Releases all free pages, lists included, until `stop`, asked between system calls, says so.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let listed = self.drain_lists(Why::Wanted, &mut report);
@@ -146,8 +156,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
-    /// Gives up to so many free pages back to the system, though they may be needed again: for whoever has a reason beyond time. Pages in
-    /// lists stay, and so does everything while another thread releases.
+    /// Releases up to `pages` free pages although they may be needed again, for callers with a
+    /// reason other than time. Pages in lists stay. Does nothing while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         if let Some(turn) = self.release.turn() {
@@ -159,8 +169,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of
-    /// those that nobody needed since the last tick. `keep` free pages stay as they are. Returns
-    /// how many pages were offered, which count as free and backed all the same.
+    /// those that were not needed since the last tick. `keep` free pages stay as they are. Returns
+    /// the number of pages offered. They still count as free and backed.
     pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
         let Some(_turn) = self.release.turn() else { return 0 };
         let mut offered = 0;
@@ -176,7 +186,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 (pfn, inner.buddy.count_backed(pfn, CHUNK))
             };
             let bytes = (CHUNK as usize) << self.page_shift();
-            // SAFETY: the chunk is detached, so nobody needs it.
+            // SAFETY: the chunk is detached, so no thread uses it.
             let done = unsafe { platform.release_lazily(self.address(pfn), bytes) }.is_ok();
             let mut inner = self.zone.lock();
             inner.buddy.attach_lazy_chunk(pfn, done);
@@ -189,7 +199,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         offered
     }
 
-    /// Free pages that the system may take when it is short of memory.
+    /// Number of lazily free pages.
     pub fn lazily_free(&self) -> u32 {
         self.zone.lock().buddy.lazy
     }
@@ -210,7 +220,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report.left = willing && inner.buddy.backed_free > 0;
     }
 
-    /// Releases up to `pages` backed pages; answers whether the system would take more.
+    /// Releases up to `pages` backed pages. Returns whether the system would take more.
     fn run(
         &self,
         platform: &P,
@@ -223,12 +233,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         zone.end_population(arena, platform);
-        // What is freed meanwhile is for the next time: others may free, and take again, as fast as this goes.
+        // Pages freed meanwhile are left for the next time, since threads may free and allocate as
+        // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
         Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report)
     }
 
-    /// Takes from every CPU's list what it has too much; answers whether something is left in one.
+    /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.
     pub(crate) fn drain_lists(&self, why: Why, report: &mut Report) -> bool {
         let mut listed = false;
         for cpu in self.lists.used().iter() {
@@ -246,7 +257,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         listed
     }
 
-    /// Pages drained, and pages still there; `None` where somebody held the list.
+    /// Drains a CPU's list. Returns the pages drained and the pages left; `None` if another thread
+    /// held the list.
     fn drain(&self, cpu: usize, why: Why) -> Option<(u32, u32)> {
         let detached = self.lists.detach(self.frames(), &self.zone, cpu, why)?;
         for (order, chain) in detached.chains.iter().enumerate() {
@@ -258,12 +270,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Some((detached.pages, detached.left))
     }
 
-    /// Takes everything out of a CPU's list, from any CPU.
+    /// Drains a CPU's list, from any CPU.
     pub fn drain_cpu(&self, _platform: &P, cpu: usize) -> Drain {
         self.drain(cpu, Why::Wanted).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
     }
 
-    /// Drains every CPU's list; answers how many pages came back, and how many lists somebody held.
+    /// Drains every CPU's list. Returns the number of pages, and the number of lists that another
+    /// thread held.
     pub fn drain_all(&self, _platform: &P) -> (u32, u32) {
         let mut report = Report::default();
         self.drain_lists(Why::Wanted, &mut report);

@@ -1,9 +1,17 @@
-//! Giving memory back to the system.
+//! Release of memory to the system.
 //!
-//! Sits between the buddy's detached blocks and `madvise`. Whole chunks go first, neighbours by one call of at most
-//! 32 MiB, with what their side tables hold; then blocks, up to 512 by one call where the kernel can, else one by one and
-//! few at a time. Parts of what is handed out go the same way, where whoever has it says which ([`Run::held`]). No lock is held over a call; blocks that were refused go back as they were. One thread at a time
-//! releases: the others are told so and do not wait. Decides nothing about how much: the caller names the number.
+//! # Design
+//!
+//! `madvise` releases the buddy's detached blocks. Whole chunks go first, neighbours by one call of
+//! at most 32 MiB, with their parts of side tables. Then go blocks, up to 512 by one call if the
+//! kernel supports that, else a few one by one. Pages of blocks that are handed out go the same
+//! way; their holders choose them ([`Run::held`]). Blocks that the system refused stay as they
+//! were. The caller decides how many pages go.
+//!
+//! # Locking
+//!
+//! One thread at a time releases: it has the turn. Other threads are told so and do not wait. No
+//! lock but the turn is held over a call.
 
 use crate::arena::{Arena, CHUNK};
 use crate::buddy::Buddy;
@@ -16,35 +24,35 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
 use neap_base::{Order, Pfn, Platform};
 
-/// The most bytes that one call gives back: the kernel flushes other CPUs for each, and holds locks meanwhile.
+/// The most bytes of one call. For each the kernel flushes other CPUs and holds locks.
 const CALL_BYTES: usize = 32 << 20;
-/// Calls for single blocks in one tick.
+/// The most calls for single blocks in one tick.
 const SINGLE_CALLS: u32 = 64;
-/// Refused calls after which a run gives up.
+/// Number of refused calls after which a run gives up.
 const REFUSALS: u32 = 2;
-/// Ticks that a refused way is not tried again, at most.
+/// The most ticks for which a refused way is not tried again.
 const MOST_PATIENCE: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct Release {
-    /// Room for [`SCATTERED_RANGES`] ranges; whoever has the turn uses it.
+    /// Room for [`SCATTERED_RANGES`] ranges, for the thread that has the turn.
     ranges: *mut Range,
     turn: AtomicBool,
-    /// Ticks in which nothing is released, because the system refused everything.
+    /// Number of ticks in which nothing is released, because the system refused everything.
     idle: AtomicU32,
     patience: AtomicU32,
-    /// Runs in which blocks go one by one.
+    /// Number of runs in which blocks go one by one.
     singly: AtomicU32,
     pub(crate) released: AtomicU64,
-    /// Of these, pages that were handed out.
+    /// Number of released pages that were handed out.
     pub(crate) punched: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) failures: AtomicU64,
 }
 
-// SAFETY: the pointer is used by the holder of the turn alone.
+// SAFETY: only the thread that has the turn uses the pointer, and the memory belongs to no thread.
 unsafe impl Send for Release {}
-// SAFETY: as above.
+// SAFETY: only the thread that has the turn uses the pointer; everything else is atomics.
 unsafe impl Sync for Release {}
 
 /// The right to release.
@@ -58,11 +66,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Release {
-    /// Bytes that the ranges take.
+    /// Size of the ranges, in bytes.
     pub(crate) const BYTES: usize = SCATTERED_RANGES * size_of::<Range>();
 
     /// # Safety
-    /// [`Release::BYTES`] zero bytes at `address`, aligned for a range, belong to this value alone.
+    /// [`Release::BYTES`] zeroed bytes lie at `address`, aligned for a range, and belong to this
+    /// value alone.
     pub(crate) unsafe fn at(address: usize) -> Release {
         Release {
             ranges: core::ptr::with_exposed_provenance_mut(address),
@@ -77,17 +86,18 @@ impl Release {
         }
     }
 
-    /// The right to release, unless somebody has it.
+    /// Takes the turn; `None` if another thread has it.
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
-        // Acquire pairs with the Release in the drop of the last turn: the ranges are ours.
+        // Acquire pairs with the Release in the drop of the last turn, and publishes the ranges.
         self.turn.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Turn(self))
     }
 }
 
 impl Turn<'_> {
-    /// What a run works with.
+    /// The statistics and the ranges for a run.
     pub(crate) fn parts(&mut self) -> (&Release, &mut [Range]) {
-        // SAFETY: `Release::at` was given that many ranges; the turn is exclusive, and borrowed exclusively.
+        // SAFETY: the caller of `Release::at` gave memory for that many ranges, for this value
+        // alone. The turn is exclusive, and borrowed exclusively.
         (self.0, unsafe { core::slice::from_raw_parts_mut(self.0.ranges, SCATTERED_RANGES) })
     }
 }
@@ -99,16 +109,17 @@ pub(crate) struct Run<'a, P> {
     pub(crate) platform: &'a P,
     pub(crate) arena: &'a Arena,
     pub(crate) zone: &'a Zone,
-    /// Blocks under one hold of the zone's lock.
+    /// Number of blocks handled under one hold of the zone's lock.
     pub(crate) hold: u32,
-    /// Whether single calls are not rationed.
+    /// Whether a caller asked for the release: single calls are not rationed, and locked memory is
+    /// released too.
     pub(crate) explicit: bool,
     /// Asked between system calls.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
 impl<P: Platform> Run<'_, P> {
-    /// Gives up to `pages` backed pages back. Answers whether the system would still take some.
+    /// Releases up to `pages` backed pages. Returns whether the system would take more.
     pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
         let release = self.release;
         let idle = release.idle.load(Ordering::Relaxed);
@@ -122,9 +133,9 @@ impl<P: Platform> Run<'_, P> {
         self.conclude(report)
     }
 
-    /// Gives back ranges of pages that are handed out, as many as `gather` puts into the list it is given, call by call, until
-    /// it finds none. After each `settle` is told which they were and how many, from the first, are gone. Answers whether the
-    /// system would still take some.
+    /// Releases ranges of pages that are handed out. `gather` writes them to the list that it gets,
+    /// call by call, until it finds none. After each call `settle` gets the ranges, and the number
+    /// of them, from the first, that are released. Returns whether the system would take more.
     pub(crate) fn held(
         self,
         mut gather: impl FnMut(&mut [Range]) -> usize,
@@ -132,7 +143,7 @@ impl<P: Platform> Run<'_, P> {
         report: &mut Report,
     ) -> bool {
         if self.release.idle.load(Ordering::Relaxed) > 0 && !self.explicit {
-            // Counted down where free pages are released.
+            // Releases of free pages count the ticks down.
             return false;
         }
         let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
@@ -145,7 +156,7 @@ impl<P: Platform> Run<'_, P> {
             let done = self.scattered(count, &mut rationed, report);
             let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
             let pages = (bytes >> self.arena.page_shift()) as u32;
-            // Before anybody can find the holes and fill them.
+            // Before another thread can find the holes and fill them.
             self.zone.lock().holes += pages as i32;
             self.release.punched.fetch_add(pages.into(), Ordering::Relaxed);
             report.released += pages;
@@ -157,19 +168,19 @@ impl<P: Platform> Run<'_, P> {
         report.calls == 0 || self.conclude(report)
     }
 
-    /// Makes small pages of the huge ones that ranges are parts of, once.
+    /// Splits the huge pages that the ranges are parts of, once each.
     fn split_huge(&self, ranges: &[Range]) {
         let huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
         ranges.iter().filter(huge).for_each(|range| self.platform.split(range.start));
     }
 
-    /// Counts what a run did, and decides when to try again what the system refused.
+    /// Adds a run to the statistics, and decides when to try again after a refusal.
     fn conclude(&self, report: &Report) -> bool {
         let release = self.release;
         release.released.fetch_add(report.released.into(), Ordering::Relaxed);
         release.calls.fetch_add(report.calls.into(), Ordering::Relaxed);
         release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);
-        // Refused alone: try less and less often. Anything else: start anew.
+        // If everything was refused, try less and less often. Otherwise start anew.
         let refused = report.failed > 0 && report.released == 0;
         let patience = release.patience.load(Ordering::Relaxed);
         let patience = if refused { (2 * patience + 1).min(MOST_PATIENCE) } else { 0 };
@@ -178,7 +189,7 @@ impl<P: Platform> Run<'_, P> {
         !refused
     }
 
-    /// Whole chunks; answers how many of the pages are still wanted.
+    /// Releases whole chunks. Returns the number of pages still wanted.
     fn chunks(&self, mut wanted: u32, report: &mut Report) -> u32 {
         let bytes = (CHUNK as usize) << self.arena.page_shift();
         let most = (CALL_BYTES / bytes).max(1) as u32;
@@ -205,7 +216,7 @@ impl<P: Platform> Run<'_, P> {
         wanted
     }
 
-    /// Empties a range of detached pages; answers how many pages from its start are done.
+    /// Releases a range of detached pages. Returns the number of pages released, from its start.
     fn range(&self, pfn: Pfn, pages: u32, report: &mut Report) -> u32 {
         let (start, length) = (self.arena.address(pfn), (pages as usize) << self.arena.page_shift());
         let mut done = 0;
@@ -221,25 +232,27 @@ impl<P: Platform> Run<'_, P> {
 
     fn call(&self, start: usize, length: usize, report: &mut Report) -> bool {
         report.calls += 1;
-        // SAFETY: the range is detached (or the part of a table that says nothing), so nobody needs it.
+        // SAFETY: the range is detached, or holds no information (a table's part for free chunks),
+        // or its holder does not need it.
         let answer = unsafe {
             if self.explicit {
                 self.platform.release(start, length)
             } else {
-                // A program locks its memory to have it at hand: only its own word takes that away.
+                // A program locks its memory to have it at hand. Only its own request releases
+                // that.
                 self.platform.release_unless_locked(start, length)
             }
         };
         let done = answer.is_ok();
-        // A branch: rustc 1.95 loses `failed += u32::from(!done)` where this is inlined (a comparison that is both copied and
-        // branched on is removed by its pass SimplifyComparisonIntegral).
+        // A branch: rustc 1.95 loses `failed += u32::from(!done)` where this is inlined. Its pass
+        // SimplifyComparisonIntegral removes a comparison that is both copied and branched on.
         if !done {
             report.failed += 1;
         }
         done
     }
 
-    /// Empties the parts of tables that belong to free chunks.
+    /// Releases the parts of tables for free chunks.
     fn tables(&self, pfn: Pfn, chunks: u32, report: &mut Report) {
         let each = || (0..chunks).map(|chunk| pfn.plus(chunk * CHUNK));
         let marked = each().fold(0, |all, chunk| all | self.arena.unmark_tables(chunk));
@@ -250,11 +263,11 @@ impl<P: Platform> Run<'_, P> {
         for index in 0..MARKED {
             let table = self.arena.table(OWN_TABLES + index);
             let mut huge = table.huge_pages(part.clone()).peekable();
-            // What nobody marked may have come all the same, with a huge page for others.
+            // A part that is not marked may have memory, too, by a huge page for other parts.
             if marked >> index & 1 == 0 && huge.peek().is_none() {
                 continue;
             }
-            // The rest of each may be in use.
+            // The other parts of each huge page may be in use.
             huge.for_each(|page| self.platform.split(page));
             let (start, length) = table.pages(offset, bytes, page_size);
             if table.droppable && length > 0 && !self.call(start, length, report) {
@@ -268,7 +281,7 @@ impl<P: Platform> Run<'_, P> {
         }
     }
 
-    /// Blocks smaller than a chunk; answers how many of the pages are still wanted.
+    /// Releases blocks smaller than a chunk. Returns the number of pages still wanted.
     fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
         let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
         while wanted > 0 && rationed > 0 && !(self.stop)() {
@@ -282,7 +295,8 @@ impl<P: Platform> Run<'_, P> {
         wanted
     }
 
-    /// Parts of what has more backed pages than are wanted, but none smaller than a huge page.
+    /// Releases parts of chunks and blocks that have more backed pages than are wanted, but no
+    /// parts smaller than a huge page.
     fn parts(&mut self, mut wanted: u32, report: &mut Report) {
         let least = Order((HUGE_BYTES >> self.arena.page_shift()).trailing_zeros() as u8);
         let failed = report.failed;
@@ -306,7 +320,8 @@ impl<P: Platform> Run<'_, P> {
         (Pfn(((range.start - self.arena.base()) >> shift) as u32), (range.length >> shift) as u32)
     }
 
-    /// Detaches blocks into the ranges until they are full, or long enough for one call, or `wanted` is reached.
+    /// Detaches blocks into the ranges until these are full, long enough for one call, or `wanted`
+    /// is reached.
     fn gather(&mut self, wanted: &mut u32) -> usize {
         let shift = self.arena.page_shift();
         let (mut count, mut bytes, mut dry) = (0, 0, false);
@@ -330,7 +345,7 @@ impl<P: Platform> Run<'_, P> {
         count
     }
 
-    /// Empties the gathered ranges; answers how many from the first are done.
+    /// Releases the gathered ranges. Returns the number of them, from the first, that are released.
     fn scattered(&self, count: usize, rationed: &mut u32, report: &mut Report) -> usize {
         let (ranges, release) = (&self.ranges[..count], self.release);
         let mut done = 0;
@@ -340,7 +355,7 @@ impl<P: Platform> Run<'_, P> {
         }
         while singly == 0 && self.platform.may_scatter() && done + 1 < count {
             report.calls += 1;
-            // SAFETY: the ranges are detached, so nobody needs them.
+            // SAFETY: the ranges are detached, or their holder does not need their contents.
             let answer = unsafe { self.platform.release_scattered(&ranges[done..]) };
             let mut bytes = answer.unwrap_or(0);
             let before = done;
@@ -361,7 +376,7 @@ impl<P: Platform> Run<'_, P> {
         done
     }
 
-    /// Puts the gathered blocks back, the first `done` of them empty.
+    /// Puts the gathered blocks back. The first `done` of them are empty.
     fn scatter_back(&self, count: usize, done: usize, report: &mut Report) {
         let ranges = &self.ranges[..count];
         let mut next = 0;
@@ -381,7 +396,7 @@ impl<P: Platform> Run<'_, P> {
         }
     }
 
-    /// Lets `put` put pages back under the lock; it answers how many.
+    /// Lets `put` put pages back under the lock; it returns their number.
     fn back(&self, put: impl FnOnce(&mut Buddy) -> u32) {
         let mut inner = self.zone.lock();
         let pages = put(&mut inner.buddy);
