@@ -1,10 +1,16 @@
-//! The zone: the buddy behind a mutex, the budget, and growth when it is empty.
+//! The zone: the buddy behind a mutex, the budget, and growth if the buddy has no block.
 //!
-//! Sits between the CPU lists (and everything too large for them) and the arena. One mutex protects the buddy and the
-//! counters; no system call is made under it. Pages that travel (cut off a CPU's list, or under release or population)
-//! are counted apart, and an allocation that is about to fail waits for them, a bounded time; one that needs fresh memory may wait for the huge
-//! pages that others populate (`populate.rs`). Never calls upwards: no
-//! reclaim, no draining of lists here.
+//! # Design
+//!
+//! An allocation that finds no block lets the arena grow, or waits for other threads' work.
+//! Travelling pages (cut off a CPU's list, or under release or population) are counted apart. An
+//! allocation that is about to fail waits for them, a bounded time. One that needs fresh memory may
+//! wait for huge pages that other threads populate (`populate.rs`). The zone neither reclaims nor
+//! drains lists.
+//!
+//! # Locking
+//!
+//! One mutex protects the buddy and the counters. No system call is made under it.
 
 use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
@@ -16,15 +22,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
-/// Looks at travelling pages before an allocation fails: one or two tenths of a second.
+/// Attempts at travelling pages before an allocation fails: one or two tenths of a second.
 const LOOKS: u32 = 2000;
 
 /// The most pages that a node draws from the reserve beyond what it needs.
 const MOST_AHEAD: u32 = 256;
 
-/// The time between one look and the next, in a bounded wait for another thread's system call.
+/// Waits between two attempts of a bounded wait for another thread's system call.
 pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
-    /// Looks that only let others run; the later ones sleep.
+    /// Number of attempts that only yield; later ones sleep.
     const QUICK: u32 = 32;
     const NANOSECONDS: u64 = 50_000;
     if look < QUICK { platform.pause() } else { platform.sleep(NANOSECONDS) }
@@ -33,32 +39,32 @@ pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) buddy: Buddy,
-    /// Pages detached for release or population, under way or waiting for it.
+    /// Pages detached for release or population, in progress or waiting for it.
     pub(crate) releasing: u32,
-    /// Pages that are handed out with nothing behind them. Below zero for a moment, where one thread is about to fill some that
-    /// another frees.
+    /// Pages that are handed out without memory. It is below zero for a moment if one thread is
+    /// about to fill some that another frees.
     pub(crate) holes: i32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
     pub(crate) budget: u32,
-    /// The budget pays for the tables: one node's does.
+    /// Whether the budget pays for the tables; it does on one node.
     pays_tables: bool,
-    /// Pages of tables that the budget pays for, as of the last [`Inner::fits`].
+    /// Pages of tables that are charged to the budget, as of the last [`Inner::fits`].
     tables: u32,
 }
 
 impl Inner {
-    /// Pages that are handed out, but for holes, or in CPUs' lists.
+    /// Pages that are handed out, without holes, or in CPUs' lists.
     pub(crate) fn used(&self) -> u32 {
         (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
     }
 
-    /// Pages that have memory behind them: used ones and free ones.
+    /// Resident pages, used and free.
     pub(crate) fn resident(&self) -> u32 {
         self.used().wrapping_add(self.buddy.backed_free)
     }
 
-    /// Resident pages, those of tables among them, beyond the budget.
+    /// Resident pages beyond the budget, with those of tables.
     pub(crate) fn beyond_budget(&self) -> u32 {
         self.resident().saturating_add(self.tables).saturating_sub(self.budget)
     }
@@ -73,7 +79,8 @@ impl Inner {
         self.budget.saturating_sub(self.used()).saturating_sub(self.tables)
     }
 
-    /// Whether `pages` more may be handed out, if need be with a part of what other nodes gave up.
+    /// Whether `pages` more may be handed out, with a part of what other nodes gave up if
+    /// necessary.
     pub(crate) fn fits(&mut self, pages: u32, arena: &Arena) -> bool {
         if self.pays_tables {
             self.tables = arena.table_pages();
@@ -82,15 +89,16 @@ impl Inner {
         if missing == 0 {
             return true;
         }
-        // Some more than that, so that the reserve is not asked for every page; little, so that much is left for who is to
-        // have much. Relaxed: a number that nothing hangs on.
+        // Some more than is missing, so that not every page asks for the reserve; but little, so
+        // that much is left for nodes that need much. Relaxed: a count that publishes no other
+        // data.
         let drawn = |left: u32| missing + (left.saturating_sub(missing) / 4).min(MOST_AHEAD);
         let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
         self.budget += before.map_or(0, drawn);
         before.is_ok()
     }
 
-    /// Gives up what may still be handed out, for other nodes.
+    /// Gives up the unused part of the budget, for other nodes.
     pub(crate) fn give_up_room(&mut self, reserve: &AtomicU32) {
         let room = self.room();
         self.budget -= room;
@@ -98,14 +106,14 @@ impl Inner {
     }
 }
 
-/// What an allocation needs.
+/// The needs of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Pages that the budget must have room for.
     pub(crate) pages: u32,
-    /// Free pages in a row at the end of the arena that are enough in any case.
+    /// Number of free pages in a row at the end of the arena that are always enough.
     pub(crate) growth: u32,
-    /// For a block that will be touched at once.
+    /// Set for a block that will be touched at once.
     pub(crate) populate: Option<Touched>,
 }
 
@@ -113,14 +121,14 @@ pub(crate) struct Wanted {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touched {
     pub(crate) order: Order,
-    /// Whether it is one more of many alike.
+    /// Whether many such blocks were filled.
     pub(crate) one_more: bool,
-    /// Whether the tables that are to be there early will be written to for it.
+    /// Whether early tables will be written to for it.
     pub(crate) early: bool,
 }
 
 impl Touched {
-    /// Of many blocks in a list, or of one.
+    /// A block of this order: alone, or with others for a list.
     pub(crate) fn block(order: Order) -> Touched {
         Touched { order, one_more: false, early: order.index() < LISTED_ORDERS }
     }
@@ -132,7 +140,7 @@ impl Wanted {
         Wanted { pages: order.pages(), growth: order.pages(), populate: Some(Touched::block(order)) }
     }
 
-    /// One block more of many that were filled.
+    /// One more block of many that were filled.
     pub(crate) fn one_more_block(order: Order, early: bool) -> Wanted {
         Wanted { populate: Some(Touched { order, one_more: true, early }), ..Wanted::block(order) }
     }
@@ -141,25 +149,25 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
-    /// Steps to populated memory that are over, wrapping; written under the lock.
+    /// Number of steps of population that are over, wrapping. Written under the lock.
     pub(crate) steps: AtomicU32,
     pub(crate) node: usize,
     pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
-    /// Resident pages beyond the budget, as of the last time that pages were taken.
+    /// Resident pages beyond the budget when pages were last taken.
     beyond: AtomicU32,
     /// Pages taken from the system so far; written under the lock.
     grown: AtomicU64,
-    /// Times that the lock was found held.
+    /// Number of times that the lock was found held.
     waits: AtomicU32,
     #[cfg(feature = "lab")]
     pub(crate) meter: crate::lab::Meter,
 }
 
 impl Zone {
-    /// A node's zone over `buddy`, in which at most `budget` pages are in use at once, `listed` of them in lists without
-    /// anything tuned.
+    /// A node's zone over `buddy`. At most `budget` pages are in use at once. `listed` of them are
+    /// in lists without tuning.
     pub(crate) fn new(
         buddy: Buddy,
         node: usize,
@@ -218,13 +226,18 @@ impl Zone {
         (inner.buddy.free, inner.room())
     }
 
-    /// Times that the lock was found held, wrapping. Where it changes while somebody uses the zone, others want it too.
+    /// Number of times that the lock was found held, wrapping. If it changes while a thread uses
+    /// the zone, another thread waited for the lock.
     pub(crate) fn waits(&self) -> u32 {
         self.waits.load(Relaxed)
     }
 
-    /// Lets `take` take something out of the buddy; it is told how many pages the budget still has, and is called again
-    /// when the arena has grown, memory has been populated, or travelling pages have arrived.
+    /// Lets `take` take pages out of the buddy. `take` gets the budget's room in pages. It is
+    /// called again after the arena has grown, memory was populated, or travelling pages have
+    /// arrived.
+    ///
+    /// # Errors
+    /// [`Exhausted`]: the budget has no room, or there are no more pages.
     pub(crate) fn acquire<P: Platform, T>(
         &self,
         arena: &Arena,
@@ -247,9 +260,10 @@ impl Zone {
                 self.note_beyond(&inner);
                 return Ok(taken);
             }
-            // Read under the lock of the attempt: what arrives or grows later makes another one worth while.
+            // Read under the lock of the attempt: pages that arrive later, and later growth, make
+            // another attempt worthwhile.
             let seen = inner.buddy.frames.pages();
-            // Pages under release count as free for the budget already.
+            // Pages under release already count as free for the budget.
             let coming = self.draining() > 0 || fits && inner.releasing > 0;
             let missing = if fits { growth.saturating_sub(inner.buddy.free_tail()).max(1) } else { 0 };
             drop(inner);
@@ -267,7 +281,7 @@ impl Zone {
         }
     }
 
-    /// Notes how many resident pages there are beyond the budget. The caller holds the lock.
+    /// Stores the number of resident pages beyond the budget. The caller holds the lock.
     pub(crate) fn note_beyond(&self, inner: &Inner) {
         if self.budget.is_some() {
             self.beyond.store(inner.beyond_budget(), Relaxed);
@@ -276,12 +290,12 @@ impl Zone {
 
     /// Resident pages beyond the budget when pages were last taken.
     pub(crate) fn beyond(&self) -> u32 {
-        // Relaxed: heuristic; the next allocation notes it again.
+        // Relaxed: heuristic; the next allocation stores it again.
         self.beyond.load(Relaxed)
     }
 
-    /// Lets `take` take `pages` pages out of the buddy if the budget has room for them. Never waits,
-    /// grows or populates.
+    /// Lets `take` take `pages` pages out of the buddy if the budget has room for them. Never
+    /// waits, grows or populates.
     pub(crate) fn take_resident(
         &self,
         arena: &Arena,
@@ -299,14 +313,15 @@ impl Zone {
     }
 
     pub(crate) fn add(&self, (start, pages): Grown) {
-        // SAFETY: the arena maps its tables before it tells of new pages; of what lies there the buddy alone writes.
+        // SAFETY: the arena maps its tables before it passes new pages on, and only this node's
+        // buddy writes their parts for these pages.
         unsafe { self.lock().buddy.add(start, pages) };
     }
 
-    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Whoever came to wait meanwhile gets it
-    /// in between: a lock that is taken again at once is never seen free.
+    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Between two
+    /// holds it lets waiting threads in: a lock that is taken again at once is never seen free.
     pub(crate) fn give_chain(&self, mut chain: Chain, order: Order, blocks: u32) {
-        /// Some tenths of a microsecond: until a waiting CPU has seen that the lock is free.
+        /// Spins, some tenths of a microsecond, until a waiting CPU has seen that the lock is free.
         const TURNS: u32 = 20;
         let waits = self.waits();
         while chain.blocks > 0 {
@@ -317,7 +332,7 @@ impl Zone {
         }
     }
 
-    /// Pages taken from the system so far. Only ever grows.
+    /// Pages taken from the system so far. It never decreases.
     pub(crate) fn grown(&self) -> u64 {
         self.grown.load(Relaxed)
     }
@@ -334,13 +349,13 @@ impl Zone {
         self.draining.load(Relaxed)
     }
 
-    /// Says that pages leave a list, under its lock.
+    /// Records that pages leave a list. The caller holds the list's lock.
     pub(crate) fn depart(&self, pages: u32) {
         self.draining.fetch_add(pages, Relaxed);
     }
 
-    /// Says that pages are back, after the zone's lock was held to put them there. So a reader under the lock that no
-    /// longer sees them travel sees them in the buddy.
+    /// Records that pages are back, after the zone's lock was held to put them there. So a reader
+    /// under the lock that does not see them travel any more sees them in the buddy.
     pub(crate) fn arrive(&self, pages: u32) {
         self.draining.fetch_sub(pages, Relaxed);
     }
