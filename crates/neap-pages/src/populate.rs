@@ -1,15 +1,27 @@
-//! Huge pages on demand: memory behind two mebibytes at once, before the program faults it in page by page.
+//! Population of huge pages: memory for 2 MiB at once, before the program faults it in page by
+//! page.
 //!
-//! Sits between the zone and `madvise`. When small blocks are about to come from a wholly unbacked, aligned block of two
-//! mebibytes, and the zone is large enough for that to be no waste, the block is detached, populated as a huge page, and
-//! put back as backed. Several threads may be at it, each with a block of its own; where as much is under way as there is, others wait. Allowing huge pages takes the
-//! process's mapping lock for writing, which waits for faults in the same mapping; so it is done for a batch of blocks, by
-//! one thread, while others populate the last of the batch before or wait; and those that wait to be populated are
-//! detached: small blocks never come from memory that allows huge pages and has none yet. The next tick forbids
-//! them again, before it releases anything, and gives the waiting blocks back: the kernel never refills what was released,
-//! and equal neighbours are one mapping again. What the tables say of a block comes with it: a page of them that is missing
-//! would be faulted in under somebody's lock. No lock of the zone's is held over a call. Never for runs that the program may
-//! not touch: see [`huge_runs`](crate::huge_runs).
+//! # Design
+//!
+//! If small blocks are about to come from a wholly unbacked, aligned block of 2 MiB, and the zone
+//! is large enough that this is no waste, the block is detached, populated as a huge page, and put
+//! back as backed. Several threads may populate, each a block of its own. If as much is being
+//! populated as is resident, other threads wait.
+//!
+//! Allowing huge pages takes the process's mapping lock for writing, which waits for faults in the
+//! same mapping. So one thread does it for a batch of blocks, while other threads populate the last
+//! of the previous batch or wait. Blocks that wait for population are detached: small blocks never
+//! come from memory that allows huge pages and has none yet. The next tick forbids huge pages again
+//! before it releases anything, and gives the waiting blocks back. So the kernel never refills
+//! released memory, and equal neighbours become one mapping again.
+//!
+//! A block's parts of tables are populated with it, since a missing page of these would be faulted
+//! in under a lock. Runs are not populated, since the program may not touch them: see
+//! [`huge_runs`](crate::huge_runs).
+//!
+//! # Locking
+//!
+//! The zone's lock is not held over a system call.
 
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
@@ -21,59 +33,60 @@ use neap_base::mutex::Guard;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
-/// Two mebibytes of small pages: what a huge page is on every machine with such pages.
+/// Order of 2 MiB of small pages: the size of a huge page on every machine with such pages.
 pub(crate) const HUGE: Order = Order(9);
-/// The same in bytes.
+/// Size of a huge page in bytes.
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
-/// The largest blocks it is done for.
+/// The largest order of blocks that population is for.
 pub(crate) const LARGEST: Order = Order(8);
-/// Pages in use or backed from which on it is done, besides the pages that lists keep: 4 MiB.
+/// Pages in use or backed, besides listed pages, from which on blocks are populated: 4 MiB.
 const FLOOR: u32 = 1024;
-/// Pages in use or backed from which on it is done where what is taken is one block more of many
-/// alike: 2 MiB.
+/// Pages in use or backed from which on one more block of many alike is populated: 2 MiB.
 const BULK_FLOOR: u32 = 512;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
-/// Huge pages are allowed for so many times what is resident: each time all threads that fault wait for those that do already.
+/// Huge pages are allowed for this multiple of the resident memory at once. Each time all threads
+/// that fault wait for those that fault already.
 const AT_ONCE: u32 = 2;
-/// With so many blocks left, huge pages are allowed for the next batch, while others populate these.
+/// Number of blocks left at which huge pages are allowed for the next batch, while other threads
+/// populate these.
 const AHEAD: u32 = 4;
-/// Opportunities that are let pass after the system refused.
+/// Number of opportunities that are skipped after the system refused.
 const PATIENCE: u32 = 256;
 
-/// Whether and when to populate; part of what the zone's lock protects.
+/// The state of population, protected by the zone's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Population {
-    /// There are huge pages, and they are wanted.
+    /// Whether there are huge pages and they are wanted.
     enabled: bool,
-    /// Pages in use or backed from which on it is done for any block.
+    /// Pages in use or backed from which on any block is populated.
     floor: u32,
-    /// Pages that threads are populating.
+    /// Number of pages that threads are populating.
     busy: u32,
     /// Whether a thread is allowing huge pages for a batch of blocks.
     allowing: bool,
-    /// Whether a thread waits for either of the two.
+    /// Whether a thread waits for either.
     awaited: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
-    /// All memory of the zone that allows huge pages lies between these, but for that of runs.
+    /// A range with all memory of the zone that allows huge pages, except for runs.
     allowed: Range<u32>,
-    /// The same, for when those are gone.
+    /// The next such blocks, used once `ready` is empty.
     next: Range<u32>,
-    /// Opportunities to let pass.
+    /// Number of opportunities to skip.
     patience: u32,
     /// Pages populated so far.
     pub(crate) pages: u64,
 }
 
 impl Population {
-    /// Lists keep up to `listed` pages, which count as used although they may never have been
-    /// touched.
+    /// The state of a new zone. Lists keep up to `listed` pages, which count as used although they
+    /// may never have been touched.
     pub(crate) fn new(enabled: bool, listed: u32) -> Population {
         Population { enabled, floor: FLOOR.saturating_add(listed), ..Population::default() }
     }
 
-    /// Notes that huge pages are allowed in a range from now on.
+    /// Records that huge pages are allowed in a range from now on.
     fn note_allowed(&mut self, pages: &Range<u32>) {
         let Range { start, end } = self.allowed;
         let start = if start == end { pages.start } else { start.min(pages.start) };
@@ -81,20 +94,21 @@ impl Population {
     }
 }
 
-/// What is to be done before a block is taken.
+/// A step before a block is taken.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Allow huge pages for these detached blocks.
     Allow(Range<u32>),
-    /// Wait while the zone's count of steps is this: for who is allowing them, or for a block that others populate.
+    /// Wait while the zone's count of steps is this: for the thread that allows huge pages, or for
+    /// a block that another thread populates.
     Wait(u32),
-    /// Populate this detached block; with the tables that are to be there early, if they will be written to for it.
+    /// Populate this detached block; also early tables, if they will be written to for it.
     Populate(Pfn, bool),
 }
 
 impl Inner {
-    /// What is to be done first if a block would come from memory that is worth it; blocks that it names are detached.
-    /// `steps` is the zone's count of them.
+    /// The next step before a block is taken, if the block would come from memory that is worth
+    /// population. Blocks in the result are detached. `steps` is the zone's count of steps.
     pub(crate) fn step_to_populate(&mut self, block: Touched, steps: &AtomicU32) -> Option<Step> {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
@@ -111,8 +125,9 @@ impl Inner {
             self.population.patience -= 1;
             return None;
         }
-        // What is under way is at most as much as there is. Small pages meanwhile would cost more than the wait: who took one
-        // would break into two mebibytes, whose rest comes as small pages too.
+        // At most as much is populated at once as is resident. Small pages meanwhile would cost
+        // more than the wait: a small page would break into 2 MiB, whose rest would come as small
+        // pages too.
         if self.population.busy > resident {
             return Some(self.wait_for_step(steps));
         }
@@ -139,10 +154,10 @@ impl Inner {
         })
     }
 
-    /// Somebody will wait until the next step is over.
+    /// A step that waits until the next step is over.
     fn wait_for_step(&mut self, steps: &AtomicU32) -> Step {
         self.population.awaited = true;
-        // Relaxed: written under the lock, which is held; looked at again by the kernel.
+        // Relaxed: written under the lock, which is held. The kernel compares it again.
         Step::Wait(steps.load(Relaxed))
     }
 
@@ -171,7 +186,7 @@ impl Inner {
 }
 
 impl Zone {
-    /// Does what is to be done before a block is taken.
+    /// Runs a step before a block is taken.
     #[cold]
     pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, step: Step) {
         match step {
@@ -181,10 +196,10 @@ impl Zone {
         }
     }
 
-    /// Allows huge pages for blocks, and lets them be populated.
+    /// Allows huge pages for blocks, and makes them available for population.
     fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
         let bytes = pages.len() << arena.page_shift();
-        // Where that is refused, what comes is small pages.
+        // If that is refused, small pages come.
         let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
         let mut inner = self.lock();
         inner.population.note_allowed(&pages);
@@ -193,7 +208,7 @@ impl Zone {
         self.end_step(inner);
     }
 
-    /// Counts a step, and wakes who waits for one.
+    /// Counts a step, and wakes threads that wait for one.
     fn end_step(&self, mut inner: Guard<'_, Inner>) {
         self.steps.fetch_add(1, Relaxed);
         let awaited = core::mem::take(&mut inner.population.awaited);
@@ -207,10 +222,11 @@ impl Zone {
     fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
         let address = arena.address(pfn);
         let bytes = (HUGE.pages() as usize) << arena.page_shift();
-        // A fault takes the huge page under the lock of its mapping; the call that follows takes that of
-        // the process, for which all other threads' mappings wait, and finds it there. The kernel clears a huge page towards the address of the fault: to its end,
-        // that is upwards, which takes less than downwards.
-        // SAFETY: mapped, and the detached block is nobody else's.
+        // A fault takes the huge page under the lock of its mapping. The call after it takes that
+        // of the process, for which all other threads' mappings wait, and finds the page there. The
+        // kernel clears a huge page towards the address of the fault: to its end, that is upwards,
+        // which is faster than downwards. SAFETY: the arena maps the block, and it is detached, so
+        // no other thread uses it.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address + bytes - 1).write_volatile(0) };
         let answer = platform.populate(address, bytes);
         if answer.is_ok() {
@@ -223,19 +239,19 @@ impl Zone {
             Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
             Err(_) => inner.population.patience = PATIENCE,
         }
-        // Refused or not, some of it may have memory now.
+        // Even after a refusal, some of it may have memory now.
         inner.attach_huge(pfn, true);
         self.count_growth(HUGE.pages().into());
         self.end_step(inner);
     }
 
-    /// Leaves it to the next tick to forbid huge pages in a range.
+    /// Lets the next tick forbid huge pages in a range.
     pub(crate) fn forbid_later(&self, pages: &Range<u32>) {
         self.lock().population.note_allowed(pages);
     }
 
-    /// Forbids huge pages again and puts the blocks back that wait; answers whether there were any. Of this node alone: blocks
-    /// of others wait on.
+    /// Forbids huge pages again and puts waiting blocks back. Returns whether there were any. It
+    /// affects this node only; blocks of other nodes go on waiting.
     pub(crate) fn end_population<P: Platform>(&self, arena: &Arena, platform: &P) -> bool {
         let (waiting, allowed) = {
             let Population { ready, next, allowed, .. } = &mut self.lock().population;
@@ -266,7 +282,7 @@ mod tests {
     fn who_finds_as_much_under_way_as_there_is_waits_and_takes_no_small_pages() {
         let machine = Virtual::new(4096, 2);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
-        // Until some have been populated and all of it is used.
+        // Until some blocks have been populated and all their memory is used.
         while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
             o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
         }
@@ -283,7 +299,7 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(!has.load(Relaxed) && o.pages.statistics().used == before.used);
-            // Who populates is done, as far as who waits can see.
+            // For the waiting thread, population seems finished.
             let mut inner = o.pages.zone.lock();
             inner.population.busy -= more;
             o.pages.zone.end_step(inner);
@@ -293,7 +309,8 @@ mod tests {
         o.pages.verify().unwrap();
     }
 
-    /// A program that grows by a slab now and then has what ticks released of a huge page back as it is.
+    /// A program that grows by a slab now and then reuses the parts of a huge page that ticks
+    /// released.
     #[test]
     fn pieces_that_were_released_are_used_before_a_huge_page_is_taken() {
         let machine = Virtual::new(4096, 1);
