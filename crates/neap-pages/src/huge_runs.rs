@@ -1,19 +1,21 @@
 //! Huge pages behind long runs.
 //!
 //! # Design
+//!
 //! The arena refuses huge pages, because the kernel would put memory back behind released pages
 //! ([`populate`](crate::populate)). A run allows them behind the aligned parts of 2 MiB that lie
 //! wholly in it, until it is freed:
 //!
-//! - Where the system gives huge pages to every mapping (`always`), each run with such a part does.
-//! - Where it gives them on request (`madvise`), a run does that is at most as long as everything
-//!   else that is resident. A sparse run then costs at most as much memory as the rest, and the
-//!   arrays of a growing program come without small faults.
+//! - If the system gives huge pages to every mapping (`always`), each run with such a part does.
+//! - If it gives them on request (`madvise`), a run does that is at most as long as the rest of the
+//!   resident memory. A sparse run then costs at most as much memory as the rest, and the arrays of
+//!   a growing program come without small faults.
 //!
 //! At most [`MOST`] runs do at a time: each may leave two more mappings. None does on a machine
 //! with isolated CPUs: khugepaged flushes address translations on every CPU of the process.
 //!
 //! # Concurrency
+//!
 //! No locks: the caller owns the run, so no other thread changes the advice on its parts. A bit of
 //! each part tells the tick, which forbids what populations have allowed between the first and the
 //! last of them:
@@ -39,12 +41,12 @@ const MOST: u32 = 8192;
 /// Pages of a huge page.
 const UNIT: u32 = HUGE.pages();
 
-/// Which runs have huge pages, and how many do.
+/// The use of huge pages by runs.
 #[derive(Debug)]
 pub(crate) struct HugeRuns {
-    /// Some do.
+    /// Whether any runs have huge pages.
     wanted: bool,
-    /// The system gives huge pages to every mapping.
+    /// Whether the system gives huge pages to every mapping.
     for_all: bool,
     count: AtomicU32,
 }
@@ -52,7 +54,7 @@ pub(crate) struct HugeRuns {
 impl HugeRuns {
     /// Runs have huge pages if they are `wanted` and every CPU may be interrupted.
     pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
-        // The kernel's huge pages are 2 MiB where pages are 4 KiB.
+        // The kernel's huge pages have 2 MiB if pages have 4 KiB.
         let wanted = wanted && platform.page_size() == 4096;
         let wanted = wanted && !(0..platform.cpus()).any(|cpu| platform.is_isolated(cpu));
         HugeRuns { wanted, for_all: wanted && platform.gives_huge_pages(), count: AtomicU32::new(0) }
@@ -71,16 +73,16 @@ fn whole_units(pfn: Pfn, pages: u32) -> Range<u32> {
 }
 
 impl Arena {
-    /// Whether a run of so many pages is to have huge ones. `resident` counts all resident pages,
-    /// and the run as if it were.
+    /// Whether a run of so many pages should have huge ones. `resident` counts all resident pages,
+    /// and the run as if it were resident.
     pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
         let HugeRuns { wanted, for_all, .. } = self.huge_runs;
         wanted && pages >= UNIT && (for_all || pages <= resident / 2)
     }
 
-    /// Allows huge pages behind what a run gains that had `old` pages and has `new` ones. If it has
-    /// none behind its first whole part, none are allowed behind later ones. The caller owns the
-    /// run.
+    /// Allows huge pages behind the part that a run gains when it grows from `old` to `new` pages.
+    /// If it has none behind its first whole part, none are allowed behind later ones. The caller
+    /// owns the run.
     pub(crate) fn allow_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
         let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
         let is_counted = || self.is_in_run(Pfn(before.start));
@@ -89,9 +91,9 @@ impl Arena {
         }
     }
 
-    /// Forbids huge pages behind what a run loses that had `old` pages and will have `new` ones.
-    /// The caller owns all of the old ones. Returns the pages that the system refused to forbid
-    /// them for; the caller leaves them to the next tick.
+    /// Forbids huge pages behind the part that a run loses when it shrinks from `old` to `new`
+    /// pages. The caller owns all of the old ones. Returns the pages for which the system refused;
+    /// the caller leaves them to the next tick.
     pub(crate) fn forbid_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
         if !self.huge_runs.wanted || old < UNIT {
             return None;
@@ -107,7 +109,7 @@ impl Arena {
         (!self.advise_run(platform, &lost, false)).then_some(lost)
     }
 
-    /// Counts one more run with huge pages; `false` at the limit.
+    /// Counts one more run with huge pages. Returns `false` at the limit.
     fn count_huge_run(&self) -> bool {
         let count = &self.huge_runs.count;
         count.fetch_update(Relaxed, Relaxed, |count| (count < MOST).then_some(count + 1)).is_ok()
@@ -118,7 +120,7 @@ impl Arena {
         self.about_chunk(pfn, IN_RUNS).load(Relaxed) & run_bit(pfn) != 0
     }
 
-    /// Tells the system, and notes of each part, whether huge pages may stand behind it for a run.
+    /// Tells the system whether huge pages may stand behind the parts, and records it for each.
     /// Releasing the part splits them. Returns whether the system agreed.
     fn advise_run<P: Platform>(&self, platform: &P, parts: &Range<u32>, allowed: bool) -> bool {
         let bytes = parts.len() << self.page_shift();
