@@ -162,7 +162,7 @@ mod tests {
                 step: if part.get(1).is_none_or(|&second| second > part[0]) { SIZE as i32 } else { -(SIZE as i32) },
             })
             .collect();
-        // What stands alone looks the way that the next lies.
+        // A single object gets the direction in which the next one lies.
         let step = |n: usize, step: i32| Progression { step, ..expected[n] };
         assert_eq!(told::<5>(&objects).unwrap()[..2], expected[..2]);
         assert_eq!(told::<5>(&objects).unwrap()[2..], [step(2, -(SIZE as i32)), expected[3], expected[4]]);
@@ -173,8 +173,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the objects are: what is told is all of them, in their order, and each part as
-        /// long as can be.
+        /// For any objects: the progressions have all of them, in their order, and each is as long
+        /// as possible.
         #[test]
         #[cfg_attr(miri, ignore = "takes it minutes")]
         fn what_is_told_is_what_was_there(parts in vec((0_usize..100, 1_usize..60, any::<bool>()), 0..20)) {

@@ -97,8 +97,8 @@ impl StackId {
 }
 
 impl Class {
-    /// Where the class's home objects have their stack in a region, in bytes; 0 for
-    /// [`Class::NONE`], since that is where the region's mark is: whether it may be written to.
+    /// Offset of the class's stack of home objects in a region, in bytes; 0 for [`Class::NONE`],
+    /// since the region's mark lies there.
     #[inline(always)]
     pub const fn place(self) -> u16 {
         if self.0 == 0 { 0 } else { StackId::home(self).place() }

@@ -1,6 +1,7 @@
 //! Reuse before growth: free objects of any cache serve an allocation before fresh memory does.
 //!
 //! # Design
+//!
 //! Caches keep free objects by class and CPU. Memory that one class freed is of no use to another
 //! until its slabs are whole again. The pages count what they take from the system ("growth"). A
 //! *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth of
@@ -23,6 +24,7 @@
 //! waits at most [`PATIENCE`]. Without such a thread a sweep leaves other CPUs' stacks alone.
 //!
 //! # Locking
+//!
 //! No lock is held from one step to the next; a step takes the locks that draining takes. Several
 //! threads may sweep at once. They pop sheaves of one barn under its lock, and one of them drains a
 //! CPU.

@@ -319,7 +319,7 @@ impl Arena {
     }
 
     /// Whether the part of a named table for a block may come as a huge page, since nothing was
-    /// written to any of it yet. Marks the part as written if so. It may not:
+    /// written to any of it yet. If so, marks its first chunk. It may not:
     /// * if nodes share it, since it would lie on one of them;
     /// * if address space is scarce, since it may not be mapped as a whole;
     /// * under a limit, which the whole of it would be charged to.

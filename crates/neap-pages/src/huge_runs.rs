@@ -44,7 +44,7 @@ const UNIT: u32 = HUGE.pages();
 /// The use of huge pages by runs.
 #[derive(Debug)]
 pub(crate) struct HugeRuns {
-    /// Whether any runs have huge pages.
+    /// Whether runs may have huge pages.
     wanted: bool,
     /// Whether the system gives huge pages to every mapping.
     for_all: bool,

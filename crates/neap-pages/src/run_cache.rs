@@ -9,6 +9,7 @@
 //! freed none since the tick before.
 //!
 //! # Invariants
+//!
 //! - The first frame of a cached run is [`State::Cached`](crate::frames::State::Cached), its owner
 //!   the number of pages. The pages count as used and as listed.
 //! - `pages` is the sum over `runs[..count]`, at most [`MOST_PAGES`].

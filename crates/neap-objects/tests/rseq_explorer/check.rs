@@ -6,9 +6,9 @@
 //! The memory is judged as it will be when all buffers have drained, so an object is in a stack
 //! from the moment its commit is executed. In every state:
 //! 1. Each object is once in: a cell below the count of a stack of its class, a thread's hand, a
-//!    thread's private memory where that counts, the barn. The stacks are those of the regions in the
-//!    rows, of those that fork has, and of the region that a taker has, this only of the wanted classes
-//!    once the spare region is in the row.
+//!    thread's private memory where that counts, the barn. The stacks are those of the regions in
+//!    the rows, of those that fork has, and of the region that a taker has. Of the taker's only the
+//!    wanted classes count once the spare region is in the row.
 //! 2. Each region is once in: a row, the registers of fork or of a taker, the word for the spare
 //!    region.
 //! 3. No count is above its capacity and no capacity above what there is.

@@ -8,29 +8,28 @@
 //! and a context switch drain it. CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker
 //! runs there. A thread leaves its CPU at any step and goes on where it finds a free one.
 //!
-//! What is one step: one access to shared memory with the arithmetic that follows it. Merging those
-//! is safe, because registers are private and an abort forgets them. Four further merges:
+//! A step is one access to shared memory with the arithmetic that follows it. Merging those is
+//! safe, because registers are private and an abort forgets them. Four further merges:
 //! * A load from a region that a taker has for itself is one step with the store that it leads to.
-//!   No
-//!   other thread writes to such a region; the check in every state that a region is in one place
-//!   only, and the check of every store of a sequence, would report the first state where that is not so.
+//!   No other thread writes to such a region. Two checks would report the first state where that is
+//!   not so: that a region is in one place only, and that of every store of a sequence.
 //! * A barn operation is one step, because the barn has a mutex; the lock instruction drains.
 //! * The end of an operation or of a signal handler belongs to the step before it: it is private.
-//! * `rseq_cs` is a flag, cleared at END. The real word goes stale there instead, which no one can
-//!   see: the next sequence overwrites it before its START.
+//! * `rseq_cs` is a flag, cleared at END. The real word goes stale there instead. That is not
+//!   visible, since the next sequence overwrites it before its START.
 //!
-//! What the model cannot show:
+//! The model cannot show:
 //! * the real instructions and descriptors: that START is the instruction after the store, the
 //!   signature, the range, the offsets, tearing of wide stores;
 //! * memory orders other than TSO; more than four pending stores a CPU;
 //! * the kernel's own races: a fence is one step here, and an abort happens when the thread is
 //!   interrupted, not when it returns; a kernel that fails to abort is a broken protocol (`NoArm`);
-//! * a fence that fails under fork; what fork must do then is not modelled; nor is the child;
+//! * a fence that fails under fork, and the child of fork;
 //! * more than one signal a thread, nested handlers, handlers that use the barn; more threads,
 //!   CPUs,
-//!   operations or objects than the scenarios have; a barn that hands out other than its lowest objects;
-//! * progress: a thread may try again for ever. That it may come to an end from every state is
-//!   checked.
+//!   operations or objects than the scenarios have; a barn that hands out other than its lowest
+//!   objects;
+//! * progress: a thread may try again for ever. Every state is checked for a way to the end.
 
 use crate::protocol::*;
 
@@ -40,7 +39,7 @@ pub const ROWS: usize = 2;
 pub const MAX_THREADS: usize = 4;
 /// The CPU number of a thread that waits for one.
 pub const OFF: u8 = 3;
-/// What an unregistered thread reads as its CPU id: -1.
+/// The CPU id that an unregistered thread reads: -1.
 pub const NO_CPU: u8 = 15;
 
 /// Pointers to regions. A and B start as those of CPU 0 and 1, C is spare; D is spare in one
@@ -167,7 +166,8 @@ pub fn stocked(payer: u8, number: u8) -> u8 {
     (payer + 1) << 2 | number
 }
 
-/// Stocks anew for a payer over a word. Returns the new word, and what comes out of the old one.
+/// Stocks anew for a payer over a word. Returns the new word, and the bytes that come out of the
+/// old one.
 pub fn restocked(found: u8, payer: u8) -> (u8, u8) {
     match (found >> 2 == payer + 1, found & 3) {
         (false, _) => (stocked(payer, 1), found),
@@ -244,7 +244,7 @@ impl Scenario {
         self.actors.iter().flat_map(|actor| &actor.ops).any(charges)
     }
 
-    /// How many objects the slow paths move at once.
+    /// Number of objects that the slow paths move at once.
     pub fn half(&self) -> u8 {
         self.capacity.div_ceil(2)
     }
@@ -270,7 +270,7 @@ pub struct Frame {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Thread {
     pub now: Frame,
-    /// What a signal interrupted; its pc is 0 outside a handler.
+    /// The frame that a signal interrupted; its pc is 0 outside a handler.
     pub saved: Frame,
     /// The index of the operation in `Actor::ops`.
     pub op: u8,
@@ -292,7 +292,7 @@ pub struct State {
     pub flaw: Flaw,
 }
 
-/// A state in 112 bytes: what the search keeps.
+/// A state in 112 bytes, as the search keeps it.
 pub type Packed = [u64; 14];
 
 impl Frame {

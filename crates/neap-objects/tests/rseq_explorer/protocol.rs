@@ -138,7 +138,7 @@ pub enum Mutant {
     SharedSpare,
     /// Right: no mutex, each taker has a spare region of its own and gives up if it finds DUMMY.
     OwnSpares,
-    /// As `OwnSpares`, but a taker treats DUMMY like any region that it found.
+    /// `OwnSpares`, but a taker treats DUMMY like any region that it found.
     IgnoreDummy,
     /// The sequences never store `rseq_cs`, so the kernel aborts nothing.
     NoArm,
@@ -365,7 +365,7 @@ pub struct Line {
     pub next: u8,
     /// The next line after a failing check, a repeated line or a `Choice`.
     pub to: u8,
-    /// Where the kernel sends an aborted sequence.
+    /// The line to which the kernel sends an aborted sequence.
     pub abort: u8,
     pub flags: u8,
     pub hand: Hand,
