@@ -35,8 +35,8 @@ pub(crate) const BACKED_CHUNKS: usize = 4;
 pub(crate) const LAZY_CHUNKS: usize = 5;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
-/// Tables by the chunk. They are read across foreign mappings that the arena grows around, and a
-/// page of one speaks of gibibytes.
+/// Tables by the chunk. They are read across holes of the arena, and one page of such a table
+/// describes gibibytes.
 const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 
 /// Bytes of the arena for which an early table has small pages; beyond, it has huge pages. The last
