@@ -1,9 +1,11 @@
-//! Memory groups of this process: who holds what, with limits that can change at any moment.
+//! Memory groups of this process: usage by tenant, with limits that can change at any moment.
 //!
-//! Sits between a program and the process's manager ([`PROCESS`]), whose groups are made when they are first asked for. A group is a node of a
-//! tree with a path such as `tenant/acme`. Memory of any origin is charged to it by hand, by a [`Charge`] that takes it back when
-//! it is dropped. A charge beyond a `max` is refused, with an error that says who holds the memory. All of it can be called from any thread, at any
-//! time, but not from signal handlers.
+//! A group is a node of a tree with a path such as `tenant/acme`. Memory of any origin is charged
+//! to it by hand, by a [`Charge`] that takes it back when it is dropped. A charge beyond a `max` is
+//! refused, with an error that names the groups that hold the memory.
+//!
+//! The groups are made at first use. All functions can be called from any thread, at any time, but
+//! not from signal handlers.
 //!
 //! ```
 //! use neap::groups::{Bound, Group};
@@ -16,7 +18,7 @@
 //! let refused = acme.charge(100 << 20).unwrap_err();
 //! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
 //!
-//! // A group may go before what was charged to it: its parent has that from then on.
+//! // A group may be deleted before its charges end: they become its parent's.
 //! acme.delete()?;
 //! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
 //! drop(page);
@@ -50,25 +52,27 @@ fn here() -> Result<Grouped<'static, Linux>, Denied> {
     PROCESS.groups()
 }
 
-/// The same where a group is known already: then they have been made.
+/// The process's groups, if they were made. A caller that knows a group other than the root can
+/// rely on that.
 #[inline]
 fn made() -> Result<Grouped<'static, Linux>, Denied> {
     PROCESS.groups_if_made().ok_or(Denied::NoSuchGroup)
 }
 
-/// A group of this process: a name for it, which keeps nothing alive. Once the group is deleted every call answers
-/// [`Denied::NoSuchGroup`], also if another group has the same path later.
+/// A handle of a group of this process, which keeps nothing alive. Once the group is deleted every
+/// call returns [`Denied::NoSuchGroup`], even if another group gets the same path later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Group(GroupId);
 
 impl Group {
-    /// The root: what all groups are charged for together.
+    /// The root: all groups together are charged to it.
     pub const ROOT: Group = Group(GroupId::ROOT);
 
-    /// Makes the group at a path, and those above it that are not there yet. Names have 1 to 56 bytes; between them is a `/`.
+    /// Makes the group at a path, and missing groups above it. Names have 1 to 56 bytes; between
+    /// them is a `/`.
     ///
     /// # Errors
-    /// See [`Denied`]; groups above it may have been made.
+    /// See [`Denied`]; groups above it may have been made then.
     pub fn create(path: &str) -> Result<Group, Denied> {
         let grouped = here()?;
         if path.split('/').any(str::is_empty) {
@@ -82,7 +86,7 @@ impl Group {
         grouped.create(parent, name).map(Group)
     }
 
-    /// The group at a path; an empty one is the root's.
+    /// Returns the group at a path; an empty path is the root's.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -90,10 +94,10 @@ impl Group {
         here()?.find(GroupId::ROOT, path).map(Group)
     }
 
-    /// The group at a path, which is made where it is not there.
+    /// Returns the group at a path. Makes it if need be.
     ///
     /// # Errors
-    /// As for [`Group::create`].
+    /// Those of [`Group::create`].
     pub fn find_or_create(path: &str) -> Result<Group, Denied> {
         match Group::find(path) {
             Err(Denied::NoSuchGroup) => match Group::create(path) {
@@ -109,20 +113,23 @@ impl Group {
         self.0
     }
 
-    /// The group of an id, which may be gone.
+    /// Returns the group with an id. The group may be gone.
     pub const fn from_id(id: GroupId) -> Group {
         Group(id)
     }
 
-    /// Deletes the group, which has no groups below it. What it is charged for is its parent's from now on, and its name can be used again.
+    /// Deletes the group, which must have no groups below it. Its charges become its parent's, and
+    /// its name can be used again.
     ///
     /// # Errors
-    /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed then.
+    /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed
+    /// then.
     pub fn delete(self) -> Result<(), Denied> {
         made_or_here(self)?.delete(self.0)
     }
 
-    /// Changes what bounds the group, in bytes, and answers what it was. Takes effect at once and does not wait.
+    /// Sets a bound of the group, in bytes, and returns the previous value. Takes effect at once;
+    /// does not wait.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -130,7 +137,7 @@ impl Group {
         made_or_here(self)?.set_bound(self.0, bound, bytes)
     }
 
-    /// What is known of the group.
+    /// Returns usage, bounds and counters of the group.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -138,7 +145,7 @@ impl Group {
         made_or_here(self)?.info(self.0)
     }
 
-    /// Bytes charged to the group alone, of one kind on one node, with what is stocked.
+    /// Bytes charged to the group alone, of one kind on one node, stocks included.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -146,7 +153,8 @@ impl Group {
         made_or_here(self)?.charged(self.0, kind, node)
     }
 
-    /// Bytes that the group and those below it use: what is charged, less what is stocked on CPUs. Exact while nobody charges.
+    /// Bytes that the group and those below it use: their charges without stocks. Exact while no
+    /// thread charges.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -154,7 +162,8 @@ impl Group {
         made_or_here(self)?.used(self.0)
     }
 
-    /// How much of it is protected by `min` and by `low`, in bytes, after what the groups above it have to give.
+    /// Bytes of the group that are protected by `min` and by `low`, as far as the protection of the
+    /// groups above it reaches.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -162,19 +171,19 @@ impl Group {
         made_or_here(self)?.protection(self.0)
     }
 
-    /// The groups right below it, as long as none of them is deleted meanwhile.
+    /// The groups directly below it. The iteration ends early if one of them is deleted meanwhile.
     pub fn children(self) -> impl Iterator<Item = Group> {
         let next = move |after: Option<Group>| self.next_child(after).ok().flatten();
         core::iter::successors(next(None), move |&child| next(Some(child)))
     }
 
-    /// The group right below it that is behind `after`, or the first; `None` at the end.
+    /// Returns the group directly below it that follows `after`, or the first; `None` at the end.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`] if it is gone, or `after` is not right below it any more.
+    /// [`Denied::NoSuchGroup`] if it is gone, or `after` is no longer directly below it.
     pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, Denied> {
         let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
-        // Asked afterwards: what was there then was there before.
+        // Checked afterwards: if `after` is there now, it was there before.
         match after {
             Some(after) if made()?.place(after.0)?.0 != Some(self.0) => Err(Denied::NoSuchGroup),
             Some(_) => Ok(next),
@@ -182,8 +191,8 @@ impl Group {
         }
     }
 
-    /// Charges bytes to the group and all above it. Beyond a `max` this asks for memory back, then empties stocks, then refuses; above a `high` it
-    /// takes up to two seconds.
+    /// Charges bytes to the group and all above it. Beyond a `max` the charge asks for memory, then
+    /// drains stocks, then is refused. Above a `high` it takes up to two seconds.
     ///
     /// # Errors
     /// See [`Refused`]; nothing is charged then.
@@ -192,24 +201,28 @@ impl Group {
         self.charge_on(0, bytes, How::Refuse)
     }
 
-    /// The same for memory of a node; `how` says what becomes of it beyond a limit.
+    /// Charges bytes as memory of a node; `how` decides what happens beyond a limit.
     ///
     /// # Errors
-    /// [`Refused`]: with [`How::Overcharge`] only if the group is gone, or all its bytes would be more than `i64::MAX`.
+    /// [`Refused`]. With [`How::Overcharge`] only if the group is gone, or its bytes would exceed
+    /// `i64::MAX`.
     #[inline]
     pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, node);
-        // What is stocked is had without a word of memory being passed on: the processor waits long for what was written and is read wider.
+        // The payer is not passed through memory here: a wide load of words that were just stored
+        // narrower would stall.
         if PROCESS.take_stocked(payer, bytes) {
             return Ok(Charge { payer, bytes });
         }
         self.charge_slowly(payer, bytes, how)
     }
 
-    /// The same, but shrinkers that [allow](crate::reclaim::Builder::inline) it are called in this thread: it holds nothing that they wait for.
+    /// Charges bytes like [`Group::charge`], but calls shrinkers that
+    /// [allow](crate::reclaim::Builder::inline) it in this thread. The thread must hold no lock
+    /// that they wait for.
     ///
     /// # Errors
-    /// As for [`Group::charge`].
+    /// Those of [`Group::charge`].
     pub fn charge_inline(self, bytes: u64) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, 0);
         let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
@@ -225,8 +238,9 @@ impl Group {
         Ok(Charge { payer, bytes })
     }
 
-    /// The same, but where a limit is reached it waits for room, so long at most; the oldest first, with small ones passing now and then. The caller holds nothing
-    /// that others need to make room.
+    /// Charges bytes; at a limit it waits for room, for at most `time`. The oldest waiter comes
+    /// first; small charges pass it now and then. The caller must hold nothing that other threads
+    /// need to make room.
     ///
     /// ```
     /// use core::time::Duration;
@@ -243,7 +257,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// As for [`Group::charge`], when the time is over, or at once for more than a limit.
+    /// Those of [`Group::charge`]: when the time is over, or at once for more than a limit.
     pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, Refused> {
         let payer = self.0.payer(Kind::ByHand, 0);
         let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
@@ -252,8 +266,9 @@ impl Group {
         Ok(Charge { payer, bytes })
     }
 
-    /// The same as a future, which asks when it is first polled; dropping it gives up. It is woken by neap's thread, or by whoever
-    /// [ticks](crate::mm::Mm::tick) where there can be none.
+    /// Returns a future that charges bytes, and asks when it is first polled; dropping it gives up.
+    /// It is woken by neap's thread or, where there can be none, by the thread that
+    /// [ticks](crate::mm::Mm::tick).
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`]; the future answers as [`Group::charge_or_wait`] does.
@@ -264,8 +279,11 @@ impl Group {
         Ok(ChargeAsync { payer, bytes, waiting: grouped.charge_async(payer, bytes, deadline) })
     }
 
-    /// Has a listener told what happens to the group and those below it, until the answer is dropped or the group is gone, which it is told as well. Callbacks run on
-    /// neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be none, and may do anything.
+    /// Calls a listener at events of the group and those below it, until the returned handle is
+    /// dropped or the group is gone. The listener is told of the latter, too.
+    ///
+    /// Callbacks run on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
+    /// none, and may do anything.
     ///
     /// ```
     /// use core::sync::atomic::{AtomicU64, Ordering};
@@ -292,12 +310,15 @@ impl Group {
         grouped.subscribe(self.0, events, listener).map(Heard)
     }
 
-    /// Lets this thread be in the group until the answer is dropped: all that it allocates
-    /// meanwhile, through `malloc`, Rust's collections or C++, where neap is their allocator, is
-    /// charged to the group, and goes back to it when it is freed, by whichever thread. It goes
-    /// beyond a limit, counted, unless `NEAP=refuse:on` is set. Guards may be dropped in any order.
-    /// From the first on, every thread's malloc looks whether the thread is in a group, until the
-    /// process ends: a nanosecond.
+    /// Puts this thread into the group until the returned guard is dropped.
+    ///
+    /// All that the thread allocates meanwhile is charged to the group: through `malloc`, Rust's
+    /// collections or C++, where neap is their allocator. The charge ends when the memory is freed,
+    /// by whichever thread. It goes beyond a limit, and is counted, unless `NEAP=refuse:on` is set.
+    /// Guards may be dropped in any order.
+    ///
+    /// After the first call every thread's malloc checks whether the thread is in a group, until
+    /// the process ends.
     ///
     /// ```
     /// #[global_allocator]
@@ -322,11 +343,17 @@ impl Group {
         Entered::new(self.0)
     }
 
-    /// An owner of [per-CPU data](crate::percpu) that is charged to the group: every allocation with all its copies, until it is freed, by whichever thread,
-    /// and refused at a limit ([`Refused::Charge`](crate::percpu::Refused::Charge)). What the owner has shares pages with nobody else's, as far as
-    /// it can, so [closing it](crate::percpu::close_owner), which the caller is to do, empties pages. Once the group is deleted the owner keeps what it
-    /// has, which is the heir's to pay, and gets no more. An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged with what its CPU has in stock and
-    /// the limits leave: it makes no room, and what other CPUs have in stock, up to 256 KiB each, is not to be had.
+    /// Makes an owner of [per-CPU data](crate::percpu) that is charged to the group.
+    ///
+    /// * Each allocation is charged with all its copies until it is freed, by whichever thread. At
+    ///   a limit it is refused ([`Refused::Charge`](crate::percpu::Refused::Charge)).
+    /// * The owner's data shares pages with no other owner's, as far as possible. So [closing
+    ///   it](crate::percpu::close_owner), which the caller owes, empties pages.
+    /// * Once the group is deleted the owner keeps its data, which is charged to the heir, and gets
+    ///   no more.
+    /// * An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged from the stock
+    ///   of its CPU and the room below the limits. It makes no room, and stocks of other CPUs, up
+    ///   to 256 KiB each, do not count.
     ///
     /// ```
     /// use neap::groups::Group;
@@ -344,12 +371,13 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be.
+    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] if there is no room for another owner.
     pub fn open_owner(self) -> Result<Owner, Denied> {
         here()?.open_owner(self.0)
     }
 
-    /// Empties what is stocked for the group and those below it, on all CPUs, and takes back what caches keep of theirs.
+    /// Empties the stocks of the group and those below it, on all CPUs, and flushes their cached
+    /// objects.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`].
@@ -363,23 +391,23 @@ impl Group {
     }
 }
 
-/// Being in a group, as this thread is until this is dropped, or until it enters another. A thread
-/// is in the group that it entered last of those whose guards are there, in whichever order guards
-/// are dropped.
+/// A guard of [`Group::enter`]: the thread is in the group until this is dropped, or it enters
+/// another. A thread is in the group that it entered last among those whose guards exist, in
+/// whichever order guards are dropped.
 #[derive(Debug)]
 #[must_use = "the thread leaves the group when this is dropped"]
 pub struct Entered {
     frame: NonNull<Frame>,
-    /// It is about this thread.
+    /// Not Send: the guard belongs to this thread.
     stays: PhantomData<*const ()>,
 }
 
-/// What is known of a guard: frames of a thread are a list, the latest first, to which the thread's
-/// own word leads. A guard that is dropped while a later one is there leaves its frame, which goes
-/// with the frames above it.
+/// State of a guard. The frames of a thread are a list, latest first; the thread's own word leads
+/// to it. A guard that is dropped before a later one leaves its frame, which is freed with the
+/// frames above it.
 #[derive(Debug)]
 struct Frame {
-    /// What the thread had entered before.
+    /// The word of the group that the thread was in before.
     before: usize,
     /// The frame below, or 0.
     below: usize,
@@ -387,18 +415,19 @@ struct Frame {
 }
 
 impl Entered {
-    /// Enters a group, in this thread.
+    /// Enters a group in this thread.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
     fn new(group: GroupId) -> Result<Entered, Denied> {
-        // No group pays for it.
+        // Charged to no group.
         let outside = PROCESS.enter(None);
         let memory = PROCESS.allocate(size_of::<Frame>());
         PROCESS.leave(outside);
         let frame = NonNull::new(memory).ok_or(Denied::NoMemory)?.cast::<Frame>();
         let (before, below) = (PROCESS.enter(Some(group)), guards());
-        // SAFETY: it has the size, is on a multiple of 16, and nobody else knows it.
+        // SAFETY: allocated above with the size of a frame, on a multiple of 16, and known to no
+        // other thread.
         unsafe { frame.write(Frame { before, below, is_open: Cell::new(true) }) };
         set_guards(frame.as_ptr().expose_provenance());
         Ok(Entered { frame, stays: PhantomData })
@@ -407,20 +436,21 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // SAFETY: a frame is freed below alone, after its guard is gone. A guard does not leave its
-        // thread.
+        // SAFETY: frames are freed only in the loop below, after their guards were dropped; this
+        // one is being dropped. A guard does not leave its thread, so no other thread is at its
+        // list.
         unsafe { self.frame.as_ref() }.is_open.set(false);
         loop {
             let frame = with_exposed_provenance_mut::<Frame>(guards());
-            // SAFETY: the word leads to a frame of this thread's that was not freed, or to none.
+            // SAFETY: the word leads to a frame of this thread that was not freed, or is 0.
             let Some(&Frame { before, below, .. }) = unsafe { frame.as_ref() }.filter(|frame| !frame.is_open.get())
             else {
                 return;
             };
             PROCESS.leave(before);
             set_guards(below);
-            // SAFETY: it was allocated by `new`; its guard is gone, and the word does not lead to
-            // it any more.
+            // SAFETY: allocated by `new`. The guard is gone, and the word no longer leads to the
+            // frame.
             unsafe { PROCESS.free(frame.cast()) };
         }
     }
@@ -448,7 +478,8 @@ impl Future for ChargeAsync {
     }
 }
 
-/// A listener that is told; no more when this is dropped. Where it is being told at the moment, dropping waits for that, but in the listener itself.
+/// A subscription, which ends when this is dropped. Dropping waits for a running call of the
+/// listener, but not inside the listener itself.
 #[derive(Debug)]
 #[must_use = "the listener is told nothing more when this is dropped"]
 pub struct Heard(Subscription);
@@ -461,21 +492,22 @@ impl Drop for Heard {
     }
 }
 
-/// The root is there as soon as it is asked for, all others have been made before.
+/// Returns the process's groups. Makes them for the root only: any other group exists because they
+/// were made.
 #[inline]
 fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
     if group == Group::ROOT { here() } else { made() }
 }
 
-/// How many groups there are, and were.
+/// Returns how many groups there are and were.
 ///
 /// # Errors
-/// [`Denied::NoMemory`] where there were none, and cannot be.
+/// [`Denied::NoMemory`] if the groups cannot be made.
 pub fn count() -> Result<Count, Denied> {
     Ok(here()?.count())
 }
 
-/// The path of the group, or its number where it is gone.
+/// The path of the group, or its id if it is gone.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = made_or_here(*self).and_then(|grouped| grouped.place(self.0));
@@ -488,7 +520,8 @@ impl fmt::Display for Group {
     }
 }
 
-/// Bytes that are charged to a group, until this is dropped. They go back to who paid, or to its heir.
+/// Bytes that are charged to a group until this is dropped. Then they are uncharged from the payer,
+/// or from its heir.
 #[derive(Debug)]
 #[must_use = "what is dropped is not charged any more"]
 pub struct Charge {
@@ -505,17 +538,18 @@ impl Charge {
         }
     }
 
-    /// How many.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Who was charged. It may be gone; then its heir has the bytes.
+    /// The charged group. If it is gone its heir is charged.
     pub fn group(&self) -> Group {
         Group(self.payer.id())
     }
 
-    /// Takes some of the bytes off into a charge of their own; `None`, and nothing has changed, if there are not so many.
+    /// Moves some of the bytes into a charge of their own. `None`, and no change, if there are
+    /// fewer.
     pub fn split(&mut self, bytes: u64) -> Option<Charge> {
         self.bytes = self.bytes.checked_sub(bytes)?;
         Some(Charge { payer: self.payer, bytes })
@@ -524,7 +558,7 @@ impl Charge {
     /// Adds another charge of the same group and node.
     ///
     /// # Errors
-    /// The other charge, if it is of another.
+    /// Returns the other charge if its group or node differs.
     pub fn merge(&mut self, other: Charge) -> Result<(), Charge> {
         if other.payer != self.payer {
             return Err(other);
@@ -537,10 +571,10 @@ impl Charge {
     /// Moves the bytes to another group.
     ///
     /// # Errors
-    /// As for [`Group::charge`]; then they are where they were.
+    /// Those of [`Group::charge`]; then the bytes stay with their group.
     pub fn move_to(&mut self, group: Group) -> Result<(), Refused> {
         let charge = group.charge_on(self.payer.node(), self.bytes, How::Refuse)?;
-        // What is dropped is the old one.
+        // Drops the old charge.
         drop(core::mem::replace(self, charge));
         Ok(())
     }
@@ -549,7 +583,7 @@ impl Charge {
 impl Drop for Charge {
     #[inline]
     fn drop(&mut self) {
-        // As when it was charged.
+        // Fast path: into this CPU's stock.
         if !PROCESS.give_to_stock(self.payer, self.bytes) {
             self.give_back_slowly();
         }
@@ -570,7 +604,7 @@ impl Refused {
     }
 }
 
-/// Names the group, its limit, what was needed, and who holds the memory.
+/// The group, its limit, the missing bytes, and the groups that hold most.
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(limit) = self.limit() else { return f.write_str("the group is gone") };
@@ -590,7 +624,7 @@ impl fmt::Display for Refused {
 
 impl core::error::Error for Refused {}
 
-/// Bytes, as people read them: `1.5 MiB`.
+/// Bytes in a readable form: `1.5 MiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
 

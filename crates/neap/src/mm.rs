@@ -1,9 +1,13 @@
-//! One memory manager: the entry points, and what they fall back on.
+//! One memory manager: the entry points, and their slow paths.
 //!
-//! Sits between whoever allocates (the C library's malloc family, `GlobalAlloc`, a test) and the object and page layers.
-//! The first lines of an entry point are the fast path, inlined; everything else is out of line and inside the fork
-//! gate, but for one try at an Atomic CPU's stack, whose lock fork takes. Holds no lock of its own. An `Mm` is in use from its first call: `new` is a constant, and the function that it
-//! was given opens it.
+//! # Design
+//! The first lines of an entry point are the fast path, which is inlined. All else is out of line
+//! and inside the fork gate, but for one try at an Atomic CPU's stack, whose lock fork takes.
+//!
+//! A new `Mm` is a constant. Its first call opens it, by the function in its [`Hooks`].
+//!
+//! # Locking
+//! Holds no lock of its own.
 
 use crate::background::Background;
 use crate::drain::NAP;
@@ -33,7 +37,8 @@ use neap_os::futex::{self, Scope};
 use neap_os::stack;
 use neap_reclaim::lru::Lists;
 
-/// Whether a request is refused outright: as in the C library, differences of pointers fit.
+/// Whether a request is refused outright. The limit is that of the C library: differences of
+/// pointers fit.
 pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
     size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
@@ -48,51 +53,52 @@ const OPEN: u32 = 2;
 pub struct Mm<P: Platform> {
     /// Read by every call.
     pub(crate) hot: Hot,
-    /// Which one of a process's managers this is.
+    /// Number of this manager among those of the process.
     pub(crate) tag: AtomicUsize,
-    /// Counts who is inside everything but the fast paths.
+    /// Counts threads inside slow paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
-    /// The control block of neap's thread, which may make system calls that others may not; 0
+    /// Control block of neap's thread, which may make system calls that other threads may not; 0
     /// without one.
     pub(crate) own_thread: AtomicUsize,
     pub(crate) of_process: OfProcess,
-    /// Whether the C library's fork knows of it: of the process's manager alone.
+    /// Whether the C library's fork calls its handlers: of the process's manager alone.
     pub(crate) has_fork_handlers: AtomicBool,
     pub(crate) hooks: Hooks<P>,
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
-/// Starts a thread for a manager's background work, and answers what it is for who ends it.
+/// Starts a thread for a manager's background work. Returns the handle by which it is joined.
 pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<usize, Errno>;
 
-/// What a thread of a manager is for.
+/// Work of a thread of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Task {
-    /// It ticks.
+    /// It ticks: neap's thread.
     Maintain,
-    /// It runs callbacks of shrinkers; the reclaimer of that number, which is not 0.
+    /// It runs callbacks of shrinkers, as the reclaimer with that number, which is not 0.
     Reclaim(u32),
 }
 
-/// What a manager asks of its surroundings.
+/// Functions by which a manager uses its surroundings.
 #[derive(Debug)]
 pub struct Hooks<P: Platform> {
     /// Opens the manager (by [`Mm::open`]) when it is first needed.
     pub open: fn(&Mm<P>),
-    /// Starts a maintenance thread; without one memory goes back from within ordinary calls and by [`Mm::tick`].
+    /// Starts a thread; without it calls of the program and [`Mm::tick`] release memory.
     pub spawn: Option<Spawn<P>>,
-    /// Called after each tick, and before the maintenance thread sleeps; must neither allocate nor free.
+    /// Called after each tick, and before the maintenance thread sleeps; must neither allocate nor
+    /// free.
     pub ticked: Option<fn(&Mm<P>)>,
 }
 
 // SAFETY: `core` is written once, before `state` says so.
 unsafe impl<P: Platform> Sync for Mm<P> {}
 
-/// What there is once an `Mm` is open.
+/// Everything of a manager that exists only once it is open.
 ///
-/// What every program writes lies in front and side by side, then the class caches, and then what
-/// few programs use: so opening is few page faults.
+/// Fields that every program writes come first and side by side, then the class caches, then rarely
+/// used parts. So opening takes few page faults.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
@@ -102,8 +108,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Held by who flushes caches for those who pay for what they keep; and when that is worth its
-    /// price again.
+    /// Held while caches are flushed for the payers of their objects. The value: when a flush is
+    /// worth its cost again.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
     /// Where runs that were moved by their page tables begin and end.
@@ -131,30 +137,35 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Opens the manager on a machine. Does nothing if it is open, or being opened, already; answers whether it did.
+    /// Opens the manager on a machine. Returns whether this call opened it; `false` if it is open
+    /// or being opened already.
     ///
     /// # Errors
-    /// What the platform refused; the manager is as closed as before.
+    /// The platform's error; the manager is still closed then.
     ///
     /// # Safety
     /// The manager does not move from now on, until [`Mm::close`].
     pub unsafe fn open(&self, platform: P, options: &Options) -> Result<bool, Errno> {
-        // Acquire pairs with the Release below: who finds it open sees what is inside.
+        // Acquire pairs with the Release store of `state` below: a thread that reads OPEN sees the
+        // core.
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Ok(false);
         }
         self.gate.adopt();
-        // SAFETY: the state OPENING is this thread's alone, and the core is unopened; `hot` is this manager's, which does
-        // not move.
+        // SAFETY: the exchange above made the state OPENING in this thread alone, so no other
+        // thread uses the core, which is unopened. `hot` is this manager's, which does not move
+        // (the caller's promise).
         let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.hot) };
         let answer = opened.map(|()| {
-            // SAFETY: opened above, and nothing changes it but by shared references from now on.
+            // SAFETY: `Core::open` succeeded, so the core is initialised; from now on it is used by
+            // shared references only.
             let core = unsafe { (*self.core.get()).assume_init_ref() };
             self.make_tag();
-            // SAFETY: `hot` has answered everything with "no" until now; it lives as long as the core.
+            // SAFETY: the state is not OPEN yet, so no thread has used `hot` but to be refused; it
+            // is a field of the same manager as the core.
             unsafe { core.objects.open_hot() };
             if options.groups != ThreadGroups::Off {
-                // A thread that has entered nothing, as none has at first, is to be put into a group.
+                // A thread that has entered no group, as at its start, is to be put into one.
                 self.hot.serve_entered_alone();
             }
             true
@@ -165,9 +176,11 @@ impl<P: Platform> Mm<P> {
         answer
     }
 
-    /// Waits for who is opening the manager, so that a child has all of it or nothing; a bounded time, since it may be who forks, in a signal handler.
+    /// Waits for the thread that opens the manager, so that a forked child has all of it or
+    /// nothing. The wait is bounded, since the opener may be the forking thread itself, in a signal
+    /// handler.
     pub(crate) fn wait_until_opened(&self) {
-        /// Nanoseconds, and how often they are waited.
+        /// Nanoseconds of one wait, and the number of waits.
         const WAIT: (u64, u32) = (100_000_000, 10);
         for _ in 0..WAIT.1 {
             if self.state.load(Ordering::Relaxed) != OPENING {
@@ -177,7 +190,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// In a forked child: a thread that does not exist here opens nothing.
+    /// Resets the state that a thread of the parent left while it opened the manager. In a forked
+    /// child.
     pub(crate) fn forget_opener(&self) {
         let _ = self.state.compare_exchange(OPENING, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -185,22 +199,28 @@ impl<P: Platform> Mm<P> {
     /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses the manager or any memory of it any more, no thread is in a group of it, and it has no maintenance thread.
+    /// * No thread uses the manager or its memory any more.
+    /// * No thread is in a group of it.
+    /// * It has no maintenance thread.
     pub unsafe fn close(&mut self) {
         if *self.state.get_mut() == OPEN {
             if let Some(reclaiming) = self.reclaiming_if_made() {
-                // SAFETY: as the caller promises.
+                // SAFETY: no thread uses the manager any more (the caller's promise), so none uses
+                // its shrinkers or runs a callback.
                 unsafe { reclaiming.close() };
             }
             if let Some(listed) = self.lists_if_made() {
-                // SAFETY: as the caller promises.
+                // SAFETY: no thread uses the manager any more (the caller's promise), so none uses
+                // its LRU lists.
                 unsafe { listed.site().close() };
             }
             if let Some(grouped) = self.groups_if_made() {
-                // SAFETY: as the caller promises.
+                // SAFETY: no thread uses the manager any more, and none is in a group of it (the
+                // caller's promise).
                 unsafe { grouped.close() };
             }
-            // SAFETY: the state says that it is initialised; nobody else is here.
+            // SAFETY: the state is OPEN, so the core is initialised; `&mut self` excludes all other
+            // users.
             unsafe {
                 let core = self.core.get_mut().assume_init_mut();
                 core.per_cpu.close(&core.objects.platform);
@@ -213,17 +233,18 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// What is inside; opens the manager where that has not happened. `None` where the system refuses.
+    /// Returns the core; opens the manager first if need be. `None` if the system refuses.
     pub(crate) fn core(&self) -> Option<&Core<P>> {
         loop {
             // Acquire pairs with the Release in `open`.
             match self.state.load(Ordering::Acquire) {
-                // SAFETY: the state says that it is initialised.
+                // SAFETY: the state OPEN is stored after the core was initialised.
                 OPEN => return Some(unsafe { (*self.core.get()).assume_init_ref() }),
                 OPENING => futex::wait(&self.state, OPENING, None, Scope::Process),
                 _ => {
                     (self.hooks.open)(self);
-                    // Relaxed: only whether to give up.
+                    // Relaxed: it only decides whether to give up; the next round loads with
+                    // Acquire.
                     if self.state.load(Ordering::Relaxed) == CLOSED {
                         return None;
                     }
@@ -232,13 +253,14 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// What is inside, if the manager is open.
+    /// Returns the core if the manager is open.
     pub(crate) fn core_if_open(&self) -> Option<&Core<P>> {
-        // Acquire pairs with the Release in `open`. SAFETY: the state says that it is initialised.
+        // Acquire pairs with the Release in `open`. SAFETY: OPEN is stored after the core was
+        // initialised.
         (self.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*self.core.get()).assume_init_ref() })
     }
 
-    /// At least `size` bytes on a multiple of 16, or null.
+    /// Allocates at least `size` bytes on a multiple of 16. Null if there is no memory.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> *mut u8 {
         self.allocate_or(size, move || self.allocate_otherwise(size))
@@ -249,7 +271,8 @@ impl<P: Platform> Mm<P> {
         self.allocate_entered_or(size, move || self.allocate_slow(size))
     }
 
-    /// The same from this CPU's stack alone, as long as no thread has entered a group; else what `otherwise` answers, which is [`Mm::allocate_entered_or`].
+    /// Allocates `size` bytes from this CPU's stack, as long as no thread has entered a group. Else
+    /// calls `otherwise`, which ends in [`Mm::allocate_entered_or`].
     #[inline(always)]
     pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
         match self.hot.allocate(size) {
@@ -258,11 +281,12 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// The same without the fast paths.
+    /// Allocates at least `size` bytes on a multiple of 16, without the fast path of sequences.
+    /// Null if there is no memory.
     #[cold]
     #[inline(never)]
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
-        // What the fast path is on CPUs without sequences.
+        // The fast path of CPUs without sequences.
         if size <= LARGEST
             && let Some(core) = self.core_if_open()
             && core.is_ordinary()
@@ -273,13 +297,14 @@ impl<P: Platform> Mm<P> {
         self.allocate_any(size, GRAIN).0
     }
 
-    /// The same, all bytes zero.
+    /// Allocates at least `size` bytes on a multiple of 16, all zero. Null if there is no memory.
     #[inline]
     pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
         let (memory, zero) =
             if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_any(size, GRAIN) };
         if !zero && !memory.is_null() {
-            // SAFETY: the allocation has at least `size` bytes, and is this thread's.
+            // SAFETY: allocated above for this call with at least `size` bytes, and not written to
+            // yet.
             unsafe { self.zero(memory, size) };
         }
         memory
@@ -291,7 +316,9 @@ impl<P: Platform> Mm<P> {
     /// The allocation is the caller's, has that many bytes, and was not written to.
     #[inline]
     unsafe fn zero(&self, memory: *mut u8, size: usize) {
-        // SAFETY: the caller promises what both ask for.
+        // SAFETY: the allocation is the caller's and has `size` bytes, so they may be written. If
+        // it is a run it was not written to since it was handed out, as `zero_run` needs. All three
+        // are the caller's promise.
         unsafe {
             if size <= LARGEST || !self.zero_run(memory) {
                 memory.write_bytes(0, size);
@@ -299,26 +326,30 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// At least `size` bytes on a multiple of `align`, a power of two; or null.
+    /// Allocates at least `size` bytes on a multiple of `align`, a power of two. Null if there is
+    /// no memory.
     #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
         if align <= GRAIN { self.allocate(size) } else { self.allocate_any(size, align).0 }
     }
 
-    /// The same, all bytes zero.
+    /// Allocates at least `size` bytes on a multiple of `align`, a power of two, all zero. Null if
+    /// there is no memory.
     pub fn allocate_zeroed_aligned(&self, size: usize, align: usize) -> *mut u8 {
         if align <= GRAIN {
             return self.allocate_zeroed(size);
         }
         let (memory, zero) = self.allocate_any(size, align);
         if !zero && !memory.is_null() {
-            // SAFETY: the allocation has at least `size` bytes, and is this thread's.
+            // SAFETY: allocated above for this call with at least `size` bytes, and not written to
+            // yet.
             unsafe { self.zero(memory, size) };
         }
         memory
     }
 
-    /// Everything that is not served by the fast path. The second value: whether all bytes are known to be zero.
+    /// Allocates on the slow path, charged to the thread's group if it is in one. The second value:
+    /// whether all bytes are known to be zero.
     fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
         if self.core_if_open().is_some_and(|core| !core.is_ordinary()) {
             return self.allocate_any_entered(size, align);
@@ -326,7 +357,8 @@ impl<P: Platform> Mm<P> {
         self.allocate_unpaid(size, align)
     }
 
-    /// The same, which nobody pays for.
+    /// Allocates on the slow path, charged to no group. The second value: whether all bytes are
+    /// known to be zero.
     pub(crate) fn allocate_unpaid(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
         if is_beyond_any(size, align) {
@@ -340,7 +372,7 @@ impl<P: Platform> Mm<P> {
             }
         };
         let memory = attempt().or_else(|| {
-            // Rare, and deep.
+            // Rare, and deep: it runs on a stack of its own.
             let apart = stack::apart(|| core.make_room_for(self, size, &attempt));
             apart.unwrap_or_else(|| core.make_room_here(self, size, &attempt))
         });
@@ -348,7 +380,7 @@ impl<P: Platform> Mm<P> {
         memory.unwrap_or((null_mut(), false))
     }
 
-    /// What follows a call that took memory, or tried to. Not inside the gate.
+    /// Follows a call that took memory, or tried to. Not inside the gate.
     fn after_allocation(&self, core: &Core<P>) {
         if core.options.limit > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
@@ -356,11 +388,11 @@ impl<P: Platform> Mm<P> {
         core.after(self);
     }
 
-    /// Takes back what one of the functions here answered; null is nothing. A pointer that the program does not have ends
-    /// the process with a line that says what is wrong with it.
+    /// Frees memory that a function of this manager returned; null is ignored. Any other pointer
+    /// ends the process with a line that names the error.
     ///
     /// # Safety
-    /// Nobody uses the memory any more.
+    /// No thread uses the memory any more.
     #[inline(always)]
     pub unsafe fn free(&self, pointer: *mut u8) {
         match self.hot.free(pointer) {
@@ -370,12 +402,14 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Puts an object that is marked as cached, and in nobody's hands, somewhere.
+    /// Puts an object that is marked as cached, and that no other thread has, into a stack or its
+    /// slab.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
-        // SAFETY: an object lies in the arena.
+        // SAFETY: the object's state byte was found in the arena's table when it was marked as
+        // cached, so it lies in the arena.
         let class = unsafe { self.hot.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
@@ -414,7 +448,7 @@ impl<P: Platform> Mm<P> {
         core.after_free(self, Returned::Run(bytes));
     }
 
-    /// How many bytes the memory at `pointer` really has; 0 for null.
+    /// Returns how many bytes the memory at `pointer` has; 0 for null.
     pub fn usable_size(&self, pointer: *const u8) -> usize {
         if pointer.is_null() {
             return 0;
@@ -423,7 +457,8 @@ impl<P: Platform> Mm<P> {
         core.usable_size(pointer, "malloc_usable_size")
     }
 
-    /// How many bytes memory of `size` bytes on a multiple of `align`, a power of two, would really have; 0 where that is refused outright.
+    /// Returns how many bytes an allocation of `size` bytes on a multiple of `align`, a power of
+    /// two, would have; 0 if it is refused outright.
     pub fn usable_size_of(&self, size: usize, align: usize) -> usize {
         let Some(core) = self.core() else { return 0 };
         match Class::of_layout(size, align, core.objects.pages.page_size()) {
@@ -433,20 +468,23 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Makes the memory at `pointer` at least `size` bytes large, moving it if need be; null with everything as it was
-    /// where there is no memory for that. A null pointer allocates. A `size` of 0 is taken for 1.
+    /// Makes the memory at `pointer` at least `size` bytes large, and moves it if need be. Returns
+    /// null, and changes nothing, if there is no memory. A null pointer allocates. A `size` of 0
+    /// counts as 1.
     ///
     /// # Safety
-    /// As for [`Mm::free`], unless the answer is null.
+    /// Those of [`Mm::free`], unless null is returned.
     pub unsafe fn reallocate(&self, pointer: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller owes what `free` asks for, unless null is returned; every allocation
+        // is on a multiple of `GRAIN`.
         unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
     }
 
-    /// The same for memory that has to stay on a multiple of `align`.
+    /// Makes the memory at `pointer` at least `size` bytes large, on a multiple of `align`. Differs
+    /// from [`Mm::reallocate`]: the alignment is kept.
     ///
     /// # Safety
-    /// As for [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
+    /// Those of [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
     pub unsafe fn reallocate_aligned(&self, pointer: *mut u8, size: usize, align: usize) -> *mut u8 {
         if pointer.is_null() {
             return self.allocate_aligned(size, align);
@@ -478,34 +516,36 @@ impl<P: Platform> Mm<P> {
         }
         let memory = self.allocate_aligned(size, align);
         if !memory.is_null() {
-            // SAFETY: both have at least that many bytes, and are different allocations.
+            // SAFETY: the old memory has `usable` bytes, the new one `size`; it was just allocated,
+            // so they do not overlap.
             unsafe { memory.copy_from_nonoverlapping(pointer, usable.min(size)) };
-            // SAFETY: as the caller promises.
+            // SAFETY: no thread uses the old memory once this call returns non-null, which it does
+            // (the caller's promise).
             unsafe { self.free(pointer) };
         }
         memory
     }
 }
 
-/// Pages that may be resident within a limit of so many bytes. Each has 16 bytes of a frame and 4
-/// of the kind map, and those of slabs have up to 32 bytes of descriptors.
+/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
+/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
 pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
     const BESIDE: u64 = 16 + 4 + 32;
     (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
 }
 
 impl<P: Platform> Core<P> {
-    /// Whether nobody pays for what this thread allocates.
+    /// Whether no group pays for this thread's allocations.
     fn is_ordinary(&self) -> bool {
         entered() == 0 && self.options.groups == ThreadGroups::Off
     }
 
-    /// Memory for a core, in which [`Core::open`] makes one: the large parts are there already. A constant, so that the
-    /// process's static needs no copy of them.
+    /// Memory for a core, in which [`Core::open`] makes one: the large parts are there already. A
+    /// constant, so that the process's static needs no copy of them.
     const fn unopened() -> MaybeUninit<Core<P>> {
         let mut core = MaybeUninit::<Core<P>>::uninit();
         let place = core.as_mut_ptr();
-        // SAFETY: the memory is this function's own.
+        // SAFETY: `core` is a local variable, and the pointers are to fields of it.
         unsafe {
             (&raw mut (*place).objects).cast::<MaybeUninit<Objects<P>>>().write(Objects::unopened());
             (&raw mut (*place).per_cpu).write(Place::new());
@@ -519,16 +559,19 @@ impl<P: Platform> Core<P> {
     ///
     /// # Safety
     /// * `place` holds [`Core::unopened`], and belongs to the caller.
-    /// * `hot` is as [`Objects::open`] wants it.
+    /// * `hot` fulfils the conditions of [`Objects::open`].
     unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
         let budget = (options.limit > 0).then(|| page_budget(options.limit, platform.page_size()));
         let maintenance = Maintenance::open(&platform)?;
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };
-        // Where this fails the maintenance's few pages stay mapped: the caller is about to give up on memory altogether.
-        // SAFETY: as the caller promises; an unopened core has unopened objects.
+        // On failure the maintenance's few pages stay mapped: the caller is about to give up on
+        // memory altogether. SAFETY: `place` holds `Core::unopened` and is the caller's, so its
+        // objects are `Objects::unopened`; `hot` fulfils the conditions of `Objects::open` (the
+        // caller's promise).
         unsafe { Objects::open(&raw mut (*place).objects, platform, &config, hot)? };
-        // SAFETY: the place is the caller's; the objects were opened above, and an unopened core has the other three.
+        // SAFETY: the place is the caller's; the objects were opened above, and `Core::unopened`
+        // has initialised the other three.
         unsafe {
             neap_base::fill_in_place!(place => Core<P> {
                 background: Background::new(options.background != Threads::Never),
@@ -545,22 +588,26 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// Makes room for an allocation where no stack can be mapped: the caller's has to do.
+    /// Makes room for an allocation on the caller's stack, where no other stack can be mapped.
     #[cold]
     #[inline(never)]
     fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         self.make_room_for(mm, bytes, attempt)
     }
 
-    /// What is given up for an allocation that has found no memory, before it fails; nothing else
-    /// stands in between. Shrinkers are asked, outside the gate, as long as they give something;
-    /// where they do not, others may have freed something meanwhile. Then, or where there are none,
-    /// every cache is emptied into the pages, again after those have come out who were inside; and
-    /// where it is the limit that refuses, pages of slabs that hold no object go to the system,
-    /// which makes room. Last goes what the system may take when it is short of memory.
+    /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
+    /// fails.
+    ///
+    /// 1. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
+    ///    also tried when they give nothing, since another thread may have freed memory meanwhile.
+    /// 2. Every cache is emptied into the pages, and again after threads that were inside the gate
+    ///    have left it.
+    /// 3. Under a limit, pages of slabs that hold no object are released.
+    /// 4. Lazily free pages are released.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // More than fits into the budget when nobody has anything, or than all that there is: caches would give everything up in vain.
+        // A request beyond the whole budget, or all memory: caches would give up everything in
+        // vain.
         let most = match self.options.limit {
             0 => self.objects.pages.limit() as u64,
             limit => limit,
@@ -590,7 +637,7 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Empties every cache for an allocation that has found no memory.
+    /// Empties every cache for an allocation that has found no memory, and tries it again.
     fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         let (mut memory, mut pages) = (None, 0);
         for round in 0..ROUNDS {
@@ -602,8 +649,16 @@ impl<P: Platform> Core<P> {
             if memory.is_some() {
                 break;
             }
-            // Who is inside has pages and objects in hands, which are in lists and stacks when it comes out: 1. A takes a batch, and is stopped. 2. B finds
-            // nothing. 3. A puts all of it but one away. A may have come out before it is looked for, so there are two rounds at least.
+            // A thread inside the gate may have pages and objects in hand, which are in lists and
+            // stacks when it leaves:
+            //
+            // | thread A, inside | thread B, here |
+            // |---|---|
+            // | 1. takes a batch, and is preempted | |
+            // | | 2. drains all caches, finds nothing |
+            // | 3. puts all but one away, leaves | |
+            //
+            // A may leave before `outwait` first looks, so there are at least two rounds.
             let mut looks = 0;
             let was_inside = mm.gate.outwait(LOOKS, || {
                 looks += 1;
@@ -618,23 +673,25 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// How often shrinkers are asked, for one allocation.
+/// Most requests to shrinkers for one allocation.
 const RECLAIMS: u32 = 4;
 
-/// Nanoseconds that an allocation that is about to fail waits for the stacks of all CPUs to be
-/// emptied by neap's thread.
+/// Nanoseconds that an allocation that is about to fail waits for neap's thread to empty the stacks
+/// of all CPUs.
 const LAST_RESORT: u64 = 100_000_000;
 
-/// How often such an allocation tries again while others were inside.
+/// Most rounds of such an allocation while other threads were inside the gate.
 const ROUNDS: u32 = 4;
-/// How often it looks whether these have come out, each time: at first without a nap, then for many slices of the scheduler's.
+/// Most looks for threads inside the gate in each round. The first `QUICK` are without a nap, the
+/// rest last for many time slices of the scheduler.
 const LOOKS: u32 = 64;
 const QUICK: u32 = 16;
 
-/// The most address space for memory that is handed out: what 32-bit page numbers reach with 4 KiB pages.
+/// Most address space for memory that is handed out: the reach of 32-bit page numbers with 4 KiB
+/// pages.
 const SPAN: usize = 16 << 40;
 
-/// A pointer came back before anything was given out.
+/// Ends the process: a pointer was passed in before anything was allocated.
 #[cold]
 fn core_less(pointer: *const u8) -> ! {
     neap_os::write::die(format_args!(

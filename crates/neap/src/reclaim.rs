@@ -1,9 +1,15 @@
-//! Reclaim in this process: caches that shrink when a group is at its limit, instead of charges that are refused.
+//! Reclaim in this process: caches that shrink when a group is at its limit, so that charges are
+//! not refused.
 //!
-//! Sits between a program and the process's manager ([`PROCESS`]). Who caches registers a [`Shrinker`]: two functions, one says how many objects there
-//! are, the other gives some of them up. They are called when the group that pays for the cache, or one above it, is at a limit, when the
-//! process is at its own (`NEAP=limit`), or when somebody asks ([`reclaim`]); first gently, then harder, in proportion to what each group has beyond its
-//! `low` and `min`.
+//! A cache registers a [`Shrinker`]: one function counts its objects, the other frees some of them.
+//! They are called in three cases:
+//!
+//! * the group that pays for the cache, or one above it, is at a limit;
+//! * the process is at its own limit (`NEAP=limit`);
+//! * the program calls [`reclaim`].
+//!
+//! Pressure rises step by step, and is in proportion to what each group has beyond its `low` and
+//! `min`.
 //!
 //! ```
 //! # #[cfg(feature = "std")] {
@@ -20,7 +26,7 @@
 //! let shrinker = Shrinker::named("pages").group(tenant).batch(16).register(
 //!     move || counted.try_lock().map_or(0, |cache| cache.len() as u64),
 //!     move |objects| {
-//!         // Who holds the lock may be waiting for this call.
+//!         // The thread that holds the lock may be waiting for this call.
 //!         let Ok(mut cache) = shrunk.try_lock() else { return 0 };
 //!         let keys: Vec<u64> = cache.keys().copied().take(objects as usize).collect();
 //!         keys.iter().filter(|key| cache.remove(key).is_some()).count() as u64
@@ -39,26 +45,42 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the
-//! thread may hold the very lock that they take. It waits, for 200 ms at most each time that it
-//! asks, for neap's own threads, which come into being with the first shrinker, and call them.
+//! # Which threads call
+//!
+//! `malloc` and [`Group::charge`] call no functions in their own thread, because it may hold the
+//! very lock that these take. They wait for neap's own threads to call them, for at most 200 ms
+//! each time. These threads are made with the first shrinker.
+//!
 //! [`Group::charge_inline`] calls those that allow it ([`Shrinker::inline`](Builder::inline)) in
-//! its own thread, and [`reclaim`] all. A charge that waits ([`Group::charge_or_wait`],
-//! [`Group::charge_async`]) calls nothing itself: its group is asked again and again, by neap's
-//! threads, for as long as it waits. So is a group whose limit was set below what it uses, until it
-//! uses less.
+//! its own thread, and [`reclaim`] all.
 //!
-//! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget),
-//! is written off, and its thread replaced; its shrinker, a [culprit](each_culprit), is not called
-//! before it is back. One that has had a CPU for that long, one that waited for something three
-//! times in a row, a panic, or an answer that cannot be true, is not called for a second, and for
-//! twice as long each further time; half a minute takes one doubling back. A function that charges
-//! is not held up above a `high`, and may go an eighth beyond a `max`: so a cache may compress what
-//! it gives up. Where neap may have no thread (`NEAP=background:off`), and in a child of `fork`
-//! before it makes a thread or calls [`start_background`](crate::mm::Mm::start_background), only
-//! the last two calls call a function.
+//! A charge that waits ([`Group::charge_or_wait`], [`Group::charge_async`]) calls nothing itself:
+//! neap's threads ask its group again and again for as long as it waits. They do the same for a
+//! group whose limit was set below its usage, until it uses less.
 //!
-//! How hard memory is to get is told as events of the group that is asked ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to whoever has
+//! # Slow and wrong functions
+//!
+//! A function that has not returned after 100 ms, or the shrinker's own [budget](Builder::budget),
+//! is written off, and its thread replaced. Its shrinker, a [culprit](each_culprit), is not called
+//! before the function has returned.
+//!
+//! A shrinker is not called for a second after each of these, and for twice as long each further
+//! time; half a minute halves the time again:
+//!
+//! * a function that had a CPU for longer than its budget;
+//! * the third function in a row that waited for longer than its budget;
+//! * a panic;
+//! * an answer that cannot be true.
+//!
+//! A function that charges is not throttled above a `high`, and may exceed a `max` by an eighth, so
+//! a cache may compress what it evicts.
+//!
+//! Only [`Group::charge_inline`] and [`reclaim`] call functions where neap may have no thread
+//! (`NEAP=background:off`). The same holds in a child of `fork` before it makes a thread or calls
+//! [`start_background`](crate::mm::Mm::start_background).
+//!
+//! Memory pressure is reported as events of the group that is asked
+//! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to listeners that
 //! [subscribed](Group::subscribe) to it or to one above it.
 //!
 //! Source: the shrinkers, memory cgroups and vmpressure of Linux, by idea.
@@ -74,21 +96,24 @@ pub use neap_reclaim::reclaim::{Culprit, Got, Verdict};
 pub use neap_reclaim::{Asked, CountFn, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered};
 use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 
-/// Objects that are asked for at a time, where nobody says.
+/// Default number of objects per call.
 const BATCH: u64 = 32;
 
 fn here() -> Result<Reclaiming<'static, Linux>, NotDone> {
     PROCESS.reclaiming()
 }
 
-/// A cache that can shrink; it is not asked any more when this is dropped. Dropping waits for calls of its functions that run at the moment, so nobody drops it who
-/// holds what they take; in a function of a shrinker's it does not wait.
+/// A registered cache, which is unregistered when this is dropped.
+///
+/// Dropping waits for calls of its functions that run, so a thread that holds a lock that they take
+/// must not drop it. Inside a function of a shrinker it does not wait.
 #[derive(Debug)]
 #[must_use = "the cache is not asked any more when this is dropped"]
 pub struct Shrinker(ShrinkerId);
 
 impl Shrinker {
-    /// Begins to say what there is to be said of a cache. A name has 1 to 56 bytes and no `/`; several may have the same.
+    /// Begins the registration of a cache. A name has 1 to 56 bytes and no `/`; several caches may
+    /// share one.
     pub fn named(name: &str) -> Builder<'_> {
         Builder {
             name,
@@ -102,7 +127,7 @@ impl Shrinker {
         }
     }
 
-    /// Its number, for reports and for [`mark`].
+    /// Its id, for reports and for [`mark`].
     pub fn id(&self) -> ShrinkerId {
         self.0
     }
@@ -110,12 +135,13 @@ impl Shrinker {
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // Where the system forbids the fence it goes on: what its functions use is theirs, and stays.
+        // If the system refuses the fence, the shrinker stays registered, with the data of its
+        // functions.
         let _ = unregister(self.0);
     }
 }
 
-/// What is said of a cache: [`Shrinker::named`].
+/// A registration in preparation: [`Shrinker::named`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is registered yet"]
 pub struct Builder<'a> {
@@ -124,56 +150,63 @@ pub struct Builder<'a> {
     seeks: u32,
     batch: u64,
     inline: bool,
-    /// Nanoseconds; 0: as long as any.
+    /// Budget of a call in nanoseconds; 0: the default.
     budget: u64,
-    /// For functions of Rust's; those of C's say themselves.
+    /// For functions in Rust; functions in C return it themselves.
     #[cfg(feature = "std")]
     object_bytes: u64,
 }
 
 impl<'a> Builder<'a> {
-    /// The group that pays for what is cached: the cache is asked when that, or one above it, is to give memory. When it is deleted its heir is meant. Without
-    /// one, the cache is asked when the whole process is to.
+    /// Sets the group that pays for the cached objects. The cache is asked when that group, its
+    /// heir, or a group above it is to give memory; without one, when the whole process is.
     pub const fn group(self, group: Group) -> Self {
         Builder { group: Some(group), ..self }
     }
 
-    /// What it costs to make an object again: 2 unless said otherwise, more for what is dear, 0 for what costs nothing.
+    /// Sets the cost of recreating an object: 2 by default, more for expensive objects, 0 for free
+    /// ones.
     pub const fn seeks(self, seeks: u32) -> Self {
         Builder { seeks, ..self }
     }
 
-    /// How many objects it is asked to give up at a time: 32 unless said otherwise, 1 where they are large. Never 0.
+    /// Sets how many objects one call is asked to free: 32 by default, 1 where they are large. 0
+    /// counts as 1.
     pub const fn batch(self, objects: u64) -> Self {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
     }
 
-    /// How many bytes an object has, about, where they are charged to nobody: reclaim knows then what came back.
+    /// Sets the approximate bytes of an object that is charged to no group, so reclaim knows how
+    /// much was freed.
     #[cfg(feature = "std")]
     pub const fn object_bytes(self, bytes: u64) -> Self {
         Builder { object_bytes: bytes, ..self }
     }
 
-    /// That its functions wait for nothing that a thread which charges may hold: they may be called by [`Group::charge_inline`].
+    /// Allows calls by [`Group::charge_inline`]: the functions wait for no lock that a charging
+    /// thread may hold.
     pub const fn inline(self, inline: bool) -> Self {
         Builder { inline, ..self }
     }
 
-    /// How long one call of its functions may take before others go on without it: 100 ms unless
-    /// said otherwise.
+    /// Sets how long one call of its functions may take before it is written off: 100 ms by
+    /// default.
     pub const fn budget(self, time: Duration) -> Self {
         let nanoseconds = time.as_nanos();
         let budget = if nanoseconds > u64::MAX as u128 { u64::MAX } else { nanoseconds as u64 };
         Builder { budget: if budget == 0 { 1 } else { budget }, ..self }
     }
 
-    /// Registers it with functions in the form of C's: `count`, `scan`, and `gone` when `data` can go.
+    /// Registers the cache with C functions: `count`, `scan`, and `gone`, called when `data` is no
+    /// longer needed.
     ///
     /// # Errors
-    /// See [`NotDone`]; `gone` is not called then.
+    /// See [`NotDone`]; then `gone` is not called.
     ///
     /// # Safety
-    /// The functions may be called with `data`, by any thread and by several at a time, until `gone` was called. They do not unwind.
+    /// * The functions may be called with `data`, by any thread and by several at a time, until
+    ///   `gone` was called.
+    /// * They do not unwind.
     pub unsafe fn register_raw(
         self,
         count: CountFn,
@@ -181,12 +214,13 @@ impl<'a> Builder<'a> {
         gone: Option<GoneFn>,
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
+        // and do not unwind (the caller's promise).
         let shrinker = unsafe { self.prepare(count, scan, gone, data) }?;
         self.start(shrinker)
     }
 
-    /// Names it; nothing is called yet, and on an error nothing is kept.
+    /// Enters the cache into the registry. Nothing is called yet; on an error nothing is kept.
     unsafe fn prepare(
         self,
         count: CountFn,
@@ -195,7 +229,7 @@ impl<'a> Builder<'a> {
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
         let Builder { name, group, seeks, batch, inline, budget, .. } = self;
-        // With groups, if there were none.
+        // Makes the groups, if there are none yet.
         let reclaiming = here()?;
         let is_there =
             |group: Group| PROCESS.groups_if_made().is_some_and(|grouped| grouped.heir(group.id()).is_some());
@@ -204,64 +238,72 @@ impl<'a> Builder<'a> {
         }
         let by_group = group.is_some();
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node: false, by_group, inline };
-        // SAFETY: as the caller promises.
+        // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
+        // and do not unwind: promised to the public functions, or by `register` of the closures.
         let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
         reclaiming.set_budget(shrinker.0, budget);
         Ok(shrinker)
     }
 
-    /// Lets it be called.
+    /// Allows calls of the prepared shrinker.
     fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
         start(shrinker.0, self.group, true, false).map(|()| shrinker)
     }
 }
 
-/// Lets one be called that nobody knows yet, so there is no error but that somebody has guessed its id and unregistered it. If it has a `group`, that or its heir is
-/// marked, on each node for one that is `by_node`; one that `belongs` to it is asked for no other.
+/// Allows calls of a prepared shrinker, which no other thread knows yet. Fails only if another
+/// thread guessed its id and unregistered it.
+///
+/// If it has a `group`, the group or its heir is marked, on each node if `by_node`. If it `belongs`
+/// to the group it is asked for no other.
 fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), NotDone> {
     let reclaiming = here()?;
     group.filter(|_| belongs).inspect(|group| reclaiming.belongs_to(id, group.id()));
-    // One that was deleted a moment ago has the root for an heir, if nobody else.
+    // A group that was just deleted has the root as its heir, if no other.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
     let nodes = if by_node { reclaiming.nodes() } else { 1 };
     (0..nodes).for_each(|node| _ = groups.clone().any(|group| reclaiming.mark(id, group.id(), node)));
     reclaiming.start(id)
 }
 
-/// Registers a shrinker that says itself, by [`mark`], of which groups and nodes it has something; if it has a `group`, that is done for this, or its heir, and for
-/// every node. One that has a group and knows none (`by_group`) is asked for that one alone.
+/// Registers a shrinker that tells by [`mark`] of which groups and nodes it may have objects. If it
+/// has a `group`, that group or its heir is marked for every node. A shrinker with a group and
+/// without `by_group` is asked for that group alone.
 ///
 /// # Errors
-/// See [`NotDone`]; `gone` is not called then.
+/// See [`NotDone`]; then `gone` is not called.
 ///
 /// # Safety
-/// As for [`Builder::register_raw`].
+/// Those of [`Builder::register_raw`].
 pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<ShrinkerId, NotDone> {
     let reclaiming = here()?;
     if group.is_some_and(|group| group.info().is_err()) {
         return Err(NotDone::NoSuchGroup);
     }
     let by_group = spec.by_group || group.is_some();
-    // SAFETY: as the caller promises.
+    // SAFETY: the functions of `spec` may be called with `data` by any threads until `gone` was
+    // called, and do not unwind (the caller's promise).
     let id = unsafe { reclaiming.prepare(&Spec { by_group, ..*spec }) }?;
     start(id, group, !spec.by_group, spec.by_node).map(|()| id)
 }
 
-/// Says that a shrinker that knows groups may have something of one of them, or its heir, on a node: to be called when the first object is there, once `count` sees
-/// it. Answers whether there is such a group.
+/// Marks that a shrinker with `by_group` may have objects of a group, or its heir, on a node. To be
+/// called when the first object is there, once `count` sees it. Returns whether there is such a
+/// group.
 pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
     PROCESS.reclaiming_if_made().is_some_and(|reclaiming| reclaiming.mark(id, group.id(), node))
 }
 
-/// Ends a shrinker, and waits for calls of it that run; inside a callback it does not wait.
+/// Ends a shrinker, and waits for running calls of it. Inside a callback it does not wait.
 ///
 /// # Errors
-/// [`NotDone::NoSuchShrinker`], also for neap's own, which stay; [`NotDone::Fence`], and it goes on.
+/// * [`NotDone::NoSuchShrinker`], also for neap's own, which cannot be unregistered.
+/// * [`NotDone::Fence`]; the shrinker stays registered.
 pub fn unregister(id: ShrinkerId) -> Result<Unregistered, NotDone> {
     PROCESS.reclaiming_if_made().ok_or(NotDone::NoSuchShrinker)?.unregister(id)
 }
 
-/// Waits for all calls of shrinkers' functions that run at the moment.
+/// Waits for all running calls of shrinkers' functions.
 ///
 /// # Errors
 /// [`NotDone::InCallback`]; [`NotDone::Fence`].
@@ -269,8 +311,9 @@ pub fn synchronize() -> Result<(), NotDone> {
     PROCESS.reclaiming_if_made().map_or(Ok(()), |reclaiming| reclaiming.synchronize())
 }
 
-/// Asks a group, and all below it, for so many bytes, for so long at most. Shrinkers are called in this thread, which holds nothing that they take. Answers what
-/// came back: nothing, inside a shrinker's function.
+/// Asks a group, and all below it, for `bytes` bytes, for at most `time`. Shrinkers are called in
+/// this thread, which must hold no lock that they take. Returns what came back: nothing, inside a
+/// shrinker's function.
 pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
     let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().now());
@@ -278,22 +321,27 @@ pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))
 }
 
-/// Calls `each` with who would pay, and how much, if a group were asked for so many bytes: groups below it that say they have something, in
-/// proportion to what is charged to each beyond its protection. Nothing is freed; shrinkers are asked in this thread what they have.
+/// Calls `each` with the groups that would pay if `group` were asked for `bytes` bytes, and their
+/// shares.
+///
+/// A share is in proportion to what is charged to a group beyond its protection; groups whose
+/// shrinkers count no objects have none. Nothing is freed; `count` functions are called in this
+/// thread.
 pub fn dry_run(group: Group, bytes: u64, each: impl FnMut(Payment)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| !is_calling()) {
         reclaiming.dry_run(group.id(), bytes, each);
     }
 }
 
-/// Calls `each` with what is known of every shrinker. Takes no lock, and keeps nobody from unregistering.
+/// Calls `each` with a report of every shrinker. Takes no lock, and does not delay unregistering.
 pub fn each_shrinker(each: impl FnMut(&Report)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
         reclaiming.each(each);
     }
 }
 
-/// Calls `each` with shrinkers that were too slow, panicked or lied, as far as that is remembered: 64 of them.
+/// Calls `each` with shrinkers that were too slow, panicked or gave false answers. Up to 64 are
+/// remembered.
 pub fn each_culprit(each: impl FnMut(Culprit)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
         reclaiming.each_culprit(each);
@@ -302,7 +350,8 @@ pub fn each_culprit(each: impl FnMut(Culprit)) {
 
 #[cfg(feature = "std")]
 mod closures {
-    //! Functions of Rust's as shrinkers: in a box, which goes when nobody calls them any more, and with panics caught.
+    //! Shrinkers with functions in Rust: in a box, which is dropped after the last call, and with
+    //! panics caught.
 
     extern crate std;
 
@@ -323,8 +372,9 @@ mod closures {
     }
 
     impl Builder<'_> {
-        /// Registers it: `count` says how many objects there are, at once and about; `evict` gives up so many of them and answers how many it has.
-        /// Both may be called by several threads at a time. A panic of theirs goes no further.
+        /// Registers the cache. `count` returns the approximate number of objects, without waiting.
+        /// `evict` frees up to the given number of objects, and returns how many it freed. Several
+        /// threads may call both at a time. Their panics are caught.
         ///
         /// # Errors
         /// See [`NotDone`].
@@ -335,15 +385,19 @@ mod closures {
         {
             let functions = Functions { count, evict, object_bytes: self.object_bytes, id: AtomicU64::new(0) };
             let data = Box::into_raw(Box::new(functions));
-            // SAFETY: they are Sync, live until `gone`, and nothing of theirs unwinds.
+            // SAFETY: the functions are Sync, the box lives until `gone` is called, and `guarded`
+            // catches panics.
             match unsafe { self.prepare(call_count::<C, E>, call_evict::<C, E>, Some(gone::<C, E>), data.cast()) } {
                 Ok(shrinker) => {
-                    // SAFETY: it lives until the shrinker, which is here, is unregistered. Nobody calls it yet.
+                    // SAFETY: the box lives until `gone`, which is called after `shrinker`, a local
+                    // variable, is unregistered. Nothing was started, so no thread calls the
+                    // functions yet.
                     unsafe { &*data }.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
                     self.start(shrinker)
                 }
                 Err(error) => {
-                    // SAFETY: nobody else has seen it.
+                    // SAFETY: `prepare` failed, so it kept no copy of the pointer, which came from
+                    // the box above.
                     drop(unsafe { Box::from_raw(data) });
                     Err(error)
                 }
@@ -351,10 +405,11 @@ mod closures {
         }
     }
 
-    /// What a function answers; [`STOP`] where it panics, which makes it a culprit.
+    /// Returns the answer of a function, or [`STOP`] if it panicked, which makes its shrinker a
+    /// culprit.
     fn guarded(id: &AtomicU64, call: impl FnOnce() -> u64) -> u64 {
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
-            // What was thrown may throw when it is dropped.
+            // Dropping the payload could panic.
             core::mem::forget(payload);
             if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
                 reclaiming.has_panicked(ShrinkerId::from_bits(id.load(Ordering::Relaxed)));
@@ -364,17 +419,20 @@ mod closures {
     }
 
     unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, _asked: *const Asked) -> u64 {
-        // SAFETY: made by `register`, and not gone.
+        // SAFETY: `data` is the box that `register` made for these types; `gone` was not called, as
+        // a call runs.
         let functions = unsafe { &*data.cast::<Functions<C, E>>() };
         match guarded(&functions.id, &functions.count) {
-            // Nothing, for now: it does not say when there is something again.
+            // Counts as no objects for now: an answer of [`EMPTY`](super::EMPTY) would promise a
+            // mark, which closures never set.
             answer if answer >= super::EMPTY => 0,
             answer => answer,
         }
     }
 
     unsafe extern "C" fn call_evict<C, E: Fn(u64) -> u64>(data: *mut c_void, asked: *mut Asked) -> u64 {
-        // SAFETY: as above; what is asked is the caller's, for the time of the call.
+        // SAFETY: `data` is the box that `register` made for these types; `gone` was not called, as
+        // a call runs. `asked` is valid for the time of the call.
         let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), &mut *asked) };
         let objects = guarded(&functions.id, || (functions.evict)(asked.to_scan));
         asked.unsure = 1;
@@ -383,7 +441,8 @@ mod closures {
     }
 
     unsafe extern "C" fn gone<C, E>(data: *mut c_void) {
-        // SAFETY: made by `register`, and nobody calls it any more.
+        // SAFETY: `data` is the box that `register` made for these types. The registry calls `gone`
+        // once, after the last call.
         drop(unsafe { Box::from_raw(data.cast::<Functions<C, E>>()) });
     }
 }

@@ -1,14 +1,22 @@
-//! Reclaimers: threads that run the callbacks of a program's shrinkers for those who may not run them, and who watches over them.
+//! Reclaimers: threads that run the callbacks of a program's shrinkers for threads that may not run
+//! them.
 //!
-//! Sits between a charge at its limit, which may be made within `malloc` by a thread that holds the
-//! very lock a callback takes, and passes of reclaim. So such a thread calls nobody: it posts a
-//! [job](neap_reclaim::reclaim::board), and waits to a deadline. There is a thread for each node at
-//! most, or four; the first comes with the first shrinker, others when all are busy. Whoever waits,
-//! and every tick, looks whether a callback has run for longer than it may: then its shrinker is a
-//! culprit, its thread is written off and another one made, which goes on with the job. A thread
-//! that was written off ends when its callback is back. No call that allocates or frees makes a
-//! reclaimer: registering a shrinker does, and neap's own thread. Takes no lock but those of the
-//! jobs and of blaming, both within the gate; no callback runs inside the gate.
+//! # Design
+//! A charge at its limit may be made within `malloc`, by a thread that holds the very lock a
+//! callback takes. Such a thread calls no callback: it posts a [job](neap_reclaim::reclaim::board),
+//! and waits until a deadline.
+//!
+//! There is at most one reclaimer for each node, or four on machines with fewer nodes. The first is
+//! made with the first shrinker, more when all are busy. No call that allocates or frees makes a
+//! reclaimer: registering a shrinker does, and neap's own thread.
+//!
+//! Every waiting thread and every tick checks whether a callback has run for longer than it may.
+//! Then its shrinker becomes a culprit, its thread is written off, and another thread goes on with
+//! the job. A thread that was written off ends when its callback returns.
+//!
+//! # Locking
+//! Takes the mutexes of the jobs and of blaming only, both within the gate. No callback runs inside
+//! the gate.
 
 use crate::fair_clock::FairClock;
 use crate::mm::{Core, Mm, Task};
@@ -21,16 +29,18 @@ use neap_os::clock;
 use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes, Vain, Waiter, goal};
 use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
 
-/// How long somebody waits for reclaimers, in nanoseconds: one callback may take all of its time, and another thread go on with the job.
+/// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
+/// and another thread go on with the job.
 pub(crate) const PATIENCE: u64 = 2 * BUDGET;
-/// From one look at callbacks to the next.
+/// Nanoseconds between two checks of running callbacks by a waiting thread.
 const LOOK: u64 = BUDGET / 4;
-/// Reclaimers that there may be on a machine with fewer nodes: so that one slow callback does not keep other groups' from being called.
+/// Most reclaimers on a machine with fewer nodes. With several, one slow callback does not delay
+/// the callbacks of other groups.
 const LEAST: usize = 4;
-/// How long a pass of a reclaimer may take, and calls that somebody outside wants.
+/// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
 pub(crate) const PASS: u64 = 10 * BUDGET;
 
-/// What a manager has once somebody has registered a shrinker.
+/// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
 #[derive(Debug)]
 pub(crate) struct Reclaim {
     pub(crate) shrinkers: Shrinkers,
@@ -38,9 +48,9 @@ pub(crate) struct Reclaim {
     pub(crate) lanes: Lanes,
     pub(crate) jobs: Jobs,
     pub(crate) vain: Vain,
-    /// What lanes go by.
+    /// Clock of the lanes.
     pub(crate) clock: FairClock,
-    /// How often somebody waited for reclaimers, and in vain.
+    /// Number of waits for reclaimers, and of those that reached their deadline.
     pub(crate) waits: AtomicU64,
     pub(crate) late: AtomicU64,
 }
@@ -59,18 +69,19 @@ impl Reclaim {
         }
     }
 
-    /// Threads that work, those that do not come back, waits for them, and waits in vain. Inside the gate.
+    /// Number of working threads, of threads that were written off and have not returned, of waits,
+    /// and of waits in vain. Inside the gate.
     pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
         let (threads, lost) = self.jobs.threads();
         (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
     }
 
-    /// Lets every reclaimer end, and has none made from now on. Inside the gate.
+    /// Ends every reclaimer at its next look for a job, and prevents new ones. Inside the gate.
     pub(crate) fn dismiss(&self) {
         self.jobs.dismiss();
     }
 
-    /// In a forked child: there are no threads, and nobody waits. Inside the gate.
+    /// Forgets all other threads and waiters, in a forked child. Inside the gate.
     pub(crate) fn forget_others(&self) {
         self.lanes.forget_others();
         self.jobs.forget_all();
@@ -78,11 +89,12 @@ impl Reclaim {
 }
 
 impl<P: Platform> Core<P> {
-    /// What is asked of a charge's host at a limit: [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim). Outside the gate.
+    /// Reclaims for a charge at a limit, and returns the bytes that came back:
+    /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim). Outside the gate.
     #[cold]
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
-        // A callback that charges asks nobody: the pass that it is part of is at it.
+        // A callback that charges requests nothing: it is part of a pass that is under way.
         let reclaim = reclaiming.reclaim;
         let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
         if is_calling() || reclaim.vain.is_noted(group, marks, began) {
@@ -99,13 +111,14 @@ impl<P: Platform> Core<P> {
                 reclaim.vain.note(group, marks, began, reclaiming.now(), is_anything_marked);
             }
             Some(_) => reclaim.vain.forget(group),
-            // Nobody has come back yet.
+            // No reclaimer has answered yet.
             None => {}
         }
         answer.unwrap_or(0)
     }
 
-    /// What came of asking a group, as far as the charge waits for that.
+    /// Asks shrinkers for memory of `group` in the given manner, and returns the bytes that came
+    /// back. `None` if there is no answer yet.
     fn ask_for_charge(
         &self,
         mm: &Mm<P>,
@@ -124,11 +137,12 @@ impl<P: Platform> Core<P> {
             reclaiming.ask_for(group, bytes);
             return None;
         }
-        // What it is above its limit by is missing once, however many wait.
+        // The excess over the limit is missing once, however many threads wait for it.
         let missing = bytes.saturating_sub(reclaiming.excess(group));
         match self.ask_reclaimers(mm, reclaiming, Aim::Bytes(group, missing), Some(PATIENCE)) {
             Some(bytes) => Some(bytes.max(had)),
-            // The pass goes on. What it has brought by now is reason enough to ask again.
+            // The pass goes on. What it has freed so far is reason enough for the charge to ask
+            // again.
             None => {
                 let fallen =
                     before.zip(reclaiming.charged(group)).map_or(0, |(before, now)| before.saturating_sub(now));
@@ -137,8 +151,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Lets reclaimers know that a group asks for memory. Outside the gate; waits for nothing.
-    /// Without `makes_threads` the next tick makes one that is missing.
+    /// Posts the job of serving requests for reclaimers. Outside the gate; waits for nothing.
+    /// Without `makes_threads` the next tick makes a missing reclaimer.
     pub(crate) fn call_servers(&self, mm: &Mm<P>, makes_threads: bool) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
@@ -150,8 +164,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The same where the budget, or the system, has no more: neap's own caches give what they have in this thread, and then, by reclaimers, the program's
-    /// as well. Answers whether they did; `None` if nobody has registered any.
+    /// Reclaims for an allocation that the budget or the system refuses. neap's own caches are
+    /// asked in this thread, then the program's by reclaimers.
+    ///
+    /// Returns whether enough came back, or the program's shrinkers gave anything; `None` if
+    /// reclaim was never used, or inside a callback.
     #[cold]
     pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
@@ -164,8 +181,9 @@ impl<P: Platform> Core<P> {
         Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
 
-    /// A group, or one above it, is beyond its `high`, and who charges is held up for so long: until then it is asked for what is too much. Answers
-    /// whether that came to an end.
+    /// Reclaims for a charge while `group`, or one above it, is beyond its `high`. Waits for
+    /// reclaimers for at most `delay` nanoseconds. Returns whether all of these groups are at or
+    /// below their `high` afterwards.
     #[cold]
     pub(crate) fn relieve(&self, mm: &Mm<P>, group: GroupId, delay: u64) -> bool {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return false };
@@ -176,8 +194,11 @@ impl<P: Platform> Core<P> {
         reclaiming.above_high(group).next().is_none()
     }
 
-    /// What somebody outside wants of one shrinker: how many objects it has of a group on a node, or that it looks at so many; answers how many
-    /// there are, or were freed. `None`: it did not answer. Neap's own are asked in this thread, a program's by reclaimers.
+    /// Asks one shrinker, for another process: how many objects it has of a group on a node or,
+    /// with `scan`, to scan that many. neap's own shrinkers are asked in this thread, a program's
+    /// by reclaimers.
+    ///
+    /// Returns the number of objects there, or freed; `None` if the shrinker did not answer.
     pub(crate) fn ask_shrinker(
         &self,
         mm: &Mm<P>,
@@ -202,7 +223,9 @@ impl<P: Platform> Core<P> {
         self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
-    /// Posts a job, and waits for it for so long, if at all; `None`: nobody has come back from it. Where there are no reclaimers nothing comes of it.
+    /// Posts a job, and waits for it for `patience` nanoseconds, if given. Returns the job's
+    /// answer, 0 where there can be no reclaimers, and `None` if it was not awaited or came too
+    /// late.
     pub(crate) fn ask_reclaimers(
         &self,
         mm: &Mm<P>,
@@ -238,7 +261,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Writes off threads whose callbacks do not come back: others are to do what they were at.
+    /// Writes off threads whose callbacks have not returned in time, and lets other threads take
+    /// over their jobs.
     fn watch(&self, reclaiming: &Reclaiming<'_, P>) {
         let Reclaim { shrinkers, lanes, jobs, .. } = reclaiming.reclaim;
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
@@ -251,7 +275,7 @@ impl<P: Platform> Core<P> {
         reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
     }
 
-    /// Has neap's thread make a reclaimer if there are fewer than there are jobs for. Returns
+    /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
     /// whether there is one now, or will be. Not inside the gate.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
@@ -262,15 +286,15 @@ impl<P: Platform> Core<P> {
         threads > 0 || self.background.has_thread()
     }
 
-    /// Makes a reclaimer, if there are fewer than `least` or than there are jobs for. Returns
-    /// whether there is one now, or will be. Not inside the gate, and not from within a call that
-    /// allocates or frees: making a thread allocates.
+    /// Makes a reclaimer if there are fewer than `least`, or than the jobs need. Returns whether
+    /// there is one now, or will be. Not inside the gate, nor within a call that allocates or
+    /// frees: making a thread allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {
             return false;
         }
-        // Not while this thread makes one, or runs a callback. The next tick does it.
+        // Not while this thread makes one, or runs a callback: the next tick makes it.
         if is_calling() {
             return self.call_reclaimers(reclaiming);
         }
@@ -291,12 +315,13 @@ impl<P: Platform> Core<P> {
         mm.hooks.spawn.is_some() && self.options.background != Background::Never
     }
 
-    /// What reclaim has to do in a tick. Not inside the gate.
+    /// Does reclaim's part of a tick: checks callbacks and nodes, and makes reclaimers. Not inside
+    /// the gate.
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         self.watch(&reclaiming);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
-        // Also for what was handed back, or had nobody when it was posted.
+        // Also for requests that were handed back, or found no reclaimer when they were posted.
         if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
         }
@@ -305,8 +330,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Has reclaimers relieve a node that is at its low watermark: until it is above the high one, and on that node alone. Waits for nobody. Not
-    /// inside the gate.
+    /// Posts a job for reclaimers if a node is at its low watermark. The job frees pages of that
+    /// node alone, until it is above the high watermark. Does not wait. Not inside the gate.
     pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize) {
         if self.options.limit == 0 || is_calling() {
             return;
@@ -327,21 +352,21 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// What a thread that charges does about callbacks.
+/// How a charging thread has callbacks run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manner {
     /// It waits for reclaimers.
     Wait,
     /// It runs those that allow it itself, and waits for reclaimers then.
     Inline,
-    /// It only lets reclaimers know.
+    /// It only posts a job for reclaimers.
     Post,
-    /// The same, and it makes none.
+    /// Differs from `Post`: the thread makes no reclaimer.
     Quiet,
 }
 
 impl<P: Platform> Mm<P> {
-    /// What a reclaimer does, from its first moment to its last.
+    /// The whole life of the reclaimer `number`.
     pub(crate) fn reclaimer(&self, number: u32) {
         let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
         let jobs = &reclaiming.reclaim.jobs;
@@ -362,7 +387,8 @@ impl<P: Platform> Mm<P> {
             let (bytes, is_written_off) = core.work(self, &reclaiming, aim, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
-                // Who has written it off may be about to, or not have been able to.
+                // The thread that wrote this one off may not have made a successor yet, or failed
+                // to.
                 _ = core.recruit(self, &reclaiming, 0);
                 return;
             }
@@ -372,7 +398,7 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Does a job; answers how many bytes came back, and whether this thread has been written off meanwhile.
+    /// Does a job. Returns its answer, and whether this thread was written off meanwhile.
     fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
         let deadline = reclaiming.now().saturating_add(PASS);
         let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
@@ -384,7 +410,8 @@ impl<P: Platform> Core<P> {
                 let bytes = bytes.saturating_add(reclaiming.excess(group));
                 let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
                 let (got, is_written_off) = run(group, bytes, false, None);
-                // Whoever gave something without saying how much is to be asked again.
+                // A shrinker that freed objects without giving a size counts as one byte, so that
+                // it is asked again.
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
             Aim::Room(bytes) => {
@@ -394,7 +421,7 @@ impl<P: Platform> Core<P> {
             Aim::High(group) => {
                 let mut bytes = 0_u64;
                 for high in reclaiming.above_high(group) {
-                    // What nobody uses goes first, and may be all that is too much.
+                    // Stocks and cached objects of the group go first, and may be the whole excess.
                     reclaiming.drain(high.id);
                     let Some(info) = reclaiming.info(high.id) else { continue };
                     let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
@@ -410,7 +437,7 @@ impl<P: Platform> Core<P> {
                 }
                 (bytes, false)
             }
-            // With one more, so that nothing is not nobody.
+            // Biased by one: 0 means no answer, n + 1 means n objects.
             Aim::Look(id, group, node) => {
                 let counted = reclaiming.count_as(number, id, group, node);
                 counted.map_or((0, false), |(objects, is_written_off)| (objects.saturating_add(1), is_written_off))
@@ -422,13 +449,13 @@ impl<P: Platform> Core<P> {
             }
             Aim::Requests => {
                 let Due::Now(request) = reclaiming.take_request(number) else { return (0, false) };
-                // Another one is for another server.
+                // A further request is for another reclaimer.
                 if matches!(reclaiming.look_for_request(), Due::Now(_)) {
                     self.call_servers(mm, true);
                 }
                 let (bytes, is_written_off) = self.serve(reclaiming, &request, deadline, number);
                 reclaiming.served(&request, number);
-                // This thread holds nothing. Listeners are told by ticks, since they may take long.
+                // This thread holds no lock. Ticks notify listeners, since these may take long.
                 reclaiming.wake_waiters();
                 (bytes, is_written_off)
             }
@@ -438,7 +465,7 @@ impl<P: Platform> Core<P> {
                 if missing == 0 {
                     return (0, false);
                 }
-                // Until the job is not this thread's any more: whoever lets go of it says so.
+                // Until the job leaves this thread: `finish`, `end` or `write_off` resets the flag.
                 reclaiming.inside(|| pages.node(node).set_reclaiming(true));
                 let bytes = u64::from(missing) * pages.page_size() as u64;
                 let (got, is_written_off) = run(GroupId::ROOT, bytes, true, Some(node));
@@ -449,8 +476,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Asks a group for what it needs, for as long as it does; answers how many bytes came back,
-    /// and whether this thread has been written off meanwhile.
+    /// Reclaims from the group of a request for as long as the group needs memory. Returns the
+    /// bytes that came back, and whether this thread was written off meanwhile.
     fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> (u64, bool) {
         let top = request.group;
         // Unused stock goes first, and may be all that is needed.
@@ -507,18 +534,20 @@ mod tests {
 
         fn spec(&self) -> Spec<'static> {
             unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
-                // SAFETY: registered with blocks that stay; what is asked is this call's.
+                // SAFETY: `data` is the `Blocks` that `spec` was made of, which the test keeps
+                // until the manager is closed; `asked` is valid for this call.
                 let (blocks, node) = unsafe { (&*data.cast::<Blocks>(), (*asked).node) };
                 blocks.asked.lock().unwrap().push(node);
                 blocks.lengths()[node as usize] as u64
             }
             unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-                // SAFETY: as above.
+                // SAFETY: `data` is the `Blocks` that `spec` was made of, which the test keeps
+                // until the manager is closed; `asked` is valid for this call.
                 let (blocks, asked) = unsafe { (&*data.cast::<Blocks>(), &*asked) };
-                // A callback that allocates while its node is short begins nothing.
+                // A callback that allocates while its node is short posts no job.
                 let before = blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count();
                 let block = blocks.mm().allocate(BLOCK);
-                // SAFETY: allocated here.
+                // SAFETY: allocated above, and used nowhere else.
                 unsafe { blocks.mm().free(block) };
                 if blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count() != before {
                     return STOP;
@@ -527,7 +556,7 @@ mod tests {
                 while freed < asked.to_scan
                     && let Some(block) = blocks.by_node.lock().unwrap()[asked.node as usize].pop()
                 {
-                    // SAFETY: allocated by `put`, and nobody else has it any more.
+                    // SAFETY: allocated by `put`; popped above, so no other thread has it.
                     unsafe { blocks.mm().free(core::ptr::with_exposed_provenance_mut(block)) };
                     freed += 1;
                 }
@@ -539,8 +568,9 @@ mod tests {
         }
     }
 
-    /// Between the watermarks of a node a thread works for that node alone: it is woken at the low one, sleeps above the high one, is not woken twice, and does not
-    /// sleep over somebody who comes while it works.
+    /// A reclaimer works for one node between its watermarks: a job is posted at the low one, ends
+    /// above the high one, is not posted twice, and is repeated for a shortage that comes while it
+    /// runs.
     #[test]
     fn background_reclaim_begins_below_low_ends_above_high_and_is_of_one_node() {
         // Threads that are made do nothing: the test is the reclaimer.
@@ -551,12 +581,13 @@ mod tests {
         unsafe { mm.open(machine, &Options { limit: 32 << 20, stat: false, ..Options::DEFAULT }) }.unwrap();
         let blocks = Blocks { mm: &raw const *mm, by_node: Mutex::default(), asked: Mutex::default() };
         let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
-        // SAFETY: the blocks stay, and the functions end.
+        // SAFETY: the blocks stay in place until the manager is closed, and the callbacks return.
         let id = unsafe { reclaiming.prepare(&blocks.spec()) }.unwrap();
         reclaiming.start(id).unwrap();
         let jobs = &reclaiming.reclaim.jobs;
         let shortage = |node| core.objects.pages.shortage(node);
-        // The second node has less than its part: what is missing is the first one's to bring.
+        // The second node is below its part of the limit: the missing pages are the first node's to
+        // free.
         (0..64).for_each(|_| blocks.put(2));
         while !shortage(0).is_low {
             assert_eq!(jobs.count(), (0, 0), "above the low watermark nobody is woken");
@@ -576,7 +607,7 @@ mod tests {
         let freed = (before[0] - now[0]) * BLOCK;
         assert!((missing as usize..missing as usize * 4).contains(&freed), "{freed} of {missing}");
         assert_eq!((now[1], blocks.asked.lock().unwrap().iter().all(|&node| node == 0)), (before[1], true));
-        // Somebody comes while it is at it: it looks again, and then sleeps.
+        // A new shortage while the job runs: it is done once more, and then the reclaimer sleeps.
         while !shortage(0).is_low {
             blocks.put(0);
         }
@@ -586,7 +617,7 @@ mod tests {
         core.work(&mm, &reclaiming, aim, 1);
         jobs.finish(1, 0, |_| ());
         assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
-        // Between the marks nobody is woken, by a tick neither.
+        // Between the watermarks no reclaimer is woken, not even by a tick.
         while shortage(0).pages == 0 {
             blocks.put(0);
         }
@@ -594,7 +625,7 @@ mod tests {
         assert_eq!((shortage(0).is_low, jobs.count()), (false, (0, 0)));
         let [direct, background] = reclaiming.passes().map(|[passes, ..]| passes);
         assert_eq!((direct, background), (0, 2));
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: nothing of the manager is used any more.
         unsafe { mm.close() };
     }
 }

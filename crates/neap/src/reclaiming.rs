@@ -1,7 +1,11 @@
-//! Reclaim in a manager: shrinkers and passes, made when the first shrinker is registered, with what they stand on.
+//! Reclaim in a manager: shrinkers and passes, and the parts of the manager that they use.
 //!
-//! Sits between [`Mm`] and `neap-reclaim`. Here passes meet groups, shrinkers and the clock, and callbacks are watched. What nobody asks for costs a load in
-//! a tick, and one at a limit. No lock of its own; callbacks run outside the gate and with no lock held.
+//! # Design
+//! Made when the first shrinker is registered. Here passes meet groups, shrinkers and the clock,
+//! and callbacks are watched. Unused, it costs one load in a tick, and one at a limit.
+//!
+//! # Locking
+//! No lock of its own. Callbacks run outside the gate and with no lock held.
 
 use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
@@ -21,14 +25,15 @@ use neap_reclaim::{
     FIRST_PRIORITY, Host, NotDone, Press, Report, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Whom,
 };
 
-/// Groups that are looked at one by one, where a pass has no more; else those that have something are, of all groups.
+/// Largest subtree whose groups a pass visits one by one; in larger ones it visits marked slots of
+/// all groups.
 const FEW: usize = 32;
-/// From one look for a lane to the next, in nanoseconds.
+/// Nanoseconds between two looks for a free lane.
 const NAP: u64 = 1_000_000;
-/// Bytes that memory for tables is on a multiple of.
+/// Alignment of tables, in bytes.
 const LINE: usize = 64;
 
-/// Reclaim of a manager: what [`reclaim`](crate::reclaim) stands on.
+/// Reclaim of a manager, for [`reclaim`](crate::reclaim).
 #[derive(Debug)]
 pub struct Reclaiming<'m, P: Platform> {
     grouped: Grouped<'m, P>,
@@ -43,21 +48,21 @@ impl<P: Platform> Clone for Reclaiming<'_, P> {
 
 impl<P: Platform> Copy for Reclaiming<'_, P> {}
 
-/// Who runs a pass.
+/// The thread that runs a pass, and the purpose of the pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Runner {
-    /// The number of a reclaimer; 0: a thread of the program's.
+    /// The number of a reclaimer; 0 for a thread of the program.
     pub(crate) reclaimer: u32,
-    /// It may hold what others' callbacks take.
+    /// Which shrinkers it calls: it may hold locks that callbacks of a program take.
     pub(crate) whom: Whom,
-    /// It is for room in the budget, which only pages bring that are not used any more.
+    /// Reclaims for the budget: only pages that fall out of use count.
     pub(crate) for_budget: bool,
     /// The request that it serves, which may be over before the pass is.
     pub(crate) request: Option<Request>,
 }
 
 impl Runner {
-    /// A thread that holds nothing.
+    /// A thread without locks: it calls all shrinkers.
     pub(crate) const fn of(reclaimer: u32) -> Runner {
         Runner { reclaimer, whom: Whom::All, for_budget: false, request: None }
     }
@@ -74,7 +79,7 @@ impl<P: Platform> Host for Source<'_, P> {
                 memory
             }
         };
-        // SAFETY: it has so many bytes, and nobody else knows it.
+        // SAFETY: allocated above with at least `bytes` bytes, and known to no other thread yet.
         unsafe { memory.write_bytes(0, bytes) };
         NonNull::new(memory)
     }
@@ -87,7 +92,7 @@ impl<P: Platform> Host for Source<'_, P> {
                 core.count_run(0, bytes);
             }
             class => {
-                // It is marked as allocated, and is to be put away.
+                // It is marked as allocated, and belongs into a cache.
                 if core.objects.disown(memory.as_ptr()) {
                     core.objects.free(class, memory.as_ptr());
                 }
@@ -111,7 +116,7 @@ impl<P: Platform> Host for Source<'_, P> {
         self.inside(|| {
             let reading = groups.reading();
             if !groups.hang_on(&reading, group, &mut hang) {
-                // Nothing refers to the group any more that could tell who has what was its.
+                // No reference to the group is left that names its heir: mark every group.
                 groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, &mut hang));
             }
         });
@@ -119,7 +124,7 @@ impl<P: Platform> Host for Source<'_, P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// The manager's shrinkers and reclaim, which are made where there are none yet, with its groups.
+    /// Returns the manager's shrinkers and reclaim. Makes them, and its groups, if need be.
     ///
     /// # Errors
     /// [`NotDone::NoMemory`].
@@ -133,11 +138,11 @@ impl<P: Platform> Mm<P> {
         let grouped = self.groups().map_err(|_| NotDone::NoMemory)?;
         let core = self.core().ok_or(NotDone::NoMemory)?;
         let (_, source) = grouped.parts();
-        // Not inside the gate, which making them passes.
+        // Outside the gate: making the shrinkers passes it.
         let made = Shrinkers::open(source)?;
-        // SAFETY: a manager that is open does not move; it goes after its registry.
+        // SAFETY: an open manager does not move, and closes its registry before its own end.
         if let Err(error) = unsafe { own_caches::register(self, source, &made) } {
-            // SAFETY: nobody has seen it.
+            // SAFETY: `made` was never published, so no other thread uses it and no callback runs.
             unsafe { made.close(source) };
             return Err(error);
         }
@@ -145,13 +150,13 @@ impl<P: Platform> Mm<P> {
         let reclaim =
             source.inside(|| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(NotDone::NoMemory)))?;
         if let Some(second) = made {
-            // SAFETY: somebody else was first, and nobody has seen these.
+            // SAFETY: another thread published its own first, so no other thread uses this one.
             unsafe { second.close(source) };
         }
         Ok(Reclaiming { grouped, reclaim })
     }
 
-    /// The same, if anybody has asked for it before.
+    /// Returns the manager's shrinkers and reclaim, if they were made.
     #[inline]
     pub fn reclaiming_if_made(&self) -> Option<Reclaiming<'_, P>> {
         let reclaim = self.core_if_open()?.reclaim.get()?;
@@ -176,7 +181,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.source().platform().now()
     }
 
-    /// This moment, for who watches over callbacks, and for how long one is barred.
+    /// The current time of the clock of lanes, in nanoseconds: for watching callbacks and for
+    /// penalties.
     pub(crate) fn moment(&self) -> u64 {
         self.reclaim.clock.read(clock::precise)
     }
@@ -185,7 +191,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.grouped.used(group).ok()
     }
 
-    /// The same with what nobody uses but is stocked, or kept by caches.
+    /// Bytes charged to a group and those below it, with stocks and cached objects.
     pub(crate) fn charged(&self, group: GroupId) -> Option<u64> {
         self.groups().usage(self.source(), group).ok()
     }
@@ -198,13 +204,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.grouped.drain(group);
     }
 
-    /// A group, and those above it, as far as they are beyond their `high`.
+    /// The group and those above it that are beyond their `high`, lowest first.
     pub(crate) fn above_high(&self, group: GroupId) -> impl Iterator<Item = Info> {
         let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
         chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
     }
 
-    /// How many bytes a group is above its `max`.
+    /// Bytes by which a group is above its `max`.
     pub(crate) fn excess(&self, group: GroupId) -> u64 {
         self.groups().excess(self.source(), group)
     }
@@ -244,12 +250,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.groups().leave_request(server);
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub(crate) fn nodes(&self) -> u32 {
         self.source().platform().nodes() as u32
     }
 
-    /// Whether anything below a group may have something: otherwise there is nobody to ask.
+    /// Whether any shrinker is marked for the group or one below it. If not, there is nothing to
+    /// reclaim.
     pub(crate) fn is_anybody_below(&self, top: GroupId) -> bool {
         let domain = self.domain(top, false);
         (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
@@ -258,12 +265,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Shrinkers::prepare`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Shrinkers::prepare`].
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`Shrinkers::prepare`].
     pub unsafe fn prepare(&self, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the callbacks may be called with `data` by any threads until the end of the
+        // shrinker, and do not unwind (the caller's promise).
         unsafe { self.reclaim.shrinkers.prepare(self.source(), spec) }
     }
 
@@ -277,10 +285,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.set_budget(id, nanoseconds);
     }
 
-    /// [`Shrinkers::start`]; and makes the threads that run callbacks, and watch over them, where it can.
+    /// Starts a shrinker ([`Shrinkers::start`]), and makes neap's thread and a reclaimer if it can.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Shrinkers::start`].
     pub fn start(&self, id: ShrinkerId) -> Result<(), NotDone> {
         self.reclaim.shrinkers.start(self.source(), id)?;
         let source = self.source();
@@ -289,7 +297,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Ok(())
     }
 
-    /// Lets all reclaimers end, after the callbacks that they are in.
+    /// Ends every reclaimer after the callback that it runs.
     pub(crate) fn dismiss(&self) {
         self.inside(|| self.reclaim.dismiss());
     }
@@ -297,7 +305,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Shrinkers::unregister`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Shrinkers::unregister`].
     pub fn unregister(&self, id: ShrinkerId) -> Result<Unregistered, NotDone> {
         self.reclaim.shrinkers.unregister(self.source(), id).inspect(|_| self.reclaim.lanes.forget(id.to_bits()))
     }
@@ -305,12 +313,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Shrinkers::synchronize`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Shrinkers::synchronize`].
     pub fn synchronize(&self) -> Result<(), NotDone> {
         self.reclaim.shrinkers.synchronize(self.source())
     }
 
-    /// [`Shrinkers::mark`] by group, or its heir; `false` if it has none.
+    /// Marks a shrinker for the group, or its heir, on a node ([`Shrinkers::mark`]). Returns
+    /// `false` if there is neither.
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
         self.inside(|| {
             let reading = self.groups().reading();
@@ -324,12 +333,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.each(each);
     }
 
-    /// What is known of the shrinkers that were blamed.
+    /// Calls `each` with the records of blamed shrinkers.
     pub fn each_culprit(&self, each: impl FnMut(Culprit)) {
         self.reclaim.lanes.each_culprit(each);
     }
 
-    /// Calls `each` with the groups that a shrinker may have something of, with the node, and what is deferred there.
+    /// Calls `each` with the groups and nodes that a shrinker is marked for, and its deferred work
+    /// there.
     pub(crate) fn each_place(&self, report: &Report, mut each: impl FnMut(GroupId, u32, u64)) {
         let (shrinkers, nodes) = (&self.reclaim.shrinkers, self.source().platform().nodes() as u32);
         for node in 0..if report.by_node { nodes } else { 1 } {
@@ -345,7 +355,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Reclaimers, those that do not come back, waits for them, and those in vain.
+    /// Number of reclaimers, of those that do not return, of waits, and of waits in vain.
     pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
         self.inside(|| self.reclaim.threads())
     }
@@ -360,22 +370,20 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.lanes.counts()
     }
 
-    /// Blames a shrinker, which is not asked for some time then.
+    /// Blames a shrinker, which is not called for some time then.
     pub(crate) fn blame(&self, shrinker: ShrinkerId, verdict: Verdict) {
         let Reclaim { shrinkers, lanes, .. } = self.reclaim;
         let name = shrinkers.name_of(shrinker);
         self.inside(|| lanes.blame(shrinker.to_bits(), name, verdict, self.moment()));
     }
 
-    /// The same for one that panicked, by who caught it.
+    /// Blames a shrinker for a panic. Called by the function that caught it.
     pub fn has_panicked(&self, id: ShrinkerId) {
         self.blame(id, Verdict::Panicked);
     }
 
-    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock;
-    /// callbacks run in this thread, which holds nothing Asks the shrinkers of a group that allow
-    /// it, in this thread: what a charge that the program makes inline asks for, and an allocation
-    /// never. Returns the bytes that came of it.
+    /// Asks the shrinkers of a group that allow it for `bytes` bytes, in this thread. Returns the
+    /// bytes that came back. For charges that the program makes inline, never for an allocation.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64) -> u64 {
         let deadline = self.now().saturating_add(crate::reclaimers::PATIENCE);
@@ -383,8 +391,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) }).0.bytes
     }
 
-    /// that they take. Inside a callback it does nothing. Where too many threads run callbacks it
-    /// waits for one of them to end.
+    /// Asks a group, and those below it, for `bytes` bytes, until `deadline` by the platform's
+    /// clock. Callbacks run in this thread, which must hold no lock that they take. Inside a
+    /// callback no shrinker is called. While too many threads run callbacks it waits for one of
+    /// them to end.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         while !self.reclaim.lanes.is_room() && self.now() < deadline {
             self.source().platform().sleep(NAP);
@@ -395,13 +405,15 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         got
     }
 
-    /// Has a shrinker look at so many objects of a group on a node, or at all that it says it has, for a second at most; callbacks run in this thread. `None`: there
-    /// is no such shrinker, or it is not to be asked now.
+    /// Has a shrinker scan `objects` objects of a group on a node, or all that it counts if these
+    /// are fewer. Callbacks run in this thread, for one second at most. `None` if there is no such
+    /// shrinker, or it is barred.
     pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
         self.scan_as(0, id, group, node, objects).map(|(visited, _)| visited)
     }
 
-    /// The same by the reclaimer of a number; and whether it was written off meanwhile.
+    /// Scans as the reclaimer of the given number. Differs from [`Reclaiming::scan`]: also returns
+    /// whether the thread was written off meanwhile.
     pub(crate) fn scan_as(
         &self,
         reclaimer: u32,
@@ -413,18 +425,20 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let lane = self.reclaim.lanes.enter(reclaimer)?;
         let watch = Watch::new(self, &lane, self.now().saturating_add(PASS));
         let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
-        // No more than there are: one that looks at nothing does not say so.
+        // Bounded by the count: a shrinker that scans nothing does not say so.
         let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
         let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
         Some((visited, watch.is_written_off.get()))
     }
 
-    /// How many objects a shrinker says that it has of a group on a node.
+    /// Returns how many objects a shrinker counts of a group on a node. `None` if there is no such
+    /// shrinker, or it is barred.
     pub fn count(&self, id: ShrinkerId, group: GroupId, node: u32) -> Option<u64> {
         self.count_as(0, id, group, node).map(|(objects, _)| objects)
     }
 
-    /// The same by the reclaimer of a number; and whether it was written off meanwhile.
+    /// Counts as the reclaimer of the given number. Differs from [`Reclaiming::count`]: also
+    /// returns whether the thread was written off meanwhile.
     pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<(u64, bool)> {
         let lane = self.reclaim.lanes.enter(reclaimer)?;
         let watch = Watch::new(self, &lane, self.now().saturating_add(PASS));
@@ -432,8 +446,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Some((objects, watch.is_written_off.get()))
     }
 
-    /// Calls `each` with who would pay if a group were asked for so many bytes, and how much: in proportion to what each group has beyond what is
-    /// protected, of those that say that they have something. Counts, and frees nothing; callbacks run in this thread.
+    /// Calls `each` with the groups that would pay if `top` were asked for `bytes` bytes, and their
+    /// shares. A share is in proportion to what a group has beyond its protection; groups without
+    /// objects have none. Frees nothing; `count` callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
         let domain = self.domain(top, false);
         self.groups().begin_pass();
@@ -445,7 +460,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         });
     }
 
-    /// The groups that have something, with all that each could pay.
+    /// Calls `each` with the groups that have objects, and with the bytes that each could pay.
     fn each_payer(&self, domain: &Ground<'_, 'm, P>, top: GroupId, mut each: impl FnMut(Payment)) {
         let mut from = 0;
         while let Some(slot) = (0..domain.nodes()).filter_map(|node| domain.next(top, node, from)).min() {
@@ -454,7 +469,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             let Ok(Press { share, .. }) = press(&standing, 0, FIRST_PRIORITY, Grip::Fair) else { continue };
             let mut objects = 0_u64;
             self.each(|report| {
-                // Nobody is charged for what is free.
+                // neap's own caches cost nothing to empty.
                 if report.own {
                     return;
                 }
@@ -478,7 +493,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Ground { reclaiming: self, watch: None, few, whom: Whom::All, for_budget, top, node: None, request: None }
     }
 
-    /// Runs a pass; answers what it came to, and whether its thread was written off meanwhile.
+    /// Runs a pass. Returns its result, and whether its thread was written off meanwhile.
     pub(crate) fn run(&self, ask: &Ask, runner: Runner) -> (Got, bool) {
         let Some(lane) = self.reclaim.lanes.enter(runner.reclaimer) else { return (Got::default(), false) };
         let watch = Watch::new(self, &lane, ask.deadline);
@@ -486,7 +501,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         (domain.watch, domain.whom, domain.node) = (Some(&watch), runner.whom, ask.node);
         domain.request = runner.request;
         if runner.whom == Whom::Own {
-            // They know no groups.
+            // neap's own shrinkers know no groups.
             domain.few = Some(([Seat::ROOT.slot; FEW], 1));
         }
         self.groups().begin_pass();
@@ -494,51 +509,55 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         (got, watch.is_written_off.get())
     }
 
+    /// Frees the shrinkers.
+    ///
     /// # Safety
-    /// As for [`Shrinkers::close`].
+    /// Those of [`Shrinkers::close`].
     pub(crate) unsafe fn close(&self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: no thread uses the registry any more, and no callback runs (the caller's
+        // promise).
         unsafe { self.reclaim.shrinkers.close(self.source()) };
     }
 
-    /// In a forked child.
+    /// Forgets the threads of the parent, in a forked child.
     ///
     /// # Safety
-    /// As for [`Shrinkers::forget_others`].
+    /// Those of [`Shrinkers::forget_others`].
     pub(crate) unsafe fn forget_others(&self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: this is the only thread of a forked child, as `Shrinkers::forget_others` needs
+        // (the caller's promise).
         unsafe { self.reclaim.shrinkers.forget_others(self.source()) };
         self.inside(|| self.reclaim.forget_others());
         self.source().core().objects.pages.set_reclaiming(false);
     }
 }
 
-/// Who would pay how much.
+/// The share of one group in a dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Payment {
     /// The group.
     pub group: GroupId,
-    /// Objects that its shrinkers say they have.
+    /// Objects that its shrinkers count.
     pub objects: u64,
-    /// Bytes.
+    /// Bytes that it would pay.
     pub bytes: u64,
 }
 
-/// What a pass goes through.
+/// The subtree of one pass, with its thread's purpose.
 struct Ground<'g, 'm, P: Platform> {
     reclaiming: &'g Reclaiming<'m, P>,
     watch: Option<&'g Watch<'g, 'm, P>>,
-    /// The slots of all groups that there are, in order, and how many, if these are few: then other groups that have something are not come by. One that is made
-    /// meanwhile is the next pass's.
+    /// The slots of all groups below `top`, in order, and their number, if these are few. Then the
+    /// pass visits no other slots; a group made meanwhile is visited by the next pass.
     few: Option<([u32; FEW], usize)>,
     whom: Whom,
-    /// Whether nothing counts but room in the budget.
+    /// Only room in the budget counts.
     for_budget: bool,
-    /// The group that is to give, with all below it.
+    /// The group to reclaim from, with all below it.
     top: GroupId,
-    /// The node whose shortage it is to end.
+    /// The node whose shortage the pass is to end.
     node: Option<usize>,
-    /// The request that it serves.
+    /// The request that the pass serves.
     request: Option<Request>,
 }
 
@@ -586,8 +605,8 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
         let enough = |need, said: u64| {
             let now = self.charged(self.top);
             let fallen = before.iter().zip(now).map(|(before, now)| before.saturating_sub(now)).max();
-            // What is freed is cached at first, and makes no room in the budget before that is
-            // emptied.
+            // Freed objects are cached at first, and make no room in the budget until the caches
+            // are drained.
             (if self.for_budget { 0 } else { said }).max(fallen.unwrap_or(0)) >= need || self.has_enough()
         };
         let watch = Enough { watch, enough };
@@ -624,12 +643,13 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
 }
 
 impl<P: Platform> Ground<'_, '_, P> {
-    /// What a group has, as `in_group` says, and pages.
+    /// Returns the bytes of a group, by `in_group`, and those of pages, which count for the root
+    /// alone.
     fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
         if top != GroupId::ROOT {
             return [in_group().unwrap_or(0), 0];
         }
-        // Of what is charged to nobody, it is known how many pages the process has.
+        // Memory that is charged to no group is known as pages of the process.
         let core = self.reclaiming.source().core();
         let pages = self.reclaiming.inside(|| match self.node {
             Some(node) => core.objects.pages.node(node).used().into(),
@@ -642,13 +662,14 @@ impl<P: Platform> Ground<'_, '_, P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Pages that count for the budget. Inside the gate.
+    /// Number of pages that count for the budget. Inside the gate.
     fn used_pages(&self) -> u64 {
         let pages = &self.objects.pages;
         (0..pages.nodes()).map(|node| u64::from(pages.node(node).used())).sum()
     }
 
-    /// The same with those that are free and the system has not got back, also of per-CPU data. Inside the gate.
+    /// Number of pages that count for the budget, plus free backed pages and pages of per-CPU data.
+    /// Inside the gate.
     fn resident_pages(&self) -> u64 {
         let pages = &self.objects.pages;
         let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
