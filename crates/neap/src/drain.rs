@@ -1,11 +1,13 @@
-//! Draining: emptying what is cached per CPU, from any thread, while the owners work on.
+//! Draining: emptying per-CPU caches from any thread, while other threads use them.
 //!
-//! Sits between whoever wants the memory (an allocation about to fail, a program, `neap drain`) and the lists, stacks and
-//! barns. Everything that is held is held for a moment: a list's lock to detach what is in it, the zone's for one batch of
-//! pages at a time, a class's for one batch of objects. No owner is waited for: who holds a list right now is skipped, tried
-//! again a little later a few times, and counted. Nothing goes back to the system here, that is for a tick; and nothing is
-//! forgotten about, since CPUs are those that may ever exist: one that has vanished keeps its lists until somebody drains
-//! them, one that has come late has had empty ones all the time.
+//! # Design
+//! A drain waits for no CPU. A list that another thread holds is skipped, tried again a few times a
+//! little later, and counted. A drain releases no memory to the OS; the next tick does. It covers
+//! all CPUs that may ever exist: a CPU that has vanished keeps its lists until a drain.
+//!
+//! # Locking
+//! Each lock is held for a moment: a list's to detach its blocks, the zone's for one batch of
+//! pages, a class's for one batch of objects.
 
 use crate::mm::{Core, Mm};
 use core::fmt;
@@ -14,21 +16,23 @@ use neap_base::Platform;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
 
-/// Times that what was skipped is tried again.
+/// Most further tries at skipped lists and stacks.
 pub(crate) const RETRIES: u32 = 8;
-/// Nanoseconds from one try to the next: together some scheduler's slices.
+/// Nanoseconds between two tries; all of them last for several time slices of the scheduler.
 pub(crate) const NAP: u64 = 1_000_000;
 
-/// What to drain. Parts that are `None` say nothing.
+/// The part of the caches to drain. `None` means no restriction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Only what this CPU caches: its page lists and stacks. Barns are of no CPU, and go unless one is named.
+    /// Only the caches of this CPU: its page lists and stacks. Barns belong to no CPU, and are
+    /// drained only if none is named.
     pub cpu: Option<u32>,
-    /// Only what is near this node: what its CPUs cache, and its barns.
+    /// Only the caches of this node: those of its CPUs, and its barns.
     pub node: Option<u32>,
-    /// Only memory of this zone, by its number in its node: there is one, 0.
+    /// Only memory of this zone, by its number in its node. There is one, 0.
     pub zone: Option<u32>,
-    /// Only until so many pages are free in the zone: cheap ones first, page lists before stacks before barns.
+    /// Only until the zone has so many free pages. The order is page lists, stacks, barns: the
+    /// cheapest first.
     pub until: Option<u64>,
 }
 
@@ -37,17 +41,18 @@ impl Scope {
     pub const ALL: Scope = Scope { cpu: None, node: None, zone: None, until: None };
 }
 
-/// What a drain came to.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Pages that went from lists to the zone.
+    /// Pages moved from lists to the zone.
     pub pages: u64,
-    /// Objects that went from stacks and barns to their slabs. Slabs that are free then are among the pages.
+    /// Objects moved from stacks and barns to their slabs. Slabs that became free count among the
+    /// pages.
     pub objects: u64,
-    /// CPUs of the scope, those included that never cached anything.
+    /// CPUs of the scope, including those that never cached anything.
     pub cpus: u32,
-    /// Lists and stacks that somebody held each time, or whose CPU could not be fenced, and nodes whose barns a fork kept
-    /// from being emptied: they are as they were.
+    /// Lists and stacks that were held at each try, or that could not be fenced, and nodes with
+    /// barns that a fork kept from being drained. They are unchanged.
     pub skipped: u32,
     /// Tries after the first at lists and stacks.
     pub retried: u32,
@@ -55,7 +60,7 @@ pub struct Drained {
     pub free: u64,
 }
 
-/// A scope names something that is not there.
+/// The scope names an object that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSuch {
     /// A CPU beyond those that may ever exist.
@@ -76,12 +81,12 @@ impl fmt::Display for NoSuch {
     }
 }
 
-/// What of a scope is still to be done.
+/// The rest of a scope.
 #[derive(Debug)]
 struct Left {
     lists: CpuSet,
     stacks: CpuSet,
-    /// The nodes whose barns these are.
+    /// Nodes with barns to drain.
     barns: Range<usize>,
 }
 
@@ -92,7 +97,7 @@ impl Left {
 }
 
 impl<P: Platform> Core<P> {
-    /// The whole of a scope, or the reason why it is none.
+    /// Returns the whole scope, or the reason why there is none.
     fn scope(&self, scope: &Scope) -> Result<Left, NoSuch> {
         let mut cpus = CpuSet::EMPTY;
         let known = self.objects.slots.cpus();
@@ -117,18 +122,19 @@ impl<P: Platform> Core<P> {
         Ok(Left { lists: cpus, stacks: cpus, barns })
     }
 
-    /// Takes CPUs out of what is left whose lists or stacks were never used: there is nothing to drain.
+    /// Removes CPUs that never used their lists or stacks.
     fn leave_unused(&self, left: &mut Left) {
         left.lists.intersect(&self.objects.pages.listed_cpus());
         left.stacks.intersect(&self.objects.slots.used());
     }
 
-    /// One try at everything that is left, until it is to `stop`. Without `fences`, stacks stay
-    /// that an allocation may not take. Inside the gate.
+    /// Tries once to drain the rest of the scope, until it is to `stop`. Without `fences`, it
+    /// leaves stacks that an allocation may not drain. Inside the gate.
     fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: bool, stop: &dyn Fn() -> bool) {
         let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);
-        // Slabs that become free went to the lists of the CPUs that this thread was on, whichever was asked for.
+        // Slabs that became free went to the lists of the CPUs that this thread was on, whichever
+        // CPU is drained.
         let emptied = |left: &mut Left, drained: &mut Drained, before: usize, objects: u64| {
             drained.objects += objects;
             [before, platform.cpu()].into_iter().for_each(|cpu| left.lists.insert(cpu));
@@ -169,20 +175,21 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Empties every cache into the zone, as far as one try gets or until it is to `stop`; answers how many pages that were. Inside the gate.
+    /// Drains every cache into the zone, with one try each, until it is to `stop`. Returns the
+    /// number of pages. Inside the gate.
     pub(crate) fn drain_everything(&self, fences: bool, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         self.leave_unused(&mut left);
         let mut drained = Drained::default();
         self.drain_once(&mut left, &mut drained, fences, stop);
-        // This thread may have been on any CPU when slabs became free.
+        // Slabs that became free went to the lists of any CPU that this thread was on.
         drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
     }
 }
 
 impl<P: Platform> Mm<P> {
-    /// Does what may take long inside the gate. It is to stop when that asks: somebody forks, and waits for who is inside. Then it is done once more,
-    /// after the fork.
+    /// Runs long `work` inside the gate. `work` must return soon after its argument returns true: a
+    /// thread that forks waits. Then `work` is run again after the fork.
     pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&dyn Fn() -> bool)) {
         let is_stopped = || self.gate.is_closed_to_me();
         loop {
@@ -194,7 +201,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Puts what stacks and barns have of some classes back into their slabs, as far as one try gets. Inside the gate.
+    /// Moves the objects of some classes from stacks and barns to their slabs, with one try each.
+    /// Inside the gate.
     pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
         let closing = || self.gate.is_closed();
         for cpu in core.objects.slots.used().iter().take_while(|_| !closing()) {
@@ -203,19 +211,20 @@ impl<P: Platform> Mm<P> {
         Class::all().filter(|&class| wanted(class)).for_each(|class| _ = core.objects.trim_barn(class, true, &closing));
     }
 
-    /// Gives what CPUs cache to the zone, from any thread and for any CPU, with no signal to anybody and no wait for
-    /// anybody; at most one fence for a CPU's stacks, none for an isolated CPU.
+    /// Drains the caches of CPUs into the zone, from any thread and for any CPU.
     ///
-    /// What is held by somebody is tried again for some milliseconds, between which other threads run. Not from a signal
-    /// handler. Memory goes back to the system by the next ticks, or by [`Mm::release_all`].
+    /// Sends no signal, and waits for no other thread. Costs at most one fence for a CPU's stacks,
+    /// none for an isolated CPU. Held lists and stacks are tried again for some milliseconds, with
+    /// naps in between. Not from a signal handler. Ticks, or [`Mm::release_all`], release the
+    /// memory to the OS.
     ///
     /// # Errors
-    /// [`NoSuch`], and nothing was done.
+    /// [`NoSuch`]; nothing was drained then.
     pub fn drain(&self, scope: &Scope) -> Result<Drained, NoSuch> {
         self.drain_with(scope, RETRIES)
     }
 
-    /// The same with so many tries after the first, each after a nap.
+    /// Drains `scope` with up to `retries` further tries, each after a nap.
     pub(crate) fn drain_with(&self, scope: &Scope, retries: u32) -> Result<Drained, NoSuch> {
         let mut drained = Drained::default();
         let Some(core) = self.core_if_open() else { return Ok(drained) };
@@ -232,7 +241,7 @@ impl<P: Platform> Mm<P> {
                 drained.retried += (left.lists.count() + left.stacks.count()) as u32;
             }
             let _inside = self.gate.enter(platform.cpu());
-            // Fork waits for those inside.
+            // Stops for a fork, which waits for threads inside.
             core.drain_once(&mut left, &mut drained, true, &|| self.gate.is_closed() || enough());
             drained.free = free();
             if left.is_nothing() || enough() {
@@ -255,11 +264,12 @@ mod tests {
     use std::thread;
     use std::vec::Vec;
 
-    /// 1. One thread empties all caches. 2. Another forks, and waits for it. 3. It comes out at once, and goes on after the fork.
+    /// 1. A thread drains all caches. 2. Another thread forks, and waits for it. 3. The first
+    ///    leaves at once, and continues after the fork.
     #[test]
     fn who_forks_does_not_wait_until_all_caches_are_empty() {
         let mut mm = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
-        // SAFETY: the manager stays where it is until it is closed.
+        // SAFETY: the manager is not moved until it is closed.
         unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
         let blocks: Vec<_> = (0..30_000).map(|_| mm.allocate(64)).collect();
         // SAFETY: allocated above.
@@ -292,11 +302,12 @@ mod tests {
             assert!(fork.join().unwrap(), "the fork found the caches empty");
         });
         assert_eq!((times, cached()), (2, 0));
-        // A fork handler may be who does it: nobody waits for that one, and it does not go round for ever.
+        // A fork handler may drain while its own thread has the gate closed: it must neither wait
+        // for itself nor loop.
         assert!(mm.gate.close(|| false));
         mm.release_all();
         mm.gate.open();
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: all blocks were freed, and this thread is the only user.
         unsafe { mm.close() };
     }
 }

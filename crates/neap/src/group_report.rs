@@ -1,15 +1,18 @@
 //! What another process is told about memory groups: numbers, as words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and the tree. A report begins at the slot that was asked for and ends where the page does,
-//! so many groups take several; each group is of one moment. The last reports have, instead of groups, what is charged and nobody uses, all of one
-//! moment, and then what is booked under ids of groups that are gone. Nothing is allocated.
+//! Sits between a request ([`requests`](crate::requests)) and the tree. A report begins at the slot
+//! that was asked for and ends where the page does, so many groups take several; each group is of
+//! one moment. The last reports have, instead of groups, what is charged and nobody uses, all of
+//! one moment, and then what is booked under ids of groups that are gone. Nothing is allocated.
 //!
-//! A report, in words of 64 bits: whether there are groups; entries in this report; the slot to ask for next, all bits set if there is none;
-//! what the entries are (0: groups, 1: what is left); groups in the tree, dying ones, slots, ids in use; bytes of memory for all that; fences.
-//! Then for each group its id; its parent's, 0 for the root; bytes charged, and the most there were; its bounds, by
-//! [`Bound`]; bytes charged to it alone, by [`Kind`]; events, by [`Event`]; how long its name is, and the name. Or for each entry of what is left the
-//! group that has it; bytes; and the id that they are booked under if its group is gone, 0 for bytes that are stocked or kept by caches, one entry for
-//! all of a group.
+//! A report, in words of 64 bits: whether there are groups; entries in this report; the slot to ask
+//! for next, all bits set if there is none; what the entries are (0: groups, 1: what is left);
+//! groups in the tree, dying ones, slots, ids in use; bytes of memory for all that; fences. Then
+//! for each group its id; its parent's, 0 for the root; bytes charged, and the most there were; its
+//! bounds, by [`Bound`]; bytes charged to it alone, by [`Kind`]; events, by [`Event`]; how long its
+//! name is, and the name. Or for each entry of what is left the group that has it; bytes; and the
+//! id that they are booked under if its group is gone, 0 for bytes that are stocked or kept by
+//! caches, one entry for all of a group.
 
 use crate::memory_groups::Grouped;
 use crate::pen::{self, Pen};
@@ -23,12 +26,13 @@ pub const HEAD: usize = 10;
 pub const GROUP: usize = 5 + Bound::ALL.len() + Kind::ALL.len() + Event::ALL.len() + LONGEST_NAME / 8;
 /// Words of what is left.
 pub const LEFT: usize = 3;
-/// What is added to a slot to be told what nobody uses of groups from there on, and to an id's index for groups that are gone.
+/// What is added to a slot to be told what nobody uses of groups from there on, and to an id's
+/// index for groups that are gone.
 pub const ASK_LEFT: u32 = 1 << 30;
 const ASK_GONE: u32 = ASK_LEFT | 1 << 29;
 
-/// Writes a report on the groups from slot `from` on, or on what is left, into `words`, of which there are at least [`HEAD`]. Takes the tree's locks,
-/// one group after the other. Inside the gate.
+/// Writes a report on the groups from slot `from` on, or on what is left, into `words`, of which
+/// there are at least [`HEAD`]. Takes the tree's locks, one group after the other. Inside the gate.
 pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[AtomicU64]) {
     pen::touch(words);
     let Some(grouped) = grouped else { return };
@@ -146,7 +150,7 @@ mod tests {
         let own = charged(GroupId::ROOT) - tenants.iter().map(|&tenant| charged(tenant)).sum::<u64>();
         assert_eq!((of(0, GroupId::ROOT).next(), groups.used(GroupId::ROOT)), (Some(own), Ok(0)), "{left:?}");
         mm.verify(0).unwrap();
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 }

@@ -1,9 +1,17 @@
-//! What a thread allocates while it is in a group: charged before it is handed out, and booked to whoever pays.
+//! Allocations of threads that are in a group: charged before they are handed out, and booked to
+//! their payer.
 //!
-//! Sits between the entry points of [`Mm`], which come here with what the fast path does not serve, which is everything once a thread has entered a group,
-//! and the groups, objects and runs. An object is charged for its class's size, by one restartable sequence, popped and marked by another. A charge beyond a limit goes beyond it,
-//! counted, unless the option `refuse` says otherwise. A free, by any thread, uncharges whoever paid for a run, or its heir; an object stays paid for while caches have it
-//! ([`paid`](neap_objects::paid)). A thread whose group is deleted goes on in its heir. One mutex: flushes of caches take turns.
+//! # Design
+//! Once a thread has entered a group, allocations that the fast path does not serve come here. An
+//! object is charged with its class's size by one restartable sequence; another one pops and marks
+//! it. A charge beyond a limit succeeds, and is counted, unless the option `refuse` is set.
+//!
+//! A free, by any thread, uncharges the payer of a run, or its heir. An object stays charged while
+//! caches have it ([`paid`](neap_objects::paid)). A thread whose group is deleted moves to its
+//! heir.
+//!
+//! # Locking
+//! One mutex (`flushing`): flushes of caches take turns.
 
 use crate::memory_groups::Grouped;
 use crate::mm::{Mm, is_beyond_any};
@@ -18,33 +26,37 @@ use neap_objects::size_class::{CLASSES, Class};
 use neap_os::entered::{entered, set_entered};
 use neap_reclaim::is_calling;
 
-/// A thread's word is what the frame of a page holds of which the thread's group is the sole owner, so that malloc has one comparison to make: above the
-/// payer of objects whose groups it is about, the tag, and the bit that all owners of whole pages have.
+/// Bit of a word that names the sole owner of a whole page. A thread's word is equal to the word in
+/// the frame of a page whose sole owner is its group, so malloc needs one comparison. The word
+/// holds this bit, the manager's tag, and the payer.
 const TOP: usize = word_of(0) as usize;
 const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
-/// Of a manager that is not open: no thread's word has it.
+/// Tag of a manager that is not open: no thread's word has it.
 pub(crate) const NO_TAG: usize = usize::MAX;
 
-/// What is charged for an object.
+/// Bytes that are charged for an object.
 pub(crate) fn price(class: Class) -> u64 {
     class.size() as u64
 }
 
 impl<P: Platform> Mm<P> {
-    /// Says which of a process's managers this one is, in the words of threads, before any is in a group of its own.
+    /// Sets this manager's number among those of the process, for the words of threads. Before any
+    /// thread is in a group of it.
     pub(crate) fn make_tag(&self) {
-        // A manager's place by its size: no two that are less than 16 GiB apart have the same, and others hardly ever.
+        // The manager's address divided by its size: no two less than 16 GiB apart have the same
+        // tag, and more distant ones hardly ever.
         let place = core::ptr::from_ref(self).addr() >> size_of::<Self>().ilog2();
         self.tag.store(place % (1 << TAG_BITS), Ordering::Relaxed);
     }
 
-    /// What the owner of a payer's objects is called.
+    /// Returns the owner number of a payer's objects.
     fn owner(&self, payer: Payer) -> u64 {
         (self.tag.load(Ordering::Relaxed) as u64) << PAYER_BITS | payer.to_bits()
     }
 
-    /// Lets this thread be in a group, or in none; answers what to hand to [`Mm::leave`]. The manager is open where it is a group. From the first on
-    /// every thread's malloc looks at the thread's word behind the fast path.
+    /// Puts this thread into a group, or into none; returns the word for [`Mm::leave`]. With a
+    /// group, the manager must be open. After the first call with a group, every thread's malloc
+    /// reads the thread's word behind the fast path.
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
@@ -55,12 +67,12 @@ impl<P: Platform> Mm<P> {
         before
     }
 
-    /// Lets this thread be where it was.
+    /// Restores the word that [`Mm::enter`] returned.
     pub fn leave(&self, before: usize) {
         set_entered(before);
     }
 
-    /// The group of this manager that the thread is in.
+    /// Returns the group of this manager that the thread is in.
     #[inline]
     pub(crate) fn group_of_thread(&self) -> Option<GroupId> {
         let word = entered();
@@ -68,13 +80,15 @@ impl<P: Platform> Mm<P> {
         (tag == self.tag.load(Ordering::Relaxed)).then(|| GroupId::from_bits(word as u64))
     }
 
-    /// At least `size` bytes on a multiple of 16, from this CPU's stack: for a thread that is in no group at once, for one that is in a group an object that
-    /// the group has paid for already, or that this CPU's stock pays for. Else what `slow` answers, which is to end in [`Mm::allocate_slow`].
+    /// Allocates `size` bytes on a multiple of 16 from this CPU's stack. A thread in no group gets
+    /// an object at once. A thread in a group gets one that the group has paid for already, or that
+    /// this CPU's stock pays for. Else calls `slow`, which ends in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let word = entered();
         if word == 0 {
-            // Nobody pays for any object where no thread has entered a group: what the stack has refused once it would refuse again.
+            // No thread has entered a group, so no object has a payer: the stack would refuse
+            // again.
             if self.hot.serves_unasked() {
                 return slow();
             }
@@ -82,7 +96,8 @@ impl<P: Platform> Mm<P> {
                 return object.as_ptr();
             }
         }
-        // One comparison says that the thread is in a group of this manager's, and that the group has paid.
+        // One comparison finds that the thread is in a group of this manager, and that the group
+        // has paid.
         match self.hot.allocate_owned(size, word as u64) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
@@ -90,9 +105,10 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Charges the thread's group for an object in its hands that is marked as cached, and is one for `size` bytes. Without a stock for
-    /// that it is put back, and the answer is that of `slow`. A thread that is in another manager's group, or in none, has it for nothing, if
-    /// such threads are served here.
+    /// Charges the thread's group for an object in its hands, which is marked as cached and fits
+    /// `size` bytes. If the stock does not suffice, the object is put back, and `slow` is called. A
+    /// thread in no group, or in another manager's, gets the object uncharged, if such threads are
+    /// served here.
     #[inline(never)]
     fn pay_for_or(&self, size: usize, object: NonNull<u8>, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let (class, group) = (Class::of_size(size), self.group_of_thread());
@@ -100,23 +116,26 @@ impl<P: Platform> Mm<P> {
             let payer = group.payer(Kind::Objects, grouped.node());
             if grouped.take(payer, price(class)) {
                 self.note_node(payer);
-                // SAFETY: a stack gave it out.
+                // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is
+                // a cached object in no other hands.
                 let object = unsafe { self.hot.hand_out(object, false) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
         if group.is_none() && self.hot.serves_all() {
-            // SAFETY: a stack gave it out.
+            // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is a
+            // cached object in no other hands.
             return unsafe { self.hot.hand_out(object, false) }.map_or(null_mut(), NonNull::as_ptr);
         }
-        // SAFETY: it lies in the arena.
+        // SAFETY: the object came from a stack, so it lies in the arena.
         if !unsafe { self.hot.put(self.hot.kind(object.as_ptr()), object.as_ptr()) } {
             self.free_unplaced(object.as_ptr());
         }
         slow()
     }
 
-    /// Has the thread's word name the payer that a thread of its group has on the node where it is by now.
+    /// Updates the thread's word if the thread has moved to another node: it names the payer on
+    /// that node.
     fn note_node(&self, payer: Payer) {
         let word = word_of(self.owner(payer)) as usize;
         if entered() != word {
@@ -124,14 +143,15 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// An object that is charged already, and to be booked to its payer. Where there is no memory for that it is nobody's.
+    /// Books an object, which is charged already, to its payer. If there is no memory for that, it
+    /// is uncharged and has no payer.
     #[cold]
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
-        // SAFETY: the object is this thread's alone.
+        // SAFETY: the object was handed out to this thread, and no other thread knows it.
         let owned = unsafe { self.hot.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
-            // SAFETY: as above.
+            // SAFETY: the object was handed out to this thread, and no other thread knows it.
             unsafe { core.objects.own_slowly(class, object, self.owner(payer)) }
         };
         if !owned {
@@ -140,7 +160,8 @@ impl<P: Platform> Mm<P> {
         object
     }
 
-    /// Everything that takes more than a CPU's stacks and stock. The second value: whether all bytes are known to be zero.
+    /// Allocates on the slow path, charged to the thread's group. The second value: whether all
+    /// bytes are known to be zero.
     pub(crate) fn allocate_any_entered(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
         if core.options.groups != ThreadGroups::Off {
@@ -183,8 +204,9 @@ impl<P: Platform> Mm<P> {
         (memory, zero)
     }
 
-    /// Lets `resize` change a run from `old` to `new` bytes, whose payer pays for the difference; `None` where that cannot be, or the payer
-    /// is refused more, or gone: then its heir cannot be told from others that have something booked under the id.
+    /// Calls `resize`, which changes a run from `old` to `new` bytes, and charges its payer with
+    /// the difference. `None` if it fails, the charge is refused, or the payer is gone: then its
+    /// heir cannot be told from other groups with bytes booked under the id.
     pub(crate) fn resize_paid(
         &self,
         payer: Payer,
@@ -205,28 +227,36 @@ impl<P: Platform> Mm<P> {
         resized
     }
 
-    /// Takes back what was charged for a run.
+    /// Uncharges a run.
     pub(crate) fn uncharge_run(&self, payer: Payer, bytes: u64) {
         self.groups_if_made().inspect(|grouped| grouped.uncharge(payer, bytes));
     }
 
-    /// What becomes of an allocation beyond a limit.
+    /// Returns how an allocation beyond a limit is charged.
     fn how(&self) -> How {
-        // A callback of reclaim may go beyond a limit: it is there to make room.
+        // A callback of reclaim may exceed a limit: it makes room.
         let refuse = self.core_if_open().is_some_and(|core| core.options.refuse) && !is_calling();
         if refuse { How::Refuse } else { How::Overcharge }
     }
 
-    /// Puts objects of stacks and barns that wanted owners have paid for back into their slabs, with all others of their classes: `at_once`
-    /// where somebody would be refused or wait otherwise, or wants exact numbers; else not if that was done a moment ago, so that at most a
-    /// ninth of the time of threads that go beyond limits goes into this.
+    /// Moves objects of stacks and barns that wanted owners have paid for to their slabs, with all
+    /// other objects of their classes.
+    ///
+    /// `at_once` is for charges that would otherwise be refused or wait, and for exact numbers.
+    /// Without it the flush is skipped after a recent one, so that threads beyond their limits
+    /// spend at most a ninth of their time on flushes.
     pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, at_once: bool) {
         let Some(core) = self.core_if_open().filter(|core| core.objects.has_owned()) else { return };
         let (platform, objects) = (&core.objects.platform, &core.objects);
         let _inside = self.gate.enter(platform.cpu());
-        // Who would be refused waits for another one who is at it:
-        // 1. A takes a sheaf of the group's objects out of a barn. 2. B finds no cache that has any of them. 3. B's charge is refused. 4. A puts
-        // them into their slabs.
+        // With `at_once` the thread waits for a flush that is under way:
+        //
+        // | thread A | thread B |
+        // |---|---|
+        // | 1. takes a sheaf of the group's objects out of a barn | |
+        // | | 2. finds no cache with objects of the group |
+        // | | 3. its charge is refused |
+        // | 4. puts the objects into their slabs | |
         let flushing = if at_once { Some(core.flushing.lock()) } else { core.flushing.try_lock() };
         let (Some(mut next), began) = (flushing, platform.now()) else { return };
         if !at_once && began < *next {
@@ -254,12 +284,13 @@ mod tests {
 
     const MAX: u64 = 4 << 20;
 
-    /// Runs `test` with a group at its limit, all of which is objects that caches have and nobody else, a moment after caches were flushed.
+    /// Runs `test` with a group at its limit, all of whose charges are cached objects, shortly
+    /// after caches were flushed.
     fn with_full_group(test: impl FnOnce(&Mm<Virtual>, &Grouped<'_, Virtual>, GroupId)) {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options =
             Options { stat: false, background: crate::options::Background::Never, refuse: true, ..Options::DEFAULT };
-        // SAFETY: the manager stays in its box.
+        // SAFETY: the manager stays in its box until it is closed.
         unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
         let groups = mm.groups().unwrap();
         let group = groups.create(GroupId::ROOT, "full").unwrap();
@@ -276,7 +307,7 @@ mod tests {
         *mm.core().unwrap().flushing.lock() = u64::MAX;
         test(&mm, &groups, group);
         mm.verify(0).unwrap();
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: all blocks were freed, and this thread, in no group now, is the only user.
         unsafe { mm.close() };
     }
 
@@ -284,7 +315,7 @@ mod tests {
     fn a_thread_that_has_moved_to_another_node_names_the_payer_of_that_one() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = Options { stat: false, background: crate::options::Background::Never, ..Options::DEFAULT };
-        // SAFETY: the manager stays in its box.
+        // SAFETY: the manager stays in its box until it is closed.
         unsafe { mm.open(Virtual::new(4096, 2).with_nodes(&[0, 1]), &options) }.unwrap();
         let group = mm.groups().unwrap().create(GroupId::ROOT, "moves").unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
@@ -302,7 +333,7 @@ mod tests {
         Virtual::run_on(0);
         assert_eq!((mm.group_of_thread(), entered()), (None, 0));
         mm.verify(0).unwrap();
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: all blocks were freed, and this thread, in no group now, is the only user.
         unsafe { mm.close() };
     }
 

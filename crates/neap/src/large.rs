@@ -1,7 +1,7 @@
 //! Large allocations: runs of whole pages, found by arithmetic and without a header.
 //!
-//! Sits between the entry points and the pages. The first frame of a run says that it is one and how long; its memory is
-//! exactly what was asked for, in pages. Takes no lock of its own.
+//! Sits between the entry points and the pages. The first frame of a run says that it is one and
+//! how long; its memory is exactly what was asked for, in pages. Takes no lock of its own.
 
 use crate::mm::{Core, Mm};
 use neap_base::{Pfn, Platform};
@@ -13,7 +13,8 @@ use neap_pages::State;
 /// Bytes from which on moving page tables is cheaper than copying.
 const WORTH_MOVING: usize = 256 << 10;
 
-/// Bytes in a row from which on dropping their memory is cheaper than writing zeroes to it: most of what was freed may never have been touched.
+/// Bytes in a row from which on dropping their memory is cheaper than writing zeroes to it: most of
+/// what was freed may never have been touched.
 const WORTH_DROPPING: usize = 32 << 20;
 
 /// What has become of the place for a run that could not be moved.
@@ -25,7 +26,8 @@ enum Unmoved {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Makes every byte of a fresh run zero, and touches no page that has no memory; `false` if there is no run at `memory`.
+    /// Makes every byte of a fresh run zero, and touches no page that has no memory; `false` if
+    /// there is no run at `memory`.
     ///
     /// # Safety
     /// The run is the caller's, and nobody has written to it since it was handed out.
@@ -101,7 +103,8 @@ impl<P: Platform> Core<P> {
         pages.frames().set_run_owner(pages.pfn(pointer.addr()), payer.to_bits());
     }
 
-    /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its size in bytes.
+    /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its
+    /// size in bytes.
     pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
         let Some(count) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "free") };
@@ -117,8 +120,8 @@ impl<P: Platform> Core<P> {
         new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
 
-    /// Moves the run at `pointer` to a larger one by its page tables and not by its contents; `None` where that cannot be or
-    /// is not worth it: then the caller copies.
+    /// Moves the run at `pointer` to a larger one by its page tables and not by its contents;
+    /// `None` where that cannot be or is not worth it: then the caller copies.
     pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
@@ -157,8 +160,9 @@ impl<P: Platform> Core<P> {
         Some(memory)
     }
 
-    /// Moves the contents of a run to the start of another one, by page tables where the kernel moves them: a mapping that earlier moves have left at a time, which
-    /// are all of the run or parts of it. Copies a later piece that the kernel refuses.
+    /// Moves the contents of a run to the start of another one, by page tables where the kernel
+    /// moves them: a mapping that earlier moves have left at a time, which are all of the run or
+    /// parts of it. Copies a later piece that the kernel refuses.
     ///
     /// # Errors
     /// The first piece was refused, or there are too many: the contents are where they were.
@@ -176,7 +180,8 @@ impl<P: Platform> Core<P> {
         for piece in splits.pieces(source.clone()) {
             let (at, length) = (piece.start - from.0, piece.end - piece.start);
             let (here, there) = (address(piece.start), address(to.0 + at));
-            // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the arena.
+            // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the
+            // arena.
             if unsafe { platform.move_pages(here.addr(), there.addr(), bytes(length)) }.is_ok() {
                 continue;
             }
@@ -286,11 +291,12 @@ mod tests {
         // SAFETY: as above.
         unsafe { mm.free(run) };
         assert!(!platform.allows_huge_pages(run.addr()));
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
-    /// Where the system unmaps the place for what it refuses to move there, and refuses to map it again.
+    /// Where the system unmaps the place for what it refuses to move there, and refuses to map it
+    /// again.
     #[test]
     fn a_place_that_is_lost_is_given_to_nobody() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -311,7 +317,7 @@ mod tests {
         // SAFETY: as above.
         unsafe { others.iter().chain([&run]).for_each(|&other| mm.free(other)) };
         assert_eq!((mm.verify(0).map(|_| ()), mm.usage().used_bytes), (Ok(()), 8 * MIB as u64));
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
@@ -336,13 +342,14 @@ mod tests {
             }
             assert!(mm.allocate_aligned(1, 2 << 30).is_null());
             assert_eq!(mm.verify(0).map(|_| ()), Ok(()));
-            // SAFETY: nobody uses the manager any more.
+            // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }
         assert!(bases % (1 << 30) != 0, "a base that is no multiple of the largest alignment");
     }
 
-    /// The pieces go one by one. One that is refused later is copied; where its place is lost, what has gone comes back.
+    /// The pieces go one by one. One that is refused later is copied; where its place is lost, what
+    /// has gone comes back.
     #[test]
     fn a_run_of_several_pieces_keeps_its_contents_whichever_move_fails() {
         for (refused, unmaps, lost) in
@@ -387,7 +394,7 @@ mod tests {
             let run = moved.unwrap_or(run);
             // SAFETY: the run is this test's.
             assert!(words(run).enumerate().all(|(n, word)| unsafe { word.read() } == n), "its contents");
-            // SAFETY: the run is this test's; nobody uses the manager any more.
+            // SAFETY: the run is this test's; no thread uses the manager any more.
             unsafe {
                 mm.free(run);
                 mm.close();
@@ -406,14 +413,15 @@ mod tests {
         let mut run = mm.allocate(MIB / 2);
         (0..MOVES).for_each(|_| run = core.move_run(run, MIB / 2, 16).unwrap());
         assert_eq!(core.objects.platform.made(Call::MovePages), MOVES);
-        // SAFETY: the run is this test's; nobody uses the manager any more.
+        // SAFETY: the run is this test's; no thread uses the manager any more.
         unsafe {
             mm.free(run);
             mm.close();
         }
     }
 
-    /// Where a part of a run was used before, that part alone is written to; where a long part was, its memory goes instead.
+    /// Where a part of a run was used before, that part alone is written to; where a long part was,
+    /// its memory goes instead.
     #[test]
     fn zeroes_touch_no_page_that_has_no_memory() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -492,7 +500,7 @@ mod tests {
             assert_eq!(pages.frames().run_owner(page(again)), 0, "nobody again");
             // SAFETY: as above.
             others.for_each(|(_, &run)| unsafe { mm.free(run) });
-            // SAFETY: nobody uses the manager any more.
+            // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }
     }

@@ -1,8 +1,9 @@
 //! LRU lists that keep values, by handle: safe, and asking functions that may do anything.
 //!
-//! Sits between caches and `neap-reclaim`. The list has one reference to each value, whoever holds a [`Handle`] another. A walk takes the
-//! oldest off in one hold of the lock, asks about each with no lock held, and puts back what is to stay; a value that is
-//! removed meanwhile is not put back. No lock of its own.
+//! Sits between caches and `neap-reclaim`. The list has one reference to each value, whoever holds
+//! a [`Handle`] another. A walk takes the oldest off in one hold of the lock, asks about each with
+//! no lock held, and puts back what is to stay; a value that is removed meanwhile is not put back.
+//! No lock of its own.
 
 extern crate std;
 
@@ -93,7 +94,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         Ok(handle)
     }
 
-    /// Puts a value of this list that was taken off on it again; answers whether it did: not where it is on it, nor where it is another list's.
+    /// Puts a value of this list that was taken off on it again; answers whether it did: not where
+    /// it is on it, nor where it is another list's.
     ///
     /// # Errors
     /// As for [`LruList::add`].
@@ -103,7 +105,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         }
         let listed = made().ok_or(Denied::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
-        // SAFETY: the list's reference keeps the item there; it goes back when the item is taken off.
+        // SAFETY: the list's reference keeps the item there; it goes back when the item is taken
+        // off.
         let added = unsafe { self.list.add(&listed.site(), group.id(), node, item) };
         if added != Ok(true) {
             // SAFETY: from above, and not the list's.
@@ -112,7 +115,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         added
     }
 
-    /// Takes a value off; answers whether this call did. A walk that asks about it at this moment does not put it back.
+    /// Takes a value off; answers whether this call did. A walk that asks about it at this moment
+    /// does not put it back.
     pub fn remove(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
         let item = item_in(&handle.0);
@@ -144,9 +148,11 @@ impl<T: Send + Sync + 'static> LruList<T> {
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
     }
 
-    /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call), oldest first and each once, and does what it
-    /// answers ([`Verdict::Retry`] is [`Verdict::Skip`] here, where no lock is held that anybody could wait for). Those that are taken off are
-    /// handed to `evicted`. Both may do anything, also add to and remove from this list.
+    /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call),
+    /// oldest first and each once, and does what it answers ([`Verdict::Retry`] is
+    /// [`Verdict::Skip`] here, where no lock is held that anybody could wait for). Those that are
+    /// taken off are handed to `evicted`. Both may do anything, also add to and remove from this
+    /// list.
     pub fn walk(
         &self,
         group: Group,
@@ -162,7 +168,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         items.reserve(most.min(self.count_on(group, node)));
         let most = most.min(items.capacity());
         let site = listed.site();
-        // SAFETY: the list's references keep the items there. There is room for them, so nothing is allocated.
+        // SAFETY: the list's references keep the items there. There is room for them, so nothing is
+        // allocated.
         let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
         let Some(hands) = hands else { return walked };
         // Whatever happens, those that are still held then go back, the newest first.
@@ -198,7 +205,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-/// The item of an entry, from which [`reference`] finds the way back: not that of a `&Entry`, which leads to the entry alone and not to its counts.
+/// The item of an entry, from which [`reference`] finds the way back: not that of a `&Entry`, which
+/// leads to the entry alone and not to its counts.
 fn item_in<T>(entry: &Arc<Entry<T>>) -> NonNull<Item> {
     // SAFETY: an `Arc` leads somewhere.
     unsafe { NonNull::new_unchecked(Arc::as_ptr(entry).cast_mut()).cast() }
@@ -209,7 +217,8 @@ fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
     item_in(&ManuallyDrop::new(entry))
 }
 
-/// Puts an item back, with the list's reference, or drops that where the value was removed meanwhile.
+/// Puts an item back, with the list's reference, or drops that where the value was removed
+/// meanwhile.
 fn put_back<T>(hands: &Hands<'_, Source<'static, Linux>>, item: NonNull<Item>, end: End) {
     // SAFETY: the list's reference keeps it there.
     if !unsafe { hands.put_back(item, end) } {
@@ -238,7 +247,8 @@ impl<T> Drop for Held<'_, '_, T> {
 impl<T: Send + Sync + 'static> Drop for LruList<T> {
     fn drop(&mut self) {
         let Some(listed) = made() else { return };
-        // SAFETY: nobody uses it any more, and each reference that was the list's is this one's now.
+        // SAFETY: no thread uses it any more, and each reference that was the list's is this one's
+        // now.
         unsafe { listed.site().close_list_with(self.list, |item| drop(reference::<T>(item))) };
     }
 }

@@ -1,11 +1,19 @@
-//! Maintenance: giving back what is not needed.
+//! Maintenance: the work of a tick.
 //!
-//! A tick drains the stacks of CPUs that did nothing since the last one, trims barns to their
-//! working sets, has slabs that rest give back pages without objects, releases pages, and is the
-//! worker of per-CPU data. neap's own thread ([`background`](crate::background)) makes it; where
-//! there is none, calls that go the slow way do. One tick at a time: a mutex that is only ever
-//! tried. No thread is stopped or signalled. The thread or call that ticks also answers what other
-//! processes ask ([`requests`](crate::requests)).
+//! # Design
+//! A tick does the following. It stops or signals no thread.
+//!
+//! 1. It drains the stacks of CPUs that were idle since the last tick.
+//! 2. It trims barns to their working sets.
+//! 3. It punches holes into resting slabs, and releases pages.
+//! 4. It runs the worker of per-CPU data.
+//! 5. It answers requests of other processes ([`requests`](crate::requests)).
+//!
+//! neap's own thread ([`background`](crate::background)) ticks or, where there is none, calls on
+//! the slow path.
+//!
+//! # Locking
+//! One tick at a time: its mutex is only tried.
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
@@ -15,12 +23,13 @@ use neap_base::platform::{Errno, Platform};
 use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Peek;
 
-/// Slow calls from one look for a due tick to the next, where there is no thread. Prime: in
-/// whatever rhythm a program allocates and frees, both are met.
+/// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
+/// checks do not always hit the same call of a program's rhythm.
 const LOOK_EVERY: u32 = 7;
-/// Ticks in a row in which a CPU is skipped, after which what it holds is given up for now.
+/// Ticks in a row in which a CPU may be skipped before its stacks no longer cause further ticks.
 const PATIENCE: u32 = 8;
-/// Bytes that a call of the program's gives back at most, where there is no thread: in its turn from caches to slabs, and from there to the system.
+/// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
+/// no thread.
 const IN_CALL: u64 = 16 << 20;
 
 /// The state of maintenance.
@@ -28,56 +37,57 @@ const IN_CALL: u64 = 16 << 20;
 pub(crate) struct Maintenance {
     ticks: AtomicU64,
     drains: AtomicU64,
-    /// When the last tick was, in the platform's nanoseconds.
+    /// Time of the last tick, in the platform's nanoseconds.
     last: AtomicU64,
-    /// Calls that went the slow way while there was no thread.
+    /// Slow calls while there was no thread.
     calls: AtomicU32,
-    /// Whether a tick within a call has left something because it did as much as a call may.
+    /// Whether a tick within a call stopped at the limit of a call, so that work is left.
     unfinished: AtomicBool,
-    /// Bytes of free pages that ticks leave to the process.
+    /// Bytes of free pages that ticks leave resident.
     kept: AtomicU64,
-    /// Where the [`Peek`]s are, for whoever does not have the mutex, which is held as long as a tick takes.
+    /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
     memory: usize,
-    /// What the slots looked like at the last tick: a [`Peek`] per CPU and class.
+    /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
     seen: Mutex<Seen>,
 }
 
-/// Where the [`Peek`]s are.
+/// Memory of the [`Peek`]s.
 #[derive(Debug)]
 struct Seen {
     memory: usize,
     /// Ticks in a row in which a CPU was skipped.
     skips: u32,
-    /// Ticks in a row in which nothing was released for the sake of an isolated CPU.
+    /// Ticks in a row in which nothing was released because of an isolated CPU.
     holds: u32,
 }
 
-/// What giving back is to do.
+/// Limits of one `give_back`.
 struct Work {
-    /// When that is, where an interval is over; the rest of what an earlier call left otherwise.
+    /// Time, if an interval is over; `None` to go on with what an earlier call left.
     now: Option<u64>,
     /// Bytes at most.
     most: u64,
-    /// Whether stacks are taken that need a fence which is a system call.
+    /// Whether stacks are drained that need a fence by a system call.
     fences: bool,
 }
 
-/// What a tick did.
+/// Report of a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tick {
-    /// CPUs whose idle stacks were taken.
+    /// CPUs whose idle stacks were drained.
     pub drained: u32,
     /// CPUs that could not be drained now.
     pub skipped: u32,
-    /// What the pages did.
+    /// Report of the pages.
     pub pages: neap_pages::Report,
-    /// What the worker of per-CPU data did.
+    /// Report of the worker of per-CPU data.
     pub per_cpu: neap_percpu::Tick,
-    /// Whether nothing was released because an isolated CPU runs the process and would be interrupted by it.
+    /// Whether nothing was released because that would interrupt an isolated CPU, which runs the
+    /// process.
     pub held: bool,
-    /// In how many nanoseconds groups want the next one, if they do.
+    /// Nanoseconds until groups need the next tick, if they do.
     pub groups: Option<u64>,
-    /// Whether a later tick may find something to do though nobody calls in between.
+    /// Whether a later tick may find work even without calls in between.
     pub left: bool,
 }
 
@@ -97,46 +107,49 @@ impl Maintenance {
         })
     }
 
-    /// Unmaps what [`Maintenance::open`] mapped.
+    /// Unmaps the memory of [`Maintenance::open`].
     ///
     /// # Safety
-    /// Nobody ticks any more.
+    /// No thread ticks any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         let (memory, length) = self.mapping(platform);
-        // SAFETY: as the caller promises.
+        // SAFETY: the mapping was made by `open`, and no thread ticks any more (the caller's
+        // promise).
         unsafe { platform.unmap(memory, length) };
     }
 
-    /// What [`Maintenance::open`] mapped, and its length.
+    /// Address and length of the memory that [`Maintenance::open`] mapped.
     pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
         let length = platform.cpus() * CLASSES * size_of::<Peek>();
         (self.memory, length.next_multiple_of(platform.page_size()))
     }
 
-    /// Ticks made, and CPUs drained.
+    /// Number of ticks, and of drained CPUs.
     pub(crate) fn counters(&self) -> (u64, u64) {
         (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
     }
 
-    /// Bytes of free pages that the program wants to keep.
+    /// Bytes of free pages that the program keeps resident.
     pub(crate) fn kept(&self) -> u64 {
         self.kept.load(Ordering::Relaxed)
     }
 }
 
 impl Seen {
-    /// Remembers what a slot looks like and answers whether it looked the same, and held something, the last time.
+    /// Stores the state of a slot. Returns whether it is unchanged since the last tick, and the
+    /// slot holds objects.
     fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
         let entry =
             core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
-        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is held.
+        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is
+        // held.
         let before = unsafe { entry.replace(now) };
         before == now && now.active
     }
 }
 
 impl<P: Platform> Core<P> {
-    /// What follows a call that went the slow way where there is no thread.
+    /// Follows a slow call where there is no thread: ticks if due, and answers requests.
     pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
         if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.tick_if_due(mm);
@@ -146,7 +159,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Ticks where the thread would have done it, as far as a call may; a later call goes on with the rest at once.
+    /// Ticks in place of the thread, up to the limit of a call. A later call continues at once.
     fn tick_if_due(&self, mm: &Mm<P>) {
         let platform = &self.objects.platform;
         if platform.is_isolated(platform.cpu()) {
@@ -165,7 +178,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Bytes that are resident and in use, in caches or not, and that are free as pages.
+    /// Bytes that are resident and in use, in caches or not, and bytes that are free as pages.
     fn used_and_free(&self) -> (u64, u64) {
         let statistics = self.objects.pages.statistics();
         let page_size = self.objects.pages.page_size() as u64;
@@ -175,14 +188,14 @@ impl<P: Platform> Core<P> {
         (used, free)
     }
 
-    /// Whether no more pages are free and resident than the program wants to keep.
+    /// Whether the free resident pages do not exceed what the program keeps.
     fn keeps_all(&self) -> bool {
         // Relaxed: a number that publishes no other data.
         let kept = self.maintenance.kept.load(Ordering::Relaxed);
         kept > 0 && (kept == u64::MAX || self.used_and_free().1 <= kept)
     }
 
-    /// Gives back what was not needed since the last tick, and does what groups have to do now and then.
+    /// Makes one tick: groups, reclaim, then memory.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
@@ -191,7 +204,7 @@ impl<P: Platform> Core<P> {
         Tick { groups, ..tick }
     }
 
-    /// Whether a call that allocates or frees may take what is in a CPU's stacks.
+    /// Whether a call that allocates or frees may drain a CPU's stacks.
     pub(crate) fn may_take_in_call(&self, cpu: usize) -> bool {
         let platform = &self.objects.platform;
         !self.objects.slots.takes_fence(platform, cpu) || platform.may_fence()
@@ -200,7 +213,8 @@ impl<P: Platform> Core<P> {
     fn give_back(&self, mm: &Mm<P>, Work { now, most, fences }: Work) -> Tick {
         let mut tick = Tick::default();
         let room = Cell::new(most);
-        // The gate first: a mutex that is held while fork finds nobody inside would stay held in the child.
+        // The gate first: fork finds no thread inside and copies the mutex, which must not be held
+        // then.
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let Some(mut seen) = self.maintenance.seen.try_lock() else {
             return Tick { left: true, ..tick };
@@ -209,7 +223,7 @@ impl<P: Platform> Core<P> {
             self.maintenance.last.store(now, Ordering::Relaxed);
             self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
         }
-        // A rest is taken up too soon to tell which stacks are idle.
+        // Only full ticks drain: a continuation comes too soon to tell which stacks are idle.
         for cpu in self.objects.slots.used().iter().filter(|_| now.is_some()) {
             let mut idle = [false; CLASSES];
             let (mut any, mut active) = (false, false);
@@ -225,20 +239,22 @@ impl<P: Platform> Core<P> {
             } else if any {
                 tick.skipped += 1;
             }
-            // A CPU that cannot be drained tick after tick (a sandbox refuses fences) is no reason to tick for ever.
+            // A CPU that cannot be drained in many ticks (a sandbox refuses fences) does not cause
+            // further ticks.
             tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
         }
         seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
-        // Fork waits for this: stop between two sheaves, or two system calls, when it does.
+        // Fork waits for this thread: it stops between two sheaves, or two system calls.
         let stop = || mm.gate.is_closed();
         for class in Class::all() {
             let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
-            // Asked before each sheaf.
+            // Called before each sheaf.
             let stop = || stop() || room.replace(room.get().saturating_sub(sheaf)) == 0;
             tick.left |= self.objects.trim_barn(class, false, &stop).1;
         }
         let platform = &self.objects.platform;
-        // Releasing interrupts every CPU that runs the process: it waits until no isolated one does, or for an explicit call.
+        // Releasing pages interrupts every CPU that runs the process. It waits until no isolated
+        // CPU does, or for an explicit call.
         tick.held = self.objects.look_for_isolated_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
@@ -247,7 +263,7 @@ impl<P: Platform> Core<P> {
         let page_size = self.objects.pages.page_size() as u64;
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
         spend(holes.released);
-        // What calls have learned to keep is not for ticks within calls.
+        // Ticks within calls leave the pages that calls have learned to keep.
         let spare = if most == u64::MAX { most } else { self.used_and_free().1.saturating_sub(self.in_call.kept()) };
         let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
         if room.get().min(spare) < IN_CALL / 4 && !held() {
@@ -256,9 +272,9 @@ impl<P: Platform> Core<P> {
         tick.pages = self.objects.pages.tick_within(platform, pages, &held);
         spend(tick.pages.released);
         tick.pages = holes.and(tick.pages);
-        // What is left of a room that was enough is too little for a block.
+        // After a sufficient limit, the remainder is too small for a block.
         self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
-        // That is no reason to tick for ever: who next goes the slow way wakes the thread again.
+        // Then pages are left, but cause no further ticks: the next slow call wakes the thread.
         tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
         tick.per_cpu = self.per_cpu.tick(platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
@@ -271,18 +287,18 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Gives back what was not needed since the last tick; for programs that want no thread, and for tests. `now` is in
-    /// nanoseconds and only ever grows.
+    /// Makes one tick, for programs without neap's thread, and for tests. `now` is in nanoseconds
+    /// and must not decrease.
     ///
-    /// Those who want to hear of groups are called from here: the caller holds nothing that they may want.
+    /// Listeners of groups are called from here, so the caller must hold no lock that they take.
     pub fn tick(&self, now: u64) -> Tick {
         let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now, true));
         self.deliver();
         tick
     }
 
-    /// Lets ticks release nothing as long as at most so many bytes of pages are free and resident; `u64::MAX`: ever. Calls that are made to give memory
-    /// back do so all the same. Answers whether there is a manager.
+    /// Keeps up to `bytes` bytes of free pages resident in ticks; `u64::MAX`: any number. Explicit
+    /// calls that release memory ignore this. Returns whether there is a manager.
     pub fn keep_free(&self, bytes: u64) -> bool {
         let Some(core) = self.core() else { return false };
         // Relaxed: a number that publishes no other data.
@@ -292,7 +308,7 @@ impl<P: Platform> Mm<P> {
         true
     }
 
-    /// Gives back everything that is free, needed a moment ago or not. Answers whether any memory went back.
+    /// Releases all free memory, recently used or not. Returns whether any memory was released.
     pub fn release_all(&self) -> bool {
         let Some(core) = self.core_if_open() else { return false };
         let (platform, mut released) = (&core.objects.platform, 0);
@@ -305,7 +321,7 @@ impl<P: Platform> Mm<P> {
         released > 0
     }
 
-    /// Tells who wants to know that the numbers have changed.
+    /// Publishes that the numbers have changed, by the hook `ticked`.
     pub(crate) fn ticked(&self) {
         if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
             let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -323,7 +339,7 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// By its own word, or because it has locked it.
+    /// Kept by `keep_free`, or because the program has locked its memory.
     #[test]
     fn memory_that_the_program_keeps_goes_back_by_its_own_call_alone() {
         const BYTES: usize = 24 << 20;
@@ -354,18 +370,18 @@ mod tests {
             }
             assert!(!left, "ticks end");
             let gone = platform.released_bytes();
-            // Objects lie in a part of what the run was in.
+            // Objects lie in a part of the former run.
             let most = matches!(keep, Keep::Nothing | Keep::Less);
             assert!(if most { gone > BYTES as u64 / 2 } else { gone == 0 }, "{keep:?}: {gone} bytes went");
             burst();
             mm.release_all();
             assert!(platform.released_bytes() > gone + BYTES as u64 / 2, "{keep:?}: by its own call");
-            // SAFETY: nobody uses the manager any more.
+            // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }
     }
 
-    /// The rest goes in later calls, and soon.
+    /// Later calls release the rest, soon.
     #[test]
     fn a_call_gives_little_back_and_later_ones_the_rest() {
         const BURST: usize = 256 << 20;
@@ -378,7 +394,7 @@ mod tests {
             let blocks: Vec<*mut u8> = (0..BURST / size).map(|_| mm.allocate(size)).collect();
             // SAFETY: the memory is this test's.
             blocks.iter().for_each(|&block| unsafe { block.write_bytes(1, size) });
-            // SAFETY: as before; no byte is used again.
+            // SAFETY: allocated above, and not used after this.
             blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
             let (mut most, mut intervals) = (0, 0);
             while platform.released_bytes() < BURST as u64 / 10 * 9 {
@@ -387,13 +403,13 @@ mod tests {
                 platform.advance(400_000_000);
                 for _ in 0..400 {
                     let before = platform.released_bytes();
-                    // SAFETY: a run that nobody uses: the slow way.
+                    // SAFETY: a run, just allocated and not used; freeing it takes the slow path.
                     unsafe { mm.free(mm.allocate(50_000)) };
                     most = most.max(platform.released_bytes() - before);
                 }
             }
             assert!(most <= IN_CALL + IN_CALL / 4, "{most} bytes within two calls, small {small}");
-            // SAFETY: nobody uses the manager any more.
+            // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }
     }

@@ -1,6 +1,6 @@
-//! The groups of a manager: made when they are first asked for, kept from forks by the gate, ticked by maintenance.
+//! The groups of a manager: made at first use, guarded by the fork gate, ticked by maintenance.
 //!
-//! Sits between [`Mm`] and `neap-groups`. What is not asked for costs nothing but one load in a tick. No lock of its own.
+//! Unused groups cost one load in a tick. No lock of its own.
 
 use crate::in_group::price;
 use crate::mm::{Core, Mm};
@@ -19,7 +19,7 @@ use neap_percpu::{Host, Owner, Wait};
 use neap_reclaim::is_calling;
 use neap_reclaim::lru::Site;
 
-/// The groups of a manager: what [`groups`](crate::groups) stands on.
+/// The groups of a manager, for [`groups`](crate::groups).
 #[derive(Debug)]
 pub struct Grouped<'m, P: Platform> {
     source: Source<'m, P>,
@@ -50,7 +50,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
     }
 
     fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
-        // First the lists: what shrinkers are asked for is the parent's then.
+        // Lists first: then shrinkers are asked for objects of the parent.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
             reclaim.shrinkers.offline(self, child.slot, parent.slot);
@@ -66,19 +66,20 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
     }
 }
 
-/// Takes back what was charged for objects that nobody has any more.
+/// Uncharges objects that were freed into their slabs.
 ///
 /// # Safety
-/// `mm` is the manager whose objects they are.
+/// `mm` is the manager of the objects.
 unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, inside: bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: `mm` is the manager that `make_groups` handed to `payback.open` with this function;
+    // it outlives its objects and does not move.
     let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
     let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
     if inside { groups.uncharge_inside(&source, payer, bytes) } else { groups.uncharge(&source, payer, bytes) }
 }
 
 impl<P: Platform> Mm<P> {
-    /// The manager's groups, which are made where there are none yet.
+    /// Returns the manager's groups. Makes them if need be.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
@@ -91,53 +92,58 @@ impl<P: Platform> Mm<P> {
     fn make_groups(&self) -> Result<Grouped<'_, P>, Denied> {
         let source = self.per_cpu(Wait::Long)?;
         let core = self.core().ok_or(Denied::NoMemory)?;
-        // SAFETY: a manager that is open does not move, and outlives its objects.
+        // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
+        // move, and outlives its objects.
         unsafe { core.objects.payback.open(repay::<P>, core::ptr::from_ref(self).cast()) };
-        // Not inside the gate, which making them passes.
+        // Outside the gate: making the groups passes it.
         let mut made = Some(Groups::open(&source)?);
         let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(Denied::NoMemory)));
         if let Some(second) = made {
-            // SAFETY: somebody else was first, and nobody has seen these.
+            // SAFETY: another thread published its groups first, so no other thread uses these.
             unsafe { second.close(&source) };
         }
-        // Who looks at the numbers and finds no groups does not ask further.
+        // Publishes in the page of numbers that there are groups: a reader that finds none asks no
+        // further.
         self.ticked();
         Ok(Grouped { source, groups: groups? })
     }
 
-    /// The manager's groups, if anybody has asked for them before.
+    /// Returns the manager's groups, if they were made.
     #[inline]
     pub fn groups_if_made(&self) -> Option<Grouped<'_, P>> {
         let groups = self.core_if_open()?.groups.get()?;
         Some(Grouped { source: self.per_cpu_if_made()?, groups })
     }
 
-    /// [`Groups::take`], of the manager's groups, if it has any.
+    /// Charges from this CPU's stock ([`Groups::take`]), if there are groups. Returns whether it
+    /// did.
     #[inline(always)]
     pub(crate) fn take_stocked(&self, payer: Payer, bytes: u64) -> bool {
         self.stocks().is_some_and(|(platform, groups)| groups.take(platform, payer, bytes))
     }
 
-    /// [`Groups::give`], to the manager's groups, if it has any.
+    /// Uncharges into this CPU's stock ([`Groups::give`]), if there are groups. Returns whether it
+    /// did.
     #[inline(always)]
     pub(crate) fn give_to_stock(&self, payer: Payer, bytes: u64) -> bool {
         self.stocks().is_some_and(|(platform, groups)| groups.give(platform, payer, bytes))
     }
 
-    /// What stocks want: less than [`Grouped`] is, so nothing of it is written for a call that may be needed.
+    /// Returns the parts that stocks need. Fewer than those of [`Grouped`], so a fast path builds
+    /// none of it in memory.
     #[inline(always)]
     fn stocks(&self) -> Option<(&P, &Groups)> {
         let core = self.core_if_open()?;
         Some((&core.objects.platform, core.groups.get()?))
     }
 
-    /// [`Groups::deliver`], by whoever ticks and holds nothing.
+    /// Calls listeners ([`Groups::deliver`]). The caller ticks, and holds no lock.
     pub(crate) fn deliver(&self) {
         self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
     }
 
-    /// The proof that they add up, and, unless somebody may have an allocation in hands, that what is charged is what is allocated. The gate is
-    /// closed, and nobody inside.
+    /// Verifies that charges add up and, unless `in_hands` allocations may be in the hands of
+    /// threads, that they equal the allocated bytes. The gate is closed, and no thread inside.
     pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
         let (Some(Grouped { source, groups }), Some(core)) = (self.groups_if_made(), self.core_if_open()) else {
             return Ok(());
@@ -166,15 +172,17 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// What groups have to do in a tick. Not inside the gate.
+    /// Does the groups' part of a tick. Returns the nanoseconds until groups need the next one, if
+    /// they do. Not inside the gate.
     pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
         let grouped = mm.groups_if_made()?;
         if self.options.groups == ThreadGroups::ByThread {
-            // Their items go to their parents' lists, which may grow.
+            // Items of a deleted group go to its parent's lists, which may grow.
             let _ = stack::apart(|| grouped.delete_groups_of_ended_threads());
         }
         let next = grouped.groups.tick(&grouped.source);
-        // It frees what deleted groups have left. Without a stack that is for the next tick.
+        // Frees the remains of deleted groups' lists. If no stack can be mapped the next tick does
+        // it.
         let tick_lists = |site: Site<'_, _>| stack::apart(|| site.tick()).unwrap_or(true);
         let is_left = mm.lists_if_made().is_some_and(|listed| tick_lists(listed.site()));
         next.into_iter().chain(is_left.then_some(INTERVAL)).min()
@@ -182,35 +190,35 @@ impl<P: Platform> Core<P> {
 }
 
 impl<'m, P: Platform> Grouped<'m, P> {
-    /// The machine.
+    /// Returns the platform.
     pub fn platform(&self) -> &P {
         self.source.platform()
     }
 
-    /// [`Groups::create`].
+    /// Makes a group: [`Groups::create`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::create`].
     pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
         self.groups.create(&self.source, parent, name)
     }
 
-    /// [`Groups::find`].
+    /// Finds a group: [`Groups::find`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::find`].
     pub fn find(&self, from: GroupId, path: &str) -> Result<GroupId, Denied> {
         self.groups.find(&self.source, from, path)
     }
 
-    /// The group of a name right below another, which is made where it is not there.
+    /// Returns the group of a name directly below `parent`. Makes it if need be.
     ///
     /// # Errors
-    /// As for [`Groups::create`].
+    /// Those of [`Groups::create`].
     pub fn find_or_create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
         match self.find(parent, name) {
             Err(Denied::NoSuchGroup) => match self.create(parent, name) {
-                // By somebody else, a moment ago.
+                // Another thread has just made it.
                 Err(Denied::Exists) => self.find(parent, name),
                 answer => answer,
             },
@@ -218,10 +226,11 @@ impl<'m, P: Platform> Grouped<'m, P> {
         }
     }
 
-    /// An owner of per-CPU data that is charged to a group. Its own end is the caller's to bring about.
+    /// Makes an owner of per-CPU data that is charged to a group. The caller must close it.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] with as many owners as there can be; [`Denied::NoMemory`] where the system refuses tables for more.
+    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] if there is no room for another owner;
+    /// [`Denied::NoMemory`] if the system refuses memory for tables.
     pub fn open_owner(&self, id: GroupId) -> Result<Owner, Denied> {
         if !self.groups.is_there(id) {
             return Err(Denied::NoSuchGroup);
@@ -229,14 +238,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(self.source.open_owner_in(id)?)
     }
 
-    /// [`Groups::delete`].
+    /// Deletes a group: [`Groups::delete`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::delete`].
     pub fn delete(&self, id: GroupId) -> Result<(), Denied> {
         self.groups.delete(&self.source, id)?;
         self.source.after(false);
-        // What is left of it is ended by ticks, and as far as that goes here where no thread ticks.
+        // Ticks end its remains. Without a thread that ticks, as much as possible is ended here.
         if !self.source.has_thread() {
             let lists = &self.source.core().lists;
             let site = Site { host: &self.source, groups: self.groups, lists };
@@ -246,10 +255,10 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(())
     }
 
-    /// [`Groups::set_bound`].
+    /// Sets a bound: [`Groups::set_bound`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::set_bound`].
     pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
         self.groups.set_bound(&self.source, id, bound, bytes)
     }
@@ -259,10 +268,10 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.is_there(id)
     }
 
-    /// [`Groups::place`].
+    /// Parent and name of a group: [`Groups::place`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::place`].
     pub fn place(&self, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
         self.groups.place(&self.source, id)
     }
@@ -270,7 +279,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::info`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::info`].
     pub fn info(&self, id: GroupId) -> Result<Info, Denied> {
         self.groups.info(&self.source, id)
     }
@@ -278,7 +287,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::charged`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::charged`].
     pub fn charged(&self, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
         self.groups.charged(&self.source, id, kind, node)
     }
@@ -286,7 +295,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::used`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::used`].
     pub fn used(&self, id: GroupId) -> Result<u64, Denied> {
         self.groups.used(&self.source, id)
     }
@@ -294,7 +303,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::protection`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::protection`].
     pub fn protection(&self, id: GroupId) -> Result<(u64, u64), Denied> {
         self.groups.protection(&self.source, id)
     }
@@ -309,7 +318,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.count(&self.source)
     }
 
-    /// The groups, and what they stand on, for whoever is inside the gate.
+    /// Returns the groups and the host of their calls, for a caller inside the gate.
     pub(crate) fn parts(&self) -> (&Groups, &Source<'_, P>) {
         (self.groups, &self.source)
     }
@@ -322,12 +331,13 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups
     }
 
-    /// The same, but what it charges at a limit may run callbacks in its own thread: those of shrinkers that allow it.
+    /// Returns a handle of the groups whose charges at a limit may run callbacks in their own
+    /// thread: those of shrinkers that allow it.
     pub fn inline(&self) -> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Inline), ..*self }
     }
 
-    /// The same for a call that may have come from under a lock of the C library's: it makes no
+    /// Returns a handle of the groups for calls that may hold a lock of the C library: they make no
     /// thread.
     pub(crate) fn quietly(&self) -> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Quiet), ..*self }
@@ -338,23 +348,24 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.drain(&self.source, id)
     }
 
-    /// Bytes of memory that groups take, besides their per-CPU data.
+    /// Bytes of memory that groups use, besides their per-CPU data.
     pub fn bytes(&self) -> usize {
         self.groups.bytes(self.platform())
     }
 
-    /// Fences that emptying stocks has asked for so far.
+    /// Number of fences by drains of stocks so far.
     pub fn fences(&self) -> u32 {
         self.groups.fences()
     }
 
-    /// [`Groups::charge`]; and holds the caller up for as long as it answers.
+    /// Charges bytes ([`Groups::charge`]), and delays the caller for as long as that says.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::charge`].
     #[inline]
     pub fn charge(&self, payer: Payer, bytes: u64, how: How) -> Result<(), Refusal> {
-        // Memory that reclaim itself needs: a copy that is smaller, made before the original goes.
+        // A callback of reclaim may use the reserve: it may need a smaller copy before the original
+        // is freed.
         let how = if how == How::Refuse && is_calling() { How::Reserve } else { how };
         match self.groups.charge(&self.source, payer, bytes, how) {
             Ok(0) => Ok(()),
@@ -366,10 +377,11 @@ impl<'m, P: Platform> Grouped<'m, P> {
         }
     }
 
-    /// Holds up who has charged a group above its `high`, for so long, or until it is below again.
+    /// Delays a thread that has charged a group above its `high`, for `delay` nanoseconds or until
+    /// the group is below it again.
     #[cold]
     fn hold_up(&self, payer: Payer, delay: u64) {
-        // A callback of a shrinker's brings the group below its `high`: it is not to wait for that.
+        // A callback of a shrinker does not wait: it is what brings the group below its `high`.
         if is_calling() {
             return;
         }
@@ -385,24 +397,25 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.take(self.platform(), payer, bytes)
     }
 
-    /// The group that an id leads to: its own, or the heir of one that is gone. Not inside the gate.
+    /// Returns the group of an id, or the heir if the group is gone. Not inside the gate.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         self.source.inside(|| self.groups.heir(id))
     }
 
-    /// The node that memory for this thread comes from.
+    /// Returns the node that memory for this thread comes from.
     #[inline]
     pub(crate) fn node(&self) -> usize {
         self.source.node()
     }
 
-    /// [`Groups::charge_or_wait`]; and holds the caller up for as long as it answers, but not
-    /// beyond the deadline. In a callback of a shrinker's it does not wait.
+    /// Charges bytes, and waits for room ([`Groups::charge_or_wait`]). Then delays the caller for
+    /// as long as that says, but not beyond the deadline. In a callback of a shrinker it does not
+    /// wait.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::charge_or_wait`].
     pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
-        // A callback is waited for itself.
+        // Other threads wait for the callback.
         if is_calling() {
             return self.charge(payer, bytes, How::Refuse);
         }
@@ -414,17 +427,17 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(())
     }
 
-    /// [`Groups::charge_async`]. Somebody has to tick: the thread is made where there is none.
+    /// [`Groups::charge_async`]. Makes neap's thread if need be: it has to tick.
     pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
         self.source.want_thread();
-        // A poll is not to wait.
+        // A poll does not wait.
         self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
     }
 
-    /// [`Groups::subscribe`]. Somebody has to tick: the thread is made where there is none.
+    /// [`Groups::subscribe`]. Makes neap's thread if need be: it has to tick.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::subscribe`].
     pub fn subscribe(
         &self,
         group: GroupId,
@@ -446,19 +459,22 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.uncharge(&self.source, payer, bytes);
     }
 
+    /// Frees the groups.
+    ///
     /// # Safety
-    /// As for [`Groups::close`].
+    /// Those of [`Groups::close`].
     pub(crate) unsafe fn close(&self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: no thread uses the groups any more (the caller's promise).
         unsafe { self.groups.close(&self.source) };
     }
 
-    /// In a forked child.
+    /// Forgets the threads of the parent, in a forked child.
     ///
     /// # Safety
-    /// As for [`Groups::forget_others`].
+    /// Those of [`Groups::forget_others`].
     pub(crate) unsafe fn forget_others(&self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: this is the only thread of a forked child, as `Groups::forget_others` needs (the
+        // caller's promise).
         unsafe { self.groups.forget_others(&self.source) };
     }
 }

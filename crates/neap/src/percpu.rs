@@ -1,8 +1,9 @@
-//! Per-CPU data of this process: values, counters, references and histograms with one part for each CPU.
+//! Per-CPU data of this process: values, counters, references and histograms with one part for each
+//! CPU.
 //!
-//! Sits between a program and the process's manager ([`PROCESS`]), whose per-CPU data is made when it is first
-//! asked for. Nothing has to be set up: pages come and go by the manager's thread, or from within these calls; a forked child has
-//! copies of everything. What is freed goes back to the system within a second, but for a reserve of some pages.
+//! The process's manager ([`PROCESS`]) makes it at first use; nothing has to be set up. The
+//! manager's thread, or these calls, populate and release pages. A forked child has copies of
+//! everything. Freed memory is released within a second, but for a reserve of some pages.
 //!
 //! ```
 //! use neap::percpu::{PerCpuCounter, Owner, Wait, close_owner, open_owner};
@@ -26,8 +27,9 @@
 //! # Ok::<(), neap::percpu::Refused>(())
 //! ```
 //!
-//! Context: any thread, and in it no signal handler, but for what says "signal-safe". [`Wait::Never`] is for threads that must not
-//! be delayed by page faults or system calls: what is there already will do, or nothing.
+//! Context: any thread, but no signal handler unless a function says "signal-safe". [`Wait::Never`]
+//! is for threads that must not be delayed by page faults or system calls: it succeeds from
+//! populated pages only.
 //!
 //! Source: the per-CPU allocator, `percpu_counter` and `percpu_ref` of Linux, by idea.
 
@@ -39,7 +41,7 @@ use neap_base::{Linux, Platform};
 use neap_percpu::Host;
 pub use neap_percpu::{GRANULE, Handle, Invalid, LARGEST, Owner, Refused, Statistics, Wait};
 
-/// Where the process's per-CPU data is.
+/// The process's per-CPU data.
 type Here = Source<'static, Linux>;
 
 /// A value for each CPU, under a lock that is only tried.
@@ -57,24 +59,27 @@ type Here = Source<'static, Linux>;
 pub struct PerCpu<T>(neap_percpu::PerCpu<T, Here>);
 
 impl<T: Send> PerCpu<T> {
-    /// A value for each CPU, whether it exists or not, with nobody for an owner; `make` is told which. At most 32 KiB with its lock.
+    /// Makes a value for each CPU, whether it exists or not, without an owner; `make` gets the
+    /// CPU's number. At most 32 KiB with its lock.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn new(make: impl FnMut(usize) -> T) -> Result<Self, Refused> {
         PerCpu::of(Owner::NOBODY, Wait::Long, make)
     }
 
-    /// The same with an owner, by a caller that can wait so long.
+    /// Makes a value for each CPU that belongs to `owner`. `wait` says how long the caller can
+    /// wait.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn of(owner: Owner, wait: Wait, make: impl FnMut(usize) -> T) -> Result<Self, Refused> {
         neap_percpu::PerCpu::new(PROCESS.per_cpu(wait)?, owner, wait, make).map(PerCpu)
     }
 }
 
-/// A counter that is added to on every CPU: by one restartable sequence, without a lock and without a locked instruction.
+/// A counter with a part for each CPU. An addition is one restartable sequence, without a lock or a
+/// locked instruction.
 ///
 /// ```
 /// let bytes = neap::percpu::PerCpuCounter::new(1 << 16)?;
@@ -87,19 +92,19 @@ impl<T: Send> PerCpu<T> {
 pub struct PerCpuCounter(neap_percpu::PerCpuCounter<Here>);
 
 impl PerCpuCounter {
-    /// A counter at 0, with nobody for an owner. `batch`: what a CPU's part may be before it counts in the approximate value, from 1
-    /// to 2^61, rounded down to a power of two.
+    /// Makes a counter at 0, without an owner. `batch` is the value from which on a CPU's part
+    /// counts in the approximate value: 1 to 2^61, rounded down to a power of two.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn new(batch: i64) -> Result<Self, Refused> {
         PerCpuCounter::of(Owner::NOBODY, batch, Wait::Long)
     }
 
-    /// The same with an owner, by a caller that can wait so long.
+    /// Makes a counter at 0 that belongs to `owner`. `wait` says how long the caller can wait.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn of(owner: Owner, batch: i64, wait: Wait) -> Result<Self, Refused> {
         neap_percpu::PerCpuCounter::new(PROCESS.per_cpu(wait)?, owner, batch, wait).map(PerCpuCounter)
     }
@@ -122,28 +127,31 @@ impl PerCpuCounter {
 pub struct PerCpuRef(neap_percpu::PerCpuRef<Here>);
 
 impl PerCpuRef {
-    /// A count of one, the reference that killing puts, with nobody for an owner.
+    /// Makes a count of one, without an owner. Killing drops that reference.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn new() -> Result<Self, Refused> {
         PerCpuRef::of(Owner::NOBODY, Wait::Long)
     }
 
-    /// The same with an owner, by a caller that can wait so long.
+    /// Makes a count of one that belongs to `owner`. `wait` says how long the caller can wait.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn of(owner: Owner, wait: Wait) -> Result<Self, Refused> {
         neap_percpu::PerCpuRef::new(PROCESS.per_cpu(wait)?, owner, wait).map(PerCpuRef)
     }
 
-    /// Kills references with one fence, which interrupts the CPUs that run the process (isolated ones it leaves alone), and puts
-    /// the reference that each was made with; `last` is told the index of each that has no other. Those killed before, or about to be by another
-    /// thread, are left out. Answers how many were killed.
+    /// Kills references with one fence, and drops the reference that each was made with. Calls
+    /// `last` with the index of each that has no other reference. Skips those that were killed
+    /// before, or that another thread is killing.
+    ///
+    /// The fence interrupts the CPUs that run the process, but for isolated ones. Returns how many
+    /// were killed.
     ///
     /// # Errors
-    /// That of the fence, where the system forbids it: all live on.
+    /// The fence's error, if the system forbids it; then none was killed.
     pub fn kill_all<'r>(
         references: impl Iterator<Item = &'r PerCpuRef> + Clone,
         last: impl FnMut(usize),
@@ -152,18 +160,18 @@ impl PerCpuRef {
         neap_percpu::PerCpuRef::kill_all(&source, references.map(|reference| &reference.0), last)
     }
 
-    /// The first half of [`PerCpuRef::kill_all`], for those whose end is also that of the memory they are in; the other half is
-    /// `put_first` for each, by the same thread.
+    /// First half of [`PerCpuRef::kill_all`], for references whose memory ends with them. The
+    /// second half is `put_first` for each, by the same thread.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`PerCpuRef::kill_all`].
     pub fn close_all<'r>(references: impl Iterator<Item = &'r PerCpuRef> + Clone) -> Result<usize, Errno> {
         let Some(source) = PROCESS.per_cpu_if_made() else { return Ok(0) };
         neap_percpu::PerCpuRef::close_all(&source, references.map(|reference| &reference.0))
     }
 }
 
-/// How often which values occurred, counted on every CPU, with 8 buckets to each doubling: 4 KiB for each CPU.
+/// A histogram counted on every CPU, with 8 buckets for each doubling: 4 KiB for each CPU.
 ///
 /// ```
 /// let latencies = neap::percpu::PerCpuHistogram::new()?;
@@ -176,24 +184,24 @@ impl PerCpuRef {
 pub struct PerCpuHistogram(neap_percpu::PerCpuHistogram<Here>);
 
 impl PerCpuHistogram {
-    /// An empty histogram, with nobody for an owner.
+    /// Makes an empty histogram, without an owner.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn new() -> Result<Self, Refused> {
         PerCpuHistogram::of(Owner::NOBODY, Wait::Long)
     }
 
-    /// The same with an owner, by a caller that can wait so long.
+    /// Makes an empty histogram that belongs to `owner`. `wait` says how long the caller can wait.
     ///
     /// # Errors
-    /// As for [`allocate`].
+    /// Those of [`allocate`].
     pub fn of(owner: Owner, wait: Wait) -> Result<Self, Refused> {
         neap_percpu::PerCpuHistogram::new(PROCESS.per_cpu(wait)?, owner, wait).map(PerCpuHistogram)
     }
 }
 
-/// What the value does is what the one of the library's does.
+/// Gives the types of this module the methods of the library's types.
 macro_rules! stands_for {
     ($($name:ident $(<$value:ident>)?;)*) => { $(
         impl $(<$value>)? Deref for $name $(<$value>)? {
@@ -214,32 +222,38 @@ stands_for! {
     PerCpuHistogram;
 }
 
-/// A new owner, whose data shares no cache line, and as far as it can no page, with that of others.
+/// Makes an owner. Its data shares no cache line with that of other owners, and as far as possible
+/// no page.
 ///
 /// # Errors
-/// [`Refused::Full`] with four million of them; [`Refused::Memory`] where the system refuses tables for more.
+/// [`Refused::Full`] at four million owners; [`Refused::Memory`] if the system refuses memory for
+/// tables.
 pub fn open_owner() -> Result<Owner, Refused> {
     PROCESS.per_cpu(Wait::Long)?.open_owner()
 }
 
-/// Frees all that an owner has, and ends it; answers the bytes of all copies.
+/// Frees all data of an owner, and ends it. Returns the bytes of all copies.
 ///
 /// # Errors
-/// [`Refused::UnknownOwner`] if it was closed before; for [`Owner::NOBODY`], which has no end, [`Refused::BadRequest`].
+/// [`Refused::UnknownOwner`] if it was closed before; [`Refused::BadRequest`] for
+/// [`Owner::NOBODY`], which cannot be closed.
 ///
 /// # Safety
-/// Nobody uses what the owner had any more, or allocates for it meanwhile; typed values of the owner's are forgotten, not dropped.
+/// * No thread uses the owner's data any more, or allocates for it meanwhile.
+/// * Typed values of the owner are forgotten, not dropped.
 pub unsafe fn close_owner(owner: Owner) -> Result<usize, Refused> {
     if owner == Owner::NOBODY {
         return Err(Refused::BadRequest);
     }
     let source = PROCESS.per_cpu_if_made().ok_or(Refused::UnknownOwner)?;
-    // SAFETY: as the caller promises.
+    // SAFETY: no thread uses the owner's data any more, or allocates for it meanwhile (the caller's
+    // promise).
     unsafe { source.close_owner(owner) }
 }
 
-/// Zeroes of `size` bytes, from 1 to [`LARGEST`], for each CPU; every copy begins at a multiple of `align`, a power of two up to a page,
-/// and shares no cache line with those of other CPUs or owners.
+/// Allocates `size` zero bytes, 1 to [`LARGEST`], for each CPU. Each copy starts at a multiple of
+/// `align`, a power of two up to a page, and shares no cache line with those of other CPUs or
+/// owners.
 ///
 /// # Errors
 /// See [`Refused`]; nothing has changed then.
@@ -247,36 +261,40 @@ pub fn allocate(owner: Owner, size: usize, align: usize, wait: Wait) -> Result<H
     PROCESS.per_cpu(wait)?.allocate(owner, size, align, wait)
 }
 
-/// Frees an allocation; answers the bytes of one copy.
+/// Frees an allocation, and returns the bytes of one copy.
 ///
 /// # Errors
 /// See [`Invalid`]; nothing has changed then.
 ///
 /// # Safety
-/// Nobody uses the allocation any more.
+/// No thread uses the allocation any more.
 pub unsafe fn free(handle: Handle) -> Result<usize, Invalid> {
     let source = PROCESS.per_cpu_if_made().ok_or(Invalid::Foreign)?;
-    // SAFETY: as the caller promises.
+    // SAFETY: no thread uses the allocation any more (the caller's promise).
     unsafe { source.free(handle) }
 }
 
-/// A CPU's copy of an allocation, also of a CPU that does not exist; `None` for a CPU from [`cpus`] on, or a handle that is none. A handle
-/// whose allocation was freed leads somewhere in per-CPU data. Signal-safe.
+/// Returns a CPU's copy of an allocation, even if the CPU does not exist. `None` for a CPU from
+/// [`cpus`] on, or an invalid handle. The handle of a freed allocation leads to any place in
+/// per-CPU data. Signal-safe.
 pub fn copy(handle: Handle, cpu: usize) -> Option<*mut u8> {
     PROCESS.per_cpu_if_made()?.data().copy(handle, cpu)
 }
 
-/// The CPU that this thread is on, below [`cpus`]: a hint, since it may be on another one when this returns. Signal-safe.
+/// Returns the CPU that this thread is on, below [`cpus`]: a hint, since the thread may have moved
+/// when this returns. Signal-safe.
 pub fn cpu() -> usize {
     PROCESS.per_cpu_if_made().map_or(0, |source| source.platform().cpu())
 }
 
-/// How many copies everything has: one for each CPU that this machine may ever have; 0 before anything was allocated. Signal-safe.
+/// Returns the number of copies of every allocation: one for each CPU that this machine may ever
+/// have. 0 before the first allocation. Signal-safe.
 pub fn cpus() -> usize {
     PROCESS.per_cpu_if_made().map_or(0, |source| source.data().cpus())
 }
 
-/// The numbers of this moment; `None` before anything was allocated. May wait for a pass of the worker.
+/// Returns the current statistics; `None` before the first allocation. May wait for a pass of the
+/// worker.
 pub fn statistics() -> Option<Statistics> {
     Some(PROCESS.per_cpu_if_made()?.statistics())
 }

@@ -1,6 +1,8 @@
-//! Waiting for room that is made by frees of small objects: they stay paid for while caches have them, and tell nobody.
+//! Waiting for room that is made by frees of small objects: they stay paid for while caches have
+//! them, and tell nobody.
 //!
-//! Method: managers on a virtual machine, without a thread of their own, whose clock the tests turn on.
+//! Method: managers on a virtual machine, without a thread of their own, whose clock the tests turn
+//! on.
 
 use crate::mm::{Hooks, Mm};
 use crate::options::Options;
@@ -68,7 +70,8 @@ impl Full {
         }
     }
 
-    /// Has a thread wait for all that the limit allows, frees it while that waits, and lets time pass. Nobody ticks.
+    /// Has a thread wait for all that the limit allows, frees it while that waits, and lets time
+    /// pass. Nobody ticks.
     fn free_for_thread(&self, deadline: u64) -> Result<(), Refusal> {
         let groups = self.mm.groups().unwrap();
         let (mut is_stuck, payer) = (false, self.payer());
@@ -121,7 +124,7 @@ impl Full {
         groups.drain(self.group);
         assert_eq!(groups.info(self.group).unwrap().charged, 0);
         self.mm.verify(0).unwrap();
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: no thread uses the manager any more.
         unsafe { self.mm.close() };
     }
 }

@@ -1,4 +1,5 @@
-//! Groups of managers of a test's own: the option `refuse`, and a thread that is in a group of another manager.
+//! Groups of managers of a test's own: the option `refuse`, and a thread that is in a group of
+//! another manager.
 
 use neap::groups::{Bound, GroupId};
 use neap::mm::{Hooks, Mm};
@@ -15,7 +16,7 @@ fn opened(refuse: bool) -> Box<Mm<Virtual>> {
 
 fn closed(mut mm: Box<Mm<Virtual>>) {
     mm.verify(0).unwrap();
-    // SAFETY: nobody uses the manager any more.
+    // SAFETY: no thread uses the manager any more.
     unsafe { mm.close() };
 }
 

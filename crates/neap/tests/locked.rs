@@ -1,6 +1,8 @@
-//! A program that locks its memory has of neap's tables what is in use, and not the address space they are in.
+//! A program that locks its memory has of neap's tables what is in use, and not the address space
+//! they are in.
 //!
-//! Method: this process makes per-CPU data, locks all that it has, and later all that it will have, makes more of it, and looks at what became resident and at what goes back.
+//! Method: this process makes per-CPU data, locks all that it has, and later all that it will have,
+//! makes more of it, and looks at what became resident and at what goes back.
 
 use neap::percpu::PerCpuCounter;
 use neap_base::Linux;
@@ -52,7 +54,7 @@ fn what_is_locked_is_what_was_touched() {
         handles.extend((0..20_000).map(|_| data.allocate(&linux, Owner::NOBODY, 64, 8, Wait::Long).unwrap()));
     });
     assert!(opened + full < LITTLE, "{opened} and {full} bytes for 20 000 allocations");
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     handles.into_iter().for_each(|handle| _ = unsafe { data.free(handle) }.unwrap());
     let before = resident();
     for _ in 0..100 {

@@ -1,8 +1,10 @@
-//! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its numbers and its map.
+//! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
+//! numbers and its map.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader: as tables and a
-//! picture (`text`), as a page (`html`), as one JSON object. What a report says may be anything: it is checked for sizes
-//! that make sense, and is numbers. The format is described in the crate `neap`, `chunk_report`.
+//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
+//! the reader: as tables and a picture (`text`), as a page (`html`), as one JSON object. What a
+//! report says may be anything: it is checked for sizes that make sense, and is numbers. The format
+//! is described in the crate `neap`, `chunk_report`.
 
 mod html;
 mod text;
@@ -140,7 +142,8 @@ impl Seen {
         Ok(last.map(|instance| Seen { instance, chunks }))
     }
 
-    /// Reads a report: what it says of the instance, and the chunk to ask for next. Its chunks come behind those there are.
+    /// Reads a report: what it says of the instance, and the chunk to ask for next. Its chunks come
+    /// behind those there are.
     fn read(words: &[u64], chunks: &mut Vec<Chunk>) -> Result<Option<(Instance, Option<u32>)>> {
         ensure!(words.len() >= HEAD, "it has {} words", words.len());
         if words[0] == 0 {
@@ -181,7 +184,8 @@ impl Seen {
         Ok(Some((instance, u32::try_from(next).ok())))
     }
 
-    /// As the kernel lists them: by slots, then those that are set aside, wholly free, and on their way out.
+    /// As the kernel lists them: by slots, then those that are set aside, wholly free, and on their
+    /// way out.
     fn sort(&mut self) {
         self.chunks.sort_by_key(|chunk| (chunk.list, chunk.number));
     }
@@ -316,7 +320,7 @@ mod tests {
             assert_eq!((of(Page::Empty), of(Page::Empty) + of(Page::Used)), (chunk.empty, chunk.populated));
             assert!(chunk.fragments > 0 || chunk.longest == 0);
         }
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no thread uses it any more.
         unsafe { data.close(&machine) };
         let mut seen = Seen { instance, chunks };
         seen.sort();
@@ -365,7 +369,7 @@ mod tests {
         assert!(seen.json()["chunks"].is_array());
         assert!(!text::report(&process, &seen, &text::Look::PLAIN).is_empty());
         assert!(!html::page(&process, &seen).is_empty());
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no thread uses it any more.
         unsafe { data.close(&machine) };
     }
 }

@@ -1,8 +1,9 @@
 //! How often charges reach for counters that CPUs share, on a machine that is not there.
 //!
-//! Sits between `bench charge` and the charging code itself, which runs on a virtual machine with any number of CPUs and counts what it
-//! does ([`Groups::shared_operations`]). One thread plays all CPUs in turn, by a seed, so the answer is the same each time. A
-//! plain atomic does one such operation for each call.
+//! Sits between `bench charge` and the charging code itself, which runs on a virtual machine with
+//! any number of CPUs and counts what it does ([`Groups::shared_operations`]). One thread plays all
+//! CPUs in turn, by a seed, so the answer is the same each time. A plain atomic does one such
+//! operation for each call.
 
 use std::collections::VecDeque;
 
@@ -18,9 +19,11 @@ use crate::work::meter::Random;
 /// What each CPU does, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pattern {
-    /// Charges, or gives back a page that it has, whichever by chance: so it goes up and down, and how far nobody knows.
+    /// Charges, or gives back a page that it has, whichever by chance: so it goes up and down, and
+    /// how far nobody knows.
     Walk,
-    /// What one half of the CPUs charges the other half gives back, a little later: no page can stay in a stock.
+    /// What one half of the CPUs charges the other half gives back, a little later: no page can
+    /// stay in a stock.
     Flow,
 }
 
@@ -37,7 +40,8 @@ const ON_THE_WAY: usize = 1000;
 
 type Machine<'a> = Alone<'a, Virtual>;
 
-/// Calls of a pattern to a group so deep on so many CPUs, after a tenth as many to warm up; `shared` of its counts is the operations.
+/// Calls of a pattern to a group so deep on so many CPUs, after a tenth as many to warm up;
+/// `shared` of its counts is the operations.
 pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Result<Outcome> {
     let machine = Virtual::new(neap_os::memory::page_size(), cpus);
     let shape = Shape { span: 16 << 20, ..Shape::usual(cpus) };
@@ -64,7 +68,7 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
         stage.step(pattern)?;
     }
     let shared = groups.shared_operations() - before;
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe {
         groups.close(&host);
         data.close(&machine);

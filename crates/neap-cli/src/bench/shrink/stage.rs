@@ -1,7 +1,9 @@
-//! What benchmarks of shrinkers run on: this machine, a registry, groups that are numbers, and a cache for each.
+//! What benchmarks of shrinkers run on: this machine, a registry, groups that are numbers, and a
+//! cache for each.
 //!
-//! Sits between `bench shrink`, `bench register` and neap-reclaim, whose memory is neap's, as in a program: no two structures of one kind lie where the
-//! system's malloc would put them, a power of two apart. Objects are this process's malloc's. No locks but the caches' own.
+//! Sits between `bench shrink`, `bench register` and neap-reclaim, whose memory is neap's, as in a
+//! program: no two structures of one kind lie where the system's malloc would put them, a power of
+//! two apart. Objects are this process's malloc's. No locks but the caches' own.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;
@@ -64,7 +66,7 @@ pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Resu
     let host = Here(Alone { data: &data, platform: &linux });
     let shrinkers = Shrinkers::open(&host)?;
     let answer = f(host, &shrinkers);
-    // SAFETY: nobody uses them any more.
+    // SAFETY: no thread uses them any more.
     unsafe {
         shrinkers.close(&host);
         data.close(&linux);
@@ -134,7 +136,8 @@ pub(crate) unsafe extern "C" fn count_nothing(_: *mut c_void, _: *const Asked) -
     0
 }
 
-/// A group for each of so many caches, each with a shrinker of its own that has a bit in that group alone, as source 004's file systems do.
+/// A group for each of so many caches, each with a shrinker of its own that has a bit in that group
+/// alone, as source 004's file systems do.
 pub(crate) fn register(host: Here<'_>, shrinkers: &Shrinkers, caches: &[Cache]) -> Result<Vec<ShrinkerId>> {
     // SAFETY: they outlive the registry.
     caches.iter().map(|cache| Ok(unsafe { shrinkers.register(&host, &cache.spec()) }?)).collect()
