@@ -1,14 +1,16 @@
-//! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library and the C API's libraries.
+//! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library and the C
+//! API's libraries.
 //!
-//! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and cargo would give them the features
-//! that the tool switches on in shared dependencies.
+//! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and
+//! cargo would give them the features that the tool switches on in shared dependencies.
 
 use anyhow::{Result, bail};
 
 use crate::layout;
 use crate::process::{cargo, command, need, run};
 
-/// What programs that are linked with the C API ask the loader for: it changes when they would no longer run.
+/// What programs that are linked with the C API ask the loader for: it changes when they would no
+/// longer run.
 pub(crate) const SONAME: &str = "libneap.so.0";
 
 /// Builds all, optimised.
@@ -19,7 +21,8 @@ pub(crate) fn build() -> Result<()> {
         cargo.current_dir(layout::root());
         run(cargo)?;
     }
-    // Not in the manifest: a package with a panic handler in each of its libraries could not be tested.
+    // Not in the manifest: a package with a panic handler in each of its libraries could not be
+    // tested.
     let mut c_api = cargo(["rustc", "--release", "--package", "neap-c", "--lib", "--features", "runtime"]);
     c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C", "link-args=-nostartfiles -Wl,-z,nodelete", "-C"]);
     c_api.arg(format!("link-arg=-Wl,-soname,{SONAME}"));

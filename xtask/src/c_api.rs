@@ -1,8 +1,10 @@
-//! The C API as programs see it: installed, found by pkg-config, linked in every way, run in every mode.
+//! The C API as programs see it: installed, found by pkg-config, linked in every way, run in every
+//! mode.
 //!
-//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and print `ok`, the examples of
-//! `examples` print what they like and end with status 0. Each is linked with the shared library, with the static one, and with
-//! nothing but static ones; all but the last also run under the preload library, which then serves neap's functions to the first.
+//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and
+//! print `ok`, the examples of `examples` print what they like and end with status 0. Each is
+//! linked with the shared library, with the static one, and with nothing but static ones; all but
+//! the last also run under the preload library, which then serves neap's functions to the first.
 
 use core::time::Duration;
 use std::fs;
@@ -102,8 +104,8 @@ fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str])
     Ok(program)
 }
 
-/// Runs a program in every mode, and what is not all static under the preload library as well. The examples, one of which takes its
-/// time, run as their readers would run them.
+/// Runs a program in every mode, and what is not all static under the preload library as well. The
+/// examples, one of which takes its time, run as their readers would run them.
 fn run_everywhere(report: &mut Report, prefix: &Path, program: &Path, (file, way, says_ok): (&str, &str, bool)) {
     let malloc = prefix.join("lib/libneap_malloc.so");
     for mode in MODES.iter().filter(|mode| mode.beside.is_none() && (says_ok || mode.name == DEFAULT.name)) {
@@ -141,7 +143,8 @@ fn run_once(
     Ok(())
 }
 
-/// Alone the functions are libneap's, preloaded they are the preload library's, and in a static program its own.
+/// Alone the functions are libneap's, preloaded they are the preload library's, and in a static
+/// program its own.
 fn whose(prefix: &Path, folder: &Path) -> Result<()> {
     let malloc = prefix.join("lib/libneap_malloc.so");
     for (library, alone, preloaded) in

@@ -1,5 +1,5 @@
-//! Looks at malloc and free of a small object, in the library as it was built: how many instructions they are, and how many lines of the
-//! processor's.
+//! Looks at malloc and free of a small object, in the library as it was built: how many
+//! instructions they are, and how many lines of the processor's.
 //!
 //! Sits beside the checks of its symbols. From its entry to its first return each runs straight
 //! ahead while its jumps are not taken, which they are only where something is out of the ordinary.
@@ -22,7 +22,8 @@ const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 25..=27), ("free"
 const LINE: usize = 64;
 const LINES: usize = 2;
 
-/// Instructions from a function's entry to its first return, and the bytes before that, in what `objdump` says of it.
+/// Instructions from a function's entry to its first return, and the bytes before that, in what
+/// `objdump` says of it.
 fn straight(listing: &str) -> Option<(usize, usize)> {
     let instructions: Vec<_> = listing.lines().filter_map(|line| line.trim_start().split_once(":\t")).collect();
     let end = instructions.iter().position(|(_, instruction)| instruction.trim() == "ret")?;

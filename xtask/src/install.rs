@@ -1,7 +1,9 @@
-//! `cargo xtask install --prefix FOLDER`: what `build` made, where programs, compilers and pkg-config look for it.
+//! `cargo xtask install --prefix FOLDER`: what `build` made, where programs, compilers and
+//! pkg-config look for it.
 //!
-//! Sits between the target folder and a prefix such as `/usr/local`. `--destdir FOLDER` puts a root in front of it, for packages;
-//! what is written into files is the prefix alone. Asks for nothing but the right to write there.
+//! Sits between the target folder and a prefix such as `/usr/local`. `--destdir FOLDER` puts a root
+//! in front of it, for packages; what is written into files is the prefix alone. Asks for nothing
+//! but the right to write there.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,9 +1,10 @@
 //! Real programs that a machine may have, and what each is asked to do under the preload library.
 //!
-//! Sits beside smoke.rs, which runs them. Each prints the same in every run, so no times, no addresses, no order of
-//! threads; the files that it needs are laid out in an empty folder first.
+//! Sits beside smoke.rs, which runs them. Each prints the same in every run, so no times, no
+//! addresses, no order of threads; the files that it needs are laid out in an empty folder first.
 
-/// Status of a program that found a part of itself missing, which it names on standard error (automake's convention).
+/// Status of a program that found a part of itself missing, which it names on standard error
+/// (automake's convention).
 pub(crate) const NOT_ALL_THERE: i32 = 77;
 
 /// A real program: its name, what must be on `PATH`, files laid out before, and the command line.
@@ -76,7 +77,8 @@ with ThreadPoolExecutor(4) as pool:
 print(subprocess.check_output('echo shell', shell=True))
 ";
 
-/// A part of CPython's own test suite that takes seconds; the rest by hand: `neap run -- python3 -m test`.
+/// A part of CPython's own test suite that takes seconds; the rest by hand: `neap run -- python3 -m
+/// test`.
 const PYTHON_TESTS: &str = "\
 python3 -c 'import test.test_thread' 2>&- || { echo 'the test suite of python3 is not installed' >&2; exit 77; }
 python3 -m test -q test_thread test_fork1 test_gc test_json >log 2>&1 && echo passed || { cat log >&2; exit 1; }

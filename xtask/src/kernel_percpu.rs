@@ -1,9 +1,11 @@
-//! `cargo xtask kernel-percpu`: what the kernel's own per-CPU allocator gives back when ten of eleven memory cgroups go.
+//! `cargo xtask kernel-percpu`: what the kernel's own per-CPU allocator gives back when ten of
+//! eleven memory cgroups go.
 //!
-//! The experiment of the mail series that `neap-percpu` learned from: 1000 times a group and ten more, 11 000 in all; then the ten
-//! of each go; `Percpu:` of `/proc/meminfo` before, with all and after. Groups are made in a folder of their own, which is
-//! removed in the end, whatever happened, or by the next run where this one was killed. Nothing else is changed: where
-//! the memory controller is not there for the taking, nothing is done (status 77).
+//! The experiment of the mail series that `neap-percpu` learned from: 1000 times a group and ten
+//! more, 11 000 in all; then the ten of each go; `Percpu:` of `/proc/meminfo` before, with all and
+//! after. Groups are made in a folder of their own, which is removed in the end, whatever happened,
+//! or by the next run where this one was killed. Nothing else is changed: where the memory
+//! controller is not there for the taking, nothing is done (status 77).
 
 use core::time::Duration;
 use std::fs;
@@ -20,7 +22,8 @@ const SURVIVORS: usize = 1000;
 const OTHERS: usize = 10;
 /// For making all groups, and for removing them.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The kernel frees groups some time after they are removed, and pages after that: until nothing changes for so long.
+/// The kernel frees groups some time after they are removed, and pages after that: until nothing
+/// changes for so long.
 const REST: Duration = Duration::from_secs(10);
 
 /// The folder of all groups, removed with this value.
@@ -102,7 +105,8 @@ fn settled() -> Result<u64> {
     Ok(last)
 }
 
-/// Calls `each` for the names of the groups in the order that they are made in: those that stay, those that go, or all.
+/// Calls `each` for the names of the groups in the order that they are made in: those that stay,
+/// those that go, or all.
 fn for_each(stay: bool, go: bool, each: &dyn Fn(&str) -> std::io::Result<()>) -> Result<()> {
     let start = Instant::now();
     for survivor in 1..=SURVIVORS {

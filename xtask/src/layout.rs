@@ -1,7 +1,7 @@
 //! Where things lie: the root of the sources, the target folder and what is built into it.
 //!
-//! Every other file of xtask asks here, so that a target folder named by `CARGO_TARGET_DIR` holds for all steps. Nothing
-//! here touches the disk.
+//! Every other file of xtask asks here, so that a target folder named by `CARGO_TARGET_DIR` holds
+//! for all steps. Nothing here touches the disk.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
 //! `cargo xtask COMMAND`: the project's own build, test and check commands.
 //!
-//! This file is the table of commands; each lives in a file of its own. xtask sits beside the workspace's crates and uses
-//! them only through cargo and through the programs they produce, so it builds even when they do not.
+//! This file is the table of commands; each lives in a file of its own. xtask sits beside the
+//! workspace's crates and uses them only through cargo and through the programs they produce, so it
+//! builds even when they do not.
 
 use std::process::ExitCode;
 
@@ -54,7 +55,8 @@ usage: cargo xtask COMMAND [arguments]
   ci                          everything that .ci/run runs
 ";
 
-/// A command that could do nothing here, and why. It ends with a status of its own: neither passed nor failed.
+/// A command that could do nothing here, and why. It ends with a status of its own: neither passed
+/// nor failed.
 #[derive(Debug)]
 struct Skipped(String);
 

@@ -1,8 +1,9 @@
 //! `cargo xtask loom` and `cargo xtask miri`: tests that run under another engine than the machine.
 //!
-//! loom runs the files `tests/loom.rs` of the crates with every interleaving up to two preemptions, or as many as a test says; the crates are
-//! compiled with `--cfg loom` in a target folder of their own. Miri interprets the tests listed below and reports
-//! undefined behaviour; it needs a nightly toolchain, which rustup installs if it is missing.
+//! loom runs the files `tests/loom.rs` of the crates with every interleaving up to two preemptions,
+//! or as many as a test says; the crates are compiled with `--cfg loom` in a target folder of their
+//! own. Miri interprets the tests listed below and reports undefined behaviour; it needs a nightly
+//! toolchain, which rustup installs if it is missing.
 
 use std::fs;
 
@@ -11,8 +12,9 @@ use anyhow::{Context, Result, bail};
 use crate::layout;
 use crate::process::{capture, cargo, command, run, which};
 
-/// Tests that miri interprets: crate, which of its test programs, then what that gets. Miri knows no inline assembly and few system calls,
-/// so these are tests that run on plain memory; it is some hundred times slower than the machine, so they are also small.
+/// Tests that miri interprets: crate, which of its test programs, then what that gets. Miri knows
+/// no inline assembly and few system calls, so these are tests that run on plain memory; it is some
+/// hundred times slower than the machine, so they are also small.
 const MIRI: &[(&str, &[&str], &[&str])] = &[
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
     ("neap-objects", &["--lib"], &["progression::", "sheaf::", "slab::", "holes::"]),
@@ -91,7 +93,8 @@ pub(crate) fn miri() -> Result<()> {
             .args(*arguments)
             .current_dir(layout::root())
             .env("CARGO_TARGET_DIR", layout::target().join("miri"))
-            // The arena is addressed by number. Property tests take a few cases, and look for a file of earlier failures.
+            // The arena is addressed by number. Property tests take a few cases, and look for a
+            // file of earlier failures.
             .env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation")
             .env("PROPTEST_CASES", "8");
         // These name the stable toolchain that runs xtask.

@@ -1,9 +1,10 @@
 //! `cargo xtask peers`: builds the allocators that the benchmarks compare neap with.
 //!
-//! Each becomes one preloadable shared library in `target/peers/`, compiled from the sources that the package `peers`
-//! pins, with the flags of its own project's default release build; `versions.json` beside them says what they are. A
-//! peer that fails to build is named and left out, and the others are still built. Nothing is downloaded but crates, and
-//! a library that is already there for the same sources and flags is kept.
+//! Each becomes one preloadable shared library in `target/peers/`, compiled from the sources that
+//! the package `peers` pins, with the flags of its own project's default release build;
+//! `versions.json` beside them says what they are. A peer that fails to build is named and left
+//! out, and the others are still built. Nothing is downloaded but crates, and a library that is
+//! already there for the same sources and flags is kept.
 
 use std::ffi::OsString;
 use std::fs;
@@ -33,7 +34,8 @@ const PEERS: &[Peer] = &[
     Peer { name: "tcmalloc", package: "libtcmalloc-sys", build: tcmalloc, version: tcmalloc_version },
 ];
 
-/// What a build function gets: the unpacked crate, a scratch folder of its own, and where the library is to lie.
+/// What a build function gets: the unpacked crate, a scratch folder of its own, and where the
+/// library is to lie.
 struct Job {
     peer: &'static str,
     package: &'static str,
@@ -95,7 +97,8 @@ pub(crate) fn build(wanted: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Builds one peer unless the library for these sources is there, and checks that it answers for `malloc` when preloaded.
+/// Builds one peer unless the library for these sources is there, and checks that it answers for
+/// `malloc` when preloaded.
 fn make(peer: &Peer, job: &Job) -> Result<()> {
     let stamp = job.scratch.join("built-from");
     let origin = format!("{} {} recipe {}", job.package, job.package_version, RECIPE);
@@ -122,8 +125,8 @@ fn make(peer: &Peer, job: &Job) -> Result<()> {
 /// Counts up when a build function below changes, so that libraries of the old one are built anew.
 const RECIPE: u32 = 1;
 
-/// Version and folder of a crate, read from `cargo metadata`: in a package's object the name comes first, then the
-/// version, later the manifest.
+/// Version and folder of a crate, read from `cargo metadata`: in a package's object the name comes
+/// first, then the version, later the manifest.
 fn locate(metadata: &str, package: &str) -> Result<(String, PathBuf)> {
     let up_to_quote = |text: &str| text.find('"').map(|end| text[..end].to_string());
     let found = metadata.split_once(&format!("\"name\":\"{package}\",\"version\":\"")).and_then(|(_, rest)| {
@@ -135,8 +138,8 @@ fn locate(metadata: &str, package: &str) -> Result<(String, PathBuf)> {
     Ok((version, folder.to_path_buf()))
 }
 
-/// Preloads the library into a small program that asks the loader where its `malloc`, `free`, `realloc` and
-/// `posix_memalign` come from.
+/// Preloads the library into a small program that asks the loader where its `malloc`, `free`,
+/// `realloc` and `posix_memalign` come from.
 fn check_preload(job: &Job, library: &Path) -> Result<()> {
     let source = layout::root().join("tests/programs/whose_malloc.c");
     let program = job.scratch.join("whose_malloc");
@@ -174,7 +177,8 @@ fn tcmalloc_version(job: &Job) -> Result<String> {
     Ok(day.with_context(|| format!("no `{heading}` in the change log of {}", job.package))?.to_string())
 }
 
-/// The part of the crate's version after `+`: `5.3.1-0-g...`, which jemalloc's own configure script expects as well.
+/// The part of the crate's version after `+`: `5.3.1-0-g...`, which jemalloc's own configure script
+/// expects as well.
 fn jemalloc_full_version(job: &Job) -> Result<&str> {
     let version = job.package_version.split_once('+').map(|(_, jemalloc)| jemalloc);
     version.with_context(|| format!("no jemalloc version in `{}`", job.package_version))
@@ -232,7 +236,8 @@ fn mimalloc(job: &Job, library: &Path) -> Result<()> {
     capture(cc).map(drop)
 }
 
-/// snmalloc's shim: the C family and the C++ operators. The defines are what its CMake file finds on Linux with glibc.
+/// snmalloc's shim: the C family and the C++ operators. The defines are what its CMake file finds
+/// on Linux with glibc.
 fn snmalloc(job: &Job, library: &Path) -> Result<()> {
     let folder = job.sources.join("upstream/src");
     let flags = "-std=c++20 -O3 -DNDEBUG -fPIC -shared -w -fvisibility=hidden -ftls-model=initial-exec \
@@ -253,8 +258,9 @@ fn snmalloc(job: &Job, library: &Path) -> Result<()> {
     capture(cxx).map(drop)
 }
 
-/// tcmalloc and the part of Abseil under it. The crate's build script holds the list of files as string literals; its two
-/// bridges, which make the Rust interface, are left out and `tcmalloc.cc` itself, which makes the malloc family, put in.
+/// tcmalloc and the part of Abseil under it. The crate's build script holds the list of files as
+/// string literals; its two bridges, which make the Rust interface, are left out and `tcmalloc.cc`
+/// itself, which makes the malloc family, put in.
 fn tcmalloc(job: &Job, library: &Path) -> Result<()> {
     let script = fs::read_to_string(job.sources.join("build.rs"))?;
     let mut files: Vec<&str> = script
@@ -289,8 +295,8 @@ fn parallel() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Applies `work` to every item on as many threads as there are CPUs, with a line of progress per 20 items; the first
-/// error ends it.
+/// Applies `work` to every item on as many threads as there are CPUs, with a line of progress per
+/// 20 items; the first error ends it.
 fn each_in_parallel<T: Sync + Copy>(items: &[T], work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
     let state = Mutex::new((0, None));
     std::thread::scope(|scope| {

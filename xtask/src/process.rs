@@ -1,8 +1,8 @@
 //! Running other programs: the one place where xtask starts a process.
 //!
-//! Sits below every command of xtask. Each function names the program and its arguments when it fails, so that a failed
-//! step can be repeated by hand. It never goes through a shell and never hides a program's output unless asked to
-//! capture it.
+//! Sits below every command of xtask. Each function names the program and its arguments when it
+//! fails, so that a failed step can be repeated by hand. It never goes through a shell and never
+//! hides a program's output unless asked to capture it.
 
 use core::time::Duration;
 use std::ffi::OsStr;
@@ -91,8 +91,8 @@ impl Outcome {
     }
 }
 
-/// Runs a program without input for at most `limit` and collects what it did. The time limit guards against a hang: it
-/// ends the program's whole process group and is reported, never waited out.
+/// Runs a program without input for at most `limit` and collects what it did. The time limit guards
+/// against a hang: it ends the program's whole process group and is reported, never waited out.
 pub(crate) fn observe(mut command: Command, limit: Duration) -> Result<Outcome> {
     use std::os::unix::process::CommandExt;
     let mut child = command

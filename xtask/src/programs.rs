@@ -1,8 +1,10 @@
-//! The self-checking programs of `tests/programs`, compiled and run under the preload library in every mode.
+//! The self-checking programs of `tests/programs`, compiled and run under the preload library in
+//! every mode.
 //!
-//! Each is one C or C++ file that prints nothing but `ok` and ends with status 0 when all is well, and otherwise says on
-//! standard error what was wrong. Those that do not ask for behaviour of neap's own also pass under the system's malloc,
-//! which shows that a failure is the allocator's: they run there first.
+//! Each is one C or C++ file that prints nothing but `ok` and ends with status 0 when all is well,
+//! and otherwise says on standard error what was wrong. Those that do not ask for behaviour of
+//! neap's own also pass under the system's malloc, which shows that a failure is the allocator's:
+//! they run there first.
 
 use core::time::Duration;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,8 @@ use crate::smoke::{MODES, complaints, plain, preload};
 struct SelfCheck {
     file: &'static str,
     arguments: &'static [&'static str],
-    /// It tests an answer that only neap gives, or writes `neap: ` lines of its children through on purpose.
+    /// It tests an answer that only neap gives, or writes `neap: ` lines of its children through on
+    /// purpose.
     only_neap: bool,
 }
 
@@ -143,7 +146,8 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     Ok(())
 }
 
-/// Compiles a program and what lies beside it: of `<name>_library` the shared object that it loads, of `<name>_linked` one that it is linked with.
+/// Compiles a program and what lies beside it: of `<name>_library` the shared object that it loads,
+/// of `<name>_linked` one that it is linked with.
 fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.

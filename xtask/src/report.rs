@@ -1,7 +1,7 @@
 //! The count of checks that passed, failed or could not be made, and its closing line.
 //!
-//! Every command that makes many small checks keeps one. A skipped check is printed with its reason and counted apart:
-//! it never passes.
+//! Every command that makes many small checks keeps one. A skipped check is printed with its reason
+//! and counted apart: it never passes.
 
 use anyhow::{Result, bail};
 

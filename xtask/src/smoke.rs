@@ -1,10 +1,10 @@
 //! `cargo xtask smoke`: programs that know nothing of neap, run on its malloc.
 //!
-//! Each real program runs once as it is and once per mode under the preload library; standard output and exit status must
-//! be the same, and neither the loader nor neap may complain. Programs that are not installed are counted as skipped. The
-//! real programs are listed in installed.rs; the
-//! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader whose `malloc` a
-//! preloaded program gets: without it everything below could pass on the system's.
+//! Each real program runs once as it is and once per mode under the preload library; standard
+//! output and exit status must be the same, and neither the loader nor neap may complain. Programs
+//! that are not installed are counted as skipped. The real programs are listed in installed.rs; the
+//! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader
+//! whose `malloc` a preloaded program gets: without it everything below could pass on the system's.
 
 use core::time::Duration;
 use std::fs;
@@ -98,7 +98,8 @@ fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sets the environment of a preloaded program. Variables that cargo sets for xtask do not reach it.
+/// Sets the environment of a preloaded program. Variables that cargo sets for xtask do not reach
+/// it.
 pub(crate) fn preload(command: &mut Command, library: &Path, mode: &Mode) {
     plain(command);
     let mut libraries = library.as_os_str().to_os_string();
@@ -177,7 +178,8 @@ fn same(expected: &Outcome, found: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Lines on standard error that come from the loader (not preloaded) or from neap (an abort, a bad option).
+/// Lines on standard error that come from the loader (not preloaded) or from neap (an abort, a bad
+/// option).
 pub(crate) fn complaints(found: &Outcome) -> Result<()> {
     let text = String::from_utf8_lossy(&found.stderr);
     let bad = text.lines().find(|line| line.starts_with("neap: ") || line.contains("ld.so: object"));

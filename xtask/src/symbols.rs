@@ -1,8 +1,10 @@
-//! `cargo xtask symbols`: what the libraries import from and export to the programs they are loaded into.
+//! `cargo xtask symbols`: what the libraries import from and export to the programs they are loaded
+//! into.
 //!
-//! An import that allocates would recurse and one that an old C library lacks would stop every program; an export beyond
-//! the malloc family and what `neap.h` declares could replace a program's own function. Every library has all functions of the
-//! header. `nm` and `readelf` of binutils read the files; each symbol that breaks a rule is named.
+//! An import that allocates would recurse and one that an old C library lacks would stop every
+//! program; an export beyond the malloc family and what `neap.h` declares could replace a program's
+//! own function. Every library has all functions of the header. `nm` and `readelf` of binutils read
+//! the files; each symbol that breaks a rule is named.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,7 +50,8 @@ const WEAK_IMPORTS: &[&str] = &[
     "__libc_single_threaded",
 ];
 
-/// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would crash.
+/// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would
+/// crash.
 const FAMILY: &[&str] = &[
     "malloc",
     "calloc",
@@ -116,7 +119,8 @@ const FAMILY: &[&str] = &[
     "_ZdaPvSt11align_val_tRKSt9nothrow_t",
 ];
 
-/// Shared objects that the library may ask for: the C library and the loader, which is its other half.
+/// Shared objects that the library may ask for: the C library and the loader, which is its other
+/// half.
 const NEEDED_PREFIXES: &[&str] = &["libc.so.", "ld-linux"];
 
 fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
@@ -131,7 +135,8 @@ fn of_malloc(name: &str) -> bool {
     FAMILY.contains(&name)
 }
 
-/// The functions that a C header declares: names of neap's that a parenthesis follows, comments and macros left out.
+/// The functions that a C header declares: names of neap's that a parenthesis follows, comments and
+/// macros left out.
 fn declared(header: &str) -> BTreeSet<&str> {
     let (mut names, mut rest) = (BTreeSet::new(), header);
     while let Some((code, comment)) = rest.split_once("/*").or((!rest.is_empty()).then_some((rest, ""))) {

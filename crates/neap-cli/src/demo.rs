@@ -1,7 +1,8 @@
 //! `neap demo`: the burst-then-idle program under the system's malloc and under neap, side by side.
 //!
-//! Sits between the reader's first minute and the workload of `neap bench idle`, of which it runs one size and few rounds.
-//! It needs the library and nothing else, takes under 20 seconds, and states what it measured even where neap loses.
+//! Sits between the reader's first minute and the workload of `neap bench idle`, of which it runs
+//! one size and few rounds. It needs the library and nothing else, takes under 20 seconds, and
+//! states what it measured even where neap loses.
 
 use std::process::ExitCode;
 

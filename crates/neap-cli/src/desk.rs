@@ -1,9 +1,13 @@
-//! Asking a process under neap: the part of its page of numbers that is for requests, and the part for reports.
+//! Asking a process under neap: the part of its page of numbers that is for requests, and the part
+//! for reports.
 //!
-//! Sits between the commands that want something of a process and its page, in which the request is left and the answer is found;
-//! the format is described in the crate `neap`, `requests`. Askers exclude each other by a lock on the file, from the first
-//! request to the end of the value. Sleeping threads of the process's are not woken but for neap's own, which is woken by a futex
-//! on the page; nothing is signalled, nor stopped but for some milliseconds by `--reconcile` where there are groups and little memory in slabs. A request that is not answered in time is taken back.
+//! Sits between the commands that want something of a process and its page, in which the request is
+//! left and the answer is found; the format is described in the crate `neap`, `requests`. Askers
+//! exclude each other by a lock on the file, from the first request to the end of the value.
+//! Sleeping threads of the process's are not woken but for neap's own, which is woken by a futex on
+//! the page; nothing is signalled, nor stopped but for some milliseconds by `--reconcile` where
+//! there are groups and little memory in slabs. A request that is not answered in time is taken
+//! back.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -60,7 +64,8 @@ pub(crate) struct Request {
     pub(crate) group: u64,
 }
 
-/// A name in a report. Neap's own have no control characters; those of a process that pretends do no harm to a terminal.
+/// A name in a report. Neap's own have no control characters; those of a process that pretends do
+/// no harm to a terminal.
 pub(crate) fn name_of(bytes: &[u8]) -> String {
     let name = String::from_utf8_lossy(bytes);
     name.chars().map(|character| if character.is_control() { char::REPLACEMENT_CHARACTER } else { character }).collect()
@@ -173,8 +178,9 @@ impl<'a> Desk<'a> {
         Ok(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     }
 
-    /// Asks for reports until all has been told: `read` is told the words of each, and answers where the next one is to begin, if there is one; `None`
-    /// where there is nothing to report. Answers whether there was something.
+    /// Asks for reports until all has been told: `read` is told the words of each, and answers
+    /// where the next one is to begin, if there is one; `None` where there is nothing to report.
+    /// Answers whether there was something.
     pub(crate) fn reports(
         &self,
         what: u32,
@@ -198,7 +204,8 @@ impl<'a> Desk<'a> {
         Ok(is_there)
     }
 
-    /// Allocates the memory of a report, so that the process does not meet a page that the system refuses.
+    /// Allocates the memory of a report, so that the process does not meet a page that the system
+    /// refuses.
     fn provide(&self) -> Result<()> {
         loop {
             // SAFETY: changes a file, which keeps its bytes.
@@ -215,7 +222,8 @@ impl<'a> Desk<'a> {
     /// Gives the memory of reports back to the system.
     fn forget_reports(&self) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: changes a file; in it, what nobody reads any more. Where it is refused some pages stay.
+        // SAFETY: changes a file; in it, what nobody reads any more. Where it is refused some pages
+        // stay.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };
     }
 

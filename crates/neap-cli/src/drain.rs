@@ -1,7 +1,7 @@
 //! `neap drain`: asks a running process to give what it caches per CPU to its free pages.
 //!
-//! Sits between the user and a process's [desk](crate::desk). What comes back from the process may be anything: it is numbers, and
-//! printed as such.
+//! Sits between the user and a process's [desk](crate::desk). What comes back from the process may
+//! be anything: it is numbers, and printed as such.
 
 use core::time::Duration;
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
 //! `neap options`: the keys of the variable `NEAP`, as the library's own table has them.
 //!
-//! Sits on top of [`neap::options`], the one source of keys, values, defaults and what they do. `neap run --help` shows the
-//! listing too, and `neap run` asks here what is wrong with the options of its program.
+//! Sits on top of [`neap::options`], the one source of keys, values, defaults and what they do.
+//! `neap run --help` shows the listing too, and `neap run` asks here what is wrong with the options
+//! of its program.
 
 use std::ffi::OsStr;
 use std::fmt::Write;

@@ -1,7 +1,8 @@
 //! `neap lab`: the page lists' policies side by side on simulated machines.
 //!
-//! Sits between the command line and `neap-sim`, which does all of it. What is printed depends on the seed and the size
-//! alone, not on this machine; the machine is named in the JSON object because every object names it.
+//! Sits between the command line and `neap-sim`, which does all of it. What is printed depends on
+//! the seed and the size alone, not on this machine; the machine is named in the JSON object
+//! because every object names it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,8 @@ enum What {
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
     },
-    /// Every policy on a recording of a program's pages made by `neap run --trace` (the format: crates/neap/src/trace.rs)
+    /// Every policy on a recording of a program's pages made by `neap run --trace` (the format:
+    /// crates/neap/src/trace.rs)
     Replay {
         /// The recording
         file: PathBuf,

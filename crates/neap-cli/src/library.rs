@@ -1,7 +1,8 @@
 //! Where the preload library and the peers lie, seen from the executable.
 //!
-//! Sits between the installed files and the commands that preload them. It looks in the folders a build and an
-//! installation use and nowhere else, takes no lock, and never falls back to a library that the loader would search for.
+//! Sits between the installed files and the commands that preload them. It looks in the folders a
+//! build and an installation use and nowhere else, takes no lock, and never falls back to a library
+//! that the loader would search for.
 
 use std::path::{Path, PathBuf};
 
@@ -16,14 +17,15 @@ const MULTIARCH: &str = "x86_64-linux-gnu";
 /// File name of neap's preload library.
 pub(crate) const LIBRARY: &str = "libneap_malloc.so";
 
-/// This executable, with links resolved, so that a link in `/usr/local/bin` still finds its library.
+/// This executable, with links resolved, so that a link in `/usr/local/bin` still finds its
+/// library.
 pub(crate) fn executable() -> Result<PathBuf> {
     let path = std::env::current_exe().context("cannot tell where this executable lies")?;
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
 }
 
-/// The preload library beside `executable`, in `../lib` or in its folder for this architecture, checked to be nameable in
-/// `LD_PRELOAD`.
+/// The preload library beside `executable`, in `../lib` or in its folder for this architecture,
+/// checked to be nameable in `LD_PRELOAD`.
 pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     let folder = executable.parent().context("the executable lies in no folder")?;
     let prefix = folder.parent().unwrap_or(folder);

@@ -1,7 +1,8 @@
 //! Whether the dynamic loader starts a program, which is what makes preloading work.
 //!
-//! Looks at the file that the kernel would execute: a script is followed to its interpreter. Reads files and changes nothing.
-//! A file that cannot be read, or is of a kind not known here, counts as one that the loader starts.
+//! Looks at the file that the kernel would execute: a script is followed to its interpreter. Reads
+//! files and changes nothing. A file that cannot be read, or is of a kind not known here, counts as
+//! one that the loader starts.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -25,7 +26,8 @@ const INTERPRETER: u32 = 3;
 const FLAGS_1: u64 = 0x6fff_fffb;
 const IS_PROGRAM: u64 = 0x0800_0000;
 
-/// Returns the statically linked file that would be executed for `program`: itself or a script's interpreter.
+/// Returns the statically linked file that would be executed for `program`: itself or a script's
+/// interpreter.
 pub(crate) fn static_file(program: &OsStr) -> Option<PathBuf> {
     let mut path = located(program)?;
     for _ in 0..MOST_SCRIPTS {
@@ -63,7 +65,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(OsString::from_vec(name.to_vec()).into())
 }
 
-/// Without an interpreter and a program all the same; the loader itself, which can be run with a program, is none.
+/// Without an interpreter and a program all the same; the loader itself, which can be run with a
+/// program, is none.
 fn is_static(path: &Path) -> bool {
     let Some(elf) = Elf::open(path) else { return false };
     let Some(segments) = elf.segments() else { return false };

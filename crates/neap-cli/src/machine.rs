@@ -1,14 +1,15 @@
 //! What the figures were measured on: processor, kernel, memory, C library.
 //!
-//! Sits between `/proc`, `/sys` and the reports. What cannot be read is stated as "unknown"; nothing fails here, takes a
-//! lock or guesses.
+//! Sits between `/proc`, `/sys` and the reports. What cannot be read is stated as "unknown";
+//! nothing fails here, takes a lock or guesses.
 
 use std::ffi::CStr;
 use std::fs;
 
 use serde::Serialize;
 
-/// The machine line of a report. `load` is the run queue's one-minute mean at the start: above zero, something else ran.
+/// The machine line of a report. `load` is the run queue's one-minute mean at the start: above
+/// zero, something else ran.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpus: usize,

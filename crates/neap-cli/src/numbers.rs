@@ -1,7 +1,8 @@
 //! What a process's page of numbers says, as far as people are shown it.
 //!
-//! Sits between the JSON that [`published`](crate::published) found and the commands that show it: `neap stat` and `neap top`.
-//! Only shapes: nothing is computed here but sums. The library in a process may be older or newer than this command.
+//! Sits between the JSON that [`published`](crate::published) found and the commands that show it:
+//! `neap stat` and `neap top`. Only shapes: nothing is computed here but sums. The library in a
+//! process may be older or newer than this command.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -145,7 +146,8 @@ pub(crate) struct Released {
     pub(crate) failures: u64,
 }
 
-/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so far.
+/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so
+/// far.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Holes {

@@ -1,7 +1,9 @@
-//! Child processes: started in a group of their own, read and awaited against a deadline, with what they cost.
+//! Child processes: started in a group of their own, read and awaited against a deadline, with what
+//! they cost.
 //!
-//! Sits between the benchmarks and the kernel. A child never outlives its handle, whatever becomes of the measurement,
-//! and never outlives this process. No locks. Nothing here knows what the child does.
+//! Sits between the benchmarks and the kernel. A child never outlives its handle, whatever becomes
+//! of the measurement, and never outlives this process. No locks. Nothing here knows what the child
+//! does.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,7 +30,8 @@ pub(crate) struct Finished {
 }
 
 impl Process {
-    /// Starts `command` with its standard output readable by [`Process::read`]; all is to be over within `limit`.
+    /// Starts `command` with its standard output readable by [`Process::read`]; all is to be over
+    /// within `limit`.
     pub(crate) fn start(mut command: Command, limit: Duration) -> Result<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).process_group(0);
@@ -52,7 +55,8 @@ impl Process {
         self.child.stdin.take()
     }
 
-    /// Hands standard output to `sink` as it comes, until it ends or `sink` answers that it has seen enough.
+    /// Hands standard output to `sink` as it comes, until it ends or `sink` answers that it has
+    /// seen enough.
     pub(crate) fn read(&mut self, mut sink: impl FnMut(&[u8]) -> bool) -> Result<()> {
         let mut buffer = [0; 64 * 1024];
         loop {
@@ -84,7 +88,8 @@ impl Process {
     }
 
     fn signal(&self) {
-        // SAFETY: the group was made for this child, which is not awaited yet, so its number is not reused.
+        // SAFETY: the group was made for this child, which is not awaited yet, so its number is not
+        // reused.
         unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
     }
 
@@ -143,7 +148,8 @@ pub(crate) fn cpu_ns(usage: &libc::rusage) -> u64 {
     nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime)
 }
 
-/// Resident memory of another process in KiB, from its page tables: the counters in `statm` lag by some pages per CPU.
+/// Resident memory of another process in KiB, from its page tables: the counters in `statm` lag by
+/// some pages per CPU.
 pub(crate) fn rss_kib(process: u32) -> Result<u64> {
     let path = format!("/proc/{process}/smaps_rollup");
     let text = std::fs::read(&path).with_context(|| format!("cannot read {path}"))?;
@@ -155,14 +161,16 @@ pub(crate) fn parse_rss(text: &[u8]) -> Option<u64> {
     parse_kib(text, b"Rss:")
 }
 
-/// The number of the line that begins with `name`. Allocates nothing, so a workload may use it on itself.
+/// The number of the line that begins with `name`. Allocates nothing, so a workload may use it on
+/// itself.
 pub(crate) fn parse_kib(text: &[u8], name: &[u8]) -> Option<u64> {
     let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
     let digits = line.iter().filter(|byte| byte.is_ascii_digit());
     Some(digits.fold(0, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 
-/// Processor time of all threads that a process has now, in nanoseconds. Threads that have ended are not in it.
+/// Processor time of all threads that a process has now, in nanoseconds. Threads that have ended
+/// are not in it.
 pub(crate) fn threads_cpu_ns(process: u32) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
@@ -208,7 +216,8 @@ mod tests {
             .unwrap();
         let grandchild: i32 = String::from_utf8(grandchild).unwrap().trim().parse().unwrap();
         assert!(process.wait().err().unwrap().to_string().contains("did not end in time"));
-        // The grandchild is a zombie until init has collected it, then gone; it is not running in either case.
+        // The grandchild is a zombie until init has collected it, then gone; it is not running in
+        // either case.
         let running = || {
             std::fs::read_to_string(format!("/proc/{grandchild}/stat"))
                 .is_ok_and(|text| !text.rsplit(") ").next().unwrap_or("").starts_with(['Z', 'X']))

@@ -1,13 +1,15 @@
-//! What a process under neap publishes: its page of numbers, found through `/proc` and read while it runs.
+//! What a process under neap publishes: its page of numbers, found through `/proc` and read while
+//! it runs.
 //!
-//! Sits between `/proc` and the commands that look at processes. The library keeps a memfd named `neap-stat` up to date; this
-//! opens it through `/proc/PID/fd`, which the kernel allows the process's own user and root, also with
-//! `kernel.yama.ptrace_scope` = 1. A program that has closed the descriptor still has the mapping, which takes the right to
-//! trace the process. The process is neither stopped nor signalled. What comes from it may be wrong or hostile: it is
-//! checked here, and escaped before it reaches a terminal.
+//! Sits between `/proc` and the commands that look at processes. The library keeps a memfd named
+//! `neap-stat` up to date; this opens it through `/proc/PID/fd`, which the kernel allows the
+//! process's own user and root, also with `kernel.yama.ptrace_scope` = 1. A program that has closed
+//! the descriptor still has the mapping, which takes the right to trace the process. The process is
+//! neither stopped nor signalled. What comes from it may be wrong or hostile: it is checked here,
+//! and escaped before it reaches a terminal.
 //!
-//! The page's format, version 5, is described where it is written, in the crate `neap`. It is read here by bytes, since the
-//! library in a process may be of another version than this command.
+//! The page's format, version 5, is described where it is written, in the crate `neap`. It is read
+//! here by bytes, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
@@ -81,7 +83,8 @@ impl Process {
         self.pages().map(|mut pages| pages.swap_remove(0))
     }
 
-    /// The same of each manager in it: a program may have one of its own beside the one that is preloaded. At least one.
+    /// The same of each manager in it: a program may have one of its own beside the one that is
+    /// preloaded. At least one.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
         let (mut own, mut foreign) = (Vec::new(), None);
         for path in self.descriptors()? {
@@ -162,7 +165,8 @@ impl Process {
 
     /// Reads a page by one of the process's descriptors; `None` where it is gone again.
     fn through(&self, path: &PathBuf) -> Result<Option<Page>> {
-        // The descriptor may be something else by now: opening must neither wait nor take a terminal.
+        // The descriptor may be something else by now: opening must neither wait nor take a
+        // terminal.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

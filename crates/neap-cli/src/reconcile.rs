@@ -1,8 +1,11 @@
-//! `neap stat PID --reconcile`: what neap believes to have in a process beside what the kernel says is resident there.
+//! `neap stat PID --reconcile`: what neap believes to have in a process beside what the kernel says
+//! is resident there.
 //!
-//! Sits between a process's [desk](crate::desk), which tells what neap has mapped, what its pages are and what it believes, the kernel's files about
-//! the process, and the reader. The sums are made by the crate `neap`, as a process makes them about itself. What a report says may be anything:
-//! it is checked for sizes that make sense. The process goes on meanwhile, so numbers of a busy one are of slightly different moments.
+//! Sits between a process's [desk](crate::desk), which tells what neap has mapped, what its pages
+//! are and what it believes, the kernel's files about the process, and the reader. The sums are
+//! made by the crate `neap`, as a process makes them about itself. What a report says may be
+//! anything: it is checked for sizes that make sense. The process goes on meanwhile, so numbers of
+//! a busy one are of slightly different moments.
 
 use std::ffi::CString;
 use std::process::ExitCode;
@@ -74,7 +77,8 @@ fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
 impl Told {
     const BLANK: Told = Told { books: Books::BLANK, ranges: Vec::new(), page: 4096, base: 0, pieces: Vec::new() };
 
-    /// Asks the process; where it does not answer, what it has mapped is known from its numbers, and the reason comes along.
+    /// Asks the process; where it does not answer, what it has mapped is known from its numbers,
+    /// and the reason comes along.
     fn of(process: &Process) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;

@@ -1,7 +1,7 @@
 //! What a benchmark says in the end: one JSON object, or tables with a line on the machine.
 //!
-//! Sits between the benchmarks, which fill it, and standard output. A figure that could not be computed is absent, never
-//! zero. No locks; nothing is measured here.
+//! Sits between the benchmarks, which fill it, and standard output. A figure that could not be
+//! computed is absent, never zero. No locks; nothing is measured here.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
 //! `neap run`: becomes the given program with neap preloaded.
 //!
-//! Sits between the shell and the program: it sets two variables (and makes the file of a recording, which is the process's
-//! that it then is) and executes, so process id, standard streams, signals and exit status are the program's own. Exit statuses of its own failures are those of env(1). It takes no lock and
-//! leaves nothing running.
+//! Sits between the shell and the program: it sets two variables (and makes the file of a
+//! recording, which is the process's that it then is) and executes, so process id, standard
+//! streams, signals and exit status are the program's own. Exit statuses of its own failures are
+//! those of env(1). It takes no lock and leaves nothing running.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -47,7 +48,8 @@ pub(crate) struct Options {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
-    /// Record which pages are handed out and come back, when and on which CPU, until the file has its 64 MiB
+    /// Record which pages are handed out and come back, when and on which CPU, until the file has
+    /// its 64 MiB
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Preload this library instead of the one that was installed with the command

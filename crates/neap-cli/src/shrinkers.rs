@@ -1,8 +1,10 @@
-//! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which has one of them give objects up.
+//! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which has one of
+//! them give objects up.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader. What a report says may be
-//! anything: it is checked for sizes that make sense. The format is described in the crate `neap`, `shrinker_report`. How many objects there are is
-//! asked of the shrinkers one by one, whose callbacks run on the process's own threads for that.
+//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
+//! the reader. What a report says may be anything: it is checked for sizes that make sense. The
+//! format is described in the crate `neap`, `shrinker_report`. How many objects there are is asked
+//! of the shrinkers one by one, whose callbacks run on the process's own threads for that.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -103,7 +105,8 @@ struct Seen {
     shrinkers: Vec<Shrinker>,
     /// Reclaimers, those that do not come back, waits for them, and those in vain.
     threads: [u64; 4],
-    /// Of direct and background passes: how many, groups asked, objects looked at, objects freed, bytes.
+    /// Of direct and background passes: how many, groups asked, objects looked at, objects freed,
+    /// bytes.
     passes: [[u64; 5]; 2],
     /// Paths of groups.
     paths: BTreeMap<u64, String>,
@@ -152,7 +155,8 @@ fn request(shrinker: &Shrinker, place: &Place, objects: Option<u64>) -> Request 
 }
 
 impl Seen {
-    /// Asks until every shrinker was told of; `None` where there is no memory for them: neap's own are made with the first look, and groups with them.
+    /// Asks until every shrinker was told of; `None` where there is no memory for them: neap's own
+    /// are made with the first look, and groups with them.
     fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
         let (desk, mut seen) = (Desk::of(process, page)?, Seen::default());
         if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {

@@ -1,8 +1,9 @@
 //! What neap does about SIGPIPE, and the signal state that `neap run` hands to its program.
 //!
-//! The standard library ignores SIGPIPE before `main` and lets every child it starts have the default. A reader that closes
-//! its end of a pipe early then makes `println!` panic, and a program started under an ignored SIGPIPE would find another
-//! disposition than without `neap run`. So the state is noted before the standard library changes it.
+//! The standard library ignores SIGPIPE before `main` and lets every child it starts have the
+//! default. A reader that closes its end of a pipe early then makes `println!` panic, and a program
+//! started under an ignored SIGPIPE would find another disposition than without `neap run`. So the
+//! state is noted before the standard library changes it.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -34,7 +35,8 @@ pub(crate) fn end_by_a_closed_pipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Gives the program of `command` the disposition of SIGPIPE and the signal mask that this process was started with.
+/// Gives the program of `command` the disposition of SIGPIPE and the signal mask that this process
+/// was started with.
 pub(crate) fn pass_on(command: &mut Command) -> &mut Command {
     // SAFETY: zeroes are a signal set; the call only fills it.
     let mask = unsafe {

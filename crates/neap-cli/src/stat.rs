@@ -1,7 +1,9 @@
-//! `neap stat`: the numbers that a process under neap publishes about itself, as a report or as one JSON object.
+//! `neap stat`: the numbers that a process under neap publishes about itself, as a report or as one
+//! JSON object.
 //!
-//! Sits between the page that [`published`](crate::published) found and the reader. Nothing is written and nothing is left
-//! behind. The process's own text is escaped before it reaches a terminal.
+//! Sits between the page that [`published`](crate::published) found and the reader. Nothing is
+//! written and nothing is left behind. The process's own text is escaped before it reaches a
+//! terminal.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,8 +1,10 @@
-//! The allocators that are compared: neap, the C library's own, the peers, and peers set to return memory.
+//! The allocators that are compared: neap, the C library's own, the peers, and peers set to return
+//! memory.
 //!
-//! Sits between the libraries on disk and the benchmarks. A variant is a preload library and an environment, tried once
-//! before it is used; one that is not there is named as missing, one that does not work or that the loader ignores as
-//! failed. No locks; it never builds or downloads anything.
+//! Sits between the libraries on disk and the benchmarks. A variant is a preload library and an
+//! environment, tried once before it is used; one that is not there is named as missing, one that
+//! does not work or that the loader ignores as failed. No locks; it never builds or downloads
+//! anything.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +22,8 @@ use crate::{library, work};
 const STEERING: [&str; 5] = ["LD_PRELOAD", "NEAP", "MALLOC_CONF", "GLIBC_TUNABLES", "PYTHONMALLOC"];
 const STEERING_PREFIXES: [&str; 4] = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "SNMALLOC_"];
 
-/// glibc registers restartable sequences for each thread; Google's tcmalloc then falls back to caches per thread.
+/// glibc registers restartable sequences for each thread; Google's tcmalloc then falls back to
+/// caches per thread.
 const TCMALLOC_PER_CPU: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +78,8 @@ pub(crate) struct Found {
     pub(crate) versions: BTreeMap<String, String>,
 }
 
-/// One row of the table of everything that can be compared: name, kind, library's name, environment, release thread.
+/// One row of the table of everything that can be compared: name, kind, library's name,
+/// environment, release thread.
 type Row = (&'static str, Kind, &'static str, &'static [(&'static str, &'static str)], bool);
 
 const TABLE: [Row; 13] = [
@@ -97,7 +101,8 @@ const TABLE: [Row; 13] = [
 const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
 
 impl Variant {
-    /// Makes `command` run on this variant and on nothing inherited. Variables that were set for the command alone stay.
+    /// Makes `command` run on this variant and on nothing inherited. Variables that were set for
+    /// the command alone stay.
     pub(crate) fn apply(&self, command: &mut Command) {
         self.replace(command, std::env::vars_os().map(|(name, _)| name));
     }
@@ -139,7 +144,8 @@ fn steers(name: &OsStr) -> bool {
     STEERING.contains(&&*name) || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Finds and tries the variants of `choice`, restricted to neap and the names in `against` unless that is empty.
+/// Finds and tries the variants of `choice`, restricted to neap and the names in `against` unless
+/// that is empty.
 pub(crate) fn find(executable: &Path, choice: Choice, against: &[String]) -> Result<Found> {
     if let Some(unknown) = against.iter().find(|name| !TABLE.iter().any(|row| row.0 == **name)) {
         let known: Vec<&str> = TABLE.iter().filter(|row| is_peer(row.1)).map(|row| row.0).collect();

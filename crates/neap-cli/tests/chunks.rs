@@ -1,6 +1,8 @@
-//! `neap stat --percpu` on real processes: one with per-CPU data that comes and goes, and one without.
+//! `neap stat --percpu` on real processes: one with per-CPU data that comes and goes, and one
+//! without.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
+//! minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 

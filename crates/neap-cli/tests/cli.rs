@@ -1,7 +1,8 @@
-//! The command from outside: help, errors, and a benchmark with nothing but the C library to measure.
+//! The command from outside: help, errors, and a benchmark with nothing but the C library to
+//! measure.
 //!
-//! Method: the executable is copied into an empty folder, so neither neap's library nor any peer lies where it looks. Every
-//! test starts processes only; none depends on how fast they are.
+//! Method: the executable is copied into an empty folder, so neither neap's library nor any peer
+//! lies where it looks. Every test starts processes only; none depends on how fast they are.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +19,8 @@ impl Installed {
     fn new(name: &str) -> Installed {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("neap-cli-{name}-{}", std::process::id()));
         fs::create_dir_all(folder.join("bin")).unwrap();
-        // A link and not a copy: a file that was just written cannot be executed while another test's child has it open.
+        // A link and not a copy: a file that was just written cannot be executed while another
+        // test's child has it open.
         fs::hard_link(env!("CARGO_BIN_EXE_neap"), folder.join("bin/neap")).unwrap();
         Installed(folder.canonicalize().unwrap())
     }
@@ -29,7 +31,8 @@ impl Installed {
         command.output().unwrap()
     }
 
-    /// Puts a preload library in place that changes nothing: the C library's mathematics, under neap's name.
+    /// Puts a preload library in place that changes nothing: the C library's mathematics, under
+    /// neap's name.
     fn with_library(&self, folder: &str) -> PathBuf {
         let harmless = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6"];
         let harmless = harmless.into_iter().find(|path| Path::new(path).is_file()).expect("no libm.so.6");

@@ -1,6 +1,8 @@
-//! `neap drain` on real processes: awake, asleep, without a thread, stopped, and with nonsense in their page.
+//! `neap drain` on real processes: awake, asleep, without a thread, stopped, and with nonsense in
+//! their page.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
+//! minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 

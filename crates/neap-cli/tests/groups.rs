@@ -1,6 +1,8 @@
-//! `neap stat --groups` and `neap group` on real processes, whose threads are in groups without knowing it.
+//! `neap stat --groups` and `neap group` on real processes, whose threads are in groups without
+//! knowing it.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
+//! minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 

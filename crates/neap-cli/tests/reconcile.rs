@@ -1,7 +1,8 @@
 //! `neap stat --reconcile` on real programs: redis and Python, under `neap run`.
 //!
-//! Goal: of what is resident in an ordinary program at least 99 % has a source, and where neap has a count of its own, is in that. Programs that are
-//! not installed are left out, which the output says. Nothing depends on how fast anything is.
+//! Goal: of what is resident in an ordinary program at least 99 % has a source, and where neap has
+//! a count of its own, is in that. Programs that are not installed are left out, which the output
+//! says. Nothing depends on how fast anything is.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 

@@ -1,6 +1,7 @@
 //! `neap stat` on real processes: under neap, beside it, forked, shut off, and of another user.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
+//! minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -170,8 +171,8 @@ fn child_of_the_bare_system_call_has_no_page_mapped_and_goes_on() {
 
 #[test]
 fn process_that_uses_neap_late_has_no_page() {
-    // Where a page is made its descriptor is, for a moment, the lowest that another thread may be given.
-    // With options it is used when it is loaded.
+    // Where a page is made its descriptor is, for a moment, the lowest that another thread may be
+    // given. With options it is used when it is loaded.
     let mut program = Program::start_alone("late", "");
     program.hear("ready");
     assert!(pages(program.id()).is_empty() && mapped_pages(program.id()).is_empty());
@@ -258,7 +259,8 @@ fn another_users_process_is_not_shown() {
     fs::copy(env!("CARGO_BIN_EXE_neap"), &copy).unwrap();
     let mut command = Command::new(&copy);
     command.args(["stat", &program.id().to_string()]).uid(NOBODY).gid(NOBODY).current_dir("/");
-    // A process that another test forks holds the copy open for writing until it executes something.
+    // A process that another test forks holds the copy open for writing until it executes
+    // something.
     let output = until("copy that can be executed", || match command.output() {
         Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
         output => Some(output),

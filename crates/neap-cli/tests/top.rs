@@ -1,6 +1,7 @@
 //! `neap top` on real processes: as text, as JSON, and in a terminal, with keys and every way out.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a minute.
+//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
+//! minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 

@@ -1,7 +1,9 @@
-//! `neap run --trace` on real programs: what is recorded of them, of whom nothing is, and that it can be replayed.
+//! `neap run --trace` on real programs: what is recorded of them, of whom nothing is, and that it
+//! can be replayed.
 //!
-//! Method: this executable runs itself in a role, by way of the installed command, and allocates runs of pages of lengths
-//! that nothing else has. What the file says of these lengths is compared with what the role did.
+//! Method: this executable runs itself in a role, by way of the installed command, and allocates
+//! runs of pages of lengths that nothing else has. What the file says of these lengths is compared
+//! with what the role did.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -16,7 +18,8 @@ use std::process::{Command, Output};
 use neap_sim::trace::Trace;
 use running::{ROLE, library};
 
-/// Lengths in bytes, and how many pages they are; for children of fork, of the bare system call, and of exec as well.
+/// Lengths in bytes, and how many pages they are; for children of fork, of the bare system call,
+/// and of exec as well.
 const OWN: (usize, u32) = (1_234_567, 302);
 const FORKED: (usize, u32) = (2_000_003, 489);
 const UNTOLD: (usize, u32) = (3_000_001, 733);
@@ -79,7 +82,8 @@ fn allocate((bytes, _): (usize, u32), count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|_| core::hint::black_box(Vec::with_capacity(bytes))).collect()
 }
 
-/// Waits for a child that was made by a fork; in the child itself, does what it is to do and ends it.
+/// Waits for a child that was made by a fork; in the child itself, does what it is to do and ends
+/// it.
 fn child(pid: libc::pid_t, kind: (usize, u32)) {
     if pid == 0 {
         drop(allocate(kind, 20));
@@ -99,7 +103,8 @@ fn program_to_record() {
     match std::env::var(ROLE).as_deref() {
         Ok("killed") => {
             let mut kept = allocate(OWN, 50);
-            // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
+            // SAFETY: the child allocates under the allocator that is tested for this, and uses no
+            // lock of std.
             child(unsafe { libc::fork() }, FORKED);
             // SAFETY: likewise; nobody is told of this child.
             child(unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t, UNTOLD);
@@ -183,7 +188,8 @@ fn program_whose_recording_is_cut_short_goes_on() {
     assert_eq!(text(&output.stderr), "neap: the recording ends: its file was cut short\n");
 }
 
-/// A file that another user put where the recording is to be, with what makes a process take it for its own.
+/// A file that another user put where the recording is to be, with what makes a process take it for
+/// its own.
 #[test]
 fn planted_file_is_not_recorded_into() {
     let neap = Installed::new("planted");
@@ -193,7 +199,8 @@ fn planted_file_is_not_recorded_into() {
         let planted = file.clone();
         let mut command = Command::new("sh");
         command.args(["-c", ":"]).env("LD_PRELOAD", library()).env("NEAP", format!("trace:{}", at.display()));
-        // SAFETY: the child is a copy of a test that has one thread at that moment for all that it uses: files.
+        // SAFETY: the child is a copy of a test that has one thread at that moment for all that it
+        // uses: files.
         unsafe {
             command.pre_exec(move || {
                 fs::write(&planted, neap::trace::claim(std::process::id()))?;
@@ -238,7 +245,8 @@ fn a_file_that_cannot_be_recorded_into_is_named_and_stays_as_it_is() {
     let option = format!("trace:{}", neap.0.join("a.trace").display());
     assert!(neap.neap().args(["run", "--neap", &option, "--", "sh", "-c", ":"]).output().unwrap().stderr.is_empty());
     assert!(!neap.trace().events.is_empty());
-    // A program that is not dynamically linked, or one that never allocates, leaves what was there before it began.
+    // A program that is not dynamically linked, or one that never allocates, leaves what was there
+    // before it began.
     fs::write(neap.0.join("a.trace"), neap::trace::claim(1)).unwrap();
     let replayed = neap.replay();
     assert!(!replayed.status.success() && replayed.stdout.is_empty());

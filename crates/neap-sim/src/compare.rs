@@ -1,7 +1,7 @@
 //! Every policy in every scenario, and the figures that come of it.
 //!
-//! Sits between the scenarios and whoever prints: `neap lab`. Runs are independent of each other, so as many go at once as
-//! there are CPUs; what comes of them does not depend on how many.
+//! Sits between the scenarios and whoever prints: `neap lab`. Runs are independent of each other,
+//! so as many go at once as there are CPUs; what comes of them does not depend on how many.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -29,15 +29,17 @@ pub struct Comparison {
     pub checks: Vec<Check>,
     /// Where another policy takes the lock less often than `Adaptive` and holds less, in words.
     pub dominated: Vec<String>,
-    /// Where `Adaptive` is worse than `Upstream` in one of the two by more than a twentieth, in words.
+    /// Where `Adaptive` is worse than `Upstream` in one of the two by more than a twentieth, in
+    /// words.
     pub worse: Vec<String>,
     /// Name to number.
     pub figures: BTreeMap<String, f64>,
 }
 
 impl Comparison {
-    /// The fewest pages in lists with which the programs of `adaptive`'s run can do when at most this share of their pages
-    /// comes from the zone, whoever decides what is kept: see [`crate::offline`].
+    /// The fewest pages in lists with which the programs of `adaptive`'s run can do when at most
+    /// this share of their pages comes from the zone, whoever decides what is kept: see
+    /// [`crate::offline`].
     pub fn least_listed(&self, scenario: Scenario, zone_share: f64) -> Option<f64> {
         let run = self.run(scenario, Name::Adaptive)?;
         run.costs.gaps.listed(zone_share, run.time)
@@ -177,11 +179,13 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
     add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
     add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
-    // The zone allocations that are allowed, and what the lists of whoever knows the future hold with these.
+    // The zone allocations that are allowed, and what the lists of whoever knows the future hold
+    // with these.
     let allowed = comparison.run(Scenario::KernelBuild, Name::Fixed).map(|fixed| fixed.outcome.zone_share * 0.2);
     add("kbuild.least_listed", allowed.and_then(|share| comparison.least_listed(Scenario::KernelBuild, share)));
     add("kbuild.listed", comparison.run(Scenario::KernelBuild, Name::Adaptive).map(|run| run.outcome.average_listed));
-    // Published is all that a machine has in use. What the build and the lists do not hold is taken from another run.
+    // Published is all that a machine has in use. What the build and the lists do not hold is taken
+    // from another run.
     add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used + network::BASE_USED));
     add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
     add("network.free_p99_ratio", ratio(Scenario::Network, |run| run.outcome.free_p99 as f64));

@@ -1,8 +1,9 @@
 //! What things cost, and where each number is from.
 //!
-//! Sits under the machine and the scenarios. Two numbers are calibrated, both on one line of one table: source 003's base
-//! for page_fault1 with 56 processes, 34.3 GB/s and 60.9 % of all cycles in the zone lock. Everything else is measured,
-//! published or assumed, and says so. Nothing here knows which policy runs.
+//! Sits under the machine and the scenarios. Two numbers are calibrated, both on one line of one
+//! table: source 003's base for page_fault1 with 56 processes, 34.3 GB/s and 60.9 % of all cycles
+//! in the zone lock. Everything else is measured, published or assumed, and says so. Nothing here
+//! knows which policy runs.
 
 use crate::setup::ListLock;
 
@@ -32,8 +33,8 @@ pub const HANDOVER: u64 = 100;
 /// From a wake-up to the woken thread's first instruction, in nanoseconds.
 pub const WAKE: u64 = 3_000;
 
-/// How much longer everything in lists and zone takes where each CPU is one of two hardware threads of a core: two are
-/// about 1.3 times as fast as one, so each has 0.65 of a core.
+/// How much longer everything in lists and zone takes where each CPU is one of two hardware threads
+/// of a core: two are about 1.3 times as fast as one, so each has 0.65 of a core.
 pub const SIBLING: f64 = 2.0 / 1.3;
 
 /// Pages of a fault a second in the base, over all CPUs.
@@ -41,14 +42,16 @@ pub fn base_pages() -> f64 {
     BASE_THROUGHPUT / PAGE
 }
 
-/// Nanoseconds under the zone's lock for each page that moves. In the base the lock is never free: each of its visits
-/// lasts as long as 63 pages take to move at that throughput, each page once out and once in.
+/// Nanoseconds under the zone's lock for each page that moves. In the base the lock is never free:
+/// each of its visits lasts as long as 63 pages take to move at that throughput, each page once out
+/// and once in.
 pub fn page_move() -> f64 {
     let visits = 2.0 * base_pages() / BASE_BATCH;
     (1e9 / visits - (LOCK + HANDOVER) as f64) / BASE_BATCH
 }
 
-/// Nanoseconds that a CPU spends on a page, fault, clearing and unmapping together, apart from list and zone.
+/// Nanoseconds that a CPU spends on a page, fault, clearing and unmapping together, apart from list
+/// and zone.
 pub fn page_work() -> f64 {
     let all = BASE_CPUS * 1e9 / base_pages() * (1.0 - BASE_LOCK_SHARE);
     let visits = 2.0 / BASE_BATCH * (LOCK + HANDOVER) as f64;
@@ -69,7 +72,8 @@ pub fn list(lock: ListLock, siblings: bool) -> u64 {
     slowed(alone as f64, siblings)
 }
 
-/// How long a hold of the zone's lock is in which `pages` pages move, in nanoseconds; `siblings`: CPUs are hardware threads.
+/// How long a hold of the zone's lock is in which `pages` pages move, in nanoseconds; `siblings`:
+/// CPUs are hardware threads.
 pub fn hold(pages: u32, contended: bool, siblings: bool) -> u64 {
     let alone = (LOCK + if contended { HANDOVER } else { 0 }) as f64 + f64::from(pages) * page_move();
     slowed(alone, siblings)
@@ -113,7 +117,8 @@ mod tests {
 
     #[test]
     fn the_calibrated_numbers_are_of_the_size_that_is_known() {
-        // Clearing a page takes some hundred nanoseconds at best, a fault about a thousand; a page moved, a few cache misses.
+        // Clearing a page takes some hundred nanoseconds at best, a fault about a thousand; a page
+        // moved, a few cache misses.
         assert!((1000.0..3000.0).contains(&page_work()), "{}", page_work());
         assert!((20.0..100.0).contains(&page_move()), "{}", page_move());
         // So many of them fill a second.

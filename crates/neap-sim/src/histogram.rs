@@ -1,4 +1,5 @@
-//! How long operations took: counts by logarithm, exact below 32 ns and to a thirty-second part above.
+//! How long operations took: counts by logarithm, exact below 32 ns and to a thirty-second part
+//! above.
 //!
 //! Sits between the machine, which records, and the tables, which ask for percentiles.
 

@@ -1,10 +1,11 @@
 //! The virtual machine: CPUs, a zone lock per node, and a clock that jumps from event to event.
 //!
-//! Sits between a scenario's programs and the real page lists, zone and buddy of `neap-pages`. A CPU runs ahead on its own
-//! list, which nobody else touches, until it needs a zone, a channel, or time to pass (`cpu`, `exchange`); these things
-//! happen in the order of the clock. Who finds a zone's lock held waits until all before it have had it, and is told so by
-//! the code that would notice it (`zone`). Ticks come four times a second, to every node. Takes no real lock, reads no real
-//! clock: the same scenario and seed give the same numbers.
+//! Sits between a scenario's programs and the real page lists, zone and buddy of `neap-pages`. A
+//! CPU runs ahead on its own list, which nobody else touches, until it needs a zone, a channel, or
+//! time to pass (`cpu`, `exchange`); these things happen in the order of the clock. Who finds a
+//! zone's lock held waits until all before it have had it, and is told so by the code that would
+//! notice it (`zone`). Ticks come four times a second, to every node. Takes no real lock, reads no
+//! real clock: the same scenario and seed give the same numbers.
 
 mod cpu;
 mod exchange;
@@ -28,7 +29,8 @@ use zone::Zone;
 /// A machine whose lists have policy `T`.
 pub struct Machine<T: Policy> {
     zones: Vec<Zone<T>>,
-    /// Those that run programs, and one for each node that carries to its zone what ticks and drains took.
+    /// Those that run programs, and one for each node that carries to its zone what ticks and
+    /// drains took.
     cpus: Vec<Cpu>,
     programs: usize,
     channels: Vec<Channel>,
@@ -135,7 +137,8 @@ impl<T: Policy> Machine<T> {
         hands + named + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()
     }
 
-    /// Finishes the operations that are under way, and answers whether every page is in hands, in lists or free.
+    /// Finishes the operations that are under way, and answers whether every page is in hands, in
+    /// lists or free.
     pub fn settle(&mut self) -> bool {
         for cpu in 0..self.cpus.len() {
             while let Pending::Visit { .. } | Pending::Holds { .. } = self.cpus[cpu].pending {
@@ -226,7 +229,8 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Goes on with what a CPU had under way; answers whether its program is to be asked what follows.
+    /// Goes on with what a CPU had under way; answers whether its program is to be asked what
+    /// follows.
     fn resume(&mut self, cpu: usize, pending: Pending) -> bool {
         match pending {
             Pending::Go => return true,

@@ -1,10 +1,12 @@
 //! What a list that knew the future would hold: a bound for every policy.
 //!
-//! Sits between the machine, which tells it of every page, and the comparison. A page that a CPU frees and its next use there
-//! are a gap; lists are last in, first out, so the gaps of a CPU are those between a free and the allocation that finds as
-//! many pages free again as before it. Whoever knows how long each gap will be keeps the shortest ones: a page that is kept
-//! over a gap is held for that long, one that is not comes from the zone again, and no choice of as many others costs less.
-//! Blocks count as their pages, as if these were of one kind, and batches cost nothing, so the bound is below what can be had.
+//! Sits between the machine, which tells it of every page, and the comparison. A page that a CPU
+//! frees and its next use there are a gap; lists are last in, first out, so the gaps of a CPU are
+//! those between a free and the allocation that finds as many pages free again as before it.
+//! Whoever knows how long each gap will be keeps the shortest ones: a page that is kept over a gap
+//! is held for that long, one that is not comes from the zone again, and no choice of as many
+//! others costs less. Blocks count as their pages, as if these were of one kind, and batches cost
+//! nothing, so the bound is below what can be had.
 
 /// Buckets for each doubling of a gap's length.
 const PARTS: u32 = 16;
@@ -39,7 +41,8 @@ impl Gaps {
         Gaps { since, ..Gaps::default() }
     }
 
-    /// Notes that a CPU allocates `pages` pages; `freed`: when those that it might have kept were freed.
+    /// Notes that a CPU allocates `pages` pages; `freed`: when those that it might have kept were
+    /// freed.
     pub(crate) fn take(&mut self, freed: &mut Vec<u64>, pages: u32, now: u64) {
         self.taken += u64::from(pages);
         for at in (0..pages).map_while(|_| freed.pop()) {
@@ -52,8 +55,8 @@ impl Gaps {
         }
     }
 
-    /// The fewest pages in lists, on average over `time` nanoseconds, with which at most this share of what is allocated comes
-    /// from the zone. None if no list however long brings that about.
+    /// The fewest pages in lists, on average over `time` nanoseconds, with which at most this share
+    /// of what is allocated comes from the zone. None if no list however long brings that about.
     pub fn listed(&self, zone_share: f64, time: u64) -> Option<f64> {
         let mut wanted = self.taken as f64 * (1.0 - zone_share);
         let mut held = 0.0;

@@ -1,6 +1,8 @@
-//! The comparison as one HTML page: tables, and plots as inline SVG. Nothing is loaded from anywhere.
+//! The comparison as one HTML page: tables, and plots as inline SVG. Nothing is loaded from
+//! anywhere.
 //!
-//! Sits between the comparison and a file. Every string in it is the project's own, so nothing is escaped.
+//! Sits between the comparison and a file. Every string in it is the project's own, so nothing is
+//! escaped.
 
 use core::fmt::Write;
 

@@ -1,6 +1,7 @@
 //! The policies by name.
 //!
-//! Sits between names, which the command line and tables use, and types, which the machine is built with.
+//! Sits between names, which the command line and tables use, and types, which the machine is built
+//! with.
 
 use neap_pages::policy::fixed::Still;
 use neap_pages::policy::gorman::Gorman;
@@ -28,7 +29,8 @@ pub enum Name {
     Huang,
     /// See `Hocko`.
     Gorman,
-    /// The kernel that source 003 changes: its published numbers are what runs are calibrated on, no policy to compare with.
+    /// The kernel that source 003 changes: its published numbers are what runs are calibrated on,
+    /// no policy to compare with.
     Unchanged,
 }
 

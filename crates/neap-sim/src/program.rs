@@ -1,8 +1,9 @@
 //! Programs: what a virtual CPU does next.
 //!
-//! Sits between the scenarios, which write programs, and the machine, which runs them. A program is asked for one step
-//! after the other and sees what it holds; it knows nothing of lists, zones or policies. Blocks lie in the CPU's hands,
-//! first in, first out, and can be passed to another CPU through a channel.
+//! Sits between the scenarios, which write programs, and the machine, which runs them. A program is
+//! asked for one step after the other and sees what it holds; it knows nothing of lists, zones or
+//! policies. Blocks lie in the CPU's hands, first in, first out, and can be passed to another CPU
+//! through a channel.
 
 use crate::random::Random;
 
@@ -20,7 +21,8 @@ pub enum Op {
     Send(usize, usize, u32),
     /// Waits for a block from a channel and takes it into a hand, then works.
     Receive(usize, usize, u32),
-    /// Exchanges all that is in a hand for all that is in a channel: a process that goes on elsewhere for one that came.
+    /// Exchanges all that is in a hand for all that is in a channel: a process that goes on
+    /// elsewhere for one that came.
     Swap(usize, usize),
     /// Puts the block that has been in a hand longest where any CPU can claim it by a number.
     Name(usize, u32),
@@ -54,7 +56,8 @@ pub struct View {
 /// Answers the next step.
 pub type Program = Box<dyn FnMut(&View) -> Op + Send>;
 
-/// Takes and gives back `pages` pages, over and over, with so much work for each step up and down, resting after each round.
+/// Takes and gives back `pages` pages, over and over, with so much work for each step up and down,
+/// resting after each round.
 pub fn swing(pages: u32, order: u8, work: (u32, u32), rest: u64, mut random: Random) -> Program {
     let blocks = (pages >> order).max(1);
     // Somewhere in a round, so that CPUs are not in step.

@@ -1,7 +1,7 @@
 //! Random numbers with a seed, the same on every machine.
 //!
-//! Sits under the programs and the machine. A linear congruential generator, of which the upper bits are used; not for
-//! secrets.
+//! Sits under the programs and the machine. A linear congruential generator, of which the upper
+//! bits are used; not for secrets.
 
 /// A generator.
 #[derive(Clone, Debug)]
@@ -10,7 +10,8 @@ pub struct Random(u64);
 impl Random {
     /// The generator number `stream` of a seed.
     pub fn new(seed: u64, stream: u64) -> Random {
-        // The finaliser of MurmurHash3 (public domain), so that neighbouring streams have nothing in common.
+        // The finaliser of MurmurHash3 (public domain), so that neighbouring streams have nothing
+        // in common.
         let mut state = seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
             state = (state ^ (state >> 33)).wrapping_mul(factor);

@@ -1,6 +1,7 @@
 //! What a machine is made from: how much memory, which programs, for how long.
 //!
-//! Sits between the scenarios, which fill one in, and the machine. Plain numbers; nothing here acts.
+//! Sits between the scenarios, which fill one in, and the machine. Plain numbers; nothing here
+//! acts.
 
 use crate::program::Program;
 
@@ -44,12 +45,14 @@ pub struct Setup {
     pub drain_every: Option<u64>,
     /// Whether gaps between a page's uses are measured, see [`crate::offline`].
     pub watched: bool,
-    /// For each node the CPU that reclaims when the low watermark is reached, until the high one is, if there is one.
+    /// For each node the CPU that reclaims when the low watermark is reached, until the high one
+    /// is, if there is one.
     pub reclaimers: Vec<Option<usize>>,
 }
 
 impl Setup {
-    /// One node with memory to spare: lists may keep 150 MiB each, as much as page_fault1 swings, and more.
+    /// One node with memory to spare: lists may keep 150 MiB each, as much as page_fault1 swings,
+    /// and more.
     pub fn new(programs: Vec<Program>) -> Setup {
         Setup {
             managed: (programs.len() as u32 * 8 * 37_500).max(1 << 21),

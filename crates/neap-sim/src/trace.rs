@@ -1,9 +1,11 @@
 //! Recorded page events, and the programs that do the same again.
 //!
-//! Sits between a file that a program on neap left behind and the machine. The format is described where it is written, in
-//! `crates/neap/src/trace.rs`. What is replayed is what concerns lists and zone: when, and on which CPU, a block of an order
-//! was taken or given. Runs, and blocks that are too large for lists, are replayed as the smallest of those: they visit the
-//! zone once and move as one there, whatever their length, which the simulator would charge page by page. A free of a block that was allocated before the recording began means nothing and is left out.
+//! Sits between a file that a program on neap left behind and the machine. The format is described
+//! where it is written, in `crates/neap/src/trace.rs`. What is replayed is what concerns lists and
+//! zone: when, and on which CPU, a block of an order was taken or given. Runs, and blocks that are
+//! too large for lists, are replayed as the smallest of those: they visit the zone once and move as
+//! one there, whatever their length, which the simulator would charge page by page. A free of a
+//! block that was allocated before the recording began means nothing and is left out.
 
 use std::collections::BTreeMap;
 
@@ -109,13 +111,14 @@ impl Trace {
         self.events.iter().filter(|event| !event.free).map(|event| 1 << event.order()).sum()
     }
 
-    /// A machine whose CPUs do what was recorded, at the times that were recorded or as soon as they can.
+    /// A machine whose CPUs do what was recorded, at the times that were recorded or as soon as
+    /// they can.
     ///
     /// # Errors
     /// The event that allocates what is allocated already.
     pub fn setup(&self) -> Result<Setup, String> {
-        // What each CPU does: when, which order (none: a free), and a name for the block, another one each time that a page
-        // is allocated.
+        // What each CPU does: when, which order (none: a free), and a name for the block, another
+        // one each time that a page is allocated.
         let mut steps: Vec<Vec<(u64, Option<u8>, u32)>> = vec![Vec::new(); self.cpus.into()];
         let (mut out, mut used, mut most) = (BTreeMap::new(), 0_u64, 0);
         for (name, event) in (0..).zip(&self.events) {

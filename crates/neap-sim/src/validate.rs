@@ -1,17 +1,19 @@
 //! What the simulator says beside what was published, for runs that nothing was calibrated on.
 //!
-//! Sits between runs and the comparison. Published numbers are rounded: a simulated one is wrong by its distance to the
-//! nearest number that would be printed the same, as a share of the published one. Nothing is left out of the largest error
-//! but the lines that say "calibrated". "Series" is that of source 003; "later" the merged one, whose build was eight builds
-//! in a memory group each.
+//! Sits between runs and the comparison. Published numbers are rounded: a simulated one is wrong by
+//! its distance to the nearest number that would be printed the same, as a share of the published
+//! one. Nothing is left out of the largest error but the lines that say "calibrated". "Series" is
+//! that of source 003; "later" the merged one, whose build was eight builds in a memory group each.
 //!
-//! Published lock shares are of all locks. What is not the zone's is not simulated and is added, from published numbers
-//! alone: in the series' build 17.0 % less what the simulated zone takes in the unchanged kernel; under `Depth` 0.75 more,
-//! by which the share of the lock of the lists of pages in use rose. In the later build 0.6 %: its two postings have three
-//! lines with a size that is tuned before the last line, 0.5, 0.7 and 0.6 %, and the zone, from which a sixth of the pages
-//! came, can have had little of that. For page_fault1 nothing like it is known, and not either which part of the 300 s of
-//! a run the profile is of. So two numbers are simulated, what is left after the benchmark's warm-up and the average of
-//! all 300 s, and the error is the distance to the nearer one, or none in between.
+//! Published lock shares are of all locks. What is not the zone's is not simulated and is added,
+//! from published numbers alone: in the series' build 17.0 % less what the simulated zone takes in
+//! the unchanged kernel; under `Depth` 0.75 more, by which the share of the lock of the lists of
+//! pages in use rose. In the later build 0.6 %: its two postings have three lines with a size that
+//! is tuned before the last line, 0.5, 0.7 and 0.6 %, and the zone, from which a sixth of the pages
+//! came, can have had little of that. For page_fault1 nothing like it is known, and not either
+//! which part of the 300 s of a run the profile is of. So two numbers are simulated, what is left
+//! after the benchmark's warm-up and the average of all 300 s, and the error is the distance to the
+//! nearer one, or none in between.
 
 use serde::Serialize;
 
@@ -96,7 +98,8 @@ pub fn checks(runs: [&Run; 5]) -> Vec<Check> {
     ]
 }
 
-/// Percent of cycles in the zone's lock over a whole run, of which the warm-up and what follows it were simulated.
+/// Percent of cycles in the zone's lock over a whole run, of which the warm-up and what follows it
+/// were simulated.
 fn over_whole_run(run: &Run) -> f64 {
     let warm = run.warm_time as f64;
     let share = run.warm.lock_share() * warm + run.outcome.lock_share * (WHOLE_RUN - warm);

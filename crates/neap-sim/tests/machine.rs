@@ -1,8 +1,8 @@
-//! What the virtual machine owes: the same numbers for the same seed, no page lost, an end to everything, and the base it is
-//! calibrated on.
+//! What the virtual machine owes: the same numbers for the same seed, no page lost, an end to
+//! everything, and the base it is calibrated on.
 //!
-//! Method: small machines under every policy, with the zone's own `verify` at the end. A failing test prints seed and
-//! policy; all of it is deterministic, so running it again shows the same.
+//! Method: small machines under every policy, with the zone's own `verify` at the end. A failing
+//! test prints seed and policy; all of it is deterministic, so running it again shows the same.
 
 use neap_pages::policy::fixed::Still;
 use neap_pages::policy::{Adaptive, Depth, Policy, Upstream};

@@ -1,7 +1,9 @@
-//! A plain `HashMap` as a cache that shrinks, in two groups with a limit: no charge is refused, and one tenant's growth costs the other nothing.
+//! A plain `HashMap` as a cache that shrinks, in two groups with a limit: no charge is refused, and
+//! one tenant's growth costs the other nothing.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_map`. What is evicted is whatever the map has first; a cache that knows
-//! what was used last gives that up last.
+//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_map`.
+//! What is evicted is whatever the map has first; a cache that knows what was used last gives that
+//! up last.
 
 use core::error::Error;
 use core::time::Duration;
@@ -33,7 +35,8 @@ impl Cache {
         let (counted, shrunk) = (map.clone(), map.clone());
         let count = move || counted.try_lock().map_or(0, |map| HashMap::<u64, Entry>::len(&map) as u64);
         let evict = move |wanted: u64| {
-            // Who holds the lock may be waiting for this call: then there is nothing to be had from here.
+            // Who holds the lock may be waiting for this call: then there is nothing to be had from
+            // here.
             let Ok(mut map) = shrunk.try_lock() else { return 0 };
             let keys: Vec<u64> = map.keys().copied().take(wanted as usize).collect();
             keys.iter().filter(|key| map.remove(key).is_some()).count() as u64

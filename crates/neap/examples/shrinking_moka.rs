@@ -1,7 +1,9 @@
 //! A cache of moka's that shrinks at its group's limit, and again when the limit is lowered.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_moka`. moka evicts by itself beyond its capacity; asked for some objects, it
-//! gives those that it names first, which is no use of them. Its capacity is as good as none here: how much it may have is the group's to say.
+//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example
+//! shrinking_moka`. moka evicts by itself beyond its capacity; asked for some objects, it gives
+//! those that it names first, which is no use of them. Its capacity is as good as none here: how
+//! much it may have is the group's to say.
 
 use core::error::Error;
 use core::time::Duration;
@@ -13,7 +15,8 @@ use std::sync::Arc;
 const VALUE: usize = 64 << 10;
 const LIMIT: u64 = 8 << 20;
 
-/// A value, and the charge that goes when it does: when it is out of the cache, and nobody reads it any more.
+/// A value, and the charge that goes when it does: when it is out of the cache, and nobody reads it
+/// any more.
 struct Page {
     _bytes: Vec<u8>,
     _charge: Charge,
@@ -31,7 +34,8 @@ fn evict(pages: &Pages, wanted: u64) -> u64 {
 }
 
 fn insert(pages: &Pages, group: Group, key: u64) -> Result<(), Box<dyn Error>> {
-    // This may have the cache shrunk. None of its locks is held here, as one would be within a function that it calls for a missing value.
+    // This may have the cache shrunk. None of its locks is held here, as one would be within a
+    // function that it calls for a missing value.
     let charge = group.charge(VALUE as u64)?;
     pages.insert(key, Arc::new(Page { _bytes: vec![0; VALUE], _charge: charge }));
     Ok(())

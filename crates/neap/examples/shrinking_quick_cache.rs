@@ -1,7 +1,10 @@
-//! A cache of quick_cache's that shrinks at its group's limit, in its own order: what is used often stays.
+//! A cache of quick_cache's that shrinks at its group's limit, in its own order: what is used often
+//! stays.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_quick_cache`. A lower capacity has the cache evict what it
-//! thinks least of, and its own capacity is as good as none: how much it may have is the group's to say, which can be told another limit at any time.
+//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example
+//! shrinking_quick_cache`. A lower capacity has the cache evict what it thinks least of, and its
+//! own capacity is as good as none: how much it may have is the group's to say, which can be told
+//! another limit at any time.
 
 use core::error::Error;
 use core::time::Duration;
@@ -16,7 +19,8 @@ const CAPACITY: u64 = 1 << 16;
 /// Keys that are used all the time.
 const HOT: u64 = 16;
 
-/// A value, and the charge that goes when it does: when the cache has evicted it, and nobody reads it any more.
+/// A value, and the charge that goes when it does: when the cache has evicted it, and nobody reads
+/// it any more.
 struct Page {
     _bytes: Vec<u8>,
     _charge: Charge,
@@ -34,7 +38,8 @@ fn evict(pages: &Pages, wanted: u64) -> u64 {
 }
 
 fn insert(pages: &Pages, group: Group, key: u64) -> Result<(), Box<dyn Error>> {
-    // This may have the cache shrunk. No shard's lock is held here, as it would be within a function that the cache calls for a missing value.
+    // This may have the cache shrunk. No shard's lock is held here, as it would be within a
+    // function that the cache calls for a missing value.
     let charge = group.charge(VALUE as u64)?;
     pages.insert(key, Arc::new(Page { _bytes: vec![0; VALUE], _charge: charge }));
     Ok(())

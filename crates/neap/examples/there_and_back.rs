@@ -1,7 +1,9 @@
-//! What malloc and free cost a Rust program whose global allocator is neap: 64 bytes there and back, and 1000 at a time.
+//! What malloc and free cost a Rust program whose global allocator is neap: 64 bytes there and
+//! back, and 1000 at a time.
 //!
-//! Run by `cargo run --release -p neap --example there_and_back`. Here the compiler sees both and makes them part of the loop, where a preloaded
-//! library is called. Prints the least time of several runs each, so that other work on the machine does not count.
+//! Run by `cargo run --release -p neap --example there_and_back`. Here the compiler sees both and
+//! makes them part of the loop, where a preloaded library is called. Prints the least time of
+//! several runs each, so that other work on the machine does not count.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::hint::black_box;

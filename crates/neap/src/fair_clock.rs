@@ -1,8 +1,10 @@
 //! The time that callbacks may take: it stands still while the gate is closed.
 //!
-//! Sits between fork, which closes the gate, and whoever watches over callbacks. A callback that allocates waits at the gate while a large process forks, and so
-//! does who watches it; that is not the callback's fault. One word: while time runs, how long it has stood so far; while it stands, when it stopped, and a bit that says so. So a
-//! moment is read by two looks at one word, and nobody waits. Who closes the gate changes it, and nobody else does.
+//! Sits between fork, which closes the gate, and whoever watches over callbacks. A callback that
+//! allocates waits at the gate while a large process forks, and so does who watches it; that is not
+//! the callback's fault. One word: while time runs, how long it has stood so far; while it stands,
+//! when it stopped, and a bit that says so. So a moment is read by two looks at one word, and
+//! nobody waits. Who closes the gate changes it, and nobody else does.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +24,8 @@ impl FairClock {
                 return word & !STANDS;
             }
             let time = now().saturating_sub(word);
-            // 1. It runs. 2. It is stopped, and goes on. 3. `now` is read: the time of 2 would count.
+            // 1. It runs. 2. It is stopped, and goes on. 3. `now` is read: the time of 2 would
+            //    count.
             if self.0.load(Ordering::Relaxed) == word {
                 return time;
             }

@@ -1,6 +1,7 @@
 //! Closing a manager for fork, and opening it again.
 //!
-//! Sits between the process's hooks and gate, sequences, CPU locks and the time that callbacks may take. See [`process`](crate::process) for the whole.
+//! Sits between the process's hooks and gate, sequences, CPU locks and the time that callbacks may
+//! take. See [`process`](crate::process) for the whole.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering;
@@ -19,21 +20,24 @@ const LOCK_NAPS: u32 = 10_000;
 const LOCK_NAP: u32 = 10;
 
 impl<P: Platform> Mm<P> {
-    /// Closes the gate and the sequences: when this returns every object and page is in exactly one structure and no lock
-    /// is held but those of Atomic stacks, by this thread. `patience` is asked, after so many looks in vain, whether to wait on for cold paths. Where that ends before
-    /// they do, or one is this thread's own, interrupted by a signal handler that forks, the sequences stay as they are: rows and locks may be in use.
+    /// Closes the gate and the sequences: when this returns every object and page is in exactly one
+    /// structure and no lock is held but those of Atomic stacks, by this thread. `patience` is
+    /// asked, after so many looks in vain, whether to wait on for cold paths. Where that ends
+    /// before they do, or one is this thread's own, interrupted by a signal handler that forks, the
+    /// sequences stay as they are: rows and locks may be in use.
     pub(crate) fn close_for_fork(&self, patience: &dyn Fn(u32) -> bool) {
         self.wait_until_opened();
         if self.gate.close_again() {
             return;
         }
         let Some(core) = self.core_if_open() else {
-            // Nobody is inside. In vain, so that nothing else is opened again that is made meanwhile.
+            // Nobody is inside. In vain, so that nothing else is opened again that is made
+            // meanwhile.
             self.gate.close_in_vain();
             return;
         };
-        // Most cold paths are over in a microsecond; one whose thread was preempted takes as long as the scheduler lets it
-        // wait.
+        // Most cold paths are over in a microsecond; one whose thread was preempted takes as long
+        // as the scheduler lets it wait.
         let mut seen = 0;
         let stop_clock = || _ = core.reclaim.get().inspect(|reclaim| reclaim.clock.stop(clock::precise()));
         let empty = self.gate.close(|| {
@@ -56,13 +60,14 @@ impl<P: Platform> Mm<P> {
             naps < LOCK_NAPS && patience(naps * LOCK_NAP)
         };
         if empty && core.objects.slots.close_table(&core.objects.platform, wait).is_err() {
-            // No fence, or a lock that is never free: a sequence lasts a few instructions, so after some turns of others it has ended. Not proved.
+            // No fence, or a lock that is never free: a sequence lasts a few instructions, so after
+            // some turns of others it has ended. Not proved.
             (0..YIELDS).for_each(|_| core.objects.platform.pause());
         }
     }
 
-    /// Opens both again, or leaves that to the fork that this one has interrupted; `false` where nothing is closed: this is such a fork's end in the child of one that has
-    /// interrupted it.
+    /// Opens both again, or leaves that to the fork that this one has interrupted; `false` where
+    /// nothing is closed: this is such a fork's end in the child of one that has interrupted it.
     pub(crate) fn reopen_after_fork(&self) -> bool {
         if !self.gate.is_closed_by_me() {
             return false;

@@ -1,7 +1,7 @@
 //! A value that is made when it is first asked for, and stays where it is.
 //!
-//! Sits in a manager, for parts that most programs never ask for. Without it: one load for each look. One mutex, for making it; whoever
-//! may fork meanwhile keeps forks away.
+//! Sits in a manager, for parts that most programs never ask for. Without it: one load for each
+//! look. One mutex, for making it; whoever may fork meanwhile keeps forks away.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -27,7 +27,8 @@ impl<T> Lazy<T> {
     /// The value, if there is one.
     #[inline]
     pub(crate) fn get(&self) -> Option<&T> {
-        // Acquire pairs with the Release in `get_or_make`. SAFETY: the flag says that it is initialised.
+        // Acquire pairs with the Release in `get_or_make`. SAFETY: the flag says that it is
+        // initialised.
         self.made.load(Ordering::Acquire).then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
@@ -41,7 +42,8 @@ impl<T> Lazy<T> {
             return Ok(value);
         }
         let value = make()?;
-        // SAFETY: only whoever has the mutex writes it, once, and nobody reads it before the flag says so.
+        // SAFETY: only whoever has the mutex writes it, once, and nobody reads it before the flag
+        // says so.
         let value = unsafe { (*self.value.get()).write(value) };
         self.made.store(true, Ordering::Release); // Pairs with the Acquire in `get`.
         Ok(value)

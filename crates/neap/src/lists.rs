@@ -1,6 +1,8 @@
-//! The lists of a manager: LRU lists on its groups, kept from forks by the gate, tidied up by maintenance.
+//! The lists of a manager: LRU lists on its groups, kept from forks by the gate, tidied up by
+//! maintenance.
 //!
-//! Sits between [`Mm`] and `neap-reclaim`. What is not asked for costs a deletion of a group one lock, and a tick one. No lock of its own.
+//! Sits between [`Mm`] and `neap-reclaim`. What is not asked for costs a deletion of a group one
+//! lock, and a tick one. No lock of its own.
 
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;

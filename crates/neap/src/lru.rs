@@ -1,8 +1,11 @@
-//! LRU lists of this process: what is cached, by group and node, oldest first, so that whoever wants memory back from a group finds its oldest.
+//! LRU lists of this process: what is cached, by group and node, oldest first, so that whoever
+//! wants memory back from a group finds its oldest.
 //!
-//! Sits between caches and the process's manager ([`PROCESS`]). Every group and node has its own part of a list, under a lock of its own, made when
-//! it is first used. When a group is deleted, what it has is its parent's at once, as the oldest there. [`LruList`] keeps values by
-//! [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside them and takes no memory for them.
+//! Sits between caches and the process's manager ([`PROCESS`]). Every group and node has its own
+//! part of a list, under a lock of its own, made when it is first used. When a group is deleted,
+//! what it has is its parent's at once, as the oldest there. [`LruList`] keeps values by
+//! [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside them and takes no memory for
+//! them.
 //!
 //! All of it can be called from any thread, at any time, but not from signal handlers.
 //!
@@ -66,8 +69,8 @@ fn made() -> Option<Listed<'static, Linux>> {
     PROCESS.lists_if_made()
 }
 
-/// A list of objects that have an [`Item`] inside: a name for it, which keeps nothing alive. Functions that walks call run under the lock of the
-/// items: see [`RawList::walk`].
+/// A list of objects that have an [`Item`] inside: a name for it, which keeps nothing alive.
+/// Functions that walks call run under the lock of the items: see [`RawList::walk`].
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -107,8 +110,9 @@ impl RawList {
         PROCESS.lists()?.site().open(by == By::Group, None).map(RawList)
     }
 
-    /// Makes a list by group whose items a shrinker is for: one that knows groups, registered before. It is marked when a group's first item on a
-    /// node is added, so its `count`, which may be [`RawList::count`], is asked where there is something.
+    /// Makes a list by group whose items a shrinker is for: one that knows groups, registered
+    /// before. It is marked when a group's first item on a node is added, so its `count`, which may
+    /// be [`RawList::count`], is asked where there is something.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
@@ -119,7 +123,8 @@ impl RawList {
     /// Gives back what the list takes. Items that are on it are no list's any more.
     ///
     /// # Safety
-    /// Nobody uses the list any more, nor an item that is on it but to put other things in its place.
+    /// Nobody uses the list any more, nor an item that is on it but to put other things in its
+    /// place.
     pub unsafe fn close(self) {
         if let Some(listed) = made() {
             // SAFETY: as the caller promises.
@@ -127,23 +132,25 @@ impl RawList {
         }
     }
 
-    /// Puts an item on it, as the newest of a group on a node (the last node, for a number beyond). Where the group is gone the item is its
-    /// heir's. Answers whether it was put there: not where it is on a list already.
+    /// Puts an item on it, as the newest of a group on a node (the last node, for a number beyond).
+    /// Where the group is gone the item is its heir's. Answers whether it was put there: not where
+    /// it is on a list already.
     ///
     /// # Errors
     /// [`Denied::NoSuchGroup`]: the group is gone, and nobody is known to be its heir.
     ///
     /// # Safety
-    /// The item stays where it is until [`RawList::del`] has answered that it was taken off, or a walk's `dispose` has got it. Not called by a
-    /// function that a walk calls under the lock.
+    /// The item stays where it is until [`RawList::del`] has answered that it was taken off, or a
+    /// walk's `dispose` has got it. Not called by a function that a walk calls under the lock.
     pub unsafe fn add(self, group: Group, node: usize, item: NonNull<Item>) -> Result<bool, Denied> {
         let listed = made().ok_or(Denied::NoSuchGroup)?;
         // SAFETY: as the caller promises.
         unsafe { self.0.add(&listed.site(), group.id(), node, item) }
     }
 
-    /// Takes an item off, whichever group's it is by now; answers whether this call did. If not, it is on no list, or on another, or a walk has
-    /// taken it off, whose `dispose` gets it. So whoever got it, here or there, and nobody else, may free it.
+    /// Takes an item off, whichever group's it is by now; answers whether this call did. If not, it
+    /// is on no list, or on another, or a walk has taken it off, whose `dispose` gets it. So
+    /// whoever got it, here or there, and nobody else, may free it.
     ///
     /// # Safety
     /// The item is there. Not called by a function that a walk calls under the lock.
@@ -157,13 +164,16 @@ impl RawList {
         made().map_or(0, |listed| self.0.count(&listed.site(), group.id(), node))
     }
 
-    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken off, to `isolate`, oldest first and each once at
-    /// most but for retries, and does what it answers. Those that it takes off are handed to `dispose`, in the same order, with no lock held: they are
-    /// its own then, and nobody's before, and say [`Item::is_linked`] until [`Item::leave_hands`]. Finds nothing where the group is gone.
+    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken
+    /// off, to `isolate`, oldest first and each once at most but for retries, and does what it
+    /// answers. Those that it takes off are handed to `dispose`, in the same order, with no lock
+    /// held: they are its own then, and nobody's before, and say [`Item::is_linked`] until
+    /// [`Item::leave_hands`]. Finds nothing where the group is gone.
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items, and a fork waits for it: it neither waits, nor allocates or frees, nor calls
-    /// anything of neap's; a lock of the item's owner it only tries.
+    /// `isolate` is called under the lock of the items, and a fork waits for it: it neither waits,
+    /// nor allocates or frees, nor calls anything of neap's; a lock of the item's owner it only
+    /// tries.
     pub unsafe fn walk(
         self,
         group: Group,

@@ -1,11 +1,12 @@
 //! Options: one variable, `NEAP=key:value,key:value`.
 //!
-//! Sits between the environment and an instance. Parsing allocates nothing and refuses nothing: a key or a value that is
-//! not known is reported once, by name, on standard error, and left out, because a typing error must not stop a server
-//! from starting. Where it must, `strict:on` or `NEAP_STRICT=1` makes the process exit with [`REFUSED`] instead.
+//! Sits between the environment and an instance. Parsing allocates nothing and refuses nothing: a
+//! key or a value that is not known is reported once, by name, on standard error, and left out,
+//! because a typing error must not stop a server from starting. Where it must, `strict:on` or
+//! `NEAP_STRICT=1` makes the process exit with [`REFUSED`] instead.
 //!
-//! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and a test compares the
-//! table in `docs/guide/options.md` with it.
+//! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
+//! a test compares the table in `docs/guide/options.md` with it.
 
 use core::ffi::CStr;
 use neap_os::cpuset;
@@ -41,7 +42,8 @@ pub struct Options {
     pub stat: bool,
     /// The most pages that a CPU's page list keeps, where that is not to be found out.
     pub page_list_high: Option<u32>,
-    /// Nodes to make up, to which CPUs are dealt out; 0 for those that the machine has, 1 for no difference between memory.
+    /// Nodes to make up, to which CPUs are dealt out; 0 for those that the machine has, 1 for no
+    /// difference between memory.
     pub nodes: u32,
     /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
@@ -55,7 +57,8 @@ pub struct Options {
     pub strict: bool,
 }
 
-/// Exit status of a process that is told something unknown and to be strict; that of `neap run` for its own failures.
+/// Exit status of a process that is told something unknown and to be strict; that of `neap run` for
+/// its own failures.
 pub const REFUSED: i32 = 125;
 
 /// Which groups an unmodified program's threads are in.
@@ -80,7 +83,8 @@ impl Path {
     /// No file.
     pub const NONE: Path = Path([0; LONGEST_PATH + 1]);
 
-    /// The path in `bytes`, if they are one of at most [`LONGEST_PATH`] bytes that begins with a slash.
+    /// The path in `bytes`, if they are one of at most [`LONGEST_PATH`] bytes that begins with a
+    /// slash.
     pub fn absolute(bytes: &[u8]) -> Option<Path> {
         let mut path = Path::NONE;
         path.0[..LONGEST_PATH].get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -191,7 +195,8 @@ pub const DESCRIPTIONS: [Description; 13] = [
 /// No key is longer.
 const LONGEST_KEY: usize = 14;
 
-/// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or like no key.
+/// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
+/// like no key.
 pub fn nearest(item: &[u8]) -> Option<&'static str> {
     let typed = item.split(|&byte| byte == b':').next()?.trim_ascii();
     let likely = |key: &'static str| {
@@ -203,13 +208,14 @@ pub fn nearest(item: &[u8]) -> Option<&'static str> {
     (away > 0).then_some(key)
 }
 
-/// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to make `typed` of `key`;
-/// `None` for what is much too long.
+/// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to
+/// make `typed` of `key`; `None` for what is much too long.
 fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
     if key.len() > LONGEST_KEY || typed.len() > 2 * LONGEST_KEY {
         return None;
     }
-    // Rows for the last two bytes of `typed` and the one at hand; a column is so many bytes of `key`.
+    // Rows for the last two bytes of `typed` and the one at hand; a column is so many bytes of
+    // `key`.
     let mut older = [0; LONGEST_KEY + 1];
     let mut last: [usize; LONGEST_KEY + 1] = core::array::from_fn(|column| column);
     for (row, &byte) in typed.iter().enumerate() {
@@ -255,7 +261,8 @@ impl Options {
     pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Options {
         let (mut options, mut in_list) = (Options::DEFAULT, false);
         for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty()) {
-            // A list of CPUs has commas of its own: what follows it and begins with a digit belongs to it.
+            // A list of CPUs has commas of its own: what follows it and begins with a digit belongs
+            // to it.
             in_list = item.starts_with(b"isolated:") || in_list && item[0].is_ascii_digit();
             let outcome = match (in_list, item.strip_prefix(b"isolated:")) {
                 (true, cpus) => options.isolate(cpus.unwrap_or(item)),
@@ -268,14 +275,14 @@ impl Options {
         options
     }
 
-    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more rights than its user. Ends
-    /// the process where there is a complaint and it is to be strict.
+    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more
+    /// rights than its user. Ends the process where there is a complaint and it is to be strict.
     pub fn of_environment() -> Options {
         if neap_os::environment::is_privileged() {
             return Options::DEFAULT;
         }
-        // SAFETY: called once, by the first allocation of the process, before the program can start a thread that changes
-        // its environment; the values are used here only.
+        // SAFETY: called once, by the first allocation of the process, before the program can start
+        // a thread that changes its environment; the values are used here only.
         let [text, strict] =
             ["NEAP", "NEAP_STRICT"].map(|name| unsafe { neap_os::environment::variable(name) }.unwrap_or_default());
         let is_strict = !matches!(strict, b"" | b"0" | b"off") || Options::parse(text, |_, _| ()).strict;

@@ -1,12 +1,17 @@
-//! neap's own caches as shrinkers: what is free is given up in the same walk as what programs cache, by the same arithmetic.
+//! neap's own caches as shrinkers: what is free is given up in the same walk as what programs
+//! cache, by the same arithmetic.
 //!
-//! Sits between the registry of shrinkers, in which these are the first, and objects, pages and per-CPU data. They know nodes and no groups: what is free is charged
-//! to nobody, but for what caches keep for those who paid, which is put back before a group is asked (`Groups::drain`). What costs nothing to have again says so by 0 seeks, and
-//! gives half of what is left at each priority, so it is nearly gone before a program's cache is asked for much; what takes a system call and
-//! a page fault is dearer than an object of a program's.
+//! Sits between the registry of shrinkers, in which these are the first, and objects, pages and
+//! per-CPU data. They know nodes and no groups: what is free is charged to nobody, but for what
+//! caches keep for those who paid, which is put back before a group is asked (`Groups::drain`).
+//! What costs nothing to have again says so by 0 seeks, and gives half of what is left at each
+//! priority, so it is nearly gone before a program's cache is asked for much; what takes a system
+//! call and a page fault is dearer than an object of a program's.
 //!
-//! A callback enters the gate, so it waits for a fork, and holds the locks of what it empties for a batch at a time; nobody who runs passes holds any of these. It allocates
-//! nothing, stops where a fork waits, and releases nothing while an isolated CPU would be interrupted. What came back is seen by what the process uses: nothing is said of bytes.
+//! A callback enters the gate, so it waits for a fork, and holds the locks of what it empties for a
+//! batch at a time; nobody who runs passes holds any of these. It allocates nothing, stops where a
+//! fork waits, and releases nothing while an isolated CPU would be interrupted. What came back is
+//! seen by what the process uses: nothing is said of bytes.
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
@@ -38,7 +43,8 @@ enum Cache {
 impl Cache {
     const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
 
-    /// What is registered for it: name, seeks, batch, and whether it makes room for an allocation, within which it may be asked then.
+    /// What is registered for it: name, seeks, batch, and whether it makes room for an allocation,
+    /// within which it may be asked then.
     fn nature(self) -> (&'static str, u32, u64, bool) {
         match self {
             Cache::Sheaves => ("neap:sheaves", 0, 64, true),
@@ -128,8 +134,8 @@ impl<P: Platform> Core<P> {
         Class::all().map(count).sum()
     }
 
-    /// Puts about so many objects back into their slabs: from barns, of each class its part, and where these do not have as many from stacks, CPU by
-    /// CPU. Answers how many.
+    /// Puts about so many objects back into their slabs: from barns, of each class its part, and
+    /// where these do not have as many from stacks, CPU by CPU. Answers how many.
     fn put_back(&self, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> u64 {
         let (in_barns, mut done) = (self.in_barns(node), 0);
         let all: u64 = in_barns.iter().sum();
@@ -150,7 +156,8 @@ impl<P: Platform> Core<P> {
 }
 
 unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: registered with a manager that stays; what is asked is the caller's, for the time of the call.
+    // SAFETY: registered with a manager that stays; what is asked is the caller's, for the time of
+    // the call.
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
         let _inside = mm.gate.enter(core.objects.platform.cpu());
@@ -191,7 +198,8 @@ pub(crate) unsafe fn register<P: Platform>(mm: &Mm<P>, host: &impl Host, shrinke
         let (name, seeks, batch, inline) = cache.nature();
         let by_node = cache != Cache::PerCpu;
         let spec = Spec { name, count, scan, data, gone: None, seeks, batch, by_node, by_group: false, inline };
-        // SAFETY: the functions only read the manager, which is there as long as they may be called.
+        // SAFETY: the functions only read the manager, which is there as long as they may be
+        // called.
         unsafe { shrinkers.register_own(host, &spec) }?;
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Words of a report, written one after the other.
 //!
-//! Sits between reports for other processes and the page of numbers, of which they get the part behind the numbers. No locks.
+//! Sits between reports for other processes and the page of numbers, of which they get the part
+//! behind the numbers. No locks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,7 +38,8 @@ impl Pen<'_> {
     }
 }
 
-/// Sees to it that each page of the file is there, before a lock is taken, and that nothing is left of another report's beginning.
+/// Sees to it that each page of the file is there, before a lock is taken, and that nothing is left
+/// of another report's beginning.
 pub(crate) fn touch(words: &[AtomicU64]) {
     words.iter().step_by(512).for_each(|word| word.store(0, Ordering::Relaxed));
 }

@@ -1,7 +1,9 @@
-//! The per-CPU data of a manager: made when it is first asked for, kept from forks by the gate, worked on by maintenance.
+//! The per-CPU data of a manager: made when it is first asked for, kept from forks by the gate,
+//! worked on by maintenance.
 //!
-//! Sits between [`Mm`] and `neap-percpu`. What is not asked for costs nothing: no memory, and one load in a tick. One mutex, for
-//! making it. It is beside the pages and objects, so it does not count for a limit.
+//! Sits between [`Mm`] and `neap-percpu`. What is not asked for costs nothing: no memory, and one
+//! load in a tick. One mutex, for making it. It is beside the pages and objects, so it does not
+//! count for a limit.
 
 use crate::lazy::Lazy;
 use crate::memory_groups::Grouped;
@@ -16,7 +18,8 @@ use neap_os::stack;
 use neap_os::topology::MAX_CPUS;
 use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Shape, Statistics, Tick, Wait};
 
-/// Address space for each CPU where that costs the program something, and the least to try where it is refused, in bytes.
+/// Address space for each CPU where that costs the program something, and the least to try where it
+/// is refused, in bytes.
 const SCARCE_SPAN: usize = 16 << 20;
 const LEAST_SPAN: usize = 256 << 10;
 
@@ -110,10 +113,12 @@ impl<P: Platform> Clone for Source<'_, P> {
 impl<P: Platform> Copy for Source<'_, P> {}
 
 impl<P: Platform> Mm<P> {
-    /// The manager's per-CPU data, which is made where there is none yet, unless `wait` says [`Wait::Never`].
+    /// The manager's per-CPU data, which is made where there is none yet, unless `wait` says
+    /// [`Wait::Never`].
     ///
     /// # Errors
-    /// [`Refused::Memory`] where there is no address space for it; [`Refused::WouldWait`] if it would have to be made.
+    /// [`Refused::Memory`] where there is no address space for it; [`Refused::WouldWait`] if it
+    /// would have to be made.
     pub fn per_cpu(&self, wait: Wait) -> Result<Source<'_, P>, Refused> {
         if let Some(source) = self.per_cpu_if_made() {
             return Ok(source);
@@ -198,8 +203,9 @@ impl<'m, P: Platform> Source<'m, P> {
         (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
     }
 
-    /// Charges whoever pays for an owner with an allocation, before it is made; answers who that is, 0 for nobody. Who cannot wait as long as it
-    /// takes is not held up above a `high`, and waits for no callback.
+    /// Charges whoever pays for an owner with an allocation, before it is made; answers who that
+    /// is, 0 for nobody. Who cannot wait as long as it takes is not held up above a `high`, and
+    /// waits for no callback.
     fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
         let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
         let charged = if wait == Wait::Long {
@@ -210,7 +216,8 @@ impl<'m, P: Platform> Source<'m, P> {
         charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
     }
 
-    /// An allocation that does not wait: it is charged with what this CPU has in stock and the group has left, and refused while somebody forks.
+    /// An allocation that does not wait: it is charged with what this CPU has in stock and the
+    /// group has left, and refused while somebody forks.
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
         let allocate = || {
             let (paying, bytes) = (self.payer(owner), self.data.price(size));

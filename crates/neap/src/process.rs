@@ -1,11 +1,12 @@
-//! The process's memory manager: the one instance that `malloc` and [`Neap`](crate::Neap) stand for, and what the process
-//! does to it: first use, fork, threads.
+//! The process's memory manager: the one instance that `malloc` and [`Neap`](crate::Neap) stand
+//! for, and what the process does to it: first use, fork, threads.
 //!
-//! Sits between the C library's hooks and [`Mm`]. Holds the only mutable static of the workspace. Everything else is told
-//! which instance it works on.
+//! Sits between the C library's hooks and [`Mm`]. Holds the only mutable static of the workspace.
+//! Everything else is told which instance it works on.
 //!
-//! Fork: prepare takes the lock of the C library's streams, closes the gate, waits until nobody is in a cold path, closes the sequences and fences every CPU. Then
-//! every object is in exactly one structure and every mutex is free, so the child's copy is whole. Both sides open again.
+//! Fork: prepare takes the lock of the C library's streams, closes the gate, waits until nobody is
+//! in a cold path, closes the sequences and fences every CPU. Then every object is in exactly one
+//! structure and every mutex is free, so the child's copy is whole. Both sides open again.
 
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
@@ -24,8 +25,8 @@ use neap_os::{environment, fork_handlers, stack, streams, thread};
 pub static PROCESS: OnPages<Mm<Linux>> =
     OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) }));
 
-/// A value at the start of a page, so that what of it lies at the start of one is known: see [`Hot`](neap_objects::hot::Hot). A static alone: a stack
-/// has no such values.
+/// A value at the start of a page, so that what of it lies at the start of one is known: see
+/// [`Hot`](neap_objects::hot::Hot). A static alone: a stack has no such values.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct OnPages<T>(T);
@@ -39,9 +40,11 @@ impl<T> Deref for OnPages<T> {
     }
 }
 
-/// Looks at the gate for two or three seconds, after which something is wrong with the thread that fork waits for.
+/// Looks at the gate for two or three seconds, after which something is wrong with the thread that
+/// fork waits for.
 const FORK_LOOKS: u32 = 20_000;
-/// For some tenths of a second, where a thread that is inside forks, in a signal handler: others there may wait for a lock that it holds, and one that forks, too, for it.
+/// For some tenths of a second, where a thread that is inside forks, in a signal handler: others
+/// there may wait for a lock that it holds, and one that forks, too, for it.
 const LOOKS_IN_VAIN: u32 = 2_000;
 
 /// The first use of a process, which may come from a small stack. Where memory for another one is
@@ -52,7 +55,8 @@ fn open(mm: &Mm<Linux>) {
 
 fn open_apart(mm: &Mm<Linux>) {
     let options = Options::of_environment();
-    // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries again.
+    // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries
+    // again.
     let opened = unsafe { mm.open(machine(&options).with_own_thread(&PROCESS.own_thread), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
@@ -61,8 +65,9 @@ fn open_apart(mm: &Mm<Linux>) {
     }
 }
 
-/// Handlers that are registered later run before ours, while the gate is still open: they may wait for threads that wait for it. So ours are as early as can
-/// be: at the first use, which may be long before the library's turn to be initialised, or when it is loaded.
+/// Handlers that are registered later run before ours, while the gate is still open: they may wait
+/// for threads that wait for it. So ours are as early as can be: at the first use, which may be
+/// long before the library's turn to be initialised, or when it is loaded.
 #[unsafe(link_section = "__at_load")]
 extern "C" fn register_fork_handlers() {
     // Relaxed: only who is first.
@@ -165,7 +170,8 @@ fn close_all() {
         if looks == FORK_LOOKS {
             say_if_heard(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
         }
-        // That thread has locks, or pages in hands, which a child would miss. The C library's fork waits for its own malloc's as long.
+        // That thread has locks, or pages in hands, which a child would miss. The C library's fork
+        // waits for its own malloc's as long.
         true
     });
 }

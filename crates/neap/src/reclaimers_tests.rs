@@ -1,4 +1,5 @@
-//! Who waits for reclaimers, and who makes them: on a virtual machine, where tests are the reclaimers.
+//! Who waits for reclaimers, and who makes them: on a virtual machine, where tests are the
+//! reclaimers.
 
 use crate::mm::{Hooks, Mm, Spawn, Task};
 use crate::options::Options;
@@ -255,7 +256,8 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
 
 static LOCKED_OUT: AtomicU32 = AtomicU32::new(0);
 
-/// Forks, as far as the gate is concerned, for longer than a callback may take; as another thread might, while this one waits at the gate.
+/// Forks, as far as the gate is concerned, for longer than a callback may take; as another thread
+/// might, while this one waits at the gate.
 unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked) -> u64 {
     // SAFETY: registered with a manager, which outlives it.
     let mm = unsafe { &*mm.cast::<Machine>() };

@@ -1,14 +1,19 @@
 //! Requests: what another process asks of this one, by way of its page of numbers.
 //!
-//! Sits between `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on it, and the maintenance
-//! thread (or, where there is none, a call that goes the slow way), which does what is asked and writes the answer. Nobody
-//! is signalled, or stopped but for the milliseconds of a small process's [books](crate::reconcile) where there are groups. The page can be written by the process's user and by root at any time, with anything: every
-//! word is read once, a request is checked like any other argument, what is asked for is harmless at any moment, nothing
-//! is kept in the page that this process relies on, and requests are taken up at most a thousand times a second.
+//! Sits between `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and
+//! `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on
+//! it, and the maintenance thread (or, where there is none, a call that goes the slow way), which
+//! does what is asked and writes the answer. Nobody is signalled, or stopped but for the
+//! milliseconds of a small process's [books](crate::reconcile) where there are groups. The page can
+//! be written by the process's user and by root at any time, with anything: every word is read
+//! once, a request is checked like any other argument, what is asked for is harmless at any moment,
+//! nothing is kept in the page that this process relies on, and requests are taken up at most a
+//! thousand times a second.
 //!
-//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`], [`SHRINKERS`], [`SHRINK`] or [`MAP`]) and then a ticket that is not the one there. The answer:
-//! this process writes what came of it and then the same ticket. Askers exclude each other by a lock on the file. A ticket that is put
-//! back to the last one answered takes a request back.
+//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`],
+//! [`SHRINKERS`], [`SHRINK`] or [`MAP`]) and then a ticket that is not the one there. The answer:
+//! this process writes what came of it and then the same ticket. Askers exclude each other by a
+//! lock on the file. A ticket that is put back to the last one answered takes a request back.
 
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
@@ -28,20 +33,25 @@ const PAUSE: u64 = 1_000_000;
 
 /// Wanted: that caches go to the free pages, as far as the next words say.
 const DRAIN: u32 = 0;
-/// Wanted: a report on the chunks of per-CPU data ([`chunk_report`]) from that of the number in `from` on.
+/// Wanted: a report on the chunks of per-CPU data ([`chunk_report`]) from that of the number in
+/// `from` on.
 const CHUNKS: u32 = 1;
 /// Wanted: a report on memory groups ([`group_report`]) from the slot in `from` on.
 const GROUPS: u32 = 2;
-/// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound in `from`, the bytes in `until`.
+/// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound
+/// in `from`, the bytes in `until`.
 const BOUND: u32 = 3;
 /// Wanted: a report on shrinkers ([`shrinker_report`]) from the index in `from` on.
 const SHRINKERS: u32 = 4;
-/// Wanted: that a shrinker looks at so many objects as are in `until`, or, with all bits set there, how many it has. Its index is in `from` and the rest of its id
-/// in `cpu`; of the group in `group`, on the node in `node`.
+/// Wanted: that a shrinker looks at so many objects as are in `until`, or, with all bits set there,
+/// how many it has. Its index is in `from` and the rest of its id in `cpu`; of the group in
+/// `group`, on the node in `node`.
 const SHRINK: u32 = 5;
-/// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the piece in `from` on.
+/// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the
+/// piece in `from` on.
 const MAP: u32 = 7;
-/// Refusals: what is wanted is not known here; the numbers are being written at this moment, or a program's call cannot do what is wanted.
+/// Refusals: what is wanted is not known here; the numbers are being written at this moment, or a
+/// program's call cannot do what is wanted.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
@@ -123,8 +133,9 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
 }
 
 impl<P: Platform> Core<P> {
-    /// Does what another process asks for, if any does; answers whether one did. Not inside the gate. What is held by
-    /// somebody is tried again, but never from within a program's call, which is not to wait.
+    /// Does what another process asks for, if any does; answers whether one did. Not inside the
+    /// gate. What is held by somebody is tried again, but never from within a program's call, which
+    /// is not to wait.
     pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
         let Some(desk) = self.page.desk() else { return false };
         let ticket = desk.ticket();
@@ -177,7 +188,8 @@ impl<P: Platform> Core<P> {
     }
 
     fn report_map(&self, mm: &Mm<P>, desk: &Desk, is_call: bool) -> bool {
-        // Perhaps by this very thread, in a handler of the program's between neap's and the fork: it would wait for itself.
+        // Perhaps by this very thread, in a handler of the program's between neap's and the fork:
+        // it would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
@@ -199,7 +211,8 @@ impl<P: Platform> Core<P> {
         self.page.report(write).is_some()
     }
 
-    /// A program's callbacks run on a reclaimer, never here: a thread of the program's that comes by in a call may hold what they take. neap's own run here.
+    /// A program's callbacks run on a reclaimer, never here: a thread of the program's that comes
+    /// by in a call may hold what they take. neap's own run here.
     fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
         let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
@@ -216,7 +229,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`] after the last time.
+    /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`]
+    /// after the last time.
     #[cold]
     pub(crate) fn answer_in_call(&self, mm: &Mm<P>) {
         let (platform, now) = (&self.objects.platform, clock::precise());
@@ -347,8 +361,8 @@ mod tests {
         unsafe { mm.close() };
     }
 
-    /// Another process wants a shrinker to scan, and the call that finds it may be a free under a lock of the C library's, or a callback: it neither waits
-    /// nor makes a thread.
+    /// Another process wants a shrinker to scan, and the call that finds it may be a free under a
+    /// lock of the C library's, or a callback: it neither waits nor makes a thread.
     #[test]
     fn a_call_asks_no_shrinker() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None }));

@@ -1,15 +1,21 @@
 //! What another process is told about shrinkers: numbers, as words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and the registry, whose lock is not taken: a shrinker that is being unregistered waits for no
-//! report. It is gathered on the stack, outside the gate, and copied then. A report begins at the index that was asked for; many shrinkers
-//! take several. The groups of a shrinker that has many are asked for by themselves, from a number on. Nothing is allocated, and no callback is called: who wants to know how much there is asks for that by itself.
+//! Sits between a request ([`requests`](crate::requests)) and the registry, whose lock is not
+//! taken: a shrinker that is being unregistered waits for no report. It is gathered on the stack,
+//! outside the gate, and copied then. A report begins at the index that was asked for; many
+//! shrinkers take several. The groups of a shrinker that has many are asked for by themselves, from
+//! a number on. Nothing is allocated, and no callback is called: who wants to know how much there
+//! is asks for that by itself.
 //!
-//! A report, in words of 64 bits: whether there are shrinkers; entries in this report; the index to ask for next, all bits set if there is none;
-//! reclaimer threads, and those that do not come back; waits for them, and those in vain; of direct, then of background passes how many,
-//! groups asked, objects looked at, objects freed, bytes; how often shrinkers were blamed, by [`Verdict`]. Then for each shrinker its id; flags
-//! (1: by node, 2: by group, 4: inline, 8: it is gone, and was blamed, 16: it has more groups than follow); seeks; batch; calls; objects looked at, and freed; nanoseconds;
-//! how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it does not come back; how long its name is, and the name; how many
-//! groups follow, and for each its id, the node, and what is deferred.
+//! A report, in words of 64 bits: whether there are shrinkers; entries in this report; the index to
+//! ask for next, all bits set if there is none; reclaimer threads, and those that do not come back;
+//! waits for them, and those in vain; of direct, then of background passes how many, groups asked,
+//! objects looked at, objects freed, bytes; how often shrinkers were blamed, by [`Verdict`]. Then
+//! for each shrinker its id; flags (1: by node, 2: by group, 4: inline, 8: it is gone, and was
+//! blamed, 16: it has more groups than follow); seeks; batch; calls; objects looked at, and freed;
+//! nanoseconds; how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it
+//! does not come back; how long its name is, and the name; how many groups follow, and for each its
+//! id, the node, and what is deferred.
 
 use crate::reclaiming::Reclaiming;
 use neap_base::Platform;
@@ -63,7 +69,8 @@ impl Draft<'_> {
     }
 }
 
-/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone and its groups behind so many. Outside the gate.
+/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone and
+/// its groups behind so many. Outside the gate.
 pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };

@@ -1,11 +1,13 @@
 //! Where moves of page tables have split the arena's mapping.
 //!
-//! A run that is moved takes its mapping along, which merges with none beside it: the kernel counts one more where the run begins and one more where it
-//! ends, of 65530 by default. Both stay when the run is freed, until another move covers them. The set of these places is therefore a bound on the live
-//! mappings that all moves have caused, however many there were.
+//! A run that is moved takes its mapping along, which merges with none beside it: the kernel counts
+//! one more where the run begins and one more where it ends, of 65530 by default. Both stay when
+//! the run is freed, until another move covers them. The set of these places is therefore a bound
+//! on the live mappings that all moves have caused, however many there were.
 //!
 //! # Locking
-//! The caller has the [`Splits`] behind its mutex, and holds that over a move: the kernel moves for one thread at a time in any case.
+//! The caller has the [`Splits`] behind its mutex, and holds that over a move: the kernel moves for
+//! one thread at a time in any case.
 
 use core::ops::Range;
 use neap_base::Platform;
@@ -62,11 +64,13 @@ impl Splits {
         if self.memory == 0 {
             return &[];
         }
-        // SAFETY: `open` has mapped room for `MOST`, and `count` is never more; this value alone uses them.
+        // SAFETY: `open` has mapped room for `MOST`, and `count` is never more; this value alone
+        // uses them.
         unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.memory), self.count) }
     }
 
-    /// The indices of the places that a move to `pages` makes needless: those inside and at both ends.
+    /// The indices of the places that a move to `pages` makes needless: those inside and at both
+    /// ends.
     fn covered(&self, pages: &Range<u32>) -> Range<usize> {
         let places = self.places();
         places.partition_point(|place| *place < pages.start)..places.partition_point(|place| *place <= pages.end)
@@ -77,7 +81,8 @@ impl Splits {
         self.memory != 0 && self.count - self.covered(pages).len() + pieces < self.most
     }
 
-    /// The pieces of a range of pages that moves have left: each is one mapping, where nothing else splits it.
+    /// The pieces of a range of pages that moves have left: each is one mapping, where nothing else
+    /// splits it.
     pub(crate) fn pieces(&self, pages: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         let places = self.places();
         let first = places.partition_point(|place| *place <= pages.start);
@@ -93,7 +98,8 @@ impl Splits {
         }
         let covered = self.covered(pages);
         let places: *mut u32 = core::ptr::with_exposed_provenance_mut(self.memory);
-        // SAFETY: inside the `MOST` places that are mapped: `have_room` says that two more than those that stay are.
+        // SAFETY: inside the `MOST` places that are mapped: `have_room` says that two more than
+        // those that stay are.
         unsafe {
             places.add(covered.end).copy_to(places.add(covered.start + 2), self.count - covered.end);
             places.add(covered.start).write(pages.start);

@@ -1,30 +1,35 @@
 //! The page of numbers that `neap stat` reads while the program runs.
 //!
-//! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or the mapping of it where the program closed the
-//! descriptor. Numbers are written after each tick and never in between.
+//! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or the mapping of it
+//! where the program closed the descriptor. Numbers are written after each tick and never in
+//! between.
 //!
 //! # Design
-//! The page is made where no other thread of the program runs, since its descriptor is the lowest free one for a moment: at
-//! the first use of neap by a process with one thread, and in the fork handler of a child whose parent has a page. All other
-//! processes live without: a program runs the same then. No call that allocates or frees makes a page.
+//! The page is made where no other thread of the program runs, since its descriptor is the lowest
+//! free one for a moment: at the first use of neap by a process with one thread, and in the fork
+//! handler of a child whose parent has a page. All other processes live without: a program runs the
+//! same then. No call that allocates or frees makes a page.
 //!
-//! A child must not write to its parent's page, where it could ask for things in the name of a user that it gave up:
+//! A child must not write to its parent's page, where it could ask for things in the name of a user
+//! that it gave up:
 //! 1. The kernel keeps the mapping from every child.
 //! 2. Where the page is mapped stands in [`Own`], which reads as zeroes in every child.
 //! 3. The fork handler closes the descriptor, before code of the program runs in the child.
 //!
-//! A child of the bare system call runs no handler: it keeps the descriptor until it executes something, and has no page.
+//! A child of the bare system call runs no handler: it keeps the descriptor until it executes
+//! something, and has no page.
 //!
 //! # Locking
 //! One mutex, only ever tried, is held while numbers or a report are written.
 //!
-//! The format, version 5, in the machine's byte order: magic (8 bytes), version, sequence, process id and length (4
-//! bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the process and what it answered
-//! ([`requests`](crate::requests)), and then a JSON object of that length; behind 64 KiB, where a report on chunks of per-CPU data,
-//! on groups or on the arena is written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
-//! [`map_report`](crate::map_report)). The sequence is odd
-//! while the numbers are written: a reader who finds it even, and the same afterwards, has read one whole object. It is 0
-//! until numbers are written for the first time. The process id is the one of the process that made the page.
+//! The format, version 5, in the machine's byte order: magic (8 bytes), version, sequence, process
+//! id and length (4 bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the
+//! process and what it answered ([`requests`](crate::requests)), and then a JSON object of that
+//! length; behind 64 KiB, where a report on chunks of per-CPU data, on groups or on the arena is
+//! written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
+//! [`map_report`](crate::map_report)). The sequence is odd while the numbers are written: a reader
+//! who finds it even, and the same afterwards, has read one whole object. It is 0 until numbers are
+//! written for the first time. The process id is the one of the process that made the page.
 
 use crate::map_report;
 use crate::mm::{Core, Mm};
@@ -46,15 +51,17 @@ use neap_pages::Watermarks;
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Goes up with every change that an older reader would misread.
 const VERSION: u32 = 5;
-/// Bytes of the file for the numbers, of which [`room`] are used, and behind them for reports. A process that asks for a
-/// report allocates the memory of it.
+/// Bytes of the file for the numbers, of which [`room`] are used, and behind them for reports. A
+/// process that asks for a report allocates the memory of it.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;
-/// Bytes that the numbers take at most, for the whole, a class, a CPU and a node: lists that do not fit are cut off.
+/// Bytes that the numbers take at most, for the whole, a class, a CPU and a node: lists that do not
+/// fit are cut off.
 const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
 /// Kept free while lists are written, for what follows them.
 const TAIL: usize = 64;
-/// Looks at the numbers until they agree: parts of a busy program are read at slightly different moments.
+/// Looks at the numbers until they agree: parts of a busy program are read at slightly different
+/// moments.
 const LOOKS: u32 = 4;
 
 /// Returns the bytes for the numbers of a machine.
@@ -82,7 +89,8 @@ struct Header {
 pub(crate) struct StatPage {
     /// Held by the thread that writes numbers or a report.
     writing: Mutex<()>,
-    /// Null until the first page is made; then a page of memory that stays mapped, also in children.
+    /// Null until the first page is made; then a page of memory that stays mapped, also in
+    /// children.
     own: AtomicPtr<Own>,
     /// The file, as a child finds it that has to close it; a negative descriptor for none.
     descriptor: AtomicI32,
@@ -125,11 +133,12 @@ impl StatPage {
     /// The page of this process.
     #[inline]
     fn header(&self) -> Option<&Header> {
-        // Acquire pairs with the Release in `own`: zeroes or what `make` wrote are behind the pointer.
-        // SAFETY: null, or a mapping that stays.
+        // Acquire pairs with the Release in `own`: zeroes or what `make` wrote are behind the
+        // pointer. SAFETY: null, or a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
-        // Acquire pairs with the Release in `make`: a thread that sees the page sees what it begins with.
-        // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
+        // Acquire pairs with the Release in `make`: a thread that sees the page sees what it begins
+        // with. SAFETY: null, or a page that this process mapped and never unmaps: a child reads
+        // null.
         unsafe { own.header.load(Ordering::Acquire).as_ref() }
     }
 
@@ -138,14 +147,16 @@ impl StatPage {
         self.header().map(|header| &header.desk)
     }
 
-    /// Whether there is a request that nobody has taken up: four loads, for every call that goes the slow way.
+    /// Whether there is a request that nobody has taken up: four loads, for every call that goes
+    /// the slow way.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         self.header().is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
-    /// Makes the page of this process, which has none, with so many bytes for the numbers. Only where no other thread of the
-    /// process runs. Where a limit or a sandbox is in the way there is no page.
+    /// Makes the page of this process, which has none, with so many bytes for the numbers. Only
+    /// where no other thread of the process runs. Where a limit or a sandbox is in the way there is
+    /// no page.
     pub(crate) fn make(&self, room: usize) {
         let Some(own) = self.own() else { return };
         let Ok(memfd) = Memfd::make(c"neap-stat", LENGTH + REPORT, room) else { return };
@@ -184,7 +195,8 @@ impl StatPage {
         unsafe { self.own.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// In the fork handler of a child: gives up the descriptor of the parent's page, and makes a page if the parent had one.
+    /// In the fork handler of a child: gives up the descriptor of the parent's page, and makes a
+    /// page if the parent had one.
     pub(crate) fn renew(&self) {
         // Relaxed: written by this thread, or before it was made.
         let descriptor = self.descriptor.swap(-1, Ordering::Relaxed);
@@ -198,7 +210,8 @@ impl StatPage {
         }
     }
 
-    /// Lets `write` write a report into the page of this process; not where another thread is at the page, or there is none.
+    /// Lets `write` write a report into the page of this process; not where another thread is at
+    /// the page, or there is none.
     pub(crate) fn report(&self, write: impl FnOnce(&[AtomicU64])) -> Option<()> {
         let _writing = self.writing.try_lock()?;
         let address = core::ptr::from_ref(self.header()?).expose_provenance();
@@ -208,7 +221,8 @@ impl StatPage {
         Some(())
     }
 
-    /// Replaces the numbers by what `write` writes, where this process has a page. Does nothing where another thread is at it.
+    /// Replaces the numbers by what `write` writes, where this process has a page. Does nothing
+    /// where another thread is at it.
     pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
         let Some(_writing) = self.writing.try_lock() else { return };
         let Some(header) = self.header() else { return };
@@ -229,8 +243,8 @@ struct Sheet<'a> {
 
 impl<'a> Sheet<'a> {
     /// # Safety
-    /// `address` is aligned to 8, and `length` bytes there are initialised, live as long as the answer, and are changed only
-    /// by atomic accesses; at least a header's.
+    /// `address` is aligned to 8, and `length` bytes there are initialised, live as long as the
+    /// answer, and are changed only by atomic accesses; at least a header's.
     unsafe fn at(address: usize, length: usize) -> Sheet<'a> {
         let header = core::ptr::with_exposed_provenance::<Header>(address);
         // SAFETY: as the caller promises.
@@ -245,7 +259,8 @@ impl<'a> Sheet<'a> {
         let header = self.header;
         let sequence = header.sequence.load(Ordering::Relaxed) | 1;
         header.sequence.store(sequence, Ordering::Relaxed);
-        // Release pairs with the reader's second look at the sequence: who sees any byte written below sees it odd, or later.
+        // Release pairs with the reader's second look at the sequence: who sees any byte written
+        // below sees it odd, or later.
         fence(Ordering::Release);
         header.magic.store(MAGIC, Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
@@ -254,12 +269,14 @@ impl<'a> Sheet<'a> {
         let mut text = Text { bytes: self.text, length: 0, limit: self.text.len(), truncated: false };
         let length = if write(&mut text).is_ok() { text.length } else { 0 };
         header.length.store(length as u32, Ordering::Relaxed);
-        // Release pairs with the reader's first look: who sees this sequence sees what it stands for.
+        // Release pairs with the reader's first look: who sees this sequence sees what it stands
+        // for.
         header.sequence.store(sequence.wrapping_add(1), Ordering::Release);
     }
 }
 
-/// Where JSON is written to, up to its end; a list that does not fit is cut off after a whole element.
+/// Where JSON is written to, up to its end; a list that does not fit is cut off after a whole
+/// element.
 pub(crate) struct Text<'a> {
     bytes: &'a [AtomicU8],
     length: usize,
@@ -300,7 +317,8 @@ impl Text<'_> {
     }
 }
 
-/// Makes the page of a manager that was just opened, if the process has one thread and may have a page.
+/// Makes the page of a manager that was just opened, if the process has one thread and may have a
+/// page.
 pub(crate) fn open(mm: &Mm<Linux>) {
     if let Some(core) = mm.core_if_open().filter(|core| core.options.stat && thread::count() == Some(1)) {
         core.page.make(room(core.objects.slots.cpus(), core.objects.pages.nodes()));
@@ -324,7 +342,8 @@ fn publish_core(mm: &Mm<Linux>, core: &Core<Linux>) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Writes everything there is to say as one JSON object. `why` the slots are of the kind they are.
+    /// Writes everything there is to say as one JSON object. `why` the slots are of the kind they
+    /// are.
     fn describe(&self, mm: &Mm<P>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;

@@ -1,7 +1,7 @@
 //! What a manager tells about itself.
 //!
-//! Sits between the counters of the layers and whoever asks: mallinfo, tests, `neap stat`. Reads only; numbers of parts
-//! that go on working are of slightly different moments.
+//! Sits between the counters of the layers and whoever asks: mallinfo, tests, `neap stat`. Reads
+//! only; numbers of parts that go on working are of slightly different moments.
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
@@ -27,8 +27,9 @@ pub struct Usage {
     pub per_cpu_free_bytes: u64,
     /// Of what is in the program's hands: vectors that say who pays for objects.
     pub owner_vectors: u64,
-    /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless some got lost. While
-    /// other threads allocate, parts are read at different moments, and it may be a little more or less.
+    /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless
+    /// some got lost. While other threads allocate, parts are read at different moments, and it may
+    /// be a little more or less.
     pub unaccounted_bytes: i64,
 }
 
@@ -89,8 +90,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Classes that may have slabs: none where no page is handed out. Before the first allocation the numbers are written
-    /// without a look at any class.
+    /// Classes that may have slabs: none where no page is handed out. Before the first allocation
+    /// the numbers are written without a look at any class.
     pub(crate) fn classes_with_slabs(&self) -> impl Iterator<Item = Class> {
         let any = (0..self.objects.pages.nodes()).any(|node| self.objects.pages.node(node).used() > 0);
         Class::all().filter(move |_| any)
@@ -165,12 +166,14 @@ impl<P: Platform> Mm<P> {
         Some(core.objects.pages.node(node).statistics())
     }
 
-    /// Which slots CPU 0 has, and so, if it is not isolated, all that are not; `None` before the first allocation.
+    /// Which slots CPU 0 has, and so, if it is not isolated, all that are not; `None` before the
+    /// first allocation.
     pub fn kind(&self) -> Option<Kind> {
         self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
     }
 
-    /// Fences issued so far, each of which interrupted the CPUs that it was for if they ran the process.
+    /// Fences issued so far, each of which interrupted the CPUs that it was for if they ran the
+    /// process.
     pub fn fences(&self) -> u32 {
         self.core_if_open().map_or(0, |core| core.objects.slots.counters().0)
     }

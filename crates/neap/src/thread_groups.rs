@@ -1,8 +1,9 @@
 //! Groups for the threads of a program that knows of none: by name, or one each.
 //!
-//! Sits between an allocation that does not know its thread's group yet, or has nothing stocked, and the groups. Threads are named by and by, and
-//! some again and again, so a thread that needs a new stock is looked at again: it is in the group of the name that it has then. A group
-//! that was made for one thread goes with it, at a tick. No lock of its own.
+//! Sits between an allocation that does not know its thread's group yet, or has nothing stocked,
+//! and the groups. Threads are named by and by, and some again and again, so a thread that needs a
+//! new stock is looked at again: it is in the group of the name that it has then. A group that was
+//! made for one thread goes with it, at a tick. No lock of its own.
 
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -42,8 +43,9 @@ impl<P: Platform> Mm<P> {
 
     fn put_into_group(&self, how: ThreadGroups) {
         let Ok(grouped) = self.groups() else { return };
-        // Of the group that the thread is in: right below the root, or the root where none could be made, unless it is one that the thread has
-        // entered by itself. Nothing of one that is gone.
+        // Of the group that the thread is in: right below the root, or the root where none could be
+        // made, unless it is one that the thread has entered by itself. Nothing of one that is
+        // gone.
         let mut now = None;
         if entered() != 0 {
             let Some(id) = self.group_of_thread() else { return };

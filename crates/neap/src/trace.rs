@@ -1,18 +1,22 @@
-//! The trace: every block and run of pages that is handed out or comes back, in a file that `neap lab replay` reads.
+//! The trace: every block and run of pages that is handed out or comes back, in a file that `neap
+//! lab replay` reads.
 //!
-//! Sits between the page layer, which tells the platform of each, and the file that the option `trace:` names. A thread
-//! claims a place by one atomic addition and has the kernel copy the event into a shared mapping of the file; there is no lock,
-//! no buffer and nothing to write out, so a program that is killed leaves all but the events that its threads were at. A copy
-//! by the kernel fails where the file was cut short, and the recording ends; a store would end the program. Without the
-//! option it is one branch where blocks of pages are handed out, and nothing where objects are.
+//! Sits between the page layer, which tells the platform of each, and the file that the option
+//! `trace:` names. A thread claims a place by one atomic addition and has the kernel copy the event
+//! into a shared mapping of the file; there is no lock, no buffer and nothing to write out, so a
+//! program that is killed leaves all but the events that its threads were at. A copy by the kernel
+//! fails where the file was cut short, and the recording ends; a store would end the program.
+//! Without the option it is one branch where blocks of pages are handed out, and nothing where
+//! objects are.
 //!
-//! The file is 64 MiB long from the beginning, on disk too, and holds 4194300 events. When it is full it says so, and
-//! nothing more is recorded. It is of one process, which its beginning names: a file that is there already is used only
-//! by the process that it is of (`neap run` makes it for the program that it becomes; where that executes another program,
-//! the recording begins again), every other process leaves it alone. It has to be its user's own, with one name, and no
-//! symbolic link. A forked child records nothing, however it is forked:
-//! the page that says where the file is reads as zeroes there. While the file is on a disk the kernel writes it out now and
-//! then, for which it interrupts CPUs that run the process, isolated ones too; not in `/dev/shm`.
+//! The file is 64 MiB long from the beginning, on disk too, and holds 4194300 events. When it is
+//! full it says so, and nothing more is recorded. It is of one process, which its beginning names:
+//! a file that is there already is used only by the process that it is of (`neap run` makes it for
+//! the program that it becomes; where that executes another program, the recording begins again),
+//! every other process leaves it alone. It has to be its user's own, with one name, and no symbolic
+//! link. A forked child records nothing, however it is forked: the page that says where the file is
+//! reads as zeroes there. While the file is on a disk the kernel writes it out now and then, for
+//! which it interrupts CPUs that run the process, isolated ones too; not in `/dev/shm`.
 //!
 //! The format, all numbers little endian:
 //!
@@ -23,10 +27,11 @@
 //!                    u32: the first page   u32: bits 0 to 30 how many pages, bit 31 set if they come back
 //! ```
 //!
-//! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are in the order of their times; of those at the same time, in the
-//! order of their places. A place whose time is zero was claimed and not written. A block is noted after it was handed out,
-//! and before it comes back, so between two events that hand out a page is one that takes it back. A run that is made longer
-//! or shorter where it is is no event.
+//! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are in
+//! the order of their times; of those at the same time, in the order of their places. A place whose
+//! time is zero was claimed and not written. A block is noted after it was handed out, and before
+//! it comes back, so between two events that hand out a page is one that takes it back. A run that
+//! is made longer or shorter where it is is no event.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -116,8 +121,9 @@ impl Recorder for Trace {
         let place = self.claimed.fetch_add(1, Ordering::Relaxed);
         if place >= places {
             if self.end().is_some() {
-                // SAFETY: the id is this process's, or that of one that it shares its memory with; the header is behind the
-                // address. Where the file was cut short nothing has to say that it is full.
+                // SAFETY: the id is this process's, or that of one that it shares its memory with;
+                // the header is behind the address. Where the file was cut short nothing has to say
+                // that it is full.
                 let _ = unsafe { store(process, [(address + FULL, &1_u32.to_le_bytes()), (address, &[])]) };
             }
             return;
@@ -127,8 +133,8 @@ impl Recorder for Trace {
         let when = (since + 1) << 16 | cpu as u64 & 0xffff;
         // The time last: a reader that finds it finds the whole event.
         let parts: [(usize, &[u8]); 2] = [(at + 8, &what.to_le_bytes()), (at, &when.to_le_bytes())];
-        // SAFETY: the id is this process's, or that of one that it shares its memory with; the place is below the number of
-        // places that lie behind the header.
+        // SAFETY: the id is this process's, or that of one that it shares its memory with; the
+        // place is below the number of places that lie behind the header.
         if unsafe { store(process, parts) }.is_err() && self.end().is_some() {
             say_cut_short();
         }
@@ -142,7 +148,8 @@ fn say_cut_short() {
     say_if_heard(format_args!("the recording ends: its file was cut short"));
 }
 
-/// Begins this process's recording in the file at `path`; `None` where that is of another process, which lives.
+/// Begins this process's recording in the file at `path`; `None` where that is of another process,
+/// which lives.
 ///
 /// # Errors
 /// `EXIST` where it is something else; otherwise what stands in the way.

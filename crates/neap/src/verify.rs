@@ -1,7 +1,8 @@
 //! The proof that a whole manager adds up, at any moment.
 //!
-//! Sits between a test and the proofs of objects, pages and per-CPU data. Closes the gate and the sequences as fork does, so that every
-//! object and page is in exactly one structure, and opens them again. Allocates nothing.
+//! Sits between a test and the proofs of objects, pages and per-CPU data. Closes the gate and the
+//! sequences as fork does, so that every object and page is in exactly one structure, and opens
+//! them again. Allocates nothing.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -13,10 +14,11 @@ pub use neap_objects::verify::{Census, Finding};
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
-    /// Proves that every object, every page and all per-CPU data is in exactly one place and that all counts are true; answers how many
-    /// objects are where. Threads may go on meanwhile, and wait where they need a slow path. `in_hands`: how many
-    /// other threads there are, or were when this process was forked, each of which may have been stopped with an object on
-    /// its way between a stack and itself.
+    /// Proves that every object, every page and all per-CPU data is in exactly one place and that
+    /// all counts are true; answers how many objects are where. Threads may go on meanwhile, and
+    /// wait where they need a slow path. `in_hands`: how many other threads there are, or were when
+    /// this process was forked, each of which may have been stopped with an object on its way
+    /// between a stack and itself.
     ///
     /// # Errors
     /// The first [`Finding`].

@@ -1,6 +1,8 @@
-//! A charge at a `max` with nothing left to give does not ask everybody again, until something new is marked.
+//! A charge at a `max` with nothing left to give does not ask everybody again, until something new
+//! is marked.
 //!
-//! Method: a virtual machine without threads, whose charges call shrinkers inline, and whose passes are counted.
+//! Method: a virtual machine without threads, whose charges call shrinkers inline, and whose passes
+//! are counted.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -96,7 +98,8 @@ fn who_finds_nothing_marked_is_refused_at_once_until_there_is_a_mark() {
     assert_eq!(cache.passes(), one + 2);
 }
 
-/// Who never says that it has nothing until a mark is asked again and again, but not by every charge.
+/// Who never says that it has nothing until a mark is asked again and again, but not by every
+/// charge.
 #[test]
 fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
     let (cache, id) = Cache::new(0);
@@ -115,7 +118,8 @@ fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
     assert_eq!((cache.passes(), cache.objects.load(Relaxed)), (before + 4, 0));
 }
 
-/// A thread charges all the time; whatever another one marks is had, though nothing is marked twice.
+/// A thread charges all the time; whatever another one marks is had, though nothing is marked
+/// twice.
 #[test]
 fn no_mark_is_slept_over() {
     let rounds = if cfg!(debug_assertions) { 2000 } else { 20_000 };

@@ -1,10 +1,11 @@
 //! Draining on demand: what anybody may take from any CPU's caches, and what that does not disturb.
 //!
-//! Goal: a drain takes what its scope names and nothing else; it takes all of it, whether the CPU is in use, has vanished or
-//! has come late; what somebody holds is tried again and then reported; `until` stops in time and takes cheap things first;
-//! an allocation that could have what lists hold never fails; and nothing is lost to owners, drains and ends of threads at
-//! the same time. Method: virtual machines where CPUs are chosen, the real system for fences and for threads; the whole
-//! manager is proved after each step.
+//! Goal: a drain takes what its scope names and nothing else; it takes all of it, whether the CPU
+//! is in use, has vanished or has come late; what somebody holds is tried again and then reported;
+//! `until` stops in time and takes cheap things first; an allocation that could have what lists
+//! hold never fails; and nothing is lost to owners, drains and ends of threads at the same time.
+//! Method: virtual machines where CPUs are chosen, the real system for fences and for threads; the
+//! whole manager is proved after each step.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -154,8 +155,8 @@ fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
     program.end();
 }
 
-/// Memory was free, in lists, and a large request failed for want of it because draining came only after reclaim had found
-/// something.
+/// Memory was free, in lists, and a large request failed for want of it because draining came only
+/// after reclaim had found something.
 #[test]
 fn d7_what_lists_hold_is_had_before_a_contiguous_request_fails() {
     const LIMIT: usize = 16 << 20;

@@ -1,8 +1,11 @@
-//! Many operations leave no drift: what groups are charged with is what was allocated for them, to the byte, however often.
+//! Many operations leave no drift: what groups are charged with is what was allocated for them, to
+//! the byte, however often.
 //!
-//! Method: threads charge by hand, allocate as members of groups, and have per-CPU data, each with sums of its own; groups come and go, and stocks are
-//! emptied meanwhile. In the end the sums of all threads are what the groups use, and when everything was given back nothing is left. A million
-//! operations here; a hundred million by `cargo test --release -p neap --test drift -- --ignored`.
+//! Method: threads charge by hand, allocate as members of groups, and have per-CPU data, each with
+//! sums of its own; groups come and go, and stocks are emptied meanwhile. In the end the sums of
+//! all threads are what the groups use, and when everything was given back nothing is left. A
+//! million operations here; a hundred million by `cargo test --release -p neap --test drift --
+//! --ignored`.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -30,7 +33,8 @@ enum Held {
 // SAFETY: what a thread has in hands is freed by whichever thread gets it.
 unsafe impl Send for Held {}
 
-/// So many operations by one thread; answers what is left of it, and how many bytes that is charged for.
+/// So many operations by one thread; answers what is left of it, and how many bytes that is charged
+/// for.
 fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operations: u64) -> (Vec<Held>, u64) {
     let (grouped, source) = (mm.groups().unwrap(), mm.per_cpu(Wait::Long).unwrap());
     let owners: Vec<_> = groups.iter().map(|&group| grouped.open_owner(group).unwrap()).collect();

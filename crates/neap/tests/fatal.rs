@@ -1,8 +1,9 @@
-//! Frees that must not go unnoticed, at once or later: each ends the process by SIGABRT after one line that says what is
-//! wrong.
+//! Frees that must not go unnoticed, at once or later: each ends the process by SIGABRT after one
+//! line that says what is wrong.
 //!
-//! Goal: every kind of wrong pointer, in every place its memory may be by then, in both kinds of slots, and whether or not
-//! somebody pays for the memory, is named for what it is; and what two threads free at the same moment is never handed out twice. Method: each case is a process of its
+//! Goal: every kind of wrong pointer, in every place its memory may be by then, in both kinds of
+//! slots, and whether or not somebody pays for the memory, is named for what it is; and what two
+//! threads free at the same moment is never handed out twice. Method: each case is a process of its
 //! own, this program again.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
@@ -266,8 +267,8 @@ fn other_calls_than_free() {
     );
 }
 
-/// One try: two threads free one object at the same moment, then everything is taken and given back. Ends the process
-/// before the object is handed out twice, whatever the threads saw.
+/// One try: two threads free one object at the same moment, then everything is taken and given
+/// back. Ends the process before the object is handed out twice, whatever the threads saw.
 fn free_at_once(kind: &str) -> ! {
     let mm = manager(kind);
     let (object, arrived) = (mm.allocate(64).expose_provenance(), AtomicUsize::new(0));
@@ -286,7 +287,8 @@ fn free_at_once(kind: &str) -> ! {
     // Both got away with it: it is in two cells now.
     let mut taken = BTreeSet::new();
     for cpu in [0, 1] {
-        // SAFETY: all zeroes is a valid set, which is this function's; where there is no such CPU nothing changes.
+        // SAFETY: all zeroes is a valid set, which is this function's; where there is no such CPU
+        // nothing changes.
         unsafe {
             let mut set: libc::cpu_set_t = core::mem::zeroed();
             libc::CPU_SET(cpu, &mut set);
@@ -310,7 +312,8 @@ fn a_try() {
     if let Some(kind) = again::case() {
         let tries = number("NEAP_TRIES", 100);
         for _ in 0..tries {
-            // SAFETY: the child uses a manager of its own, and what the C library makes whole in it.
+            // SAFETY: the child uses a manager of its own, and what the C library makes whole in
+            // it.
             match unsafe { libc::fork() } {
                 0 => free_at_once(&kind),
                 child => {

@@ -1,9 +1,10 @@
 //! Every system call failing at every position of a fixed program.
 //!
-//! Goal: where the system refuses, an allocation answers null or finds another way, what the program has keeps its
-//! contents, nothing is lost, and once the system has recovered everything works and goes back. Method: the program runs
-//! once to count the calls it makes; then again for each of them, with that one failing, once and from then on. Virtual
-//! machines have no fences to speak of: those fail on the real system.
+//! Goal: where the system refuses, an allocation answers null or finds another way, what the
+//! program has keeps its contents, nothing is lost, and once the system has recovered everything
+//! works and goes back. Method: the program runs once to count the calls it makes; then again for
+//! each of them, with that one failing, once and from then on. Virtual machines have no fences to
+//! speak of: those fail on the real system.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -91,7 +92,8 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
     }
 }
 
-/// Where memory can be neither given back, nor populated, nor moved, the calls for that must be as if they were not there.
+/// Where memory can be neither given back, nor populated, nor moved, the calls for that must be as
+/// if they were not there.
 #[test]
 fn p3_a_system_that_takes_nothing_back_is_a_system_all_the_same() {
     let machine = on_a_virtual_machine("nothing is taken back", [0, 1], |machine| {

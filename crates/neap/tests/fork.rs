@@ -1,10 +1,11 @@
 //! Fork while threads allocate.
 //!
-//! Goal: a child forked at any moment finds every object and page in exactly one place, no mutex held, and can use every
-//! class at once; its parent goes on, and forks of two threads wait for each other; in both kinds of slots. Method: this
-//! program has neap as its allocator; threads keep their stacks moving and check what they have; two threads fork, and
-//! each child proves the sums, allocates and frees in all classes and as runs, proves them again, forks a child of its own,
-//! and ends. `NEAP_FORKS` sets how many there are.
+//! Goal: a child forked at any moment finds every object and page in exactly one place, no mutex
+//! held, and can use every class at once; its parent goes on, and forks of two threads wait for
+//! each other; in both kinds of slots. Method: this program has neap as its allocator; threads keep
+//! their stacks moving and check what they have; two threads fork, and each child proves the sums,
+//! allocates and frees in all classes and as runs, proves them again, forks a child of its own, and
+//! ends. `NEAP_FORKS` sets how many there are.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;

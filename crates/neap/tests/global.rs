@@ -1,8 +1,9 @@
 //! neap as Rust's global allocator.
 //!
-//! Goal: a program made of std's collections runs on `neap::Neap`, on several threads, with contents that are right and
-//! sums that are right; threads that come and go leave no more than a few leave; alignment and zeroes are as `GlobalAlloc`
-//! asks. Method: this very test program, harness included, has `Neap` as its allocator, and asks the process's manager.
+//! Goal: a program made of std's collections runs on `neap::Neap`, on several threads, with
+//! contents that are right and sums that are right; threads that come and go leave no more than a
+//! few leave; alignment and zeroes are as `GlobalAlloc` asks. Method: this very test program,
+//! harness included, has `Neap` as its allocator, and asks the process's manager.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -70,7 +71,8 @@ fn layouts_of_every_alignment() {
     for align in (0..=21).map(|shift| 1_usize << shift) {
         for size in [1, align / 2 + 1, align, 3 * align, 70_000] {
             let layout = Layout::from_size_align(size, align).unwrap();
-            // SAFETY: the layout is not empty, and each block is used within its size and freed once with its layout.
+            // SAFETY: the layout is not empty, and each block is used within its size and freed
+            // once with its layout.
             unsafe {
                 let (dirty, zeroed) = (alloc(layout), alloc_zeroed(layout));
                 dirty.write_bytes(0xaa, size);

@@ -116,8 +116,9 @@ fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
     drop(outliving);
 }
 
-/// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and limits change: no group is ever charged
-/// beyond its limit, and in the end nothing is left of anything.
+/// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and
+/// limits change: no group is ever charged beyond its limit, and in the end nothing is left of
+/// anything.
 #[test]
 fn more_than_can_be_counted_is_refused_to_everybody() {
     let _alone = ALONE.lock().unwrap();
@@ -212,7 +213,8 @@ fn l21_a_storm_leaves_nothing_behind() {
     PROCESS.verify(0).unwrap();
 }
 
-/// A future of a waiting charge, polled by hand: its task is woken by neap's thread, without a tick of the program's.
+/// A future of a waiting charge, polled by hand: its task is woken by neap's thread, without a tick
+/// of the program's.
 #[test]
 fn a_charge_that_waits_is_woken_by_neaps_thread() {
     let _alone = ALONE.lock().unwrap();

@@ -1,4 +1,5 @@
-//! What threads allocate in groups: charged where they are, uncharged where it is freed, whoever frees it.
+//! What threads allocate in groups: charged where they are, uncharged where it is freed, whoever
+//! frees it.
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -14,8 +15,8 @@ use std::time::Instant;
 /// Tests that look at the whole tree take turns.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Threads besides the one that verifies, each of which may have an object in hands: two that work, neap's, and those of the other tests,
-/// some of which only just begin.
+/// Threads besides the one that verifies, each of which may have an object in hands: two that work,
+/// neap's, and those of the other tests, some of which only just begin.
 const OTHERS: u64 = 16;
 
 /// How long what others do may take.
@@ -23,8 +24,8 @@ const WHILE: Duration = Duration::from_secs(20);
 
 const SIZES: [usize; 9] = [1, 16, 100, 1024, 4096, 20_000, 32_768, 100_000, 5 << 20];
 
-/// What a group uses, as soon as that is `expected`, else what it still says after a while: it is about so while others allocate or free, which
-/// the harness does and neap's own thread.
+/// What a group uses, as soon as that is `expected`, else what it still says after a while: it is
+/// about so while others allocate or free, which the harness does and neap's own thread.
 fn used(group: Group, expected: u64) -> Result<u64, Denied> {
     let end = Instant::now() + WHILE;
     loop {
@@ -266,7 +267,8 @@ fn a_child_has_its_parents_groups() {
             });
         }
         for _ in 0..50 {
-            // SAFETY: the child uses nothing but the allocator and groups, which are tested for this, and ends.
+            // SAFETY: the child uses nothing but the allocator and groups, which are tested for
+            // this, and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut wrong = i32::from(PROCESS.verify(OTHERS).is_err());

@@ -1,9 +1,10 @@
 //! Many managers of different shape in one process.
 //!
-//! Goal: managers know nothing of each other; each keeps its contents while the others work; and one that is closed leaves
-//! nothing mapped. Method: eight managers at once, of every page size, one to eight CPUs, both kinds of slots, with and
-//! without a limit, used in turn by one program each; then the process's mappings are compared with where their memory
-//! was, and with what was mapped before.
+//! Goal: managers know nothing of each other; each keeps its contents while the others work; and
+//! one that is closed leaves nothing mapped. Method: eight managers at once, of every page size,
+//! one to eight CPUs, both kinds of slots, with and without a limit, used in turn by one program
+//! each; then the process's mappings are compared with where their memory was, and with what was
+//! mapped before.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -148,7 +149,8 @@ fn a_manager_that_could_not_be_opened_opens_later() {
     program.end();
 }
 
-/// The first allocation of a process runs on whatever stack asks for it, and every page of it is a fault.
+/// The first allocation of a process runs on whatever stack asks for it, and every page of it is a
+/// fault.
 #[test]
 fn a_manager_opens_on_a_small_stack() {
     let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));

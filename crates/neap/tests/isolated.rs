@@ -1,9 +1,10 @@
 //! Isolated CPUs: nothing that a manager does interrupts them.
 //!
-//! Goal: an isolated CPU's caches work, and are emptied from outside without a fence; the others have sequences as ever; fork
-//! and proofs fence the others only; while an isolated CPU runs the process nothing is released or moved by itself, which is
-//! said, and does not keep the maintenance thread awake; explicit calls release. Method: the real system with CPUs declared
-//! isolated, and virtual machines that count calls.
+//! Goal: an isolated CPU's caches work, and are emptied from outside without a fence; the others
+//! have sequences as ever; fork and proofs fence the others only; while an isolated CPU runs the
+//! process nothing is released or moved by itself, which is said, and does not keep the maintenance
+//! thread awake; explicit calls release. Method: the real system with CPUs declared isolated, and
+//! virtual machines that count calls.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -69,7 +70,8 @@ fn where_all_cpus_are_isolated_there_is_no_fence_ever() {
     assert_eq!(machine.fences.load(Relaxed), 0);
 }
 
-/// What a CPU caches and what a drain of it from another one costs in fences, with CPU 0 isolated or not.
+/// What a CPU caches and what a drain of it from another one costs in fences, with CPU 0 isolated
+/// or not.
 fn fences_of_a_drain(isolated: &str, cpu: usize) -> Option<usize> {
     let machine = Shared::new(Linux::probe().with_isolated(&set(isolated)));
     machine.rseq_offset()?;

@@ -1,9 +1,10 @@
 //! Large blocks that are resized: in place, by moving page tables, and by copying.
 //!
-//! Goal: a block keeps its contents whichever way it grows or shrinks, also where its pages come from several earlier
-//! moves, where moving fails, and where it is not worth it; what a move leaves behind is free, and counted as such; and the
-//! gained part of a block is the program's alone. Method: random chains of reallocations of blocks that stand in each
-//! other's way, every byte patterned, on virtual machines and on the real system, with moves that fail now and then.
+//! Goal: a block keeps its contents whichever way it grows or shrinks, also where its pages come
+//! from several earlier moves, where moving fails, and where it is not worth it; what a move leaves
+//! behind is free, and counted as such; and the gained part of a block is the program's alone.
+//! Method: random chains of reallocations of blocks that stand in each other's way, every byte
+//! patterned, on virtual machines and on the real system, with moves that fail now and then.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -67,7 +68,8 @@ fn chains_of_reallocations_on_the_real_system() {
     chains(&machine, &Options { huge: false, ..options }, |_| ());
 }
 
-/// A run that lies partly in what was moved and partly in what was not is several mappings to the kernel.
+/// A run that lies partly in what was moved and partly in what was not is several mappings to the
+/// kernel.
 #[test]
 fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
     const PART: usize = 512 << 10;
@@ -76,7 +78,8 @@ fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
         let mm = Opened::new(machine, &Options { huge: false, ..options }).unwrap();
         let mut program = Program::new(&mm);
         let request = |size| Request { size, align: 1, zeroed: false };
-        // Neighbours, so that nothing grows in place: every second one moves away, and comes back over the gap.
+        // Neighbours, so that nothing grows in place: every second one moves away, and comes back
+        // over the gap.
         (0..16).for_each(|_| assert!(program.allocate(request(PART))));
         for _ in 0..3 {
             for (n, start) in program.blocks.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {

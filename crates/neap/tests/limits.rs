@@ -1,9 +1,10 @@
 //! The option `limit`: allocations fail beyond it, and only when nothing is left to give up.
 //!
-//! Goal: a manager never has more pages in use than its limit; before an allocation fails everything cached anywhere has
-//! been given up for it; after frees allocations succeed again; a failed realloc changes nothing; and no figure of the
-//! usage wraps around at the edges. Method: small limits on virtual machines of every page size and on the real system with
-//! both kinds of slots, filled to the brim and emptied again, in several sizes after one another.
+//! Goal: a manager never has more pages in use than its limit; before an allocation fails
+//! everything cached anywhere has been given up for it; after frees allocations succeed again; a
+//! failed realloc changes nothing; and no figure of the usage wraps around at the edges. Method:
+//! small limits on virtual machines of every page size and on the real system with both kinds of
+//! slots, filled to the brim and emptied again, in several sizes after one another.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -43,7 +44,8 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     let page_size = machine.page_size();
     let mm = Opened::new(machine, &Options { limit: LIMIT as u64, ..*options }).unwrap();
     let mut program = Program::new(&mm);
-    // What one size leaves cached is all given up for the next; nothing is freed to the system in between.
+    // What one size leaves cached is all given up for the next; nothing is freed to the system in
+    // between.
     for size in [64, 30_000, 100, 1 << 20, 2000, 16, 5000, 200_000, 64] {
         let count = fill(&mut program, size);
         let class = Class::of_layout(size, 1, page_size);
@@ -143,7 +145,8 @@ fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() 
         let usage = mm.usage();
         assert!(usage.used_bytes + usage.cached_bytes <= LIMIT as u64 && usage.unaccounted_bytes == 0, "{usage:?}");
         program.verify();
-        // And the room is shared from then on: what fits into the holes now is what the run has left of them.
+        // And the room is shared from then on: what fits into the holes now is what the run has
+        // left of them.
         let more = fill(&mut program, 500);
         assert!(more > count / 4 && more < count * 2 / 3, "{more} of {count}");
         program.verify();

@@ -82,7 +82,8 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     verify();
 }
 
-/// A value that deletes a group when it is dropped: what is there goes to the parent, where the list has been emptied already.
+/// A value that deletes a group when it is dropped: what is there goes to the parent, where the
+/// list has been emptied already.
 struct Deleter(Option<Group>, Arc<AtomicUsize>);
 
 impl Drop for Deleter {
@@ -191,7 +192,8 @@ fn threads_share_a_list_while_groups_go() {
     verify();
 }
 
-/// Forks while other threads are in lists: the child finds none of their locks held, and every list in order.
+/// Forks while other threads are in lists: the child finds none of their locks held, and every list
+/// in order.
 #[test]
 fn a_child_finds_lists_in_order() {
     let list = LruList::new().unwrap();

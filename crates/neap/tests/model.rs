@@ -1,9 +1,10 @@
 //! Random programs on every kind of machine, against a model of what they have.
 //!
-//! Goal: whatever is allocated, moved, freed and migrated in whatever order, with ticks, releases and the passing of time
-//! in between, no block overlaps another, loses its contents or its alignment, zeroed memory is zero, and every object and
-//! page is in exactly one place; once all is freed and released, nothing is left. Method: proptest makes sequences of
-//! operations and makes failing ones smaller; `Program` carries them out and is the model; the manager proves its sums
+//! Goal: whatever is allocated, moved, freed and migrated in whatever order, with ticks, releases
+//! and the passing of time in between, no block overlaps another, loses its contents or its
+//! alignment, zeroed memory is zero, and every object and page is in exactly one place; once all is
+//! freed and released, nothing is left. Method: proptest makes sequences of operations and makes
+//! failing ones smaller; `Program` carries them out and is the model; the manager proves its sums
 //! every few steps.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]

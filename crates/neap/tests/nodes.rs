@@ -1,7 +1,9 @@
-//! Several nodes, from the program's side: what it gets is near, wherever it was freed, and nothing is lost between nodes.
+//! Several nodes, from the program's side: what it gets is near, wherever it was freed, and nothing
+//! is lost between nodes.
 //!
-//! Method: virtual machines whose CPUs belong to nodes; and the real system with nodes that are made up, to which its CPUs
-//! are dealt out, so that sequences, fences and fork take part. Random tests print their seed.
+//! Method: virtual machines whose CPUs belong to nodes; and the real system with nodes that are
+//! made up, to which its CPUs are dealt out, so that sequences, fences and fork take part. Random
+//! tests print their seed.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -150,7 +152,8 @@ fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
     let machine = two_by_two();
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let mut program = Program::new(&mm);
-    // Where a run of so many bytes comes to lie when somebody on CPU `to` makes it longer, and the moves that took.
+    // Where a run of so many bytes comes to lie when somebody on CPU `to` makes it longer, and the
+    // moves that took.
     let mut grow = |from: usize, to: usize, size: usize| {
         Virtual::run_on(from);
         let before: Vec<usize> = program.blocks.keys().copied().collect();

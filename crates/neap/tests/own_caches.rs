@@ -1,4 +1,5 @@
-//! neap's own caches as shrinkers: seen, asked and emptied like those of programs, by node, and first because they cost nothing to have again.
+//! neap's own caches as shrinkers: seen, asked and emptied like those of programs, by node, and
+//! first because they cost nothing to have again.
 //!
 //! Method: virtual machines with two nodes, so nothing moves by itself and every number is exact.
 
@@ -39,7 +40,8 @@ fn count(mm: &Opened<Shared<Virtual>>, name: &str, node: u32) -> u64 {
     mm.reclaiming().unwrap().count(own(mm, name), ROOT, node).unwrap()
 }
 
-/// Objects of some sizes, and a run of pages, allocated and freed on a CPU; all but every `keep`th object.
+/// Objects of some sizes, and a run of pages, allocated and freed on a CPU; all but every `keep`th
+/// object.
 fn use_and_free(mm: &Opened<Shared<Virtual>>, cpu: usize, keep: usize) -> Vec<*mut u8> {
     Virtual::run_on(cpu);
     let run = mm.allocate(100_000);
@@ -167,7 +169,8 @@ fn spec(name: &'static str, data: &'static [AtomicU64; 2]) -> Spec<'static> {
     }
 }
 
-/// What is free costs nothing to have again: half of it goes before a 4096th part of a program's cache does.
+/// What is free costs nothing to have again: half of it goes before a 4096th part of a program's
+/// cache does.
 #[test]
 fn what_is_free_is_given_before_what_a_program_caches() {
     static CACHE: [AtomicU64; 2] = [AtomicU64::new(16_000), AtomicU64::new(0)];

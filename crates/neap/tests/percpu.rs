@@ -1,9 +1,10 @@
 //! Per-CPU data of a manager, and of the process.
 //!
-//! Goal: a manager that nobody asks for per-CPU data makes none and does nothing for it; what was asked for and freed goes back, by
-//! the maintenance thread or from within calls; copies are near their CPUs; a child that is forked at any moment finds every lock
-//! free and every sum right; a caller that may not wait makes no system call for pages. Method: managers on virtual machines, whose
-//! calls are counted, and the process's own, in processes with other options each.
+//! Goal: a manager that nobody asks for per-CPU data makes none and does nothing for it; what was
+//! asked for and freed goes back, by the maintenance thread or from within calls; copies are near
+//! their CPUs; a child that is forked at any moment finds every lock free and every sum right; a
+//! caller that may not wait makes no system call for pages. Method: managers on virtual machines,
+//! whose calls are counted, and the process's own, in processes with other options each.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -91,7 +92,8 @@ fn all_that_is_free_goes_back_at_once_on_demand() {
     let source = mm.per_cpu(Wait::Long).unwrap();
     let handles: Vec<_> = (0..60).map(|_| source.allocate(Owner::NOBODY, 4000, 8, Wait::Long).unwrap()).collect();
     let full = source.statistics().populated;
-    // SAFETY: nobody uses them. Too few for the quarter of a chunk that is given back without waiting.
+    // SAFETY: nobody uses them. Too few for the quarter of a chunk that is given back without
+    // waiting.
     handles[..15].iter().for_each(|handle| _ = unsafe { source.free(*handle) }.unwrap());
     assert!(mm.release_all(), "{:?}", source.statistics());
     let left = source.statistics();
@@ -174,7 +176,8 @@ fn waits_until_back(before: usize) {
     }
 }
 
-/// Owners come and go, and their pages with them. Runs where it is told to, and does nothing otherwise.
+/// Owners come and go, and their pages with them. Runs where it is told to, and does nothing
+/// otherwise.
 #[test]
 fn a_process() {
     let Some(case) = again::case() else { return };
@@ -244,7 +247,8 @@ fn uses_everything() {
 /// What threads do while others fork.
 struct Stage {
     stop: AtomicBool,
-    /// Added to by one thread, which moves its part all the time, and never by more than one beyond `added`.
+    /// Added to by one thread, which moves its part all the time, and never by more than one beyond
+    /// `added`.
     counter: PerCpuCounter,
     added: AtomicI64,
 }

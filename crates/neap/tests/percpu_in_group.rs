@@ -1,6 +1,8 @@
-//! Per-CPU data that groups pay for: charged with all copies, uncharged wherever it is freed, refused at a limit.
+//! Per-CPU data that groups pay for: charged with all copies, uncharged wherever it is freed,
+//! refused at a limit.
 //!
-//! Method: managers of their own on the real system, whose proof compares what is charged with what is allocated after every step.
+//! Method: managers of their own on the real system, whose proof compares what is charged with what
+//! is allocated after every step.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -87,7 +89,8 @@ fn a_limit_refuses_and_leaves_nothing_behind() {
     assert_eq!(groups.used(group), Ok(0));
 }
 
-/// Who does not wait is refused at a limit though a fence would find room: on another CPU, or in a cache.
+/// Who does not wait is refused at a limit though a fence would find room: on another CPU, or in a
+/// cache.
 #[test]
 fn who_never_waits_fences_nobody_and_empties_nothing() {
     let machine = Shared::new(Virtual::new(4096, 16));

@@ -65,7 +65,8 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A mark may be left where another group has the slot by now: as if it were one that somebody made.
+/// A mark may be left where another group has the slot by now: as if it were one that somebody
+/// made.
 #[test]
 fn a_cache_gives_nothing_for_a_group_that_is_not_its_own() {
     let (group, stranger) = (Group::create("own/a").unwrap(), Group::create("own/b").unwrap());
@@ -116,7 +117,8 @@ fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
     assert_eq!(cache.len(), 0);
 }
 
-/// Whether these are few, and looked at one by one, or many, and found among all that have something.
+/// Whether these are few, and looked at one by one, or many, and found among all that have
+/// something.
 #[test]
 fn only_groups_below_the_one_that_is_asked_give_anything() {
     for count in [1, 31, 40] {
@@ -141,7 +143,8 @@ fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
     assert!(cache.len() < 128, "{} are left", cache.len());
 }
 
-/// Objects that were freed stay paid for while neap's own caches have them: these go before the program's.
+/// Objects that were freed stay paid for while neap's own caches have them: these go before the
+/// program's.
 #[test]
 fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
     const SIZE: usize = 1024;
@@ -399,7 +402,8 @@ fn what_is_not_registered_is_not_told_that_it_is_gone() {
     }
 }
 
-/// The child's only thread is the copy of a reclaimer: it ends when the callback is back, and the child with it.
+/// The child's only thread is the copy of a reclaimer: it ends when the callback is back, and the
+/// child with it.
 #[test]
 fn a_reclaimer_that_forks_in_a_callback_ends_in_the_child() {
     let group = Group::create("forks").unwrap();

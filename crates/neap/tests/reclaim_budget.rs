@@ -1,4 +1,5 @@
-//! A process at its own limit: allocations that would have failed have caches shrink. Each test runs itself again with `NEAP=limit`.
+//! A process at its own limit: allocations that would have failed have caches shrink. Each test
+//! runs itself again with `NEAP=limit`.
 
 use neap::process::PROCESS;
 use neap::reclaim::{self, Shrinker};

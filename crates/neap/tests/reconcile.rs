@@ -1,7 +1,8 @@
 //! What neap believes and what the kernel says, in processes whose memory a test knows.
 //!
-//! Goal: every resident byte has a source, what neap has a count of agrees, and what does not agree has a name. Method: managers of their own on the
-//! real system, each asked for things whose pages are then touched or not; what the kernel says is compared with that to the page.
+//! Goal: every resident byte has a source, what neap has a count of agrees, and what does not agree
+//! has a name. Method: managers of their own on the real system, each asked for things whose pages
+//! are then touched or not; what the kernel says is compared with that to the page.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;

@@ -1,9 +1,10 @@
 //! Memory that nobody needs flows back, tick by tick.
 //!
-//! Goal: what rested for a tick is taken from the stacks by the next, barns and pages follow, and after a bounded number of
-//! ticks nothing is resident; `left` says truly whether there is more to do; a tick fences an idle CPU at most once and a
-//! busy one never for what it uses; where there is no thread, ordinary calls tick as time passes. Method: a burst is freed
-//! and ticks are counted, on virtual machines and on the real system with both kinds of slots.
+//! Goal: what rested for a tick is taken from the stacks by the next, barns and pages follow, and
+//! after a bounded number of ticks nothing is resident; `left` says truly whether there is more to
+//! do; a tick fences an idle CPU at most once and a busy one never for what it uses; where there is
+//! no thread, ordinary calls tick as time passes. Method: a burst is freed and ticks are counted,
+//! on virtual machines and on the real system with both kinds of slots.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -19,8 +20,8 @@ use neap_base::virtual_platform::Virtual;
 use program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use std::collections::BTreeSet;
 
-/// Ticks after which nothing may be left of a burst: it is looked at, taken from stacks, and from barns and slabs; its
-/// pages rest in lists and in the zone for a tick each.
+/// Ticks after which nothing may be left of a burst: it is looked at, taken from stacks, and from
+/// barns and slabs; its pages rest in lists and in the zone for a tick each.
 const TICKS: u64 = 6;
 
 fn burst<P: Platform>(mm: &Mm<P>, cpus: usize) {
@@ -116,7 +117,8 @@ fn after_a_burst_everything_flows_back_on_the_real_system() {
     }
 }
 
-/// One in twenty stays, here and there: what is resident then is its own pages, and no call was made for that.
+/// One in twenty stays, here and there: what is resident then is its own pages, and no call was
+/// made for that.
 fn survivors_keep_their_own_pages<P: Platform>(machine: &Shared<P>, options: &Options) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let (mut program, mut random, page) = (Program::new(&mm), Random(seed()), machine.page_size());
@@ -189,7 +191,8 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
 
 static TICKED: AtomicUsize = AtomicUsize::new(0);
 
-/// Where there is no thread, calls that go the slow way tick in its place; a free on a stack that was taken is one.
+/// Where there is no thread, calls that go the slow way tick in its place; a free on a stack that
+/// was taken is one.
 #[test]
 fn ordinary_calls_tick_as_time_passes() {
     let machine = Shared::new(Virtual::new(4096, 2));
@@ -200,8 +203,9 @@ fn ordinary_calls_tick_as_time_passes() {
     burst(&mm, 2);
     let before = (TICKED.load(Relaxed), mm.usage());
     assert!(before.1.cached_bytes > 0);
-    // One call more, so that ticks come while a run is in use: of the two mebibytes that it was cut from, the rest can go.
-    // Where they come between two runs, all of it is one free block, which is not cut up for what was not needed of it.
+    // One call more, so that ticks come while a run is in use: of the two mebibytes that it was cut
+    // from, the rest can go. Where they come between two runs, all of it is one free block, which
+    // is not cut up for what was not needed of it.
     let kept = mm.allocate(40_000);
     for _ in 0..TICKS {
         machine.advance(u64::from(OPTIONS.interval) * 1_000_000);

@@ -1,7 +1,8 @@
 //! What only a larger machine can show: several nodes, an isolated CPU.
 //!
-//! Goal: neap sees the machine that the kernel describes, and works on every CPU of it. Method: the tests run on the
-//! virtual machine of `cargo xtask vm`, whose shape they know; elsewhere they are ignored.
+//! Goal: neap sees the machine that the kernel describes, and works on every CPU of it. Method: the
+//! tests run on the virtual machine of `cargo xtask vm`, whose shape they know; elsewhere they are
+//! ignored.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -31,7 +32,8 @@ fn run_on(cpu: usize) {
 fn node_behind(address: *mut u8) -> i32 {
     let (page, mut node) = (address.map_addr(|address| address & !4095), -1_i32);
     let none = core::ptr::null::<i32>();
-    // SAFETY: without nodes to move to, the kernel only looks where the page is, and writes one number.
+    // SAFETY: without nodes to move to, the kernel only looks where the page is, and writes one
+    // number.
     let answer = unsafe { libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, none, &raw mut node, 0) };
     assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     node
@@ -43,8 +45,8 @@ fn touch(block: *mut u8, size: usize) {
     (0..size).step_by(4096).chain([size - 1]).for_each(|at| unsafe { block.add(at).write(1) });
 }
 
-/// Takes blocks of every size on each CPU in turn, several times, and gives them back on another: what each gets is, as the
-/// kernel says, on the node that `nodes` has for the CPU.
+/// Takes blocks of every size on each CPU in turn, several times, and gives them back on another:
+/// what each gets is, as the kernel says, on the node that `nodes` has for the CPU.
 fn everybody_gets_what_is_near(nodes: [i32; 4]) {
     for rseq in [true, false] {
         let (linux, options) = linux(rseq);
@@ -185,7 +187,8 @@ fn a_full_node_is_no_reason_to_be_killed() {
 #[test]
 #[ignore = "for the machine of `cargo xtask vm`"]
 fn a_policy_of_the_users_is_kept() {
-    // SAFETY: about this thread's policy, and by numbers alone: MPOL_BIND to node 1, and back to MPOL_DEFAULT.
+    // SAFETY: about this thread's policy, and by numbers alone: MPOL_BIND to node 1, and back to
+    // MPOL_DEFAULT.
     let set =
         |mode: i32, nodes: u64| unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, &raw const nodes, 65_usize) };
     run_on(0);

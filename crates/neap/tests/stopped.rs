@@ -1,7 +1,8 @@
-//! A thread that is stopped with pages in its hands, near the limit: others wait for them, and are not told that there is no memory.
+//! A thread that is stopped with pages in its hands, near the limit: others wait for them, and are
+//! not told that there is no memory.
 //!
-//! Method: a virtual machine on which one thread is stopped at each place in turn where it asks on which CPU it is, until another
-//! waits for it or is done.
+//! Method: a virtual machine on which one thread is stopped at each place in turn where it asks on
+//! which CPU it is, until another waits for it or is done.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -118,8 +119,8 @@ impl Platform for Machine {
     }
 }
 
-/// One thread allocates an object, and is stopped after so many questions; then another allocates as many as there are. Answers whether the
-/// first was stopped, and how many both have got.
+/// One thread allocates an object, and is stopped after so many questions; then another allocates
+/// as many as there are. Answers whether the first was stopped, and how many both have got.
 fn stop_after(questions: usize) -> (bool, usize) {
     let machine = Virtual::new(4096, 2);
     let machine =

@@ -4,8 +4,9 @@
 //! limits are cut and raised. Nothing stops, nothing is lost, no limit is exceeded, and culprits
 //! are named.
 //!
-//! Good citizens are values on an LRU list by tenant, which walks evict and threads remove. `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run
-//! says what it was, with its seed.
+//! Good citizens are values on an LRU list by tenant, which walks evict and threads remove.
+//! `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run says what it was, with
+//! its seed.
 
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
@@ -215,7 +216,8 @@ impl Storm {
         }
     }
 
-    /// Bad citizens come and go until the end, and sometimes a tenant does; with what all of them are blamed for.
+    /// Bad citizens come and go until the end, and sometimes a tenant does; with what all of them
+    /// are blamed for.
     fn come_and_go(self: &Arc<Self>, end: Instant, mut random: Random) -> BTreeMap<String, [u32; 3]> {
         let mut named = BTreeMap::<String, [u32; 3]>::new();
         let mut good: Vec<Shrinker> = (0..TENANTS).map(|tenant| self.good(self.tenant(tenant))).collect();
@@ -262,7 +264,8 @@ fn made(tenant: usize) -> Group {
     group
 }
 
-/// Ends the process with a word where a thread does not go on: who waits for it would wait for ever.
+/// Ends the process with a word where a thread does not go on: who waits for it would wait for
+/// ever.
 fn watch(storm: &Storm, progress: &[AtomicU64]) {
     let mut last: Vec<_> = progress.iter().map(|_| (0, Instant::now())).collect();
     while !storm.stop.load(Relaxed) {

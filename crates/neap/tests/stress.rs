@@ -1,11 +1,12 @@
 //! Threads, a drainer, migration and a storm of signals on the real system.
 //!
-//! Goal: nothing that the scheduler, signals, fences and drains do to sequences and locks loses an object, hands one out
-//! twice, or lets a block lose its contents; and at any moment everything adds up. Method: six threads allocate, free,
-//! resize and hand blocks to each other, and look at every byte; meanwhile one thread drains, ticks and releases as fast
-//! as it can and now and then makes the manager prove its sums; one moves the threads from CPU to CPU; and one sends them
-//! signals, whose handlers do nothing, or spin past the end of a sequence. At the end everything is freed and nothing may
-//! be left. `NEAP_SECONDS` sets the duration.
+//! Goal: nothing that the scheduler, signals, fences and drains do to sequences and locks loses an
+//! object, hands one out twice, or lets a block lose its contents; and at any moment everything
+//! adds up. Method: six threads allocate, free, resize and hand blocks to each other, and look at
+//! every byte; meanwhile one thread drains, ticks and releases as fast as it can and now and then
+//! makes the manager prove its sums; one moves the threads from CPU to CPU; and one sends them
+//! signals, whose handlers do nothing, or spin past the end of a sequence. At the end everything is
+//! freed and nothing may be left. `NEAP_SECONDS` sets the duration.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -151,10 +152,12 @@ impl Storm {
         while self.working.load(Relaxed) as usize == THREADS {
             now += 1;
             mm.tick(now);
-            // The first proof comes early: on an emulated machine a turn may take a tenth of a second.
+            // The first proof comes early: on an emulated machine a turn may take a tenth of a
+            // second.
             match if proofs == 0 && now > 20 { 3 } else { random.below(300) } {
                 0..3 => _ = mm.release_all(),
-                // Whoever is between a stack and its own hands has one object there, and whoever is resizing a run nothing.
+                // Whoever is between a stack and its own hands has one object there, and whoever is
+                // resizing a run nothing.
                 3 => {
                     let census = mm.verify(THREADS as u64).unwrap_or_else(|finding| panic!("under load: {finding}"));
                     assert!(census.in_hands <= THREADS as u64);

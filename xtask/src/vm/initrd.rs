@@ -1,8 +1,10 @@
-//! The file system that the virtual machine boots from: an archive in memory, written without other programs.
+//! The file system that the virtual machine boots from: an archive in memory, written without other
+//! programs.
 //!
-//! Sits between the list of files and machine.rs. The format is cpio's "newc": a header of hexadecimal numbers, a name
-//! and the bytes, each padded to four. Libraries are asked of the loader and taken along at the places where it found
-//! them. Not compressed: unpacking would take longer than reading.
+//! Sits between the list of files and machine.rs. The format is cpio's "newc": a header of
+//! hexadecimal numbers, a name and the bytes, each padded to four. Libraries are asked of the
+//! loader and taken along at the places where it found them. Not compressed: unpacking would take
+//! longer than reading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -66,7 +68,8 @@ pub(crate) fn write(archive: &Path, files: &BTreeMap<String, Entry>) -> Result<(
 }
 
 fn member(out: &mut impl Write, name: &str, mode: u32, bytes: &[u8]) -> Result<()> {
-    // inode, mode, user, group, links, time, length, four device numbers, length of the name with its zero, checksum.
+    // inode, mode, user, group, links, time, length, four device numbers, length of the name with
+    // its zero, checksum.
     let length = u32::try_from(bytes.len()).with_context(|| format!("{name} is too large for the archive"))?;
     let fields = [0, mode, 0, 0, 1, 0, length, 0, 0, 0, 0, name.len() as u32 + 1, 0];
     let mut head = String::from("070701");

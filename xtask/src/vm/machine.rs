@@ -1,8 +1,9 @@
-//! Running the virtual machine: the emulator's command line, what init does, and what the console said.
+//! Running the virtual machine: the emulator's command line, what init does, and what the console
+//! said.
 //!
-//! Sits between packages.rs and initrd.rs and the list of tests. The console is the only way out: init prints a line
-//! before and after each test, and everything that the kernel or a test says stands between. A machine that hangs is
-//! ended by the time limit.
+//! Sits between packages.rs and initrd.rs and the list of tests. The console is the only way out:
+//! init prints a line before and after each test, and everything that the kernel or a test says
+//! stands between. A machine that hangs is ended by the time limit.
 
 use core::time::Duration;
 use std::path::Path;
@@ -17,7 +18,8 @@ use crate::vm::packages::Machine;
 pub(crate) enum Shape {
     /// CPUs 0 and 1 on node 0, 2 and 3 on node 1; CPU 3 is isolated.
     TwoNodes,
-    /// CPU 0 on node 0; CPUs 1 and 2 on node 1, which has no memory and is nearer to node 2; CPU 3, isolated, on node 2.
+    /// CPU 0 on node 0; CPUs 1 and 2 on node 1, which has no memory and is nearer to node 2; CPU 3,
+    /// isolated, on node 2.
     Memoryless,
 }
 

@@ -1,9 +1,10 @@
 //! `cargo xtask vm`: tests on a machine that we do not have.
 //!
-//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds and runs test programs in it that were
-//! built here. packages.rs obtains the machine, initrd.rs packs what it boots, machine.rs runs it; what is run stands in
-//! this file. Needs no root and installs nothing outside the target folder. Where the machine cannot be had it says so
-//! and ends with the status of a skipped check: it never passes by doing nothing. It emulates every instruction, so it is
+//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds and runs test
+//! programs in it that were built here. packages.rs obtains the machine, initrd.rs packs what it
+//! boots, machine.rs runs it; what is run stands in this file. Needs no root and installs nothing
+//! outside the target folder. Where the machine cannot be had it says so and ends with the status
+//! of a skipped check: it never passes by doing nothing. It emulates every instruction, so it is
 //! for behaviour and never for time.
 
 use std::collections::BTreeMap;
@@ -21,8 +22,8 @@ mod packages;
 
 use machine::{Answer, Shape};
 
-/// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the test programs of the
-/// crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
+/// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the
+/// test programs of the crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
 struct Guest {
     name: &'static str,
     shape: Shape,
@@ -35,8 +36,8 @@ const fn guest(name: &'static str, line: &'static str) -> Guest {
     Guest { name, shape: Shape::TwoNodes, line, limit: 240 }
 }
 
-/// CPUs go and come while a test runs; it must have happened, and the test must not have noticed. Of CPUs 1 and 2 one
-/// is always there, so that no thread loses all that it may run on.
+/// CPUs go and come while a test runs; it must have happened, and the test must not have noticed.
+/// Of CPUs 1 and 2 one is always there, so that no thread loses all that it may run on.
 const HOTPLUG: &str = "\
 NEAP_SECONDS=10 /tests/neap-stress a6 & test=$!; turns=0
 cpus=/sys/devices/system/cpu
@@ -139,7 +140,8 @@ fn contents(found: &packages::Machine, lines: &[(&str, u32)]) -> Result<BTreeMap
     Ok(files)
 }
 
-/// The test programs of the crates that know a machine, by `crate-file`, or `crate` for a crate's own tests.
+/// The test programs of the crates that know a machine, by `crate-file`, or `crate` for a crate's
+/// own tests.
 fn tests() -> Result<BTreeMap<String, PathBuf>> {
     let mut arguments = vec!["test", "--no-run", "--message-format", "json"];
     for package in ["neap-os", "neap-base", "neap"] {

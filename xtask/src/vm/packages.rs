@@ -1,8 +1,9 @@
 //! The parts of the virtual machine, from Debian's packages.
 //!
-//! Sits between apt and machine.rs. A package is downloaded and unpacked into the target folder, never installed, so no
-//! root is needed; QEMU that is installed already is used as it is. What was unpacked once is found again. Reads the
-//! lists of packages that apt has; where there are none, `apt-get update` by root makes them.
+//! Sits between apt and machine.rs. A package is downloaded and unpacked into the target folder,
+//! never installed, so no root is needed; QEMU that is installed already is used as it is. What was
+//! unpacked once is found again. Reads the lists of packages that apt has; where there are none,
+//! `apt-get update` by root makes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,13 @@
-//! `neap bench accounting`: what malloc and free cost a thread that is in a memory group, and what they cost one that is not.
+//! `neap bench accounting`: what malloc and free cost a thread that is in a memory group, and what
+//! they cost one that is not.
 //!
-//! The variants are the same library, neap's: `neap` in no group, where no thread ever was; `inside` in one; `beside` in none, after it was; and `old`, an older one
-//! that `--old` names. Figures: `in_group_ratio` (malloc and free of 64 bytes, inside over outside), `in_group_ratio_1k` (of 1 KiB), `in_group_ratio_batch` (of 64
-//! bytes, 1000 blocks at a time), `beside_ratio` (64 bytes, beside over outside), `outside_ratio` (64 bytes in no group, over the older library), `owner_bytes` and `owner_bytes_1k`
-//! (resident memory that a block takes more inside than outside).
+//! The variants are the same library, neap's: `neap` in no group, where no thread ever was;
+//! `inside` in one; `beside` in none, after it was; and `old`, an older one that `--old` names.
+//! Figures: `in_group_ratio` (malloc and free of 64 bytes, inside over outside),
+//! `in_group_ratio_1k` (of 1 KiB), `in_group_ratio_batch` (of 64 bytes, 1000 blocks at a time),
+//! `beside_ratio` (64 bytes, beside over outside), `outside_ratio` (64 bytes in no group, over the
+//! older library), `owner_bytes` and `owner_bytes_1k` (resident memory that a block takes more
+//! inside than outside).
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

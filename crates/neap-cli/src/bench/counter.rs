@@ -1,16 +1,20 @@
-//! `neap bench counter`: what adding to a counter costs, on one thread and on one for each CPU, and what reading it costs.
+//! `neap bench counter`: what adding to a counter costs, on one thread and on one for each CPU, and
+//! what reading it costs.
 //!
-//! Counters: neap's `PerCpuCounter`, one atomic, an atomic for each CPU chosen by the thread's number, and a plain word of the
-//! thread's own, `OWN.set(OWN.get() + value)`, which nobody else can read. Each adds the constant 1, and a number that the
-//! compiler does not know, which is in a register. Nobody is penalised: the plain word's address is made known once, so that it is in
-//! memory after each addition and one instruction adds to it there (as the atomics', without its lock); a barrier for the
-//! compiler ends each addition and costs no instruction; and every closure is its thread's own, so that no addition looks up in memory what
-//! to add to. What an addition of a number to the plain word takes is mostly waiting for the one before, which the processor knows how to
-//! avoid for constants.
+//! Counters: neap's `PerCpuCounter`, one atomic, an atomic for each CPU chosen by the thread's
+//! number, and a plain word of the thread's own, `OWN.set(OWN.get() + value)`, which nobody else
+//! can read. Each adds the constant 1, and a number that the compiler does not know, which is in a
+//! register. Nobody is penalised: the plain word's address is made known once, so that it is in
+//! memory after each addition and one instruction adds to it there (as the atomics', without its
+//! lock); a barrier for the compiler ends each addition and costs no instruction; and every closure
+//! is its thread's own, so that no addition looks up in memory what to add to. What an addition of
+//! a number to the plain word takes is mostly waiting for the one before, which the processor knows
+//! how to avoid for constants.
 //!
-//! Figures, of one thread: `add_ns`, `add_ratio_thread_local` (neap over the plain word, of a constant), `add_ratio_thread_local_number`
-//! (of a number), `add_ratio_atomic`, `add_ratio_sharded` (of a constant); `add_ratio_atomic_crowd` and `add_ratio_sharded_crowd` with a
-//! thread on each CPU; `read_ns` (neap's exact value). All in this process.
+//! Figures, of one thread: `add_ns`, `add_ratio_thread_local` (neap over the plain word, of a
+//! constant), `add_ratio_thread_local_number` (of a number), `add_ratio_atomic`,
+//! `add_ratio_sharded` (of a constant); `add_ratio_atomic_crowd` and `add_ratio_sharded_crowd` with
+//! a thread on each CPU; `read_ns` (neap's exact value). All in this process.
 
 use core::cell::Cell;
 use core::hint::black_box;

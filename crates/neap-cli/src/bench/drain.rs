@@ -1,12 +1,15 @@
-//! `neap bench drain`: what an owner feels of somebody else who empties its lists a thousand times a second.
+//! `neap bench drain`: what an owner feels of somebody else who empties its lists a thousand times
+//! a second.
 //!
-//! The owner, on one CPU, takes 64 pages and gives them back, without end; the drainer, on another, drains the lists of the
-//! owner's CPU in one window, and those of another instance, that nobody uses, in the next. Figures, of the workload
-//! `pages`: `throughput_ratio` and `p999_ratio` (of one operation, drained over quiet, medians of paired windows), `fences`
-//! (in all drained windows), `added_interrupts` (function calls, flushes and reschedules of the owner's CPU: by how much the
-//! median drained window is above the quiet ones' range) and `added_switches` (involuntary ones of the owner, likewise).
-//! With `_isolated` behind them the same where the owner's CPU is isolated, it also takes and gives back 64 objects, and
-//! its stacks are drained as well. All in this process: no malloc is measured.
+//! The owner, on one CPU, takes 64 pages and gives them back, without end; the drainer, on another,
+//! drains the lists of the owner's CPU in one window, and those of another instance, that nobody
+//! uses, in the next. Figures, of the workload `pages`: `throughput_ratio` and `p999_ratio` (of one
+//! operation, drained over quiet, medians of paired windows), `fences` (in all drained windows),
+//! `added_interrupts` (function calls, flushes and reschedules of the owner's CPU: by how much the
+//! median drained window is above the quiet ones' range) and `added_switches` (involuntary ones of
+//! the owner, likewise). With `_isolated` behind them the same where the owner's CPU is isolated,
+//! it also takes and gives back 64 objects, and its stacks are drained as well. All in this
+//! process: no malloc is measured.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::arch::x86_64::_rdtsc;

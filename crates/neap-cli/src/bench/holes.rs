@@ -1,11 +1,13 @@
 //! `neap bench holes`: what comes back when one block in twenty survives, and what the burst took.
 //!
-//! Figures: `returned_percent` (of what the burst added to resident memory, so much has gone ten seconds after the last free;
-//! the least of the rounds), `bound_percent` (of the pages with blocks, so many have no byte of a survivor: what the geometry
-//! of pages permits), `best_peer_percent` (the most that any other allocator returned, at any setting), `busy_ratio` (the
-//! burst's time, and the frees', against the fastest peer's default) and `pages_per_flush` (pages that came back for
-//! each interrupt that flushed address translations on a CPU where another thread ran; absent where the kernel counts none).
-//! neap waits in the first three rounds and peers in the first alone; the later ones measure the burst.
+//! Figures: `returned_percent` (of what the burst added to resident memory, so much has gone ten
+//! seconds after the last free; the least of the rounds), `bound_percent` (of the pages with
+//! blocks, so many have no byte of a survivor: what the geometry of pages permits),
+//! `best_peer_percent` (the most that any other allocator returned, at any setting), `busy_ratio`
+//! (the burst's time, and the frees', against the fastest peer's default) and `pages_per_flush`
+//! (pages that came back for each interrupt that flushed address translations on a CPU where
+//! another thread ran; absent where the kernel counts none). neap waits in the first three rounds
+//! and peers in the first alone; the later ones measure the burst.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,9 @@
 //! `neap bench`: the same workload under each allocator, round by round.
 //!
-//! Sits between the command line, the variants and the workloads; each benchmark's own file says what is run and which
-//! figures come of it. Every run is a process of its own. In a round all variants take their turn, and the order changes
-//! from round to round, so what disturbs the machine for a while touches all of them. Nothing runs in parallel.
+//! Sits between the command line, the variants and the workloads; each benchmark's own file says
+//! what is run and which figures come of it. Every run is a process of its own. In a round all
+//! variants take their turn, and the order changes from round to round, so what disturbs the
+//! machine for a while touches all of them. Nothing runs in parallel.
 
 mod accounting;
 mod charge;
@@ -122,15 +123,18 @@ enum Which {
     Page,
     /// Cost of blocks freed on another thread than the one that allocated them
     Cross,
-    /// Memory kept ten seconds after a burst of which one block in twenty survives, and the time the burst took
+    /// Memory kept ten seconds after a burst of which one block in twenty survives, and the time
+    /// the burst took
     Holes,
     /// Peak memory where live sets of one block size after another are allocated and freed
     Phases,
-    /// Operations a second and peak memory of a server's steady state: blocks of drifting sizes, replaced at random
+    /// Operations a second and peak memory of a server's steady state: blocks of drifting sizes,
+    /// replaced at random
     Steady,
     /// Time to start and end a program that does nothing
     Start,
-    /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every CPU
+    /// Page lists that tune themselves against lists of a fixed size: 128 MiB up and down on every
+    /// CPU
     PageFault,
     /// First touch of every page, with the lock of the page lists and without
     Pft,
@@ -140,13 +144,17 @@ enum Which {
     Percpu,
     /// Per-CPU counters against an atomic, one for each CPU, and a word of the thread's own
     Counter,
-    /// Charging a memory group a page and taking it back: against atomics, by depth, by threads, and on CPUs that are not there
+    /// Charging a memory group a page and taking it back: against atomics, by depth, by threads,
+    /// and on CPUs that are not there
     Charge,
-    /// Memory groups that come and go by the thousand while others are charged: times, and what they leave
+    /// Memory groups that come and go by the thousand while others are charged: times, and what
+    /// they leave
     Churn,
-    /// Visits of the shrinkers of 4000 groups: against a read-write lock, by threads, and passes by how many have anything
+    /// Visits of the shrinkers of 4000 groups: against a read-write lock, by threads, and passes by
+    /// how many have anything
     Shrink,
-    /// Shrinkers that come and go while others are called: against a registry that waits for every walk
+    /// Shrinkers that come and go while others are called: against a registry that waits for every
+    /// walk
     Register,
     /// malloc and free of a thread in a memory group, of one in none, and of an older library
     Accounting,
@@ -187,7 +195,8 @@ pub(crate) struct Workload {
     /// Arguments of `neap work`.
     pub(crate) arguments: Vec<String>,
     pub(crate) rounds: usize,
-    /// Memory in bytes that the machine is to have at hand before each run: as much as any variant uses, where that is much.
+    /// Memory in bytes that the machine is to have at hand before each run: as much as any variant
+    /// uses, where that is much.
     pub(crate) memory: usize,
     pub(crate) unit: &'static str,
     /// What a ratio is made of.
@@ -260,7 +269,8 @@ impl Session {
         Ok(session)
     }
 
-    /// A session over neap's own parts, which are in this executable: nothing is preloaded, and there are no peers.
+    /// A session over neap's own parts, which are in this executable: nothing is preloaded, and
+    /// there are no peers.
     pub(crate) fn of_parts(bench: &'static str, names: &[&'static str]) -> Result<Session> {
         let variant = |&name: &&'static str| Variant {
             name,
@@ -299,8 +309,9 @@ impl Session {
         });
     }
 
-    /// Runs `run` for each round, workload and variant, in an order that changes with the round. `run` may leave a
-    /// variant out of a round. A failure ends the variant's part in that workload.
+    /// Runs `run` for each round, workload and variant, in an order that changes with the round.
+    /// `run` may leave a variant out of a round. A failure ends the variant's part in that
+    /// workload.
     pub(crate) fn measure(
         &mut self,
         workloads: &[Workload],
@@ -461,7 +472,8 @@ impl Session {
         Ok(if neap_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// neap's ratio to every other variant in every workload, so that a reader can take another peer than the figures do.
+    /// neap's ratio to every other variant in every workload, so that a reader can take another
+    /// peer than the figures do.
     fn add_shown_ratios(&mut self) {
         let others = self.series.iter().filter(|series| series.variant != "neap");
         let shown: Vec<Ratio> =

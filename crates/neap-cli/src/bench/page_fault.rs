@@ -1,8 +1,10 @@
-//! `neap bench page-fault`: page lists that tune themselves against lists of a fixed size, 128 MiB up and down on every CPU.
+//! `neap bench page-fault`: page lists that tune themselves against lists of a fixed size, 128 MiB
+//! up and down on every CPU.
 //!
-//! Figures: `zone_lock_ratio` (times that the zone's lock is taken in a million page operations, tuned over fixed) and
-//! `throughput_ratio` (page operations in a second, tuned over fixed). An operation is an allocation, with a first byte
-//! written, or a free. As in will-it-scale's page_fault1, whose pages come from the kernel's lists.
+//! Figures: `zone_lock_ratio` (times that the zone's lock is taken in a million page operations,
+//! tuned over fixed) and `throughput_ratio` (page operations in a second, tuned over fixed). An
+//! operation is an allocation, with a first byte written, or a free. As in will-it-scale's
+//! page_fault1, whose pages come from the kernel's lists.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,10 @@
-//! `neap bench steady`: a server's steady state, blocks of drifting sizes that eight threads replace at random.
+//! `neap bench steady`: a server's steady state, blocks of drifting sizes that eight threads
+//! replace at random.
 //!
-//! Figures: `ops_ratio_fastest`, neap's operations a second over those of the peer that does the most (above 1 neap is
-//! faster), and `peak_ratio_median`, neap's peak of resident memory over the median of the peers' peaks. The program
-//! itself and its tables are not part of a peak. A round's seed is its number; all allocators have the same sizes in it.
+//! Figures: `ops_ratio_fastest`, neap's operations a second over those of the peer that does the
+//! most (above 1 neap is faster), and `peak_ratio_median`, neap's peak of resident memory over the
+//! median of the peers' peaks. The program itself and its tables are not part of a peak. A round's
+//! seed is its number; all allocators have the same sizes in it.
 
 use std::process::ExitCode;
 

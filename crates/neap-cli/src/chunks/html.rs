@@ -1,7 +1,9 @@
-//! Chunks of per-CPU data as one page: tables, and a strip for each chunk's map as inline SVG. Nothing is loaded from anywhere, and
-//! nothing runs in it; it follows the reader's choice of light or dark.
+//! Chunks of per-CPU data as one page: tables, and a strip for each chunk's map as inline SVG.
+//! Nothing is loaded from anywhere, and nothing runs in it; it follows the reader's choice of light
+//! or dark.
 //!
-//! Sits between what was read and a file. The one string that is not the project's own, the process's name, is escaped.
+//! Sits between what was read and a file. The one string that is not the project's own, the
+//! process's name, is escaped.
 
 use core::fmt::{self, Write};
 
@@ -29,7 +31,8 @@ const STYLE: &str = "\
     td,th{padding:.18em .6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
     td:first-child,th:first-child{padding-left:0}td:nth-child(2),th:nth-child(2){width:50%;text-align:left}";
 
-/// Characters that mean something in HTML, and those that a terminal or a reader would take for something else.
+/// Characters that mean something in HTML, and those that a terminal or a reader would take for
+/// something else.
 fn escaped(text: &str) -> String {
     let safe = text.escape_debug().to_string();
     safe.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

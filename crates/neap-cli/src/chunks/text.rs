@@ -1,8 +1,8 @@
 //! Chunks of per-CPU data as a table and as a picture, in a terminal.
 //!
-//! Sits between what was read and standard output. A line for each chunk, of at most as many cells as fit, each for one page or
-//! for as many as it takes. In block characters where the locale has them, in colours where standard output is a terminal that
-//! nobody wants without (`NO_COLOR`).
+//! Sits between what was read and standard output. A line for each chunk, of at most as many cells
+//! as fit, each for one page or for as many as it takes. In block characters where the locale has
+//! them, in colours where standard output is a terminal that nobody wants without (`NO_COLOR`).
 
 use core::fmt::Write;
 use std::io::IsTerminal;

@@ -1,7 +1,8 @@
 //! `neap group PID PATH max=64m`: changes what bounds a group of a running process.
 //!
-//! Sits between the command line and a process's [desk](crate::desk). The group is looked for by its path, and named to the process
-//! by its id, so that another group that gets the same path meanwhile keeps its bounds.
+//! Sits between the command line and a process's [desk](crate::desk). The group is looked for by
+//! its path, and named to the process by its id, so that another group that gets the same path
+//! meanwhile keeps its bounds.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,10 @@
-//! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which changes a bound, and what `neap top` asks.
+//! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which changes a
+//! bound, and what `neap top` asks.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and the reader: as a tree (`tree`), as one
-//! JSON object. What a report says may be anything: it is checked for sizes that make sense, and is text and numbers. The format
-//! is described in the crate `neap`, `group_report`.
+//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
+//! the reader: as a tree (`tree`), as one JSON object. What a report says may be anything: it is
+//! checked for sizes that make sense, and is text and numbers. The format is described in the crate
+//! `neap`, `group_report`.
 
 mod bound;
 mod tree;
@@ -118,7 +120,8 @@ fn read_group(words: &[u64]) -> Group {
 }
 
 impl Seen {
-    /// Asks until every group was told of; `None` if there are none, or were none when the process last published.
+    /// Asks until every group was told of; `None` if there are none, or were none when the process
+    /// last published.
     pub(crate) fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
         let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
         // It says so from the first use on. Who has none may have no thread that would answer.

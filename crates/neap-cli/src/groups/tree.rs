@@ -1,6 +1,7 @@
 //! Groups as people read them: a tree with bars.
 //!
-//! Sits between what a process said and the terminal. Nothing is asked here; names were made harmless where they were read.
+//! Sits between what a process said and the terminal. Nothing is asked here; names were made
+//! harmless where they were read.
 
 use core::fmt::Write;
 

@@ -1,7 +1,9 @@
-//! What `neap top` asks of a process: a report of its groups for each reading, and what the user wants done.
+//! What `neap top` asks of a process: a report of its groups for each reading, and what the user
+//! wants done.
 //!
-//! Sits between the screen and the process's desk. An answer may take seconds, so a thread waits for it, and asks for one thing after the
-//! other; the screen goes on. Of each kind, reports and the user's requests, one at most is under way.
+//! Sits between the screen and the process's desk. An answer may take seconds, so a thread waits
+//! for it, and asks for one thing after the other; the screen goes on. Of each kind, reports and
+//! the user's requests, one at most is under way.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 

@@ -1,7 +1,7 @@
 //! What happened between two readings of a process, as sentences with the time.
 //!
-//! Sits between the counters of two readings and the pane of events, which shows the last of them first. What the user asked
-//! for stands among them. Nothing is kept longer than [`MOST`] events.
+//! Sits between the counters of two readings and the pane of events, which shows the last of them
+//! first. What the user asked for stands among them. Nothing is kept longer than [`MOST`] events.
 
 use super::listing::size;
 use super::reading::Pair;

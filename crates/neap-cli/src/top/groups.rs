@@ -1,7 +1,9 @@
-//! The pane of memory groups: a tree that can be folded, or a list by whatever the user sorts it by.
+//! The pane of memory groups: a tree that can be folded, or a list by whatever the user sorts it
+//! by.
 //!
-//! Sits between the reports of groups that the process was asked for ([`asking`](super::asking)) and the pane's rows. A report that did
-//! not come leaves the last one, with its age. Nothing is asked here, and names were made harmless where they were read.
+//! Sits between the reports of groups that the process was asked for ([`asking`](super::asking))
+//! and the pane's rows. A report that did not come leaves the last one, with its age. Nothing is
+//! asked here, and names were made harmless where they were read.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,7 +88,8 @@ impl Known {
         rows
     }
 
-    /// The pane at a moment, where readings are so far apart. Paths are written out where the rows are not in the order of the tree.
+    /// The pane at a moment, where readings are so far apart. Paths are written out where the rows
+    /// are not in the order of the tree.
     pub(super) fn listing(&self, now: u64, interval: Duration, is_tree: bool) -> Listing {
         let title = match self.age(now) {
             Some(age) if age > interval + OLD => format!("Groups, {} s old", age.as_secs()),

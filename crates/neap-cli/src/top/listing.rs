@@ -1,7 +1,7 @@
 //! A pane's rows: named columns of cells that can be sorted, written as text and as JSON.
 //!
-//! Sits between the panes, which say what a row is, and the screen. It knows nothing of neap: a pane is a list of things and
-//! what to show of each.
+//! Sits between the panes, which say what a row is, and the screen. It knows nothing of neap: a
+//! pane is a list of things and what to show of each.
 
 use core::cmp::Ordering;
 
@@ -123,7 +123,8 @@ impl<T> Filling<'_, T> {
 }
 
 impl Listing {
-    /// A row for each item, without columns yet; `key` tells it from the others, at other moments too.
+    /// A row for each item, without columns yet; `key` tells it from the others, at other moments
+    /// too.
     pub(super) fn of<'a, T>(
         title: impl Into<String>,
         empty: impl Into<String>,
@@ -182,8 +183,8 @@ impl Listing {
         self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// The heads, and a line for each row; where there is none, what is said instead. Columns that do not fit into `width` are left out, from the right; text in the
-    /// last is cut.
+    /// The heads, and a line for each row; where there is none, what is said instead. Columns that
+    /// do not fit into `width` are left out, from the right; text in the last is cut.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
         let is_text = |column: usize| {

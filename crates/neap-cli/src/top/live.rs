@@ -1,8 +1,9 @@
 //! `neap top` in a terminal: readings, keys, requests and the end.
 //!
-//! Sits between the terminal and the screen's lines. The terminal gets back what it was on every way out: the end, an error, a
-//! panic (by its hook, which runs where panics abort too) and the signals that end a program, which it is then ended by all the
-//! same. What is asked of the process is asked by a thread of its own (`asking`), since an answer may take seconds.
+//! Sits between the terminal and the screen's lines. The terminal gets back what it was on every
+//! way out: the end, an error, a panic (by its hook, which runs where panics abort too) and the
+//! signals that end a program, which it is then ended by all the same. What is asked of the process
+//! is asked by a thread of its own (`asking`), since an answer may take seconds.
 
 use core::time::Duration;
 use std::io::IsTerminal;

@@ -1,9 +1,12 @@
-//! `neap top`: a process under neap, live: what it has in use and cached, by group, by zone and by CPU, and what happens.
+//! `neap top`: a process under neap, live: what it has in use and cached, by group, by zone and by
+//! CPU, and what happens.
 //!
-//! Sits between the user and a process's page of numbers. A screen is a pure function of two readings (`reading`) and of what the
-//! user has chosen and the process has answered (`state`): what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`,
-//! `groups`, `events`), laid out as lines (`screen`). Only `live` touches the terminal, and only `asking` has the process do something: its
-//! thread of neap's writes a report of memory groups, where there are any. Otherwise it is neither stopped nor slowed by being looked at.
+//! Sits between the user and a process's page of numbers. A screen is a pure function of two
+//! readings (`reading`) and of what the user has chosen and the process has answered (`state`):
+//! what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`, `groups`,
+//! `events`), laid out as lines (`screen`). Only `live` touches the terminal, and only `asking` has
+//! the process do something: its thread of neap's writes a report of memory groups, where there are
+//! any. Otherwise it is neither stopped nor slowed by being looked at.
 
 mod asking;
 mod events;

@@ -1,7 +1,8 @@
 //! The panes of `neap top`: which there are, and what a row of each is.
 //!
-//! Sits between two readings of a process and the listings that are shown of them. Pure functions; a pane more is a variant more,
-//! with its columns, and with a word on when it is shown if it is not always.
+//! Sits between two readings of a process and the listings that are shown of them. Pure functions;
+//! a pane more is a variant more, with its columns, and with a word on when it is shown if it is
+//! not always.
 
 use super::events::Event;
 use super::listing::{Cell, Listing, Order};

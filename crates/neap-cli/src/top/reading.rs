@@ -1,7 +1,7 @@
 //! What `neap top` knows of a process at one moment, and what two such moments say together.
 //!
-//! Sits between the process's page of numbers, its lines in `/proc`, and the panes, which are pure functions of what is here.
-//! Nothing is written and nothing is asked of the process.
+//! Sits between the process's page of numbers, its lines in `/proc`, and the panes, which are pure
+//! functions of what is here. Nothing is written and nothing is asked of the process.
 
 use core::time::Duration;
 use std::fs;
@@ -35,8 +35,8 @@ pub(super) struct Kernel {
     pub(super) major: u64,
     /// When the process was started, in ticks since boot: another one with its number has another.
     pub(super) started: u64,
-    /// The main thread has ended and others have not: nothing but this can be read of such a process. For a moment it is so
-    /// where another thread executes a program.
+    /// The main thread has ended and others have not: nothing but this can be read of such a
+    /// process. For a moment it is so where another thread executes a program.
     pub(super) headless: bool,
 }
 
@@ -109,8 +109,9 @@ impl Pair<'_> {
 
     /// In a second, where a number that the process publishes has grown by so much.
     pub(super) fn rate(&self, grown: u64) -> Option<f64> {
-        // Numbers are as old as the last tick. Between two readings there is more or less of a tick's time than between their
-        // numbers; but a process that slept had nothing to count, however long ago it published before.
+        // Numbers are as old as the last tick. Between two readings there is more or less of a
+        // tick's time than between their numbers; but a process that slept had nothing to count,
+        // however long ago it published before.
         let tick = Duration::from_millis(self.current.numbers.mode.interval_ms);
         let published = Duration::from_nanos(self.current.published.saturating_sub(self.previous.published));
         let between = self.between();

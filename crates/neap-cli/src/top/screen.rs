@@ -1,7 +1,8 @@
-//! The screen of `neap top`, as lines: a pure function of two readings, of what the user has chosen, and of a size.
+//! The screen of `neap top`, as lines: a pure function of two readings, of what the user has
+//! chosen, and of a size.
 //!
-//! Sits between the panes and the terminal, or the text that `--once` prints. Every screen can be tested as text. Styles are
-//! additions: nothing is said by colour alone.
+//! Sits between the panes and the terminal, or the text that `--once` prints. Every screen can be
+//! tested as text. Styles are additions: nothing is said by colour alone.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -109,8 +110,8 @@ fn head(pair: Pair<'_>, state: &State, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Lines for each pane of so many: the rest for the user's, then for the others from the top down; where there is no room for
-/// all, all for the user's.
+/// Lines for each pane of so many: the rest for the user's, then for the others from the top down;
+/// where there is no room for all, all for the user's.
 fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     let mut shares: Vec<usize> = wanted.iter().map(|wanted| SHUT.min(*wanted)).collect();
     let Some(mut rest) = room.checked_sub(shares.iter().sum()) else {

@@ -1,7 +1,8 @@
 //! What the user of `neap top` has chosen, and what each key does to it.
 //!
-//! Sits between the keys and the screen, which is a pure function of this and of two readings. It does nothing itself: what a
-//! key asks of the process or of the terminal comes back as an [`Action`].
+//! Sits between the keys and the screen, which is a pure function of this and of two readings. It
+//! does nothing itself: what a key asks of the process or of the terminal comes back as an
+//! [`Action`].
 
 use core::str::FromStr;
 use core::time::Duration;
@@ -57,7 +58,8 @@ struct Input {
 #[derive(Clone, Default)]
 struct Choice {
     order: Order,
-    /// A row, by what it is told from others by, and by where it stood: another one is there if it has gone.
+    /// A row, by what it is told from others by, and by where it stood: another one is there if it
+    /// has gone.
     row: Option<(String, usize)>,
 }
 

@@ -1,6 +1,7 @@
 //! What `neap top` says of a process as a whole.
 //!
-//! Sits between two readings and the first lines of the screen, or the object that `--json` prints. Pure functions.
+//! Sits between two readings and the first lines of the screen, or the object that `--json` prints.
+//! Pure functions.
 
 use serde_json::{Map, Value};
 
@@ -85,8 +86,8 @@ pub(super) fn json(pair: Pair<'_>) -> Map<String, Value> {
     facts.map(|fact| (fact.name.to_string(), fact.cell.json())).collect()
 }
 
-/// What is resident, by the letters that stand before its names: in use, per-CPU data, free objects, in page lists, free pages,
-/// and all else.
+/// What is resident, by the letters that stand before its names: in use, per-CPU data, free
+/// objects, in page lists, free pages, and all else.
 pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     let (now, numbers) = (pair.current, &pair.current.numbers);
     let known = [
@@ -101,8 +102,8 @@ pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     [used, per_cpu, objects, lists, free, (' ', now.resident.saturating_sub(sum))]
 }
 
-/// Lengths of the parts of a bar of `width` characters. What is there is never drawn longer than the bar, nor left out where a
-/// character is to be had for it.
+/// Lengths of the parts of a bar of `width` characters. What is there is never drawn longer than
+/// the bar, nor left out where a character is to be had for it.
 pub(super) fn bar(parts: &[(char, u64)], width: usize) -> Vec<(char, usize)> {
     let sum = parts.iter().fold(0_u128, |sum, (_, bytes)| sum + u128::from(*bytes)).max(1);
     let mut end = 0_u128;

@@ -1,9 +1,11 @@
-//! Memory groups that come and go while others are charged: made, filled up to their limit, deleted, with some alive at any time.
+//! Memory groups that come and go while others are charged: made, filled up to their limit,
+//! deleted, with some alive at any time.
 //!
-//! Sits between `neap bench churn` and the groups of this process, which are called as any program would call them; nobody ticks for
-//! them but maintenance. On each CPU a thread charges whatever groups are alive, and keeps charges for a while; so do some charges
-//! of every group that is deleted, which therefore outlive it. Times are of the calling thread's processor, so that who is preempted
-//! by those threads is not measured. No locks.
+//! Sits between `neap bench churn` and the groups of this process, which are called as any program
+//! would call them; nobody ticks for them but maintenance. On each CPU a thread charges whatever
+//! groups are alive, and keeps charges for a while; so do some charges of every group that is
+//! deleted, which therefore outlive it. Times are of the calling thread's processor, so that who is
+//! preempted by those threads is not measured. No locks.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -79,7 +81,8 @@ struct Moment {
     /// Bytes of populated per-CPU data.
     per_cpu: u64,
     rss_kib: u64,
-    /// Nanoseconds of maintenance's pass, and of a walk over all groups that reads what is known of each.
+    /// Nanoseconds of maintenance's pass, and of a walk over all groups that reads what is known of
+    /// each.
     pass: u64,
     walk: u64,
 }

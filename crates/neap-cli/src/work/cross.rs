@@ -1,9 +1,10 @@
 //! Blocks allocated on one thread and freed on another, in the shapes of two well-known benchmarks.
 //!
-//! Sits between `neap bench cross` and malloc. Larson-like: each thread replaces random blocks of an array, then hands the
-//! array to a new thread and ends, as a server does with its sessions; making the thread allocates, as it does there. Xmalloc-like: producers only allocate, consumers
-//! only free. The shelves between producers and consumers are a mutex and a condition variable over a fixed buffer; no
-//! block is allocated or freed under the lock.
+//! Sits between `neap bench cross` and malloc. Larson-like: each thread replaces random blocks of
+//! an array, then hands the array to a new thread and ends, as a server does with its sessions;
+//! making the thread allocates, as it does there. Xmalloc-like: producers only allocate, consumers
+//! only free. The shelves between producers and consumers are a mutex and a condition variable over
+//! a fixed buffer; no block is allocated or freed under the lock.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};

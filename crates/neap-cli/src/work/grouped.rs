@@ -1,7 +1,7 @@
 //! malloc in a memory group: being in one, and what blocks take that are charged to it.
 //!
-//! Sits between `neap bench accounting` and the neap that is preloaded, whose functions for C programs are looked up by name: the groups
-//! in this executable are not that library's. No locks.
+//! Sits between `neap bench accounting` and the neap that is preloaded, whose functions for C
+//! programs are looked up by name: the groups in this executable are not that library's. No locks.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 

@@ -1,8 +1,10 @@
-//! Survivors: many small blocks of three sizes are allocated, one in twenty stays, and the program waits.
+//! Survivors: many small blocks of three sizes are allocated, one in twenty stays, and the program
+//! waits.
 //!
-//! Sits between `neap bench holes` and malloc. One thread; nothing asks the allocator to give memory back. The table of
-//! addresses is there before and after, so it counts in no difference. What the geometry of pages permits is computed from
-//! the addresses: a page in which a byte of a survivor lies cannot go.
+//! Sits between `neap bench holes` and malloc. One thread; nothing asks the allocator to give
+//! memory back. The table of addresses is there before and after, so it counts in no difference.
+//! What the geometry of pages permits is computed from the addresses: a page in which a byte of a
+//! survivor lies cannot go.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -126,13 +128,14 @@ fn wait(options: &Options, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Interrupts that flushed address translations on a CPU so far, as x86 counts them; `None` where that is not counted. On the heap,
-/// which is of no weight here.
+/// Interrupts that flushed address translations on a CPU so far, as x86 counts them; `None` where
+/// that is not counted. On the heap, which is of no weight here.
 fn flushes_on(cpu: usize) -> Option<u64> {
     parse_flushes(&std::fs::read_to_string("/proc/interrupts").ok()?, cpu)
 }
 
-/// The number in the column of a CPU and the line `TLB:`. The first line names the columns: CPUs that are offline have none.
+/// The number in the column of a CPU and the line `TLB:`. The first line names the columns: CPUs
+/// that are offline have none.
 fn parse_flushes(text: &str, cpu: usize) -> Option<u64> {
     let column = text.lines().next()?.split_whitespace().position(|name| name == format!("CPU{cpu}"))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;

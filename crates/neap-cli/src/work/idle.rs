@@ -1,8 +1,9 @@
 //! Burst, then idle: threads allocate much, free it all and stay alive, blocked.
 //!
-//! Sits between `neap bench idle` (and `neap demo`) and malloc. Each round all threads hold all their blocks at once. The
-//! tables of addresses are unmapped before memory is first read, so what is resident is the allocator's. The threads wait
-//! on a condition variable; the main thread sleeps and reads.
+//! Sits between `neap bench idle` (and `neap demo`) and malloc. Each round all threads hold all
+//! their blocks at once. The tables of addresses are unmapped before memory is first read, so what
+//! is resident is the allocator's. The threads wait on a condition variable; the main thread sleeps
+//! and reads.
 
 use std::sync::{Barrier, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -107,7 +108,8 @@ fn burst(mut table: Table, options: &Options, step: &Barrier, gate: &Gate) {
     gate.pass();
 }
 
-/// Reads resident memory at each time, and how much processor time passed while the threads only waited.
+/// Reads resident memory at each time, and how much processor time passed while the threads only
+/// waited.
 fn watch(options: &Options, busy: Duration) -> Result<(Vec<u64>, Option<u64>)> {
     let ended = Instant::now();
     let mut readings = Vec::with_capacity(READ_AT_MS.len());

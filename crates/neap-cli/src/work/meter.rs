@@ -1,7 +1,7 @@
 //! Clock, processor time, faults, resident memory and tables, all without the heap.
 //!
-//! Sits between the workloads and the kernel. Nothing here calls `malloc`: a measured process must not change what it
-//! measures. No locks.
+//! Sits between the workloads and the kernel. Nothing here calls `malloc`: a measured process must
+//! not change what it measures. No locks.
 
 use std::ffi::CStr;
 use std::io;
@@ -151,7 +151,8 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of one `pair`: the median of many short parts, so that who is preempted for a moment is not measured.
+/// Nanoseconds of one `pair`: the median of many short parts, so that who is preempted for a moment
+/// is not measured.
 pub(crate) fn median_of_pairs(mut pair: impl FnMut() -> Result<()>) -> Result<f64> {
     const PARTS: usize = 500;
     const PAIRS: u32 = 200;

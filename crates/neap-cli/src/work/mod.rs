@@ -1,8 +1,9 @@
 //! Workloads: what a measured process does, and what it says about itself.
 //!
-//! Sits between a benchmark, which starts `neap work …` under the variant's library, and the C functions `malloc` and
-//! `free`, which are called as any C program would call them. A measured loop allocates nothing but what it measures:
-//! its tables come from mmap and its readings go to the stack. The answer is one line of JSON on standard output.
+//! Sits between a benchmark, which starts `neap work …` under the variant's library, and the C
+//! functions `malloc` and `free`, which are called as any C program would call them. A measured
+//! loop allocates nothing but what it measures: its tables come from mmap and its readings go to
+//! the stack. The answer is one line of JSON on standard output.
 
 mod churn;
 mod cross;
@@ -68,7 +69,8 @@ enum Workload {
     Pool(pool::Options),
 }
 
-/// What one run of a workload or program cost. Fields that a workload does not measure are left out of the JSON.
+/// What one run of a workload or program cost. Fields that a workload does not measure are left out
+/// of the JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Outcome {
@@ -160,7 +162,8 @@ pub(crate) fn command(executable: &Path, variant: &Variant, arguments: &[&str]) 
     command
 }
 
-/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the caller's.
+/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the
+/// caller's.
 pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
     let command = command(executable, variant, arguments);
     let mut output = Vec::new();
@@ -187,8 +190,8 @@ fn malloc_origin() -> String {
     unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// Google's tcmalloc has no variable for it: a program must lend it a thread and name a release rate. This is what one
-/// that wants its memory returned does.
+/// Google's tcmalloc has no variable for it: a program must lend it a thread and name a release
+/// rate. This is what one that wants its memory returned does.
 fn start_release_thread() -> Result<()> {
     let find = |name: &CStr| {
         // SAFETY: the name is a string; the answer is only tested here.

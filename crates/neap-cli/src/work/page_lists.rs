@@ -1,8 +1,10 @@
-//! Pages by way of neap's own page lists: up and down as in will-it-scale's page_fault1, and touched once as in pft.
+//! Pages by way of neap's own page lists: up and down as in will-it-scale's page_fault1, and
+//! touched once as in pft.
 //!
-//! Sits between `neap bench page-fault` and `pft`, and the page layer, which is used directly: no malloc is measured. Each
-//! thread has a table of its own, and waits at a barrier for the others. What is counted besides time is how often the
-//! zone's lock was taken and how often a block went around a list because somebody held it.
+//! Sits between `neap bench page-fault` and `pft`, and the page layer, which is used directly: no
+//! malloc is measured. Each thread has a table of its own, and waits at a barrier for the others.
+//! What is counted besides time is how often the zone's lock was taken and how often a block went
+//! around a list because somebody held it.
 
 use std::sync::Barrier;
 use std::thread;
@@ -60,7 +62,8 @@ fn refused(error: impl std::fmt::Debug) -> anyhow::Error {
     anyhow!("the page layer was refused memory: {error:?}")
 }
 
-/// Runs `work` on `threads` threads, pinned in turn to `places` if there are any, all at once; answers what that took.
+/// Runs `work` on `threads` threads, pinned in turn to `places` if there are any, all at once;
+/// answers what that took.
 fn together(
     threads: usize,
     places: &[usize],

@@ -1,7 +1,8 @@
-//! malloc and free in a tight loop: one block at a time, of one size or of mixed sizes, and many at a time.
+//! malloc and free in a tight loop: one block at a time, of one size or of mixed sizes, and many at
+//! a time.
 //!
-//! Sits between `neap bench pair` and malloc. One thread is pinned to a CPU; several are not. The blocks are not written,
-//! so the figure is the calls'. It takes no lock.
+//! Sits between `neap bench pair` and malloc. One thread is pinned to a CPU; several are not. The
+//! blocks are not written, so the figure is the calls'. It takes no lock.
 
 use std::arch::asm;
 use std::sync::Barrier;
@@ -59,8 +60,8 @@ enum Order {
     Fifo,
 }
 
-/// Keeps a word in a register and hides from the compiler where it came from. `std::hint::black_box` sends it through
-/// the stack, which costs as much as a fast allocator does.
+/// Keeps a word in a register and hides from the compiler where it came from.
+/// `std::hint::black_box` sends it through the stack, which costs as much as a fast allocator does.
 #[inline(always)]
 fn opaque(mut word: usize) -> usize {
     // SAFETY: no instruction at all.

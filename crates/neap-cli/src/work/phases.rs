@@ -1,10 +1,12 @@
-//! Phases: one live set after another, each of blocks of another size, all freed before the next one begins.
+//! Phases: one live set after another, each of blocks of another size, all freed before the next
+//! one begins.
 //!
 //! # Design
 //!
-//! Threads are made anew for each phase, and each has its share of the live set. No thread frees a block before all have
-//! allocated theirs, so the whole live set is there at once. The tables of addresses are mapped and
-//! filled before the first phase. The peak is counted from there, so it holds the allocator's memory and little else.
+//! Threads are made anew for each phase, and each has its share of the live set. No thread frees a
+//! block before all have allocated theirs, so the whole live set is there at once. The tables of
+//! addresses are mapped and filled before the first phase. The peak is counted from there, so it
+//! holds the allocator's memory and little else.
 
 use std::sync::Barrier;
 use std::thread;
@@ -79,7 +81,8 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
                     let blocks = &mut table[..count(size)];
                     blocks.fill_with(|| take(size));
                     allocated.wait();
-                    // SAFETY: every entry was filled above, and the next phase fills the table anew.
+                    // SAFETY: every entry was filled above, and the next phase fills the table
+                    // anew.
                     unsafe { free(blocks, order, number as u64) };
                 });
             }
@@ -125,7 +128,8 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 
 /// Every index below `count` once, each [`STRIDE`] after the one before, wrapping round.
 ///
-/// Where the stride divides `count`, a lap ends at its first index. The next lap begins one further on.
+/// Where the stride divides `count`, a lap ends at its first index. The next lap begins one further
+/// on.
 fn by_stride(count: usize) -> impl Iterator<Item = usize> {
     let step = STRIDE % count.max(1);
     let lap = if count.is_multiple_of(STRIDE) { count / STRIDE } else { count };

@@ -1,7 +1,9 @@
-//! librseq's memory pool: the time of an allocation and its free, and what comes back when ten of eleven owners go.
+//! librseq's memory pool: the time of an allocation and its free, and what comes back when ten of
+//! eleven owners go.
 //!
-//! Sits between `neap bench percpu` and the library, which is preloaded: it wants a place among the thread's variables that is given
-//! out when a process starts. A pool has items of one size, a power of two, so a set of pools is what has sizes.
+//! Sits between `neap bench percpu` and the library, which is preloaded: it wants a place among the
+//! thread's variables that is given out when a process starts. A pool has items of one size, a
+//! power of two, so a set of pools is what has sizes.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
@@ -36,7 +38,8 @@ pub(super) struct Options {
     sizes: Vec<usize>,
 }
 
-/// Times pairs, and then plays the script: resident KiB before, with all owners, without those that go, and without any.
+/// Times pairs, and then plays the script: resident KiB before, with all owners, without those that
+/// go, and without any.
 pub(super) fn run(options: &Options) -> Result<Outcome> {
     pin()?;
     let library = Library::of_process()?;
@@ -59,7 +62,8 @@ fn script(library: &Library, options: &Options) -> Result<Vec<u64>> {
         for (item, &size) in items.iter_mut().zip(&options.sizes) {
             *item = pools.allocate(size)?;
             for cpu in 0..options.cpus {
-                // SAFETY: each CPU's copy is that long. Written, as neap's are: pages that were only read stand for nothing.
+                // SAFETY: each CPU's copy is that long. Written, as neap's are: pages that were
+                // only read stand for nothing.
                 unsafe { item.add(cpu * STRIDE).write_bytes(1, size) };
             }
         }
@@ -124,7 +128,8 @@ struct Pools<'a> {
 
 impl Pools<'_> {
     fn new(library: &Library, cpus: usize) -> Result<Pools<'_>> {
-        // SAFETY: the library's calls as its header says; attributes are not needed when the pools are there.
+        // SAFETY: the library's calls as its header says; attributes are not needed when the pools
+        // are there.
         unsafe {
             let attributes = (library.attr_create)();
             ensure!(!attributes.is_null(), "no attributes");

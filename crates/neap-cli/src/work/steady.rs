@@ -1,15 +1,18 @@
-//! Steady state of a server: threads replace blocks at random in a bounded live set whose mix of sizes drifts.
+//! Steady state of a server: threads replace blocks at random in a bounded live set whose mix of
+//! sizes drifts.
 //!
 //! # Design
 //!
-//! Sizes are log-uniform from 16 bytes to 64 KiB: half of them over the whole range, half within a window of four octaves.
-//! The window moves up and down through the range four times in a run. A thread empties places of its table until the new
-//! block fits the thread's bound, so the live bytes stay the same while the number of blocks changes.
+//! Sizes are log-uniform from 16 bytes to 64 KiB: half of them over the whole range, half within a
+//! window of four octaves. The window moves up and down through the range four times in a run. A
+//! thread empties places of its table until the new block fits the thread's bound, so the live
+//! bytes stay the same while the number of blocks changes.
 //!
 //! # Concurrency
 //!
-//! A block that another thread is to free goes through the exchange, an array of addresses that all threads share. The
-//! thread swaps the block with what lies in a random place, and frees that instead.
+//! A block that another thread is to free goes through the exchange, an array of addresses that all
+//! threads share. The thread swaps the block with what lies in a random place, and frees that
+//! instead.
 
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -32,8 +35,8 @@ const DRIFTS: u64 = 4;
 const PLACES: usize = 32 << 10;
 /// Places of the exchange.
 const EXCHANGE: usize = 512;
-/// Of so many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of these free a block of
-/// another thread: a tenth of all.
+/// Of so many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of
+/// these free a block of another thread: a tenth of all.
 const FREES: usize = 35;
 const EXCHANGED: usize = 4;
 
@@ -116,7 +119,8 @@ impl Live {
         } else {
             block
         };
-        // SAFETY: the block came from `take`. The swap or the replacement above took it out of the one place that had it.
+        // SAFETY: the block came from `take`. The swap or the replacement above took it out of the
+        // one place that had it.
         unsafe { give(freed) };
     }
 }
@@ -130,12 +134,14 @@ impl Exchange {
     fn swap(&self, block: *mut u8, place: usize) -> *mut u8 {
         // Relaxed: a statistic, read after the threads were joined.
         self.frees.fetch_add(1, Ordering::Relaxed);
-        // AcqRel: partner is the other threads' swap here. It publishes the writes to the block before its free.
+        // AcqRel: partner is the other threads' swap here. It publishes the writes to the block
+        // before its free.
         self.places[place].swap(block, Ordering::AcqRel)
     }
 }
 
-/// The lowest size of the window at one point of a run, in hundredths of an octave above the smallest.
+/// The lowest size of the window at one point of a run, in hundredths of an octave above the
+/// smallest.
 fn window(number: u64, count: u64) -> usize {
     let top = ((OCTAVES - WINDOW) * 100) as u64;
     let moved = number * 2 * top * DRIFTS / count.max(1) % (2 * top);

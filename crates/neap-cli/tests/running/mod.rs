@@ -1,7 +1,8 @@
 //! Programs under neap that a test talks to, and the commands that look at them.
 //!
-//! Method: the test executable runs itself with the library preloaded, in a role (`program` below) that says on standard
-//! output how far it is and goes on when it is written to. The library is the one that `NEAP_LIBRARY` names, or is built.
+//! Method: the test executable runs itself with the library preloaded, in a role (`program` below)
+//! that says on standard output how far it is and goes on when it is written to. The library is the
+//! one that `NEAP_LIBRARY` names, or is built.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use std::fs;
@@ -153,8 +154,8 @@ pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
     pages.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
 }
 
-/// Uses the manager of a test, and of roles without the library, that is looked at: it has a page only where it is used
-/// before the harness has a second thread.
+/// Uses the manager of a test, and of roles without the library, that is looked at: it has a page
+/// only where it is used before the harness has a second thread.
 extern "C" fn use_early() {
     if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "percpu")) {
         // SAFETY: just allocated.
@@ -286,7 +287,8 @@ fn program() {
             wait();
         }
         "fork" | "bare fork" => {
-            // SAFETY: the child allocates under the allocator that is tested for this, and uses no lock of std.
+            // SAFETY: the child allocates under the allocator that is tested for this, and uses no
+            // lock of std.
             let child = unsafe { if role == "fork" { libc::fork() } else { libc::syscall(libc::SYS_fork) as i32 } };
             if child == 0 {
                 // SAFETY: asks for the child's end with its parent's.

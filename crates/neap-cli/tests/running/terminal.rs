@@ -1,7 +1,7 @@
 //! A terminal for programs that want one: a pseudo terminal, and what stands on its screen.
 //!
-//! Knows as much of a terminal as programs by crossterm use: text, places, clearing, the alternate screen and the cursor. What else
-//! is said to it is passed over.
+//! Knows as much of a terminal as programs by crossterm use: text, places, clearing, the alternate
+//! screen and the cursor. What else is said to it is passed over.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! A virtual CPU: its program, what it holds, and how it runs ahead on its own list.
 //!
-//! Sits between the clock, which says how far a CPU may run, and the zones and channels, at which it stops. Nothing here
-//! waits or is waited for but a list that a drainer holds.
+//! Sits between the clock, which says how far a CPU may run, and the zones and channels, at which
+//! it stops. Nothing here waits or is waited for but a list that a drainer holds.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,8 @@ pub(super) enum Pending {
     Go,
     /// Wants a zone's lock.
     Visit { visit: Visit, operation: Operation, attempts: u32 },
-    /// Wants it again, for the rest of what moves, and has then done this; nothing where it only carries.
+    /// Wants it again, for the rest of what moves, and has then done this; nothing where it only
+    /// carries.
     Holds { node: usize, held: Held, operation: Option<Operation> },
     /// Sends or receives.
     Channel(Op),

@@ -1,6 +1,8 @@
-//! What CPUs pass to each other: blocks through channels, whole hands at places, and blocks by name.
+//! What CPUs pass to each other: blocks through channels, whole hands at places, and blocks by
+//! name.
 //!
-//! Sits between two CPUs' programs. Takes place in the order of the clock; who waits for a block is woken as a thread is.
+//! Sits between two CPUs' programs. Takes place in the order of the clock; who waits for a block is
+//! woken as a thread is.
 
 use std::collections::VecDeque;
 

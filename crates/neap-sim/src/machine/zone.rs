@@ -1,9 +1,11 @@
-//! What happens under a zone's lock: refills, spills, what is carried there for others, and what follows where it has none.
+//! What happens under a zone's lock: refills, spills, what is carried there for others, and what
+//! follows where it has none.
 //!
-//! Sits between the CPUs and the real zone of each node. The lock is a queue, first come, first served; a hold lasts as the
-//! cost table says, and who takes it several times stands in the queue anew each time. What ticks and drains take out of
-//! lists is carried to the zone by a thread of each node that queues like everybody. An allocation that finds nothing
-//! drains the lists of its node; then it asks the next node; then it fails. Both are counted, and counted apart where pages
+//! Sits between the CPUs and the real zone of each node. The lock is a queue, first come, first
+//! served; a hold lasts as the cost table says, and who takes it several times stands in the queue
+//! anew each time. What ticks and drains take out of lists is carried to the zone by a thread of
+//! each node that queues like everybody. An allocation that finds nothing drains the lists of its
+//! node; then it asks the next node; then it fails. Both are counted, and counted apart where pages
 //! sat in lists of the node that could have served it.
 
 use neap_base::virtual_platform::Virtual;
@@ -139,8 +141,8 @@ impl<T: Policy> Machine<T> {
         self.look_at_watermarks(node, at);
     }
 
-    /// What the library does where a node has nothing: its lists are drained, then it is asked again, then the next one.
-    /// Answers what to try, or nothing if the allocation fails.
+    /// What the library does where a node has nothing: its lists are drained, then it is asked
+    /// again, then the next one. Answers what to try, or nothing if the allocation fails.
     fn refused(&mut self, cpu: usize, operation: Operation, attempts: u32) -> Option<Operation> {
         self.costs.counts.retries += 1;
         let (node, home) = (operation.node, self.node(cpu));
@@ -188,7 +190,8 @@ impl<T: Policy> Machine<T> {
         self.maintain(node, held);
     }
 
-    /// Takes a zone's lock once, and again later for the rest; after the last time the operation is over.
+    /// Takes a zone's lock once, and again later for the rest; after the last time the operation is
+    /// over.
     pub(super) fn hold(&mut self, cpu: usize, node: usize, held: Held, operation: Option<Operation>) {
         let at = self.cpus[cpu].at;
         let zone = &mut self.zones[node];

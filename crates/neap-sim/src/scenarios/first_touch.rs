@@ -1,8 +1,10 @@
-//! pft: CPUs touch memory for the first time, each its part of some gibibytes, and end; measured is how long that takes.
+//! pft: CPUs touch memory for the first time, each its part of some gibibytes, and end; measured is
+//! how long that takes.
 //!
-//! Source 002 compares ways to lock a CPU's list with none at all: with a spin lock that keeps interrupts off pft took 1 to
-//! 17 % longer, with an attempt nothing. Here somebody also drains all lists in turn, one each millisecond: with a spin
-//! lock the drainer keeps a list for as long as it waits for the zone; with an attempt the owner goes to the zone instead.
+//! Source 002 compares ways to lock a CPU's list with none at all: with a spin lock that keeps
+//! interrupts off pft took 1 to 17 % longer, with an attempt nothing. Here somebody also drains all
+//! lists in turn, one each millisecond: with a spin lock the drainer keeps a list for as long as it
+//! waits for the zone; with an attempt the owner goes to the zone instead.
 
 use crate::cost;
 use crate::machine::{ListLock, SECOND, Setup};
@@ -23,7 +25,8 @@ pub fn setup(cpus: usize, list_lock: ListLock, gibibytes: u32) -> Setup {
         })
     };
     let drain_every = (list_lock != ListLock::None).then_some(SECOND / 1000);
-    // Twice what it takes where nobody waits, and two seconds for the zone's lock to hand out every page.
+    // Twice what it takes where nobody waits, and two seconds for the zone's lock to hand out every
+    // page.
     let time = 50 * SECOND / cpus as u64 + 2 * SECOND;
     let setup = Setup::new((0..cpus).map(program).collect());
     Setup { managed: setup.managed.max(all / 4 * 5), list_lock, drain_every, warm: 0, time, ..setup }

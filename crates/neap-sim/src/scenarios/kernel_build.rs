@@ -2,16 +2,21 @@
 //!
 //! What is known of it was published with the two series that source 003 began:
 //!
-//! * 224 CPUs are the hardware threads of two sockets, so 112 share a zone, whose lists keep 367 pages if nothing is tuned.
-//! * One CPU's allocations minus frees rise by about 30 000 pages and fall again about once a second: a compiler's process.
+//! * 224 CPUs are the hardware threads of two sockets, so 112 share a zone, whose lists keep 367
+//!   pages if nothing is tuned.
+//! * One CPU's allocations minus frees rise by about 30 000 pages and fall again about once a
+//!   second: a compiler's process.
 //!   In ten seconds of that figure they always fell back to about the same: processes that end on another CPU than they
 //!   grew on are rare.
-//! * A process that exits frees its pages, then its page directory, a block of order 1, which in the unchanged kernel empties
+//! * A process that exits frees its pages, then its page directory, a block of order 1, which in
+//!   the unchanged kernel empties
 //!   the list. Where only a block right after another one does, 19.5 % of the times are left, and 7.1 % where a batch has to be
 //!   in the list besides: one process in fourteen frees other blocks before its directory, almost three on average.
-//! * The first of these changes spared 4.4 % of the pages from the zone, which says how many processes exit: the small ones
+//! * The first of these changes spared 4.4 % of the pages from the zone, which says how many
+//!   processes exit: the small ones
 //!   have one and a half thousand pages on average. Here it spares 4.8 %.
-//! * The unchanged kernel spends 15.38 % in allocations and in frees of single pages. From that comes how many pages the
+//! * The unchanged kernel spends 15.38 % in allocations and in frees of single pages. From that
+//!   comes how many pages the
 //!   small processes (shells, drivers, assemblers) go through beside the compiler's.
 //!
 //! No number here was fitted to what a tuned policy makes of it.
@@ -51,10 +56,11 @@ const LAST: usize = 4;
 /// Places in which moving processes meet.
 const PLACES: usize = 8;
 
-/// The build on so many CPUs, measured while there is work for all; or long after most of them have run out of it.
+/// The build on so many CPUs, measured while there is work for all; or long after most of them have
+/// run out of it.
 pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, nearly_done: bool) -> Setup {
-    // What nobody who waits has done ten seconds before measuring begins. A build is so much work, whoever is slower at it;
-    // so much stays in the cache of files.
+    // What nobody who waits has done ten seconds before measuring begins. A build is so much work,
+    // whoever is slower at it; so much stays in the cache of files.
     let share = warm.saturating_sub(10 * SECOND) as f64 / SECOND as f64 * f64::from(MEAN);
     let share = |cpu| if nearly_done && cpu >= LAST { share } else { f64::MAX };
     let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), share(cpu))).collect();

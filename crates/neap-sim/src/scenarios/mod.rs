@@ -1,7 +1,8 @@
 //! Scenarios: machines, what runs on them, for how long.
 //!
-//! Sits between programs and the comparison. A scenario is made anew for each policy from the same seed, so all policies
-//! meet the same programs; what a program does next depends on virtual time alone.
+//! Sits between programs and the comparison. A scenario is made anew for each policy from the same
+//! seed, so all policies meet the same programs; what a program does next depends on virtual time
+//! alone.
 
 pub mod first_touch;
 pub mod kernel_build;

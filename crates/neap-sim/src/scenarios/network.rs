@@ -1,8 +1,10 @@
-//! A network stream over the loopback: a CPU allocates blocks of order 3 in bursts, another one frees them.
+//! A network stream over the loopback: a CPU allocates blocks of order 3 in bursts, another one
+//! frees them.
 //!
-//! Source 003 ran 64 pairs on two sockets; 32 share a zone. No CPU ever gets back what it frees, so nothing that a list
-//! keeps is of use to it, only how much moves at once. Bursts, work and rests are assumed, so that under `Fixed` the
-//! zone's lock is held about two fifths of the time and CPUs are mostly idle, as they were there.
+//! Source 003 ran 64 pairs on two sockets; 32 share a zone. No CPU ever gets back what it frees, so
+//! nothing that a list keeps is of use to it, only how much moves at once. Bursts, work and rests
+//! are assumed, so that under `Fixed` the zone's lock is held about two fifths of the time and CPUs
+//! are mostly idle, as they were there.
 
 use crate::machine::Setup;
 use crate::program::{Op, Program};

@@ -1,7 +1,8 @@
 //! page_fault1: each CPU faults in 128 MiB, page by page, and gives all of it back, over and over.
 //!
-//! Source 003's figures are of 56 processes on one socket; other numbers of CPUs share one zone here too, which is harder
-//! than what such machines have. Calibrated on 56 CPUs and `Fixed`, see [`crate::cost`].
+//! Source 003's figures are of 56 processes on one socket; other numbers of CPUs share one zone
+//! here too, which is harder than what such machines have. Calibrated on 56 CPUs and `Fixed`, see
+//! [`crate::cost`].
 
 use crate::cost;
 use crate::machine::{SECOND, Setup};
@@ -10,7 +11,8 @@ use crate::random::Random;
 
 /// Pages that each CPU swings by.
 pub const PAGES: u32 = (128 << 20) / 4096;
-/// Of the work for a page, what falls to the free; assumed: unmapping takes a sixth of the time of faulting in.
+/// Of the work for a page, what falls to the free; assumed: unmapping takes a sixth of the time of
+/// faulting in.
 const FREE_SHARE: f64 = 0.15;
 
 /// For so many CPUs.

@@ -1,9 +1,11 @@
-//! Memory pressure: programs that swing, in nodes of a gibibyte that a cache of files fills up again and again.
+//! Memory pressure: programs that swing, in nodes of a gibibyte that a cache of files fills up
+//! again and again.
 //!
-//! When a node's low watermark is reached its reclaimer frees pages of the cache until the high one is. It begins early
-//! where free pages and those in lists are together above the high watermark: what lists keep is then its only reason. Of
-//! two nodes only the second one has a reclaimer, which takes the oldest pages of the cache whatever their node: the first
-//! one, where files are read, runs out of memory, and what is asked of it comes from the second.
+//! When a node's low watermark is reached its reclaimer frees pages of the cache until the high one
+//! is. It begins early where free pages and those in lists are together above the high watermark:
+//! what lists keep is then its only reason. Of two nodes only the second one has a reclaimer, which
+//! takes the oldest pages of the cache whatever their node: the first one, where files are read,
+//! runs out of memory, and what is asked of it comes from the second.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{self, Op, Program};
@@ -22,7 +24,8 @@ pub fn setup(nodes: usize, seed: u64, warm: u64, time: u64) -> Setup {
         program::swing(pages, 0, (1_500, 200), 0, Random::new(seed, cpu as u64))
     };
     let mut programs: Vec<Program> = (0..swingers).map(swing).collect();
-    // The reader's number is a multiple of the nodes', so it is on the first one, and the reclaimer on the second.
+    // The reader's number is a multiple of the nodes', so it is on the first one, and the reclaimer
+    // on the second.
     programs.push(Box::new(|view| match (view.refused, view.held[0]) {
         (_, 1..) => Op::Send(0, 0, 3_000),
         (true, _) if view.now % 2 == 0 => Op::Rest(1_000_001),

@@ -1,9 +1,13 @@
-//! What is charged, what the allocator believes to have, and what the kernel says is resident, beside each other.
+//! What is charged, what the allocator believes to have, and what the kernel says is resident,
+//! beside each other.
 //!
-//! Sits between a manager's counters, the state of every page, and the kernel's view of the process ([`neap_os::mappings`]). Each
-//! resident byte is put to a [`Source`]; where neap has a count of its own, that stands beside the kernel's, so a drift has a name. The same sums
-//! are made for another process, which tells its part by a [report](crate::map_report). Allocates nothing; takes the locks of the layers one at a time. Where
-//! there are groups the gate is closed, as fork does, while what is charged is compared with what is there; for another process only where that is soon done.
+//! Sits between a manager's counters, the state of every page, and the kernel's view of the process
+//! ([`neap_os::mappings`]). Each resident byte is put to a [`Source`]; where neap has a count of
+//! its own, that stands beside the kernel's, so a drift has a name. The same sums are made for
+//! another process, which tells its part by a [report](crate::map_report). Allocates nothing; takes
+//! the locks of the layers one at a time. Where there are groups the gate is closed, as fork does,
+//! while what is charged is compared with what is there; for another process only where that is
+//! soon done.
 
 mod sources;
 mod tally;
@@ -28,7 +32,8 @@ const RANGES: usize = 256;
 /// Looks at the gate: a tenth of a second; and where somebody else asks, some milliseconds.
 const LOOKS: u32 = 2000;
 const FEW_LOOKS: u32 = 50;
-/// Where somebody else asks, and there are more bytes in slabs, nobody is stopped: some milliseconds.
+/// Where somebody else asks, and there are more bytes in slabs, nobody is stopped: some
+/// milliseconds.
 const SOON_DONE: u64 = 64 << 20;
 
 impl<P: Platform> Core<P> {
@@ -98,7 +103,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// What this manager believes, without what is there of objects and runs that somebody pays for: nobody is stopped for it. Not inside the gate.
+    /// What this manager believes, without what is there of objects and runs that somebody pays
+    /// for: nobody is stopped for it. Not inside the gate.
     pub(crate) fn books(&self) -> Books {
         let mut books = Books::BLANK;
         if let Some(core) = self.core_if_open() {
@@ -109,7 +115,8 @@ impl<P: Platform> Mm<P> {
         books
     }
 
-    /// The same for another process. With that where it takes some milliseconds at most; never in a program's `call`, which is not to wait.
+    /// The same for another process. With that where it takes some milliseconds at most; never in a
+    /// program's `call`, which is not to wait.
     pub(crate) fn books_for_others(&self, call: bool) -> Books {
         let mut books = self.books();
         if !call && books.believed[Source::Slabs as usize] <= SOON_DONE {
@@ -125,8 +132,9 @@ impl<P: Platform> Mm<P> {
         books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
     }
 
-    /// What is there that somebody pays for, and what is charged at the same moment: who allocates or frees waits meanwhile, unless a thread on an
-    /// isolated CPU might have to; then it stays unknown.
+    /// What is there that somebody pays for, and what is charged at the same moment: who allocates
+    /// or frees waits meanwhile, unless a thread on an isolated CPU might have to; then it stays
+    /// unknown.
     fn count_payable(&self, books: &mut Books, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
         if self.groups_if_made().is_none() || core.objects.platform.is_isolated_cpu_in_use() {
@@ -146,9 +154,11 @@ impl<P: Platform> Mm<P> {
         self.reopen_after_fork();
     }
 
-    /// Compares what is charged, what this manager believes to have, and what the kernel says is resident in the process. Takes some milliseconds,
-    /// more for an arena of many gibibytes. What other threads do meanwhile is seen in a part of the numbers. Where there are groups, threads that
-    /// allocate or free wait while what is charged is compared with what is there: a look at every object that somebody pays for.
+    /// Compares what is charged, what this manager believes to have, and what the kernel says is
+    /// resident in the process. Takes some milliseconds, more for an arena of many gibibytes. What
+    /// other threads do meanwhile is seen in a part of the numbers. Where there are groups, threads
+    /// that allocate or free wait while what is charged is compared with what is there: a look at
+    /// every object that somebody pays for.
     ///
     /// ```
     /// let kept = vec![1_u8; 1 << 20];

@@ -1,6 +1,8 @@
-//! What memory is of: the names under which bytes are reconciled, and what a manager believes of each.
+//! What memory is of: the names under which bytes are reconciled, and what a manager believes of
+//! each.
 //!
-//! Sits below the tally, and between a process and whoever it tells about itself. Only shapes: nothing is counted here.
+//! Sits below the tally, and between a process and whoever it tells about itself. Only shapes:
+//! nothing is counted here.
 
 use neap_groups::Kind;
 use neap_pages::Use;
@@ -23,7 +25,8 @@ pub enum Source {
     Free,
     /// Pages on their way to or from the system, or from a list.
     Travelling,
-    /// Memory that is handed out, where its pages cannot be looked at one by one, or changed between two looks.
+    /// Memory that is handed out, where its pages cannot be looked at one by one, or changed
+    /// between two looks.
     Arena,
     /// Frames, and maps of pages.
     PageTables,

@@ -1,8 +1,9 @@
 //! The kernel's view of a process put beside what neap believes, source by source.
 //!
-//! Sits between mappings and pages, of this process or another, and the result, which is numbers and prints itself. Each resident byte is
-//! put to one source: what lies in neap's ranges by what they are, and the arena page by page; everything else by what the kernel says that
-//! the mapping is of. No locks; changes nothing.
+//! Sits between mappings and pages, of this process or another, and the result, which is numbers
+//! and prints itself. Each resident byte is put to one source: what lies in neap's ranges by what
+//! they are, and the arena page by page; everything else by what the kernel says that the mapping
+//! is of. No locks; changes nothing.
 
 use super::sources::{Books, Held, NONE, Range, SOURCES, Source};
 use core::fmt;
@@ -163,8 +164,8 @@ pub struct Reconciliation {
     by_source: [u64; SOURCES],
     /// Resident in the whole process: the sum of all its mappings.
     pub resident: u64,
-    /// Pages of the arena that were read and never written to: not resident, though the page tables have them. They have been taken off runs, and
-    /// then off slabs and free pages.
+    /// Pages of the arena that were read and never written to: not resident, though the page tables
+    /// have them. They have been taken off runs, and then off slabs and free pages.
     pub only_read: u64,
 }
 

@@ -1,7 +1,8 @@
 //! A program that uses a manager and knows what must be in its memory.
 //!
-//! Sits between a manager and a test. Every byte that the program may use is filled with a pattern made from its address
-//! and a stamp; blocks are kept in order, so that two that overlap are found at once.
+//! Sits between a manager and a test. Every byte that the program may use is filled with a pattern
+//! made from its address and a stamp; blocks are kept in order, so that two that overlap are found
+//! at once.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use crate::machine::Shared;
@@ -211,7 +212,8 @@ impl<'m, P: Platform> Program<'m, P> {
         assert!(self.mm.usage().used_bytes >= used as u64, "{:?} with {used} bytes in use", self.mm.usage());
     }
 
-    /// Gives everything back and proves that nothing is kept: no object, no slab, no sheaf, and no page either.
+    /// Gives everything back and proves that nothing is kept: no object, no slab, no sheaf, and no
+    /// page either.
     pub(crate) fn end(mut self) {
         while let Some((start, _)) = self.blocks.first_key_value() {
             self.free(*start);
@@ -222,7 +224,8 @@ impl<'m, P: Platform> Program<'m, P> {
     }
 }
 
-/// After everything was freed and released: no object, no slab, no sheaf, no run, no page used, cached or resident.
+/// After everything was freed and released: no object, no slab, no sheaf, no run, no page used,
+/// cached or resident.
 pub(crate) fn nothing_is_kept<P: Platform>(mm: &Mm<P>) {
     let census = mm.verify(0).unwrap_or_else(|finding| panic!("{finding}"));
     assert_eq!(census, neap::verify::Census::default());

@@ -1,16 +1,20 @@
 //! `neap bench charge`: what it costs to charge a page to a memory group and to take it back.
 //!
-//! A pair is `Group::charge` of 4096 bytes, whose answer is kept in a variable and dropped. Beside it, in the same rounds: one
-//! addition to an atomic that nobody else uses (`add`); an atomic for each level, added to and subtracted from; and the same with an
-//! atomic for each thread. The group is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock; one that
-//! *misses* is of one page more than a stock can hold, so it goes to the counters of all levels both times. The same with 1 to 64
-//! threads, on the CPUs in turn. Each thread's median part counts, so who waits for a CPU is not measured.
+//! A pair is `Group::charge` of 4096 bytes, whose answer is kept in a variable and dropped. Beside
+//! it, in the same rounds: one addition to an atomic that nobody else uses (`add`); an atomic for
+//! each level, added to and subtracted from; and the same with an atomic for each thread. The group
+//! is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock; one that
+//! *misses* is of one page more than a stock can hold, so it goes to the counters of all levels
+//! both times. The same with 1 to 64 threads, on the CPUs in turn. Each thread's median part
+//! counts, so who waits for a CPU is not measured.
 //!
-//! Figures: `charge_ns`; `charge_ratio` (a pair that hits over one addition), `charge_ratio_atomic` and `charge_ratio_sharded` (over
-//! theirs, with `_64` behind them with 64 threads); `level_ratio_hit` and `level_ratio_miss` (a pair over one a level higher, the
-//! largest of the seven medians); `miss_ns`. On 16 virtual CPUs, where a plain atomic does one operation on memory that CPUs share
-//! for each call: `shared_ops_ratio_16` (operations on shared counters for each call, each CPU going up and down at random), and
-//! `shared_ops_ratio_16_flow` (what one half of the CPUs charges the other half gives back: all goes through the counters). What is counted:
+//! Figures: `charge_ns`; `charge_ratio` (a pair that hits over one addition), `charge_ratio_atomic`
+//! and `charge_ratio_sharded` (over theirs, with `_64` behind them with 64 threads);
+//! `level_ratio_hit` and `level_ratio_miss` (a pair over one a level higher, the largest of the
+//! seven medians); `miss_ns`. On 16 virtual CPUs, where a plain atomic does one operation on memory
+//! that CPUs share for each call: `shared_ops_ratio_16` (operations on shared counters for each
+//! call, each CPU going up and down at random), and `shared_ops_ratio_16_flow` (what one half of
+//! the CPUs charges the other half gives back: all goes through the counters). What is counted:
 //! `Groups::shared_operations`.
 
 mod shared;
@@ -98,7 +102,8 @@ impl Level {
     }
 }
 
-/// Charges and takes back. The charge stays where it is, as it would in a program: to move it costs as much as both.
+/// Charges and takes back. The charge stays where it is, as it would in a program: to move it costs
+/// as much as both.
 #[inline(always)]
 fn pair(group: Group, bytes: u64) {
     let charge: Result<Charge, Refused> = group.charge(bytes);

@@ -1,7 +1,8 @@
-//! librseq's memory pools beside neap, where the library was built (`cargo xtask peers`): what an allocation and its free take, and
-//! what comes back when owners go.
+//! librseq's memory pools beside neap, where the library was built (`cargo xtask peers`): what an
+//! allocation and its free take, and what comes back when owners go.
 //!
-//! Sits between `bench percpu` and the workload `pool`, each run of which is a process with the library preloaded.
+//! Sits between `bench percpu` and the workload `pool`, each run of which is a process with the
+//! library preloaded.
 
 use anyhow::Result;
 

@@ -1,17 +1,22 @@
-//! `neap bench percpu`: how much of per-CPU data's memory comes back, in rows by owner and in the kernel's layout.
+//! `neap bench percpu`: how much of per-CPU data's memory comes back, in rows by owner and in the
+//! kernel's layout.
 //!
-//! 11 000 owners make allocations of 1400, 600, 24, 8 and 8 bytes per CPU, one owner after the other; ten of eleven are deleted,
-//! then the rest. Figures: `return_ratio.rows` and `return_ratio.cpu_major` (populated with all owners over populated with a
-//! thousand), `return_bound` (what the geometry of pages permits), the same with `_random` and `_blocks` behind them where
-//! those that stay are chosen at random or are the first, `waste` (populated for the owners over what they asked for),
-//! `waste_random` (each owner's sizes drawn at random from 64 bytes to 16 KiB together), `waste_single` (a counter of
-//! 8 bytes each, over the cache lines that they need), `returned_ms` (from the last free until the last page was gone),
-//! `left_kib` (populated in the end, less what was before), and at the number of CPUs of the machine `alloc_free_ns` and `alloc_free_shared_ns`, and
-//! `cycle_ns_first` and `cycle_ns_last`: the first thousand and the last of 11 000 owners that are made and deleted one by one. After each
-//! step what is populated is compared with what the kernel says is resident. librseq's memory pool is measured beside at the machine's
-//! number of CPUs, where it was built: `librseq_alloc_free_ns`, `alloc_free_ratio_librseq` (neap over librseq, in rounds by turns) and
-//! `librseq_return_ratio`. Without `--cpus` and `--page` all
-//! machines of the table; the figures of others than 2 CPUs with 4 KiB pages end in `_CPUS_KIB`.
+//! 11 000 owners make allocations of 1400, 600, 24, 8 and 8 bytes per CPU, one owner after the
+//! other; ten of eleven are deleted, then the rest. Figures: `return_ratio.rows` and
+//! `return_ratio.cpu_major` (populated with all owners over populated with a thousand),
+//! `return_bound` (what the geometry of pages permits), the same with `_random` and `_blocks`
+//! behind them where those that stay are chosen at random or are the first, `waste` (populated for
+//! the owners over what they asked for), `waste_random` (each owner's sizes drawn at random from 64
+//! bytes to 16 KiB together), `waste_single` (a counter of 8 bytes each, over the cache lines that
+//! they need), `returned_ms` (from the last free until the last page was gone), `left_kib`
+//! (populated in the end, less what was before), and at the number of CPUs of the machine
+//! `alloc_free_ns` and `alloc_free_shared_ns`, and `cycle_ns_first` and `cycle_ns_last`: the first
+//! thousand and the last of 11 000 owners that are made and deleted one by one. After each step
+//! what is populated is compared with what the kernel says is resident. librseq's memory pool is
+//! measured beside at the machine's number of CPUs, where it was built: `librseq_alloc_free_ns`,
+//! `alloc_free_ratio_librseq` (neap over librseq, in rounds by turns) and `librseq_return_ratio`.
+//! Without `--cpus` and `--page` all machines of the table; the figures of others than 2 CPUs with
+//! 4 KiB pages end in `_CPUS_KIB`.
 
 mod librseq;
 mod script;
@@ -165,7 +170,8 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
     (0..count).map(owner).collect()
 }
 
-/// Nanoseconds of an allocation of 64 bytes and its free: in a row that comes and goes with it, or in one that is there.
+/// Nanoseconds of an allocation of 64 bytes and its free: in a row that comes and goes with it, or
+/// in one that is there.
 fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
@@ -186,7 +192,8 @@ fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     Ok(nanoseconds)
 }
 
-/// Nanoseconds of a cycle, an owner with its allocations that is made and deleted, in the first eleventh of `count` and in the last.
+/// Nanoseconds of a cycle, an owner with its allocations that is made and deleted, in the first
+/// eleventh of `count` and in the last.
 fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
     /// Cycles between two ticks.
     const TICK: usize = 50;

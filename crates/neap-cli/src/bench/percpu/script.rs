@@ -1,7 +1,8 @@
-//! One run of the script: owners come, most of them go, then the rest; and what is populated and resident after each step.
+//! One run of the script: owners come, most of them go, then the rest; and what is populated and
+//! resident after each step.
 //!
-//! Sits between `bench percpu` and one instance of `neap-percpu` with a worker of its own, a thread that ticks as a composition
-//! would: every 250 ms, and at once where the instance asks for it.
+//! Sits between `bench percpu` and one instance of `neap-percpu` with a worker of its own, a thread
+//! that ticks as a composition would: every 250 ms, and at once where the instance asks for it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -136,7 +137,8 @@ fn resident_bytes(start: usize, length: usize) -> Result<usize> {
     Ok(pages * page)
 }
 
-/// Runs the script: an owner for each list of sizes; first those go that `goes` names, then the others.
+/// Runs the script: an owner for each list of sizes; first those go that `goes` names, then the
+/// others.
 pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Run> {
     let refused = |error| anyhow!("the allocator was refused memory: {error:?}");
     let data = PerCpuData::open(linux, shape, |_| 0, ()).map_err(refused)?;
@@ -200,7 +202,8 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     })
 }
 
-/// All pages over those that keep something, if each owner's data, in whole lines, lay right behind the one's before it.
+/// All pages over those that keep something, if each owner's data, in whole lines, lay right behind
+/// the one's before it.
 fn bound(owners: &[Vec<usize>], goes: &[bool], cpus: usize, page: usize) -> f64 {
     let (mut at, mut kept, mut beyond) = (0, 0, 0);
     for (sizes, goes) in owners.iter().zip(goes) {

@@ -2,9 +2,9 @@
 //!
 //! # Design
 //!
-//! Version 1: a child group of this process's memory group. Version 2: the group must be delegated, and only groups
-//! without processes hand controllers on, so this process moves into a child group first and back in the end. All groups
-//! are removed with the values here.
+//! Version 1: a child group of this process's memory group. Version 2: the group must be delegated,
+//! and only groups without processes hand controllers on, so this process moves into a child group
+//! first and back in the end. All groups are removed with the values here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -107,8 +107,9 @@ impl Group {
         let path = self.folder.join("cgroup.procs");
         let file = OpenOptions::new().write(true).open(&path);
         let file: File = file.with_context(|| format!("cannot open {}", path.display()))?;
-        // SAFETY: between fork and exec the closure makes one system call, which is async-signal-safe, and builds an error
-        // of a number, which does not allocate. The file is open as long as the closure is there.
+        // SAFETY: between fork and exec the closure makes one system call, which is
+        // async-signal-safe, and builds an error of a number, which does not allocate. The file is
+        // open as long as the closure is there.
         unsafe {
             command.pre_exec(move || match libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) {
                 1 => Ok(()),
@@ -141,7 +142,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write `{text}` to {}", path.display()))
 }
 
-/// Folder and version of this process's memory group: of version 1 if that has the controller, or else of version 2.
+/// Folder and version of this process's memory group: of version 1 if that has the controller, or
+/// else of version 2.
 fn own_group(mountinfo: &str, cgroup: &str) -> Option<(PathBuf, Version)> {
     let of_version = |version: Version| {
         let path = cgroup.lines().find_map(|line| {

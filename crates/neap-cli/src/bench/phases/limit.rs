@@ -1,8 +1,10 @@
-//! `neap bench phases --limit`: the smallest memory limit of a container in which a program with phases survives.
+//! `neap bench phases --limit`: the smallest memory limit of a container in which a program with
+//! phases survives.
 //!
-//! The program runs in a memory group of the kernel. The limit is found by bisection, in twentieths of the live set.
-//! Figures: `limit_ratio`, neap's limit over the live set, and `limit_ratio_best_peer`, that over the best peer's. The
-//! limit covers the whole program with its tables, an eighth of the live set.
+//! The program runs in a memory group of the kernel. The limit is found by bisection, in twentieths
+//! of the live set. Figures: `limit_ratio`, neap's limit over the live set, and
+//! `limit_ratio_best_peer`, that over the best peer's. The limit covers the whole program with its
+//! tables, an eighth of the live set.
 
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
@@ -23,7 +25,8 @@ use crate::work::{self, Outcome};
 const PARTS: usize = 20;
 /// Largest limit that is tried, over the live set.
 const LARGEST: usize = 8;
-/// A program that takes longer counts as one that does not survive: it evicts its own code again and again.
+/// A program that takes longer counts as one that does not survive: it evicts its own code again
+/// and again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Exit status where the rights are missing.
 const NOT_MEASURED: u8 = 77;
@@ -87,7 +90,8 @@ fn measure(executable: &Path, variant: &Variant, workload: &Workload, live: usiz
     Ok(outcome)
 }
 
-/// The smallest number above `low` and up to `high` that survives, by bisection; none where `high` does not.
+/// The smallest number above `low` and up to `high` that survives, by bisection; none where `high`
+/// does not.
 ///
 /// Every number above one that survives must survive, too.
 fn smallest(mut low: usize, mut high: usize, mut survives: impl FnMut(usize) -> Result<bool>) -> Result<Option<usize>> {

@@ -1,13 +1,19 @@
-//! `neap bench phases`: live sets of one block size after another, and the memory that each allocator needs for them.
+//! `neap bench phases`: live sets of one block size after another, and the memory that each
+//! allocator needs for them.
 //!
 //! Figures, over all variations of the workload:
 //!
-//! * `peak_ratio`: neap's largest peak of resident memory over the live set. The program itself and its tables, which are
+//! * `peak_ratio`: neap's largest peak of resident memory over the live set. The program itself and
+//!   its tables, which are
 //!   there before the first block, are not part of a peak.
-//! * `peak_ratio_best_peer`: the largest of neap's peak over the best peer's peak in that variation.
-//! * `time_geomean_ratio`, `worst_time_ratio`: elapsed time over that of the fastest peer in each variation.
-//! * `cpu_geomean_ratio`, `worst_cpu_ratio`: processor time over that of the peer that takes the least.
-//! * `again_time_ratio`: elapsed time of a burst of one size that repeats, over that of the fastest peer.
+//! * `peak_ratio_best_peer`: the largest of neap's peak over the best peer's peak in that
+//!   variation.
+//! * `time_geomean_ratio`, `worst_time_ratio`: elapsed time over that of the fastest peer in each
+//!   variation.
+//! * `cpu_geomean_ratio`, `worst_cpu_ratio`: processor time over that of the peer that takes the
+//!   least.
+//! * `again_time_ratio`: elapsed time of a burst of one size that repeats, over that of the fastest
+//!   peer.
 //!
 //! With `--limit` the figures are those of [`limit`], and nothing else is measured.
 
@@ -199,7 +205,8 @@ mod tests {
             let again = workload.name == AGAIN;
             let (peak, time) = match variant.name {
                 "neap" if again => (1100.0, 300),
-                // The largest peak over the live set, in the last round, where every peer has as much.
+                // The largest peak over the live set, in the last round, where every peer has as
+                // much.
                 "neap" if workload.name.contains("reversed") => (2000.0 + 100.0 * round as f64, 100),
                 "neap" => (1300.0, 100),
                 _ if workload.name.contains("reversed") => (2000.0, 200),

@@ -1,16 +1,18 @@
-//! What neap costs over the best allocator of each program, neap among them: processor time and peak memory.
+//! What neap costs over the best allocator of each program, neap among them: processor time and
+//! peak memory.
 //!
 //! # Invariants
 //!
-//! A ratio is at least 1: neap is one of the allocators of its row. An allocator under which a program's output differs
-//! is in no row.
+//! A ratio is at least 1: neap is one of the allocators of its row. An allocator under which a
+//! program's output differs is in no row.
 
 use super::{differs, peak_mib};
 use crate::bench::{Reading, Session, default_peers};
 use crate::statistics::geometric_mean;
 use crate::work::Outcome;
 
-/// Programs with smaller peaks are left out of the mean of memory: their peaks are those of their code.
+/// Programs with smaller peaks are left out of the mean of memory: their peaks are those of their
+/// code.
 const SMALL_MIB: f64 = 15.0;
 
 /// One program: neap's median over the smallest median, and that.

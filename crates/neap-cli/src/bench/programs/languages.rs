@@ -1,8 +1,10 @@
-//! Programs in languages whose every object comes from malloc, or whose larger ones do: Python, Lua and Ruby.
+//! Programs in languages whose every object comes from malloc, or whose larger ones do: Python, Lua
+//! and Ruby.
 //!
 //! # Design
 //!
-//! Each script prints sums and counts that depend on all of its objects. Python's own allocator of small objects is off.
+//! Each script prints sums and counts that depend on all of its objects. Python's own allocator of
+//! small objects is off.
 
 use std::process::Command;
 

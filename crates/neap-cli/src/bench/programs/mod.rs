@@ -1,12 +1,13 @@
 //! `neap bench programs`: real programs, those that are installed, under each allocator.
 //!
-//! Figures: `programs_differing` (programs whose output or exit status under neap is not what it is without a preload),
-//! `peak_rss_ratio` (geometric mean of peak resident memory, neap's over the best peer's), `redis_rss_2s_mib` and
-//! `python_rss_2s_mib` (resident two seconds after everything was freed), `redis_cpu_ratio` (server time per request, best
-//! run under neap over best run under jemalloc), `redis_series_ratio_jemalloc` (peak of a redis whose values change in size,
-//! neap's over jemalloc's). Over the best allocator of each program, neap among them: `cpu_geomean_ratio` and
-//! `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB). Inputs are generated in a temporary
-//! folder that is removed at the end.
+//! Figures: `programs_differing` (programs whose output or exit status under neap is not what it is
+//! without a preload), `peak_rss_ratio` (geometric mean of peak resident memory, neap's over the
+//! best peer's), `redis_rss_2s_mib` and `python_rss_2s_mib` (resident two seconds after everything
+//! was freed), `redis_cpu_ratio` (server time per request, best run under neap over best run under
+//! jemalloc), `redis_series_ratio_jemalloc` (peak of a redis whose values change in size, neap's
+//! over jemalloc's). Over the best allocator of each program, neap among them: `cpu_geomean_ratio`
+//! and `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB). Inputs
+//! are generated in a temporary folder that is removed at the end.
 
 mod costs;
 mod languages;
@@ -36,7 +37,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// More than any of the programs uses.
 const MEMORY: usize = 640 << 20;
 
-/// Rounds of all. The peaks of node and java are one of two figures, a seventh or more apart, under most allocators.
+/// Rounds of all. The peaks of node and java are one of two figures, a seventh or more apart, under
+/// most allocators.
 const ROUNDS: usize = 3;
 
 /// Rounds of redis for neap and jemalloc: its processor time is compared by the best run.
@@ -213,15 +215,16 @@ fn figures(session: &mut Session, programs: &[&'static str]) {
     costs::figures(session, programs);
 }
 
-/// Whether a program did not end, or ended in another way or with another output than without a preload.
+/// Whether a program did not end, or ended in another way or with another output than without a
+/// preload.
 fn differs(session: &Session, variant: &str, program: &str) -> bool {
     let expected = session.outcomes("glibc", program).first().and_then(|outcome| outcome.output.as_ref());
     let outcomes = session.outcomes(variant, program);
     outcomes.is_empty() || outcomes.iter().any(|outcome| outcome.output.as_ref() != expected)
 }
 
-/// neap's geometric mean of peaks over that of the best peer, and who that is. A peer counts if it ran every program
-/// that neap ran.
+/// neap's geometric mean of peaks over that of the best peer, and who that is. A peer counts if it
+/// ran every program that neap ran.
 fn peak_ratio(session: &Session, programs: &[&'static str]) -> Option<(f64, &'static str)> {
     let ran: Vec<&str> =
         programs.iter().copied().filter(|program| session.summary("neap", program).is_some()).collect();
@@ -293,7 +296,8 @@ mod tests {
         assert_eq!(whole.hash, 0xa430_d846_80aa_bd0b);
     }
 
-    /// Two programs; `say` gives output and peak in MiB by variant and program, or nothing for a failure.
+    /// Two programs; `say` gives output and peak in MiB by variant and program, or nothing for a
+    /// failure.
     fn measured(say: impl Fn(&str, &str) -> Option<(&'static str, u64)>) -> Session {
         let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("small", Kind::Peer), ("broken", Kind::Peer)];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());

@@ -1,8 +1,8 @@
 //! redis: a million keys in, read back, flushed; what the server's requests cost and what it keeps.
 //!
-//! Sits between the list of programs and redis-server, to which it speaks the protocol itself over TCP, many requests at a
-//! time, so that the server's processor time is spent on requests and not on waiting. The replies are the output that
-//! must not differ.
+//! Sits between the list of programs and redis-server, to which it speaks the protocol itself over
+//! TCP, many requests at a time, so that the server's processor time is spent on requests and not
+//! on waiting. The replies are the output that must not differ.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -79,8 +79,8 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     })
 }
 
-/// The library whose malloc the server uses: the preloaded one, or else one that the server was linked with (builds of
-/// redis bring jemalloc with them), or else the C library.
+/// The library whose malloc the server uses: the preloaded one, or else one that the server was
+/// linked with (builds of redis bring jemalloc with them), or else the C library.
 fn mapped_malloc(server: u32, variant: &Variant) -> Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{server}/maps"))?;
     let mapped = |wanted: &str| maps.split_whitespace().find(|path| path.starts_with('/') && path.contains(wanted));

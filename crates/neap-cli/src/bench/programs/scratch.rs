@@ -1,7 +1,7 @@
 //! The temporary folder of a run, and where installed tools lie.
 //!
-//! Sits between the programs and the file system. The folder is made new and removed with everything in it; nothing
-//! outside it is written. No locks.
+//! Sits between the programs and the file system. The folder is made new and removed with
+//! everything in it; nothing outside it is written. No locks.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

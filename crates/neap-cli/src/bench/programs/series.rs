@@ -1,7 +1,8 @@
-//! redis-series: values of one size after another, about 250 MB each, all flushed before the next size.
+//! redis-series: values of one size after another, about 250 MB each, all flushed before the next
+//! size.
 //!
-//! The peak says how much of the memory of one size serves the next. Commands that populate a database are those of
-//! redis's own tests (`DEBUG POPULATE`), which redis 7 allows only if asked.
+//! The peak says how much of the memory of one size serves the next. Commands that populate a
+//! database are those of redis's own tests (`DEBUG POPULATE`), which redis 7 allows only if asked.
 
 use anyhow::{Context, Result};
 
@@ -37,7 +38,8 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     server.stop()
 }
 
-/// Options that allow `DEBUG`, by what `redis-server --version` said. Before redis 7 it is allowed, and the option unknown.
+/// Options that allow `DEBUG`, by what `redis-server --version` said. Before redis 7 it is allowed,
+/// and the option unknown.
 fn allow_debug(version: &str) -> &'static [&'static str] {
     let major = version.split_once(" v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
     if major.is_some_and(|major| major < 7) { &[] } else { &["--enable-debug-command", "yes"] }

@@ -1,4 +1,5 @@
-//! Programs of C++ and C with heaps of their own shapes: a solver, a renderer of pages and a key-value store.
+//! Programs of C++ and C with heaps of their own shapes: a solver, a renderer of pages and a
+//! key-value store.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,8 @@ impl Drop for Database {
     }
 }
 
-/// RocksDB's benchmark without its write-ahead log. It prints times; only the number of found keys must not differ.
+/// RocksDB's benchmark without its write-ahead log. It prints times; only the number of found keys
+/// must not differ.
 fn db_bench(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     let database = Database::new()?;
     let mut command = tool(scratch, "db_bench")?;

@@ -1,9 +1,12 @@
-//! Virtual time for real threads: it passes when none of them can go on, and then to the next moment for which one sleeps.
+//! Virtual time for real threads: it passes when none of them can go on, and then to the next
+//! moment for which one sleeps.
 //!
-//! Sits beside the code that is measured, which runs as it always does. What threads compute takes no time, however busy the machine is; sleeps take what
-//! they say, and who waits for another thread waits for as long as that takes. That a thread waits is known by what the kernel says of it, twice: it
-//! slept both times and did not run in between. If all sleep or wait like that, nobody is left who could wake one, but time: so what is measured
-//! may wait by futexes, and not by naps. Lock: the state's, held for a few fields.
+//! Sits beside the code that is measured, which runs as it always does. What threads compute takes
+//! no time, however busy the machine is; sleeps take what they say, and who waits for another
+//! thread waits for as long as that takes. That a thread waits is known by what the kernel says of
+//! it, twice: it slept both times and did not run in between. If all sleep or wait like that,
+//! nobody is left who could wake one, but time: so what is measured may wait by futexes, and not by
+//! naps. Lock: the state's, held for a few fields.
 
 use core::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -59,7 +62,8 @@ impl State {
 #[derive(Default)]
 pub(super) struct Clock {
     state: Mutex<State>,
-    /// For the thread that lets time pass. The others are woken one by one: one that woke for nothing would hold the lock while it counts as asleep.
+    /// For the thread that lets time pass. The others are woken one by one: one that woke for
+    /// nothing would hold the lock while it counts as asleep.
     changed: Condvar,
 }
 
@@ -138,7 +142,8 @@ impl Clock {
             let waiting = state.threads.iter().filter(|thread| thread.doing == Doing::Waits);
             let waiting: Vec<u32> = waiting.map(|thread| thread.id).collect();
             drop(state);
-            // 1. One is seen asleep. 2. Another, which ran, wakes it, and sleeps. 3. That one is seen asleep. The second look finds that the first has run.
+            // 1. One is seen asleep. 2. Another, which ran, wakes it, and sleeps. 3. That one is
+            //    seen asleep. The second look finds that the first has run.
             let first = asleep(&waiting)?;
             let all_wait = first.is_some() && first == asleep(&waiting)?;
             let mut state = self.state();

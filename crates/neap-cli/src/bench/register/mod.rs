@@ -1,16 +1,23 @@
-//! `neap bench register`: shrinkers that come and go as fast as nine threads can, while others are called and while none is.
+//! `neap bench register`: shrinkers that come and go as fast as nine threads can, while others are
+//! called and while none is.
 //!
-//! Each thread registers a shrinker, visits it once and unregisters it, again and again, as file systems that are mounted and unmounted do. `quiet`:
-//! nothing else runs. `reclaim`: two threads go through all shrinkers meanwhile, eight of which sleep a millisecond in each call, as those
-//! do that write to a disk. Variants: `neap`, and `srcu`, whose walks are readers that who unregisters waits for (tried before source 004 and
-//! reverted: -88.8 %). Source 004's own figures, for `stress-ng --ramfs 9` on another machine: 14 671 operations a second before, 14 121 after.
-//! `held`: the two threads are held inside a callback, and all others' cycles are counted that have to wait for them. `virtual`: more threads, in virtual time, which
-//! passes in callbacks alone (see `waits.rs`), and beside neap the read-write lock of before source 004.
+//! Each thread registers a shrinker, visits it once and unregisters it, again and again, as file
+//! systems that are mounted and unmounted do. `quiet`: nothing else runs. `reclaim`: two threads go
+//! through all shrinkers meanwhile, eight of which sleep a millisecond in each call, as those do
+//! that write to a disk. Variants: `neap`, and `srcu`, whose walks are readers that who unregisters
+//! waits for (tried before source 004 and reverted: -88.8 %). Source 004's own figures, for
+//! `stress-ng --ramfs 9` on another machine: 14 671 operations a second before, 14 121 after.
+//! `held`: the two threads are held inside a callback, and all others' cycles are counted that have
+//! to wait for them. `virtual`: more threads, in virtual time, which passes in callbacks alone (see
+//! `waits.rs`), and beside neap the read-write lock of before source 004.
 //!
-//! Figures: `reclaim_ratio` and `srcu_ratio` (cycles a second of neap, and of the SRCU-like one, with reclaim over without), `foreign_waits` (of
-//! neap's unregistrations, those that were waiting while nobody but the held ones was in a callback; a second is waited for them), `foreign_waits.srcu`,
-//! `register_us` (a cycle of neap without reclaim, by wall time, of nine threads at once), `beyond_own_us` and `beyond_own_us.rwlock` (the most virtual time that a
-//! shrinker's end took after its own last callback had returned), `own_waits` (how many of neap's waited for their own).
+//! Figures: `reclaim_ratio` and `srcu_ratio` (cycles a second of neap, and of the SRCU-like one,
+//! with reclaim over without), `foreign_waits` (of neap's unregistrations, those that were waiting
+//! while nobody but the held ones was in a callback; a second is waited for them),
+//! `foreign_waits.srcu`, `register_us` (a cycle of neap without reclaim, by wall time, of nine
+//! threads at once), `beyond_own_us` and `beyond_own_us.rwlock` (the most virtual time that a
+//! shrinker's end took after its own last callback had returned), `own_waits` (how many of neap's
+//! waited for their own).
 
 mod clock;
 mod waits;
@@ -173,7 +180,8 @@ fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<
     Ok(Outcome { operations: count.into_inner(), wall_ns, counts, ..Outcome::default() })
 }
 
-/// Cycles while others are inside a callback that does not end: how many unregistrations wait for it.
+/// Cycles while others are inside a callback that does not end: how many unregistrations wait for
+/// it.
 fn held(registry: Registry<'_>) -> Result<Outcome> {
     let gate = Gate::default();
     let id = registry.register(counted(Gate::count, core::ptr::from_ref(&gate).cast_mut().cast()), SLEEPING)?;

@@ -1,8 +1,10 @@
 //! What unregistering waits for, in virtual time: the `virtual` of `neap bench register`.
 //!
-//! Each of the owners registers a shrinker of its own, leaves it there for a while, and unregisters it, again and again; visitors go through all groups
-//! meanwhile. A callback of an owner's shrinker takes up to [`OWN`], one of the others' [`FOREIGN`]. Nothing else takes any time, so what passes between the end of a shrinker's own last
-//! callback and the return of `unregister` was waited for others.
+//! Each of the owners registers a shrinker of its own, leaves it there for a while, and unregisters
+//! it, again and again; visitors go through all groups meanwhile. A callback of an owner's shrinker
+//! takes up to [`OWN`], one of the others' [`FOREIGN`]. Nothing else takes any time, so what passes
+//! between the end of a shrinker's own last callback and the return of `unregister` was waited for
+//! others.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +23,8 @@ pub(super) const OWNERS: usize = 24;
 const VISITORS: usize = 8;
 /// Shrinkers of others, in the group after the owners'.
 const OTHERS: usize = 4;
-/// Virtual nanoseconds: the most that a callback of an owner's takes, what one of the others' does, what the visit of a group takes, and how long a
-/// shrinker is left there.
+/// Virtual nanoseconds: the most that a callback of an owner's takes, what one of the others' does,
+/// what the visit of a group takes, and how long a shrinker is left there.
 const OWN: u64 = 2_000_000;
 const FOREIGN: u64 = 50_000_000;
 const VISIT: u64 = 10_000;

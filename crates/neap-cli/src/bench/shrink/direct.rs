@@ -1,10 +1,14 @@
-//! Charges at a limit, through everything that such a charge does: the `direct-N` of `neap bench shrink`.
+//! Charges at a limit, through everything that such a charge does: the `direct-N` of `neap bench
+//! shrink`.
 //!
-//! On the process's own manager: 4000 groups below one that is full to its `max`, each with a cache of a batch of 128 objects of 64 bytes, which its group
-//! pays for. N threads charge 128 KiB each, at that limit, one time after the other: what a charge takes is the look at the limit, the emptying of
-//! stocks, the pass (protection, shares, the shared walk, counting and freeing of sixteen caches or more), and the second try, in thread CPU time. Callbacks run in the thread that
-//! charges ([`Group::charge_inline`]), since a thread that waits for reclaimers takes no time. What was freed is cached again in between, which is not
-//! measured. Each cache has a lock, which a callback only tries.
+//! On the process's own manager: 4000 groups below one that is full to its `max`, each with a cache
+//! of a batch of 128 objects of 64 bytes, which its group pays for. N threads charge 128 KiB each,
+//! at that limit, one time after the other: what a charge takes is the look at the limit, the
+//! emptying of stocks, the pass (protection, shares, the shared walk, counting and freeing of
+//! sixteen caches or more), and the second try, in thread CPU time. Callbacks run in the thread
+//! that charges ([`Group::charge_inline`]), since a thread that waits for reclaimers takes no time.
+//! What was freed is cached again in between, which is not measured. Each cache has a lock, which a
+//! callback only tries.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -105,7 +109,8 @@ thread_local! {
     static GAVE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What a charge took that needed a pass: thread CPU nanoseconds, and how many caches gave something for it.
+/// What a charge took that needed a pass: thread CPU nanoseconds, and how many caches gave
+/// something for it.
 type Took = Vec<(u64, u64)>;
 
 impl Direct {

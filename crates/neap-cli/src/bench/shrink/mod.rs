@@ -1,19 +1,28 @@
-//! `neap bench shrink`: what it costs to visit the shrinkers of 4000 groups, by as many threads as there are.
+//! `neap bench shrink`: what it costs to visit the shrinkers of 4000 groups, by as many threads as
+//! there are.
 //!
-//! There are 4000 groups and 4000 shrinkers, each with a bit in one group, as source 004's file systems had. A *count-only* visit asks one
-//! that has nothing to give now. Variants: `neap`; `rwlock`, whose visits take a read-write lock for reading, if they get it at once, as before source
-//! 004; `srcu`, whose walks are readers that who unregisters waits for; and `nothing`, where shrinkers cannot come and go: the walk alone. With 1
-//! to 64 threads on the CPUs in turn; each thread's median part counts, so who waits for a CPU is not measured.
+//! There are 4000 groups and 4000 shrinkers, each with a bit in one group, as source 004's file
+//! systems had. A *count-only* visit asks one that has nothing to give now. Variants: `neap`;
+//! `rwlock`, whose visits take a read-write lock for reading, if they get it at once, as before
+//! source 004; `srcu`, whose walks are readers that who unregisters waits for; and `nothing`, where
+//! shrinkers cannot come and go: the walk alone. With 1 to 64 threads on the CPUs in turn; each
+//! thread's median part counts, so who waits for a CPU is not measured.
 //!
-//! A *pass* visits every group that may have something. `full`: each gives one batch of 128 objects of 64 bytes; `one-percent`: 40 do; `empty`: none
-//! does, and every group is visited all the same, so what the bitmap of groups saves is not counted. `direct-N`: N threads charge 128 KiB each at the
-//! `max` of a group above all, which is full: the look at the limit, the pass and the second try, in thread CPU time (`direct.rs`).
+//! A *pass* visits every group that may have something. `full`: each gives one batch of 128 objects
+//! of 64 bytes; `one-percent`: 40 do; `empty`: none does, and every group is visited all the same,
+//! so what the bitmap of groups saves is not counted. `direct-N`: N threads charge 128 KiB each at
+//! the `max` of a group above all, which is full: the look at the limit, the pass and the second
+//! try, in thread CPU time (`direct.rs`).
 //!
-//! Figures: `throughput_ratio_2` (count-only visits per second of neap over the lock's, with a thread on each of 2 CPUs), `throughput_ratio_64`
-//! (on 64 CPUs that are not there: a visit of neap's lasts as long as one alone does here, since nobody writes what another one needs; under the lock there
-//! are no more visits than with 2 CPUs here, whose operations on its line come one after the other already), `registry_share.lockless` and `registry_share.rwlock` (of the operations on lines that
-//! other visitors use as well, as counted in full passes by one thread for each CPU: those of the registry, in percent; the others are on bits, deferred work, and the
-//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (the worst of all `direct-N`).
+//! Figures: `throughput_ratio_2` (count-only visits per second of neap over the lock's, with a
+//! thread on each of 2 CPUs), `throughput_ratio_64` (on 64 CPUs that are not there: a visit of
+//! neap's lasts as long as one alone does here, since nobody writes what another one needs; under
+//! the lock there are no more visits than with 2 CPUs here, whose operations on its line come one
+//! after the other already), `registry_share.lockless` and `registry_share.rwlock` (of the
+//! operations on lines that other visitors use as well, as counted in full passes by one thread for
+//! each CPU: those of the registry, in percent; the others are on bits, deferred work, and the
+//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (the worst of all
+//! `direct-N`).
 
 mod direct;
 pub(crate) mod old;
@@ -43,7 +52,8 @@ const GROUPS: usize = 4000;
 const FEW: usize = GROUPS / 100;
 /// What direct reclaim is after: 32 pages.
 const GOAL: u64 = 32 * 4096;
-/// Charges at the limit, by all threads together, in a round: so many that one in a hundred is several.
+/// Charges at the limit, by all threads together, in a round: so many that one in a hundred is
+/// several.
 const CHARGES: u64 = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// CPUs of the machine that is not there.
@@ -161,7 +171,8 @@ impl Passes<'_> {
         (start.elapsed().as_nanos() as u64, sum)
     }
 
-    /// Full passes by a thread on each CPU, at the same time: operations on lines that others use, by where they are, for each visit.
+    /// Full passes by a thread on each CPU, at the same time: operations on lines that others use,
+    /// by where they are, for each visit.
     fn shared(&self, on: &[usize]) -> Outcome {
         self.fill(0..GROUPS);
         let taken = || {
@@ -264,7 +275,8 @@ fn figures(session: &mut Session) {
     session.figure("direct_p99_us", direct.reduce(f64::max));
 }
 
-/// Visits per second over those under a lock, on so many CPUs, by nanoseconds: of a visit alone, and of one under the lock alone and with two CPUs.
+/// Visits per second over those under a lock, on so many CPUs, by nanoseconds: of a visit alone,
+/// and of one under the lock alone and with two CPUs.
 fn modelled_ratio(cpus: f64, neap: f64, alone: f64, two: f64) -> f64 {
     let under_lock = (cpus / alone).min(2.0 / two);
     cpus / neap / under_lock

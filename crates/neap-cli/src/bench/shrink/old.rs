@@ -1,8 +1,11 @@
-//! Registries as they were, for comparison: walks under a read-write lock that is only tried, under a domain of readers, or under nothing.
+//! Registries as they were, for comparison: walks under a read-write lock that is only tried, under
+//! a domain of readers, or under nothing.
 //!
-//! Sits beside neap's registry in `bench shrink` and `bench register`, with the same bits: a summary and words for each group. Under the lock, as
-//! before source 004, a visit takes the lock for reading, or gives up where somebody changes the registry; under the domain of readers (SRCU, tried and
-//! reverted before it) who unregisters waits for every walk that is under way. Without either nobody may unregister: that is what the walk itself costs.
+//! Sits beside neap's registry in `bench shrink` and `bench register`, with the same bits: a
+//! summary and words for each group. Under the lock, as before source 004, a visit takes the lock
+//! for reading, or gives up where somebody changes the registry; under the domain of readers (SRCU,
+//! tried and reverted before it) who unregisters waits for every walk that is under way. Without
+//! either nobody may unregister: that is what the walk itself costs.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -109,7 +112,8 @@ impl Old {
                 let bit = left.trailing_zeros() as usize;
                 left &= left - 1;
                 let spec = self.table[word * BITS + bit].0.load(Ordering::Acquire); // Pairs with the Release in `register`.
-                // SAFETY: it is there while this reads, by what guards it; its data outlives the registry.
+                // SAFETY: it is there while this reads, by what guards it; its data outlives the
+                // registry.
                 match unsafe { spec.as_ref() } {
                     Some(spec) => {
                         // SAFETY: as above.
