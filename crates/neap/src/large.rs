@@ -1,7 +1,7 @@
 //! Large allocations: runs of whole pages, found by arithmetic and without a header.
 //!
-//! Sits between the entry points and the pages. The first frame of a run says that it is one and
-//! how long; its memory is exactly what was asked for, in pages. Takes no lock of its own.
+//! The first frame of a run holds its state and length. A run has exactly the requested bytes, in
+//! pages. Takes no lock of its own.
 
 use crate::mm::{Core, Mm};
 use neap_base::{Pfn, Platform};
@@ -10,27 +10,27 @@ use neap_objects::size_class::{Class, GRAIN};
 use neap_os::write::die;
 use neap_pages::State;
 
-/// Bytes from which on moving page tables is cheaper than copying.
+/// Least bytes for which moving page tables is cheaper than copying.
 const WORTH_MOVING: usize = 256 << 10;
 
-/// Bytes in a row from which on dropping their memory is cheaper than writing zeroes to it: most of
-/// what was freed may never have been touched.
+/// Least bytes in a row for which dropping their memory is cheaper than writing zeroes: most of it
+/// may never have been touched.
 const WORTH_DROPPING: usize = 32 << 20;
 
-/// What has become of the place for a run that could not be moved.
+/// State of the target of a run that could not be moved.
 enum Unmoved {
-    /// It is there.
+    /// It is mapped.
     Mapped,
-    /// The system has unmapped some of it and refuses to map that again.
+    /// The kernel has unmapped some of it and refuses to map it again.
     Lost,
 }
 
 impl<P: Platform> Mm<P> {
-    /// Makes every byte of a fresh run zero, and touches no page that has no memory; `false` if
-    /// there is no run at `memory`.
+    /// Makes every byte of a fresh run zero, and touches no page that has no memory. Returns
+    /// `false` if there is no run at `memory`.
     ///
     /// # Safety
-    /// The run is the caller's, and nobody has written to it since it was handed out.
+    /// The run is the caller's, and was not written to since it was handed out.
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn zero_run(&self, memory: *mut u8) -> bool {
@@ -42,7 +42,7 @@ impl<P: Platform> Mm<P> {
         let mut rest = first..first + count;
         loop {
             let part = {
-                // The map is under a mutex, which fork has to find free.
+                // The gate: the map is under a mutex, which fork must find free.
                 let _inside = self.gate.enter(platform.cpu());
                 pages.backed_part(Pfn(first), rest.clone())
             };
@@ -50,7 +50,8 @@ impl<P: Platform> Mm<P> {
             let bytes = part.len() * pages.page_size();
             let start = memory.wrapping_add((part.start - first) as usize * pages.page_size());
             let drops = bytes >= WORTH_DROPPING && !core.objects.is_isolated_cpu_in_use();
-            // SAFETY: a part of the caller's run, whose contents nobody needs.
+            // SAFETY: `backed_part` returns pages of the run, which is the caller's and holds no
+            // data yet (the caller's promise).
             unsafe {
                 if !drops || platform.release_unless_locked(start.addr(), bytes).is_err() {
                     start.write_bytes(0, bytes);
@@ -62,11 +63,12 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// A run that holds `size` bytes on a multiple of `align`, and whether it is known to be zero.
+    /// Allocates a run of `size` bytes on a multiple of `align`. The second value: whether it is
+    /// known to be zero.
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
-        // A run that is moved may ask for what it lies on by chance.
+        // `reallocate_aligned` may name a larger alignment, which its run has by chance.
         if align > neap_pages::MOST_ALIGNMENT {
             return None;
         }
@@ -78,33 +80,33 @@ impl<P: Platform> Core<P> {
         Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
     }
 
-    /// The pages of the run that starts at `pointer`.
+    /// Returns the number of pages of the run that starts at `pointer`.
     fn run_at(&self, pointer: *const u8) -> Option<u32> {
         let pages = &self.objects.pages;
         let frame = pages.frames().frame(pages.pfn(pointer.addr()));
         (pointer.addr().is_multiple_of(pages.page_size()) && frame.state() == State::Run).then(|| frame.owner())
     }
 
-    /// Bytes of a run that holds `size` bytes.
+    /// Returns the bytes of a run for `size` bytes.
     pub(crate) fn run_price(&self, size: usize) -> u64 {
         size.max(1).next_multiple_of(self.objects.pages.page_size()) as u64
     }
 
-    /// Who pays for the run that starts at `pointer`; `None` where nobody does, or there is none.
+    /// Returns the payer of the run that starts at `pointer`; `None` if it has none, or there is no
+    /// run.
     pub(crate) fn run_payer(&self, pointer: *const u8) -> Option<Payer> {
         self.run_at(pointer)?;
         let owner = self.objects.pages.frames().run_owner(self.objects.pages.pfn(pointer.addr()));
         (owner != 0).then(|| Payer::from_bits(owner))
     }
 
-    /// Says who pays for a run that nobody else has heard of.
+    /// Sets the payer of a run that no other thread knows yet.
     pub(crate) fn set_run_payer(&self, pointer: *const u8, payer: Payer) {
         let pages = &self.objects.pages;
         pages.frames().set_run_owner(pages.pfn(pointer.addr()), payer.to_bits());
     }
 
-    /// Takes back the run at `pointer`, which is in the arena and no small object, and answers its
-    /// size in bytes.
+    /// Frees the run at `pointer`, which is in the arena and no small object. Returns its bytes.
     pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
         let Some(count) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "free") };
@@ -112,7 +114,7 @@ impl<P: Platform> Core<P> {
         count as usize * pages.page_size()
     }
 
-    /// Makes the run at `pointer` hold `size` bytes where it is; `false` if it cannot.
+    /// Resizes the run at `pointer` in place to `size` bytes. Returns whether it could.
     pub(crate) fn resize_run(&self, pointer: *const u8, size: usize) -> bool {
         let pages = &self.objects.pages;
         let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
@@ -120,8 +122,8 @@ impl<P: Platform> Core<P> {
         new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
 
-    /// Moves the run at `pointer` to a larger one by its page tables and not by its contents;
-    /// `None` where that cannot be or is not worth it: then the caller copies.
+    /// Moves the run at `pointer` to a larger one by its page tables, without a copy. `None` if
+    /// that is impossible or not worth it; then the caller copies.
     pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
@@ -141,7 +143,7 @@ impl<P: Platform> Core<P> {
         }
         let (from, to) = (pages.pfn(pointer.addr()), pages.pfn(memory.addr()));
         let new = self.run_at(memory)?;
-        // Moving takes one mapping, and takes its advice along.
+        // The kernel moves one mapping at a time, with its advice.
         pages.forbid_huge(platform, from, old);
         pages.forbid_huge(platform, to, new);
         let moved = self.move_pieces(from, to, old);
@@ -149,7 +151,7 @@ impl<P: Platform> Core<P> {
             pages.allow_huge(platform, from, old);
             match refused {
                 Unmoved::Mapped => _ = self.free_run(memory),
-                // Nothing is mapped there any more, so the run stays taken for ever.
+                // The target is unmapped, so its run stays allocated forever.
                 Unmoved::Lost => self.count_run(size, 0),
             }
             return None;
@@ -160,12 +162,12 @@ impl<P: Platform> Core<P> {
         Some(memory)
     }
 
-    /// Moves the contents of a run to the start of another one, by page tables where the kernel
-    /// moves them: a mapping that earlier moves have left at a time, which are all of the run or
-    /// parts of it. Copies a later piece that the kernel refuses.
+    /// Moves the contents of a run to the start of another one by page tables, one piece at a time.
+    /// A piece is a mapping that earlier moves have left: all of the run, or a part. A later piece
+    /// that the kernel refuses is copied.
     ///
     /// # Errors
-    /// The first piece was refused, or there are too many: the contents are where they were.
+    /// The first piece was refused, or there are too many pieces. The contents are where they were.
     fn move_pieces(&self, from: Pfn, to: Pfn, count: u32) -> Result<(), Unmoved> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let (source, place) = (from.0..from.0 + count, to.0..to.0 + count);
@@ -180,13 +182,14 @@ impl<P: Platform> Core<P> {
         for piece in splits.pieces(source.clone()) {
             let (at, length) = (piece.start - from.0, piece.end - piece.start);
             let (here, there) = (address(piece.start), address(to.0 + at));
-            // SAFETY: both runs are this thread's alone, do not overlap, and lie in segments of the
-            // arena.
+            // SAFETY: both runs are this thread's alone and do not overlap. They lie in segments of
+            // the arena.
             if unsafe { platform.move_pages(here.addr(), there.addr(), bytes(length)) }.is_ok() {
                 continue;
             }
             let mapped = pages.map_again(platform, Pfn(to.0 + at), length);
-            // SAFETY: of this thread's runs: what the kernel has moved is mapped on both sides.
+            // SAFETY: both runs are this thread's alone. Pieces before `at` were moved, which
+            // leaves both sides mapped, and this piece was not moved.
             unsafe {
                 match (mapped, at) {
                     (true, 0) => return Err(Unmoved::Mapped),
@@ -208,7 +211,8 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// Bytes behind `pointer`, which the program has.
+    /// Returns the bytes of the allocation at `pointer`. Ends the process if the program has no
+    /// allocation there.
     pub(crate) fn usable_size(&self, pointer: *const u8, call: &str) -> usize {
         match self.class_of(pointer, call) {
             Class::NONE => match self.run_at(pointer) {
@@ -220,14 +224,14 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The class at an address of the arena; another address ends the process.
+    /// Returns the class at an address of the arena. Any other address ends the process.
     pub(crate) fn class_of(&self, pointer: *const u8, call: &str) -> Class {
         self.objects
             .class_at(pointer)
             .unwrap_or_else(|| die(format_args!("{call}: {pointer:p} is not from this allocator")))
     }
 
-    /// Ends the process with what is known of a pointer that the program does not have.
+    /// Ends the process with a message about a pointer that is no allocation of the program.
     #[cold]
     pub(crate) fn die_of(&self, class: Class, pointer: *const u8, call: &str) -> ! {
         let (page, size) = (self.objects.pages.page_size(), class.size());
@@ -261,7 +265,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Where the system gives huge pages to everybody and moves what is one mapping.
+    /// The system gives huge pages to every mapping, and moves one mapping at a time.
     #[test]
     fn a_run_with_huge_pages_moves_and_has_them_afterwards() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -288,15 +292,14 @@ mod tests {
             }
         }
         assert!(platform.allows_huge_pages(run.addr()) && platform.made(Call::MovePages) == 3);
-        // SAFETY: as above.
+        // SAFETY: the run is this test's, and is freed once.
         unsafe { mm.free(run) };
         assert!(!platform.allows_huge_pages(run.addr()));
         // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
-    /// Where the system unmaps the place for what it refuses to move there, and refuses to map it
-    /// again.
+    /// The system unmaps the target of a refused move, and refuses to map it again.
     #[test]
     fn a_place_that_is_lost_is_given_to_nobody() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -314,14 +317,14 @@ mod tests {
         let others: Vec<*mut u8> = (0..64).map(|_| mm.allocate(MIB)).collect();
         // SAFETY: the runs are this test's.
         unsafe { others.iter().for_each(|other| other.write_bytes(1, MIB)) };
-        // SAFETY: as above.
+        // SAFETY: the runs are this test's, and each is freed once.
         unsafe { others.iter().chain([&run]).for_each(|&other| mm.free(other)) };
         assert_eq!((mm.verify(0).map(|_| ()), mm.usage().used_bytes), (Ok(()), 8 * MIB as u64));
         // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
-    /// Whatever the arena's base is a multiple of.
+    /// For any base of the arena.
     #[test]
     fn runs_lie_on_multiples_of_what_was_asked_for() {
         let mut bases = 0;
@@ -348,8 +351,8 @@ mod tests {
         assert!(bases % (1 << 30) != 0, "a base that is no multiple of the largest alignment");
     }
 
-    /// The pieces go one by one. One that is refused later is copied; where its place is lost, what
-    /// has gone comes back.
+    /// The pieces move one by one. A piece that is refused later is copied. If its target is lost,
+    /// the moved pieces are copied back.
     #[test]
     fn a_run_of_several_pieces_keeps_its_contents_whichever_move_fails() {
         for (refused, unmaps, lost) in
@@ -402,7 +405,7 @@ mod tests {
         }
     }
 
-    /// Mappings are what a process has few of, not moves.
+    /// A process is short of mappings, not of moves.
     #[test]
     fn runs_move_however_often_others_moved_to_the_same_places() {
         const MOVES: usize = 20_000;
@@ -420,8 +423,7 @@ mod tests {
         }
     }
 
-    /// Where a part of a run was used before, that part alone is written to; where a long part was,
-    /// its memory goes instead.
+    /// The used part of a run is zeroed by writing; a long used part by dropping its memory.
     #[test]
     fn zeroes_touch_no_page_that_has_no_memory() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -448,7 +450,7 @@ mod tests {
             let run = mm.allocate_zeroed(256 * MIB);
             assert_eq!((check(run, 256 * MIB), platform.made(Call::Release)), (8 * MIB, 0), "the warm part alone");
             mm.free(run);
-            // Now all of it was in use.
+            // All of it was in use before.
             let run = mm.allocate_zeroed_aligned(200 * MIB, 4096);
             assert_eq!((check(run, 200 * MIB), platform.made(Call::Release)), (0, 1), "dropped, not written to");
             mm.free(run);
@@ -460,7 +462,7 @@ mod tests {
         }
     }
 
-    /// Bytes of a range that have memory.
+    /// Returns how many bytes of a range have memory.
     fn resident(start: *mut u8, bytes: usize) -> usize {
         let mut pages = std::vec![0_u8; bytes / 4096];
         // SAFETY: the vector has a byte for every page.
@@ -468,7 +470,7 @@ mod tests {
         pages.iter().filter(|page| **page & 1 == 1).count() * 4096
     }
 
-    /// In place, with its pages moved, and where the system refuses to move them.
+    /// In place, with its pages moved, and if the system refuses to move them.
     #[test]
     fn who_pays_for_a_run_does_so_however_long_it_becomes() {
         for moves in [true, false] {
@@ -491,14 +493,15 @@ mod tests {
                 let (shorter, longer) = unsafe { (mm.reallocate(run, MIB / 2), core.move_run(run, 3 * MIB, 16)) };
                 assert_eq!((shorter, longer.is_some()), (run, moves));
                 assert_eq!(pages.frames().run_owner(page(longer.unwrap_or(run))), n as u64 + 1);
-                // SAFETY: as above; what was moved has gone.
+                // SAFETY: `move_run` freed the old run if it returned one, so exactly one run is
+                // left, which is this test's.
                 unsafe { mm.free(longer.unwrap_or(run)) };
             }
             let others = runs.iter().enumerate().skip(1).step_by(2);
             others.clone().for_each(|(n, &run)| assert_eq!(pages.frames().run_owner(page(run)), n as u64 + 1));
             let again = mm.allocate(2 * MIB);
             assert_eq!(pages.frames().run_owner(page(again)), 0, "nobody again");
-            // SAFETY: as above.
+            // SAFETY: the runs are this test's, and were not freed above.
             others.for_each(|(_, &run)| unsafe { mm.free(run) });
             // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };

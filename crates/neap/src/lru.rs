@@ -1,13 +1,13 @@
-//! LRU lists of this process: what is cached, by group and node, oldest first, so that whoever
-//! wants memory back from a group finds its oldest.
+//! LRU lists of this process: cached objects by group and node, oldest first, so that reclaim from
+//! a group finds its oldest.
 //!
-//! Sits between caches and the process's manager ([`PROCESS`]). Every group and node has its own
-//! part of a list, under a lock of its own, made when it is first used. When a group is deleted,
-//! what it has is its parent's at once, as the oldest there. [`LruList`] keeps values by
-//! [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside them and takes no memory for
-//! them.
+//! [`LruList`] keeps values by [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside
+//! them, and allocates nothing for them.
 //!
-//! All of it can be called from any thread, at any time, but not from signal handlers.
+//! Every group and node has its own sub-list with its own lock, made at first use. When a group is
+//! deleted its items become its parent's at once, as the oldest there.
+//!
+//! All functions can be called from any thread, at any time, but not from signal handlers.
 //!
 //! ```
 //! # #[cfg(feature = "std")] {
@@ -55,22 +55,22 @@ mod values;
 #[cfg(feature = "std")]
 pub use values::{Handle, LruList};
 
-/// Whose the items of a list are.
+/// The group that items of a list belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
-    /// Each group's are its own.
+    /// The group that they are added for.
     Group,
-    /// All are the root's, whichever group they are added for.
+    /// The root, whichever group they are added for.
     Nobody,
 }
 
-/// The process's lists, which are there since one was opened.
+/// The process's lists, if one was opened.
 fn made() -> Option<Listed<'static, Linux>> {
     PROCESS.lists_if_made()
 }
 
-/// A list of objects that have an [`Item`] inside: a name for it, which keeps nothing alive.
-/// Functions that walks call run under the lock of the items: see [`RawList::walk`].
+/// A list of objects that have an [`Item`] inside. This is a handle, which keeps nothing alive.
+/// Callbacks of walks run under the lock of the items: see [`RawList::walk`].
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -86,7 +86,7 @@ fn made() -> Option<Listed<'static, Linux>> {
 ///
 /// let list = RawList::open(By::Group)?;
 /// let page = NonNull::from(Box::leak(Box::new(Page { number: 7, ..Page::default() })));
-/// // SAFETY: the page stays where it is until it was taken off, and is freed by who has done that.
+/// // SAFETY: the page is not moved until it was taken off, and is freed by `dispose` alone.
 /// unsafe {
 ///     assert!(list.add(Group::ROOT, 0, page.cast())?);
 ///     let mut freed = 0;
@@ -110,9 +110,9 @@ impl RawList {
         PROCESS.lists()?.site().open(by == By::Group, None).map(RawList)
     }
 
-    /// Makes a list by group whose items a shrinker is for: one that knows groups, registered
-    /// before. It is marked when a group's first item on a node is added, so its `count`, which may
-    /// be [`RawList::count`], is asked where there is something.
+    /// Makes a list by group whose items belong to a shrinker. The shrinker must know groups, and
+    /// be registered before. It is marked when the first item of a group on a node is added, so its
+    /// `count`, which may be [`RawList::count`], is called only where there are items.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
@@ -120,60 +120,64 @@ impl RawList {
         PROCESS.lists()?.site().open(true, Some(shrinker.to_bits())).map(RawList)
     }
 
-    /// Gives back what the list takes. Items that are on it are no list's any more.
+    /// Frees the list. Items on it are on no list any more.
     ///
     /// # Safety
-    /// Nobody uses the list any more, nor an item that is on it but to put other things in its
-    /// place.
+    /// No thread uses the list any more, nor an item on it, but to overwrite it.
     pub unsafe fn close(self) {
         if let Some(listed) = made() {
-            // SAFETY: as the caller promises.
+            // SAFETY: no thread uses the list or its items any more (the caller's promise).
             unsafe { listed.site().close_list(self.0) };
         }
     }
 
-    /// Puts an item on it, as the newest of a group on a node (the last node, for a number beyond).
-    /// Where the group is gone the item is its heir's. Answers whether it was put there: not where
-    /// it is on a list already.
+    /// Adds an item as the newest of a group on a node; a number beyond the last node means the
+    /// last. If the group is gone, the item becomes its heir's. Returns whether it was added: not
+    /// if it is on a list.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: the group is gone, and nobody is known to be its heir.
+    /// [`Denied::NoSuchGroup`]: the group is gone, and its heir is not known.
     ///
     /// # Safety
-    /// The item stays where it is until [`RawList::del`] has answered that it was taken off, or a
-    /// walk's `dispose` has got it. Not called by a function that a walk calls under the lock.
+    /// * The item stays in place until [`RawList::del`] has returned true for it, or `dispose` of a
+    ///   walk has got it.
+    /// * Not called by a callback that a walk runs under the lock.
     pub unsafe fn add(self, group: Group, node: usize, item: NonNull<Item>) -> Result<bool, Denied> {
         let listed = made().ok_or(Denied::NoSuchGroup)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: the item stays in place until it is taken off, and no walk's callback calls this
+        // under the lock (the caller's promise).
         unsafe { self.0.add(&listed.site(), group.id(), node, item) }
     }
 
-    /// Takes an item off, whichever group's it is by now; answers whether this call did. If not, it
-    /// is on no list, or on another, or a walk has taken it off, whose `dispose` gets it. So
-    /// whoever got it, here or there, and nobody else, may free it.
+    /// Takes an item off, whichever group it belongs to now. Returns whether this call did. If not,
+    /// the item is on no list, or on another, or a walk has taken it off, whose `dispose` gets it.
+    /// Only the call that got the item may free it.
     ///
     /// # Safety
-    /// The item is there. Not called by a function that a walk calls under the lock.
+    /// * The item is in place.
+    /// * Not called by a callback that a walk runs under the lock.
     pub unsafe fn del(self, item: NonNull<Item>) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the item is in place, and no walk's callback calls this under the lock (the
+        // caller's promise).
         made().is_some_and(|listed| unsafe { self.0.del(&listed.site(), item) })
     }
 
-    /// Items of a group alone on a node, at this moment; 0 where the group is gone. Takes no lock.
+    /// Returns how many items of a group alone are on a node; 0 if the group is gone. Takes no
+    /// lock.
     pub fn count(self, group: Group, node: usize) -> usize {
         made().map_or(0, |listed| self.0.count(&listed.site(), group.id(), node))
     }
 
-    /// Hands up to `most` items of a group alone on a node, or [`LONGEST`] where not all are taken
-    /// off, to `isolate`, oldest first and each once at most but for retries, and does what it
-    /// answers. Those that it takes off are handed to `dispose`, in the same order, with no lock
-    /// held: they are its own then, and nobody's before, and say [`Item::is_linked`] until
-    /// [`Item::leave_hands`]. Finds nothing where the group is gone.
+    /// Calls `isolate` with up to `most` items of a group alone on a node, oldest first, and obeys
+    /// its verdicts. Each item is passed once, but for retries; at most [`LONGEST`] if not all are
+    /// taken off. Does nothing if the group is gone.
+    ///
+    /// Items that are taken off are passed to `dispose`, in the same order, with no lock held. From
+    /// then on they are the caller's. [`Item::is_linked`] is true until [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items, and a fork waits for it: it neither waits,
-    /// nor allocates or frees, nor calls anything of neap's; a lock of the item's owner it only
-    /// tries.
+    /// `isolate` is called under the lock of the items, and a fork waits for it. It neither waits,
+    /// nor allocates or frees, nor calls neap; it only tries locks of the items' owner.
     pub unsafe fn walk(
         self,
         group: Group,
@@ -183,7 +187,7 @@ impl RawList {
         dispose: impl FnMut(NonNull<Item>),
     ) -> Walked {
         let Some(listed) = made() else { return Walked::default() };
-        // SAFETY: as the caller promises.
+        // SAFETY: `isolate` fulfils the conditions above (the caller's promise).
         unsafe { self.0.walk(&listed.site(), group.id(), node, most, isolate, dispose) }
     }
 }

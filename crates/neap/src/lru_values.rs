@@ -1,8 +1,11 @@
-//! LRU lists that keep values, by handle: safe, and asking functions that may do anything.
+//! LRU lists that keep values by handle: safe, and with callbacks that may do anything.
 //!
-//! Sits between caches and `neap-reclaim`. The list has one reference to each value, whoever holds
-//! a [`Handle`] another. A walk takes the oldest off in one hold of the lock, asks about each with
-//! no lock held, and puts back what is to stay; a value that is removed meanwhile is not put back.
+//! # Design
+//! The list has one reference to each value; each [`Handle`] is another. A walk takes the oldest
+//! items off in one hold of the lock, calls `decide` with no lock held, and puts back those that
+//! stay. A value that is removed meanwhile is not put back.
+//!
+//! # Locking
 //! No lock of its own.
 
 extern crate std;
@@ -19,7 +22,7 @@ use neap_reclaim::lru::{End, Hands, MOST};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// A value, and what it is on a list by.
+/// A value with its item and the list that it belongs to.
 #[repr(C)]
 struct Entry<T> {
     item: Item,
@@ -27,7 +30,7 @@ struct Entry<T> {
     value: T,
 }
 
-/// A value that is, or was, on a list. Whoever has one has the value, also when it was taken off.
+/// A reference to a value that is, or was, on a list. It keeps the value alive.
 pub struct Handle<T>(Arc<Entry<T>>);
 
 impl<T> Clone for Handle<T> {
@@ -50,12 +53,13 @@ impl<T: fmt::Debug> fmt::Debug for Handle<T> {
     }
 }
 
-/// The reference that the list has, by the item.
+/// Returns the list's reference to the entry of an item.
 ///
 /// # Safety
-/// The item is one of an entry of this type, and the list's reference the caller's now.
+/// The item is that of an entry of this type, and the list's reference is the caller's now.
 unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
-    // SAFETY: the item is at the beginning of an entry whose address was taken from an `Arc`.
+    // SAFETY: the item is at the start of an entry, and its address comes from an `Arc` of this
+    // type (the caller's promise).
     unsafe { Arc::from_raw(item.cast::<Entry<T>>().as_ptr()) }
 }
 
@@ -75,55 +79,57 @@ impl<T: Send + Sync + 'static> LruList<T> {
         Ok(LruList { list, values: PhantomData })
     }
 
-    /// Puts a value on it, as the newest of a group, on the node nearest to this thread.
+    /// Adds a value as the newest of a group, on the node nearest to this thread.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: the group is gone, and nobody is known to be its heir.
+    /// [`Denied::NoSuchGroup`]: the group is gone, and its heir is not known.
     pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, Denied> {
         let node = made().map_or(0, |listed| listed.grouped().node());
         self.add_on(group, node, value)
     }
 
-    /// The same on the node that the value's memory is on; the last one for a number beyond.
+    /// Adds a value as the newest of a group, on the node of the value's memory. A number beyond
+    /// the last node means the last.
     ///
     /// # Errors
-    /// As for [`LruList::add`].
+    /// Those of [`LruList::add`].
     pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
         let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, value }));
         self.add_again(group, node, &handle)?;
         Ok(handle)
     }
 
-    /// Puts a value of this list that was taken off on it again; answers whether it did: not where
-    /// it is on it, nor where it is another list's.
+    /// Adds a value of this list that was taken off it. Returns whether it did: not if the value is
+    /// on the list, or belongs to another list.
     ///
     /// # Errors
-    /// As for [`LruList::add`].
+    /// Those of [`LruList::add`].
     pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, Denied> {
         if handle.0.list != self.list {
             return Ok(false);
         }
         let listed = made().ok_or(Denied::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
-        // SAFETY: the list's reference keeps the item there; it goes back when the item is taken
-        // off.
+        // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
+        // the item is taken off.
         let added = unsafe { self.list.add(&listed.site(), group.id(), node, item) };
         if added != Ok(true) {
-            // SAFETY: from above, and not the list's.
+            // SAFETY: the reference that `item_of` leaked above; the list did not take it.
             drop(unsafe { reference::<T>(item) });
         }
         added
     }
 
-    /// Takes a value off; answers whether this call did. A walk that asks about it at this moment
-    /// does not put it back.
+    /// Takes a value off. Returns whether this call did. A walk that is deciding about it does not
+    /// put it back.
     pub fn remove(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
         let item = item_in(&handle.0);
         while handle.0.item.is_linked() {
-            // SAFETY: the handle keeps it there.
+            // SAFETY: the handle keeps the entry in place.
             if unsafe { self.list.del(&listed.site(), item) } {
-                // SAFETY: it was the list's. This is not the last: the caller has one.
+                // SAFETY: `del` took the item off, so the list's reference is this call's. The
+                // caller has another one.
                 drop(unsafe { reference::<T>(item) });
                 return true;
             }
@@ -135,7 +141,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         false
     }
 
-    /// Values of a group alone, on all nodes, at this moment. Takes no lock.
+    /// Returns how many values of a group alone are on the list, on all nodes. Takes no lock.
     pub fn count(&self, group: Group) -> usize {
         made().map_or(0, |listed| {
             let nodes = 0..listed.grouped().platform().nodes();
@@ -143,16 +149,17 @@ impl<T: Send + Sync + 'static> LruList<T> {
         })
     }
 
-    /// Values of a group alone on a node, at this moment. Takes no lock.
+    /// Returns how many values of a group alone are on the list on a node. Takes no lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
     }
 
-    /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call),
-    /// oldest first and each once, and does what it answers ([`Verdict::Retry`] is
-    /// [`Verdict::Skip`] here, where no lock is held that anybody could wait for). Those that are
-    /// taken off are handed to `evicted`. Both may do anything, also add to and remove from this
-    /// list.
+    /// Calls `decide` with up to `most` values of a group alone on a node ([`MOST`] in one call),
+    /// oldest first and each once, and obeys its verdicts. [`Verdict::Retry`] counts as
+    /// [`Verdict::Skip`]: no lock is held that another thread could wait for.
+    ///
+    /// Values that are taken off are passed to `evicted`. Both callbacks may do anything, even add
+    /// to and remove from this list.
     pub fn walk(
         &self,
         group: Group,
@@ -164,21 +171,22 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let (mut walked, mut items) = (Walked::default(), Vec::new());
         let Some(listed) = made() else { return walked };
         let most = most.min(MOST);
-        // Not in the gate, where nobody allocates.
+        // Outside the gate, inside which allocation is forbidden.
         items.reserve(most.min(self.count_on(group, node)));
         let most = most.min(items.capacity());
         let site = listed.site();
-        // SAFETY: the list's references keep the items there. There is room for them, so nothing is
-        // allocated.
+        // SAFETY: the list's references keep the entries in place. The vector has room for all
+        // items, so the callback allocates nothing.
         let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
         let Some(hands) = hands else { return walked };
-        // Whatever happens, those that are still held then go back, the newest first.
+        // Items still held when this is dropped go back, newest first, even after a panic.
         let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
         held.left.reserve(held.items.len());
         held.items.reverse();
         while let Some(&item) = held.items.last().filter(|_| !walked.stopped) {
             walked.scanned += 1;
-            // SAFETY: the list's, which stays its own while it is in hands.
+            // SAFETY: the item came from the list, so its entry has this type. The reference stays
+            // the list's, by `ManuallyDrop`, while the item is held.
             let entry = ManuallyDrop::new(unsafe { reference::<T>(item) });
             let verdict = decide(&entry.value);
             if verdict == Verdict::Stop {
@@ -189,8 +197,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
             match verdict {
                 Verdict::Removed => {
                     let entry = ManuallyDrop::into_inner(entry);
-                    // Otherwise somebody has removed it, and this is only the list's reference.
-                    // SAFETY: the reference keeps it there.
+                    // If `keep` fails another thread has removed the value, and only this reference
+                    // is left to drop. SAFETY: the reference in `entry` keeps the item in place;
+                    // `hands` gave it out.
                     if unsafe { hands.keep(item) } {
                         walked.removed += 1;
                         evicted(Handle(entry));
@@ -205,34 +214,34 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-/// The item of an entry, from which [`reference`] finds the way back: not that of a `&Entry`, which
-/// leads to the entry alone and not to its counts.
+/// Returns the item of an entry. Its pointer comes from the `Arc`, as [`reference`] needs: one from
+/// `&Entry` would not reach the counts.
 fn item_in<T>(entry: &Arc<Entry<T>>) -> NonNull<Item> {
-    // SAFETY: an `Arc` leads somewhere.
+    // SAFETY: the pointer of an `Arc` is not null.
     unsafe { NonNull::new_unchecked(Arc::as_ptr(entry).cast_mut()).cast() }
 }
 
-/// The same, with the reference that the list gets.
+/// Returns the item of an entry, with a reference that the list gets.
 fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
     item_in(&ManuallyDrop::new(entry))
 }
 
-/// Puts an item back, with the list's reference, or drops that where the value was removed
+/// Puts an item back with the list's reference, or drops the reference if the value was removed
 /// meanwhile.
 fn put_back<T>(hands: &Hands<'_, Source<'static, Linux>>, item: NonNull<Item>, end: End) {
-    // SAFETY: the list's reference keeps it there.
+    // SAFETY: `hands` gave the item out, and the list's reference keeps it in place.
     if !unsafe { hands.put_back(item, end) } {
-        // SAFETY: nobody else has the list's.
+        // SAFETY: the item was not put back, so the list's reference is this call's.
         drop(unsafe { reference::<T>(item) });
     }
 }
 
-/// Items in hands.
+/// Items that a walk has taken off.
 struct Held<'h, 'a, T> {
     hands: &'h Hands<'a, Source<'static, Linux>>,
-    /// Those not asked about, the oldest last.
+    /// Items without a verdict, oldest last.
     items: Vec<NonNull<Item>>,
-    /// Those that stay where they were, the oldest first: all of them older.
+    /// Items that keep their place, oldest first. All of them are older than `items`.
     left: Vec<NonNull<Item>>,
     values: PhantomData<T>,
 }
@@ -247,8 +256,8 @@ impl<T> Drop for Held<'_, '_, T> {
 impl<T: Send + Sync + 'static> Drop for LruList<T> {
     fn drop(&mut self) {
         let Some(listed) = made() else { return };
-        // SAFETY: no thread uses it any more, and each reference that was the list's is this one's
-        // now.
+        // SAFETY: `&mut self` excludes other users of the list, and each item's reference, which
+        // was the list's, is passed on to `dispose`.
         unsafe { listed.site().close_list_with(self.list, |item| drop(reference::<T>(item))) };
     }
 }

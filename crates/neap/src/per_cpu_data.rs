@@ -1,9 +1,8 @@
-//! The per-CPU data of a manager: made when it is first asked for, kept from forks by the gate,
-//! worked on by maintenance.
+//! The per-CPU data of a manager: made at first use, guarded by the fork gate, served by
+//! maintenance.
 //!
-//! Sits between [`Mm`] and `neap-percpu`. What is not asked for costs nothing: no memory, and one
-//! load in a tick. One mutex, for making it. It is beside the pages and objects, so it does not
-//! count for a limit.
+//! Unused it costs no memory, and one load in a tick. Its memory lies beside that of pages and
+//! objects, so it does not count for the limit. One mutex, for making it.
 
 use crate::lazy::Lazy;
 use crate::memory_groups::Grouped;
@@ -18,12 +17,12 @@ use neap_os::stack;
 use neap_os::topology::MAX_CPUS;
 use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Shape, Statistics, Tick, Wait};
 
-/// Address space for each CPU where that costs the program something, and the least to try where it
-/// is refused, in bytes.
+/// Bytes of address space for each CPU where address space is scarce, and the least to try where
+/// the system refuses more.
 const SCARCE_SPAN: usize = 16 << 20;
 const LEAST_SPAN: usize = 256 << 10;
 
-/// Where a manager has its instance.
+/// The instance of a manager.
 #[derive(Debug)]
 pub(crate) struct Place(Lazy<PerCpuData>);
 
@@ -38,7 +37,7 @@ impl Place {
         self.0.get()
     }
 
-    /// The instance, which is made where there is none. Inside the gate.
+    /// Returns the instance. Makes it if need be. Inside the gate.
     fn make<P: Platform>(&self, platform: &P) -> Result<&PerCpuData, Errno> {
         self.0.get_or_make(|| Place::open(platform))
     }
@@ -62,10 +61,10 @@ impl Place {
     /// Unmaps everything.
     ///
     /// # Safety
-    /// Nobody uses the instance or anything of it any more.
+    /// No thread uses the instance or its data any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         if let Some(data) = self.get() {
-            // SAFETY: as the caller promises.
+            // SAFETY: no thread uses the instance or its data any more (the caller's promise).
             unsafe { data.close(platform) };
         }
     }
@@ -80,13 +79,13 @@ impl Place {
         self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
     }
 
-    /// Bytes of pages in which something is, and of those in which nothing is. Inside the gate.
+    /// Bytes of pages that hold data, and of populated pages that do not. Inside the gate.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
         (used as u64, free as u64)
     }
 
-    /// The proof that it adds up.
+    /// Verifies its counters.
     pub(crate) fn verify(&self) -> Result<(), Finding> {
         let Some(Err(finding)) = self.get().map(PerCpuData::verify) else { return Ok(()) };
         let neap_percpu::Finding { what, place, expected, found } = finding;
@@ -94,13 +93,13 @@ impl Place {
     }
 }
 
-/// Per-CPU data of a manager: what typed values, and [`percpu`](crate::percpu), stand on.
+/// Per-CPU data of a manager: the host of typed values, for [`percpu`](crate::percpu).
 #[derive(Debug)]
 pub struct Source<'m, P: Platform> {
     mm: &'m Mm<P>,
     core: &'m Core<P>,
     data: &'m PerCpuData,
-    /// What becomes of callbacks when it charges.
+    /// How charges have callbacks run.
     pub(crate) manner: Manner,
 }
 
@@ -113,12 +112,11 @@ impl<P: Platform> Clone for Source<'_, P> {
 impl<P: Platform> Copy for Source<'_, P> {}
 
 impl<P: Platform> Mm<P> {
-    /// The manager's per-CPU data, which is made where there is none yet, unless `wait` says
-    /// [`Wait::Never`].
+    /// Returns the manager's per-CPU data. Makes it if need be, unless `wait` is [`Wait::Never`].
     ///
     /// # Errors
-    /// [`Refused::Memory`] where there is no address space for it; [`Refused::WouldWait`] if it
-    /// would have to be made.
+    /// * [`Refused::Memory`]: there is no address space for it.
+    /// * [`Refused::WouldWait`]: it would have to be made.
     pub fn per_cpu(&self, wait: Wait) -> Result<Source<'_, P>, Refused> {
         if let Some(source) = self.per_cpu_if_made() {
             return Ok(source);
@@ -130,12 +128,13 @@ impl<P: Platform> Mm<P> {
         let _inside = self.gate.enter(core.objects.platform.cpu());
         let made = stack::apart(|| core.per_cpu.make(&core.objects.platform));
         let data = made.unwrap_or(Err(Errno::NOMEM)).map_err(Refused::Memory)?;
-        // Who looks at the numbers and finds none of per-CPU data does not ask further.
+        // Publishes in the page of numbers that there is per-CPU data: a reader that finds none
+        // asks no further.
         self.hooks.ticked.inspect(|ticked| ticked(self));
         Ok(Source { mm: self, core, data, manner: Manner::Wait })
     }
 
-    /// The manager's per-CPU data, if anybody has asked for it before.
+    /// Returns the manager's per-CPU data, if it was made.
     #[inline]
     pub fn per_cpu_if_made(&self) -> Option<Source<'_, P>> {
         let core = self.core_if_open()?;
@@ -144,34 +143,34 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<'m, P: Platform> Source<'m, P> {
-    /// [`PerCpuData::open_owner`].
+    /// Makes an owner: [`PerCpuData::open_owner`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`PerCpuData::open_owner`].
     pub fn open_owner(&self) -> Result<Owner, Refused> {
         self.inside(|| self.data.open_owner(self.platform()))
     }
 
-    /// An owner whose data is charged to a group: all copies, as [`Kind::PerCpu`].
+    /// Makes an owner with data that is charged to a group: all copies, as [`Kind::PerCpu`].
     ///
     /// # Errors
-    /// As for [`PerCpuData::open_owner`].
+    /// Those of [`PerCpuData::open_owner`].
     pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
-        // The copies are on all nodes, so they are booked under the first.
+        // The copies are on all nodes; they are booked under the first.
         self.inside(|| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
     }
 
-    /// [`PerCpuData::close_owner`].
+    /// Frees an owner's data and ends it: [`PerCpuData::close_owner`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`PerCpuData::close_owner`].
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`PerCpuData::close_owner`].
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
         let (payer, answer) = self.inside(|| {
             let payer = self.data.payer(owner);
-            // SAFETY: as the caller promises.
+            // SAFETY: no thread uses the owner's data any more (the caller's promise).
             (payer, unsafe { self.data.close_owner(owner) })
         });
         if let Ok(bytes) = answer {
@@ -181,12 +180,12 @@ impl<'m, P: Platform> Source<'m, P> {
         answer
     }
 
-    /// The numbers of this moment. May wait for a pass of the worker.
+    /// Returns the current statistics. May wait for a pass of the worker.
     pub fn statistics(&self) -> Statistics {
         self.inside(|| self.data.statistics())
     }
 
-    /// The node that memory for this thread comes from.
+    /// Returns the node that memory for this thread comes from.
     #[inline]
     pub(crate) fn node(&self) -> usize {
         self.core.objects.pages.nearest(&self.core.objects.platform)
@@ -196,16 +195,16 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.after_per_cpu(self.mm, self.data, hurry);
     }
 
-    /// The groups, and who of them pays for an owner, if anybody does. Inside the gate.
+    /// Returns the groups, and the payer of an owner, if it has one. Inside the gate.
     fn payer(&self, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
         let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NOBODY)?;
         let payer = self.data.payer(owner);
         (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
     }
 
-    /// Charges whoever pays for an owner with an allocation, before it is made; answers who that
-    /// is, 0 for nobody. Who cannot wait as long as it takes is not held up above a `high`, and
-    /// waits for no callback.
+    /// Charges the payer of an owner for an allocation, before it is made. Returns the payer, 0 for
+    /// none. Unless `wait` is `Long`, the thread is not delayed above a `high`, and waits for no
+    /// callback.
     fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
         let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
         let charged = if wait == Wait::Long {
@@ -216,8 +215,8 @@ impl<'m, P: Platform> Source<'m, P> {
         charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
     }
 
-    /// An allocation that does not wait: it is charged with what this CPU has in stock and the
-    /// group has left, and refused while somebody forks.
+    /// Allocates without waiting. Charges this CPU's stock and the room below the limits, and is
+    /// refused while a thread forks.
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
         let allocate = || {
             let (paying, bytes) = (self.payer(owner), self.data.price(size));
@@ -245,7 +244,7 @@ impl<'m, P: Platform> Source<'m, P> {
         self.mm
     }
 
-    /// The same, with another manner of charging.
+    /// Returns this source with another manner of charging.
     pub(crate) fn with(&self, manner: Manner) -> Source<'m, P> {
         Source { manner, ..*self }
     }
@@ -258,7 +257,7 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.background.has_thread()
     }
 
-    /// Makes the thread for what only a thread can do. Not from within a call that allocates or
+    /// Makes neap's thread for work that only a thread can do. Not in a call that allocates or
     /// frees.
     pub(crate) fn want_thread(&self) {
         self.core.make_thread(self.mm);
@@ -302,7 +301,7 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
-        // SAFETY: as the caller promises.
+        // SAFETY: no thread uses the allocation any more (the caller's promise).
         let answer = self.inside(|| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
             self.uncharge(payer, self.data.price(bytes));
             bytes

@@ -1,19 +1,25 @@
-//! Requests: what another process asks of this one, by way of its page of numbers.
+//! Requests of other processes, by way of the page of numbers.
 //!
-//! Sits between `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and
-//! `--reconcile`, and `neap top`, which write a request into the page and wake whoever sleeps on
-//! it, and the maintenance thread (or, where there is none, a call that goes the slow way), which
-//! does what is asked and writes the answer. Nobody is signalled, or stopped but for the
-//! milliseconds of a small process's [books](crate::reconcile) where there are groups. The page can
-//! be written by the process's user and by root at any time, with anything: every word is read
-//! once, a request is checked like any other argument, what is asked for is harmless at any moment,
-//! nothing is kept in the page that this process relies on, and requests are taken up at most a
-//! thousand times a second.
+//! # Design
+//! `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and `--reconcile`,
+//! and `neap top` write a request into the page and wake the thread that sleeps on it. neap's
+//! thread executes it and writes the answer; where there is no thread, a call on the slow path
+//! does.
 //!
-//! A request: the asker writes what is wanted ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`],
-//! [`SHRINKERS`], [`SHRINK`] or [`MAP`]) and then a ticket that is not the one there. The answer:
-//! this process writes what came of it and then the same ticket. Askers exclude each other by a
-//! lock on the file. A ticket that is put back to the last one answered takes a request back.
+//! No thread is signalled. None is stopped, but for the milliseconds of a small process's
+//! [books](crate::reconcile) where there are groups.
+//!
+//! The process's user and root can write to the page at any time, anything. So every word is read
+//! once, a request is checked like any argument, and every request is harmless at any moment. The
+//! process relies on nothing in the page. It takes up at most a thousand requests a second.
+//!
+//! # Protocol
+//! 1. The asker takes a lock on the file, which excludes other askers.
+//! 2. The asker writes the request ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`], [`SHRINKERS`],
+//!    [`SHRINK`] or [`MAP`]), and then a ticket that differs from the last one.
+//! 3. This process writes the answer, and then the same ticket.
+//!
+//! To withdraw a request, the asker restores the ticket that was answered last.
 
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
@@ -28,37 +34,37 @@ use neap_os::futex::{self, Scope as Reach};
 use neap_os::stack;
 use neap_reclaim::ShrinkerId;
 
-/// From one look at the page to the next at least, in nanoseconds, whatever is written there.
+/// Least nanoseconds between two looks at the page.
 const PAUSE: u64 = 1_000_000;
 
-/// Wanted: that caches go to the free pages, as far as the next words say.
+/// Request: drain caches, within the scope of the next words.
 const DRAIN: u32 = 0;
-/// Wanted: a report on the chunks of per-CPU data ([`chunk_report`]) from that of the number in
-/// `from` on.
+/// Request: a report on the chunks of per-CPU data ([`chunk_report`]), from the number in `from`
+/// on.
 const CHUNKS: u32 = 1;
-/// Wanted: a report on memory groups ([`group_report`]) from the slot in `from` on.
+/// Request: a report on memory groups ([`group_report`]), from the slot in `from` on.
 const GROUPS: u32 = 2;
-/// Wanted: that a bound of a group changes. The group's id is in `group`, the number of the bound
-/// in `from`, the bytes in `until`.
+/// Request: set a bound of a group. The group's id is in `group`, the number of the bound in
+/// `from`, the bytes in `until`.
 const BOUND: u32 = 3;
-/// Wanted: a report on shrinkers ([`shrinker_report`]) from the index in `from` on.
+/// Request: a report on shrinkers ([`shrinker_report`]), from the index in `from` on.
 const SHRINKERS: u32 = 4;
-/// Wanted: that a shrinker looks at so many objects as are in `until`, or, with all bits set there,
-/// how many it has. Its index is in `from` and the rest of its id in `cpu`; of the group in
-/// `group`, on the node in `node`.
+/// Request: have a shrinker scan the number of objects in `until`, or count its objects if all bits
+/// are set there. The shrinker's index is in `from`, the rest of its id in `cpu`; the group is in
+/// `group`, the node in `node`.
 const SHRINK: u32 = 5;
-/// Wanted: what neap has mapped, what its pages are and what it believes ([`map_report`]), from the
-/// piece in `from` on.
+/// Request: a report on neap's mappings, pages and counters ([`map_report`]), from the piece in
+/// `from` on.
 const MAP: u32 = 7;
-/// Refusals: what is wanted is not known here; the numbers are being written at this moment, or a
-/// program's call cannot do what is wanted.
+/// Refusals. `UNKNOWN`: the request is not known. `BUSY`: the numbers are being written, or a call
+/// of the program cannot serve the request.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
 const NO_ANSWER: u32 = 7;
 const NO_RECLAIMER: u32 = 8;
 
-/// The part of the page that is for requests. Numbers with all bits set say nothing.
+/// The part of the page for requests. Words with all bits set are not given.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Desk {
@@ -69,7 +75,7 @@ pub(crate) struct Desk {
     /// Bytes.
     until: AtomicU64,
     answered: AtomicU32,
-    /// 0, or 1, 2 and 3 for a CPU, a node and a zone that is not there, or one of those above.
+    /// 0: done. 1, 2, 3: no such CPU, node or zone. Else one of the refusals above.
     refusal: AtomicU32,
     cpus: AtomicU32,
     skipped: AtomicU32,
@@ -86,7 +92,8 @@ pub(crate) struct Desk {
 impl Desk {
     #[inline]
     pub(crate) fn ticket(&self) -> u32 {
-        // Acquire pairs with the asker's last store: who sees the ticket sees what is wanted.
+        // Acquire pairs with the asker's last store: a thread that reads the ticket sees the
+        // request.
         self.ticket.load(Ordering::Acquire)
     }
 
@@ -116,12 +123,12 @@ impl Desk {
 
     fn answer(&self, ticket: u32, refusal: u32) {
         self.refusal.store(refusal, Ordering::Relaxed);
-        // Release pairs with the asker's look at it: who sees the ticket sees the answer.
+        // Release pairs with the asker's load: an asker that reads the ticket sees the answer.
         self.answered.store(ticket, Ordering::Release);
     }
 }
 
-/// Changes a bound of a group; why not, if not.
+/// Sets a bound of a group. Returns the refusal, or 0.
 fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
     let bound = Bound::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
     let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
@@ -133,14 +140,14 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
 }
 
 impl<P: Platform> Core<P> {
-    /// Does what another process asks for, if any does; answers whether one did. Not inside the
-    /// gate. What is held by somebody is tried again, but never from within a program's call, which
-    /// is not to wait.
+    /// Serves a request of another process, if there is one. Returns whether there was. Held lists
+    /// are tried again, but never in a call of the program, which must not wait. Not inside the
+    /// gate.
     pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
         let Some(desk) = self.page.desk() else { return false };
         let ticket = desk.ticket();
         let taken = self.page.taken.load(Ordering::Relaxed);
-        // Relaxed: only one thread has to be the one that takes it.
+        // Relaxed: it only decides which thread takes the request.
         if ticket == taken
             || self.page.taken.compare_exchange(taken, ticket, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
@@ -155,7 +162,7 @@ impl<P: Platform> Core<P> {
         true
     }
 
-    /// Does it, and says so.
+    /// Executes a request and writes the answer.
     fn respond(&self, mm: &Mm<P>, desk: &Desk, ticket: u32, is_call: bool) {
         match desk.what.load(Ordering::Relaxed) {
             DRAIN => {
@@ -168,7 +175,7 @@ impl<P: Platform> Core<P> {
             MAP => desk.answer(ticket, if self.report_map(mm, desk, is_call) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk, is_call)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
-            // Who asks waits for a reclaimer, and may make one.
+            // The request waits for a reclaimer, and may make one.
             SHRINK if is_call && self.options.background != Background::Never => desk.answer(ticket, BUSY),
             SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
             _ => desk.answer(ticket, UNKNOWN),
@@ -188,8 +195,8 @@ impl<P: Platform> Core<P> {
     }
 
     fn report_map(&self, mm: &Mm<P>, desk: &Desk, is_call: bool) -> bool {
-        // Perhaps by this very thread, in a handler of the program's between neap's and the fork:
-        // it would wait for itself.
+        // This thread may have closed the gate itself, in a fork handler of the program that runs
+        // between neap's and the fork. It would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
@@ -202,7 +209,7 @@ impl<P: Platform> Core<P> {
     fn report_shrinkers(&self, mm: &Mm<P>, desk: &Desk) -> bool {
         let [from, skip] = [&desk.from, &desk.cpu].map(|word| word.load(Ordering::Relaxed));
         let skip = if skip == u32::MAX { 0 } else { skip };
-        // Neap's own are there from the first look on.
+        // neap's own shrinkers are registered at the first request.
         let gathered = shrinker_report::gather(mm.reclaiming().ok(), from, skip);
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let write = |words: &[AtomicU64]| {
@@ -211,8 +218,9 @@ impl<P: Platform> Core<P> {
         self.page.report(write).is_some()
     }
 
-    /// A program's callbacks run on a reclaimer, never here: a thread of the program's that comes
-    /// by in a call may hold what they take. neap's own run here.
+    /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
+    /// thread, which may be in a call of the program and hold locks that they take. neap's own run
+    /// here.
     fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
         let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
@@ -229,21 +237,21 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// The same from within a program's call: not on an isolated CPU, and not sooner than [`PAUSE`]
-    /// after the last time.
+    /// Serves a request in a call of the program: not on an isolated CPU, and not within [`PAUSE`]
+    /// of the last time.
     #[cold]
     pub(crate) fn answer_in_call(&self, mm: &Mm<P>) {
         let (platform, now) = (&self.objects.platform, clock::precise());
         let last = self.page.answered.load(Ordering::Relaxed);
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
-            // Relaxed: two threads that find it late both look, and one of them takes the request.
+            // Relaxed: of two threads that find it late, both look, and one takes the request.
             self.page.answered.store(now, Ordering::Relaxed);
             self.answer(mm, true);
         }
     }
 
-    /// Naps for so many nanoseconds, and helps and answers meanwhile; less if a call wants this
-    /// thread to come soon. Returns `false` where the thread is to end.
+    /// Sleeps for `nanoseconds`, and serves the helper and requests meanwhile. Ends early if a call
+    /// requests a tick. Returns `false` if the thread is to end.
     pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
         let end = clock::precise() + nanoseconds;
         loop {
@@ -258,7 +266,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until a call wakes the thread or a request has been answered, and helps meanwhile.
+    /// Sleeps until a call wakes the thread or a request was answered, and serves the helper
+    /// meanwhile.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
         loop {
             let rung = self.objects.helper.rung();
@@ -270,9 +279,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until the bell has rung more often than so, or, with `requests`, another process
-    /// writes one. Where the kernel cannot wait for both, requests wait for another reason to look
-    /// up.
+    /// Sleeps until the bell has rung more often than `rung` or, with `requests`, another process
+    /// writes a request. Where the kernel cannot wait for both, a request is found at the next
+    /// wake-up.
     fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
         let bell = (self.objects.helper.bell(), rung);
         let taken = self.page.taken.load(Ordering::Relaxed);
@@ -302,7 +311,7 @@ mod tests {
         let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
             let mut words = [0_u64; 11];
             words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
-            // SAFETY: a desk is that many words of plain numbers.
+            // SAFETY: a desk consists of integers of this total size, which are valid for any bits.
             unsafe { core::mem::transmute::<[u64; 11], Desk>(words) }
         };
         assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
@@ -313,7 +322,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_whole_before_its_ticket() {
-        // SAFETY: zeroes are a desk.
+        // SAFETY: a desk consists of integers, for which zeroes are valid.
         let desk: Desk = unsafe { core::mem::zeroed() };
         let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
         desk.answer_drain(9, Ok(drained), 65536);
@@ -328,7 +337,7 @@ mod tests {
         }
     }
 
-    /// What others want done is no work for a CPU that is isolated.
+    /// An isolated CPU does no work for other processes.
     #[test]
     fn a_call_on_an_isolated_cpu_answers_nobody() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -353,16 +362,16 @@ mod tests {
         for ticket in 1..4 {
             ask(ticket);
             (0..200).for_each(|_| assert_eq!(answered_by_a_call_on(1), ticket - 1));
-            // So long after the last answer that another one may be given.
+            // An interval of `PAUSE` after the last answer, so that another one may be given.
             std::thread::sleep(core::time::Duration::from_nanos(PAUSE));
             assert_eq!((answered_by_a_call_on(0), desk.cpus.load(Ordering::Relaxed)), (ticket, 2));
         }
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
     }
 
-    /// Another process wants a shrinker to scan, and the call that finds it may be a free under a
-    /// lock of the C library's, or a callback: it neither waits nor makes a thread.
+    /// Another process requests a scan. The call that finds the request may be a free under a lock
+    /// of the C library, or a callback: it neither waits nor makes a thread.
     #[test]
     fn a_call_asks_no_shrinker() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None }));
@@ -377,7 +386,7 @@ mod tests {
         assert!(core.answer(&mm, true));
         assert_eq!([&desk.answered, &desk.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
     }
 }

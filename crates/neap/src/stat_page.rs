@@ -22,14 +22,20 @@
 //! # Locking
 //! One mutex, only ever tried, is held while numbers or a report are written.
 //!
-//! The format, version 5, in the machine's byte order: magic (8 bytes), version, sequence, process
-//! id and length (4 bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), what is asked of the
-//! process and what it answered ([`requests`](crate::requests)), and then a JSON object of that
-//! length; behind 64 KiB, where a report on chunks of per-CPU data, on groups or on the arena is
-//! written ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
-//! [`map_report`](crate::map_report)). The sequence is odd while the numbers are written: a reader
-//! who finds it even, and the same afterwards, has read one whole object. It is 0 until numbers are
-//! written for the first time. The process id is the one of the process that made the page.
+//! # Format
+//! Version 5, in the machine's byte order:
+//!
+//! 1. magic (8 bytes), version, sequence, process id and length (4 bytes each), nanoseconds of
+//!    `CLOCK_MONOTONIC` (8 bytes);
+//! 2. a request to the process and its answer ([`requests`](crate::requests));
+//! 3. a JSON object of the given length;
+//! 4. from 64 KiB on, a report on chunks of per-CPU data, on groups, on shrinkers or on the arena
+//!    ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
+//!    [`shrinker_report`](crate::shrinker_report), [`map_report`](crate::map_report)).
+//!
+//! The sequence is odd while the numbers are written, and 0 before the first time. A reader that
+//! finds it even, and unchanged afterwards, has read one whole object. The process id is that of
+//! the process that made the page.
 
 use crate::map_report;
 use crate::mm::{Core, Mm};
@@ -47,21 +53,21 @@ use neap_os::memfd::{Memfd, OpenFile};
 use neap_os::{clock, memory, stack, thread};
 use neap_pages::Watermarks;
 
-/// What the page starts with.
+/// Magic at the start of the page.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
-/// Goes up with every change that an older reader would misread.
+/// Format version. Incremented with every change that an older reader would misread.
 const VERSION: u32 = 5;
-/// Bytes of the file for the numbers, of which [`room`] are used, and behind them for reports. A
-/// process that asks for a report allocates the memory of it.
+/// Bytes of the file for the numbers, of which [`room`] are used, and then for reports. The process
+/// that requests a report allocates its memory.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;
-/// Bytes that the numbers take at most, for the whole, a class, a CPU and a node: lists that do not
-/// fit are cut off.
+/// Most bytes of numbers for the whole, a class, a CPU and a node. Lists that do not fit are cut
+/// off.
 const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
-/// Kept free while lists are written, for what follows them.
+/// Bytes kept free behind lists, for the text that follows.
 const TAIL: usize = 64;
-/// Looks at the numbers until they agree: parts of a busy program are read at slightly different
-/// moments.
+/// Most reads of the numbers until they agree: parts of a busy program are read at slightly
+/// different moments.
 const LOOKS: u32 = 4;
 
 /// Returns the bytes for the numbers of a machine.
@@ -71,7 +77,7 @@ fn room(cpus: usize, nodes: usize) -> usize {
     bytes.next_multiple_of(memory::page_size()).min(LENGTH)
 }
 
-/// What stands before the text.
+/// The header in front of the text.
 #[derive(Debug)]
 #[repr(C)]
 struct Header {
@@ -92,23 +98,23 @@ pub(crate) struct StatPage {
     /// Null until the first page is made; then a page of memory that stays mapped, also in
     /// children.
     own: AtomicPtr<Own>,
-    /// The file, as a child finds it that has to close it; a negative descriptor for none.
+    /// The file, for a child that has to close it; a negative descriptor if there is none.
     descriptor: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
     /// Bytes for the numbers.
     room: AtomicUsize,
-    /// Where the page is mapped, in a child that of its parent.
+    /// Address of the page's mapping; in a child, of its parent's.
     address: AtomicUsize,
-    /// The process that made the page. A call that publishes asks for it by no system call.
+    /// The process that made the page. Kept, so that publishing makes no system call for it.
     process: AtomicU32,
-    /// The last request that was taken up. Not in the page, where anybody could change it.
+    /// The last request that was taken up. Not in the page, where another process could change it.
     pub(crate) taken: AtomicU32,
-    /// When a call last looked at one.
+    /// Time of a call's last look at a request.
     pub(crate) answered: AtomicU64,
 }
 
-/// What only the process that wrote it may read: all zeroes in its children.
+/// Data that only the process that wrote it may read: all zeroes in its children.
 #[derive(Debug)]
 struct Own {
     header: AtomicPtr<Header>,
@@ -133,30 +139,28 @@ impl StatPage {
     /// The page of this process.
     #[inline]
     fn header(&self) -> Option<&Header> {
-        // Acquire pairs with the Release in `own`: zeroes or what `make` wrote are behind the
-        // pointer. SAFETY: null, or a mapping that stays.
+        // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or to data that
+        // `make` wrote. SAFETY: null, or a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
-        // Acquire pairs with the Release in `make`: a thread that sees the page sees what it begins
-        // with. SAFETY: null, or a page that this process mapped and never unmaps: a child reads
-        // null.
+        // Acquire pairs with the Release in `make`: a thread that sees the page sees its start.
+        // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
         unsafe { own.header.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Where other processes leave requests; `None` where this process has no page of its own.
+    /// Words for requests of other processes; `None` if this process has no page of its own.
     pub(crate) fn desk(&self) -> Option<&Desk> {
         self.header().map(|header| &header.desk)
     }
 
-    /// Whether there is a request that nobody has taken up: four loads, for every call that goes
-    /// the slow way.
+    /// Whether there is a request that no thread has taken up: four loads, for every slow call.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         self.header().is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
-    /// Makes the page of this process, which has none, with so many bytes for the numbers. Only
-    /// where no other thread of the process runs. Where a limit or a sandbox is in the way there is
-    /// no page.
+    /// Makes the page of this process, which has none, with `room` bytes for the numbers. Only
+    /// where no other thread of the process runs. If a limit or a sandbox prevents it there is no
+    /// page.
     pub(crate) fn make(&self, room: usize) {
         let Some(own) = self.own() else { return };
         let Ok(memfd) = Memfd::make(c"neap-stat", LENGTH + REPORT, room) else { return };
@@ -178,7 +182,7 @@ impl StatPage {
         own.header.store(header, Ordering::Release); // Pairs with the Acquire in `header`.
     }
 
-    /// Where this process notes its page; `None` without memory that is kept from children.
+    /// The record of this process's page; `None` if no memory can be kept from children.
     fn own(&self) -> Option<&Own> {
         if self.own.load(Ordering::Relaxed).is_null() {
             let length = memory::page_size();
@@ -204,14 +208,14 @@ impl StatPage {
             let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
             OpenFile { descriptor, device, inode }.close();
             // A signal handler may have forked between the load of the page's address and a read
-            // there: that finds zeroes.
+            // there. Zeroes are mapped for that read.
             let _ = memory::map_at(self.address.load(Ordering::Relaxed), LENGTH + REPORT);
             self.make(self.room.load(Ordering::Relaxed));
         }
     }
 
-    /// Lets `write` write a report into the page of this process; not where another thread is at
-    /// the page, or there is none.
+    /// Calls `write` with the words for a report in the page of this process. `None` if another
+    /// thread writes to the page, or there is none.
     pub(crate) fn report(&self, write: impl FnOnce(&[AtomicU64])) -> Option<()> {
         let _writing = self.writing.try_lock()?;
         let address = core::ptr::from_ref(self.header()?).expose_provenance();
@@ -221,8 +225,8 @@ impl StatPage {
         Some(())
     }
 
-    /// Replaces the numbers by what `write` writes, where this process has a page. Does nothing
-    /// where another thread is at it.
+    /// Replaces the numbers by the output of `write`, if this process has a page. Does nothing if
+    /// another thread writes to it.
     pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
         let Some(_writing) = self.writing.try_lock() else { return };
         let Some(header) = self.header() else { return };
@@ -242,25 +246,30 @@ struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
+    /// Returns the page at `address`, with `length` bytes.
+    ///
     /// # Safety
-    /// `address` is aligned to 8, and `length` bytes there are initialised, live as long as the
-    /// answer, and are changed only by atomic accesses; at least a header's.
+    /// * `address` is a multiple of 8.
+    /// * The `length` bytes there, at least those of a header, are initialised and live as long as
+    ///   the returned value.
+    /// * They are changed by atomic accesses only.
     unsafe fn at(address: usize, length: usize) -> Sheet<'a> {
         let header = core::ptr::with_exposed_provenance::<Header>(address);
-        // SAFETY: as the caller promises.
+        // SAFETY: the bytes are initialised, aligned, live long enough, and are changed by atomic
+        // accesses only (the caller's promise), as references to atomics need.
         unsafe {
             let text = header.add(1).cast::<AtomicU8>();
             Sheet { header: &*header, text: core::slice::from_raw_parts(text, length - size_of::<Header>()) }
         }
     }
 
-    /// One writer at a time.
+    /// Replaces the numbers. One writer at a time.
     fn publish(self, pid: u32, now: u64, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
         let header = self.header;
         let sequence = header.sequence.load(Ordering::Relaxed) | 1;
         header.sequence.store(sequence, Ordering::Relaxed);
-        // Release pairs with the reader's second look at the sequence: who sees any byte written
-        // below sees it odd, or later.
+        // Release pairs with the reader's second load of the sequence: a reader that sees a byte
+        // written below sees the sequence odd, or later.
         fence(Ordering::Release);
         header.magic.store(MAGIC, Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
@@ -269,13 +278,13 @@ impl<'a> Sheet<'a> {
         let mut text = Text { bytes: self.text, length: 0, limit: self.text.len(), truncated: false };
         let length = if write(&mut text).is_ok() { text.length } else { 0 };
         header.length.store(length as u32, Ordering::Relaxed);
-        // Release pairs with the reader's first look: who sees this sequence sees what it stands
-        // for.
+        // Release pairs with the reader's first load: a reader that sees this sequence sees the
+        // numbers that belong to it.
         header.sequence.store(sequence.wrapping_add(1), Ordering::Release);
     }
 }
 
-/// Where JSON is written to, up to its end; a list that does not fit is cut off after a whole
+/// A writer of JSON, up to the end of its bytes. A list that does not fit is cut off after a whole
 /// element.
 pub(crate) struct Text<'a> {
     bytes: &'a [AtomicU8],
@@ -298,7 +307,7 @@ impl Write for Text<'_> {
 }
 
 impl Text<'_> {
-    /// A JSON list of the items that `each` writes something for.
+    /// Writes a JSON list of `items`, each by `each`.
     fn list<T>(&mut self, items: impl Iterator<Item = T>, each: impl Fn(&mut Self, T) -> fmt::Result) -> fmt::Result {
         self.write_char('[')?;
         self.limit = self.bytes.len().saturating_sub(TAIL);
@@ -328,7 +337,7 @@ pub(crate) fn open(mm: &Mm<Linux>) {
 /// Publishes the numbers of the process's manager. The caller is inside the gate.
 pub(crate) fn publish(mm: &Mm<Linux>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
-    // Text is made by functions that call each other deeply.
+    // Formatting calls functions deeply.
     let _ = stack::apart(|| publish_core(mm, core));
 }
 
@@ -342,8 +351,7 @@ fn publish_core(mm: &Mm<Linux>, core: &Core<Linux>) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Writes everything there is to say as one JSON object. `why` the slots are of the kind they
-    /// are.
+    /// Writes all numbers as one JSON object. `why` says why the slots are of their kind.
     fn describe(&self, mm: &Mm<P>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;
@@ -406,7 +414,7 @@ impl<P: Platform> Core<P> {
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;
         let draining = pages.travelling.saturating_sub(pages.releasing);
         write!(text, "\"releasing\":{},\"draining\":{draining},\"budget\":", pages.releasing)?;
-        // The limit in pages, of which some are for tables.
+        // The limit in pages, some of which are for tables.
         let limit = pages.budget.map(|_| self.options.limit >> self.objects.pages.page_shift());
         match limit {
             Some(budget) => write!(text, "{budget}")?,
@@ -447,7 +455,7 @@ impl<P: Platform> Core<P> {
         write!(text, ",\"unbound_segments\":{},", pages.statistics().unbound_segments)
     }
 
-    /// Bytes of objects on a CPU's stacks, and how many stacks are in use.
+    /// Bytes of objects on a CPU's stacks, and the number of stacks in use.
     fn cached_on(&self, cpu: usize) -> (u64, u32) {
         Class::all().fold((0, 0), |(bytes, stacks), class| {
             let peek = self.objects.slots.peek(&self.objects.platform, cpu, class);
@@ -478,7 +486,7 @@ mod tests {
 
     const WORDS: usize = 1 << 9;
 
-    /// Memory of a page, and what a reader makes of it: one whole object, or nothing.
+    /// Memory of a page, and its reader: it returns one whole object, or nothing.
     struct Memory(Box<[AtomicU64]>);
 
     impl Memory {
@@ -487,7 +495,7 @@ mod tests {
         }
 
         fn sheet(&self) -> Sheet<'_> {
-            // SAFETY: the words are atomics, aligned to 8, and the answer borrows them.
+            // SAFETY: the words are atomics, aligned to 8, and the returned value borrows them.
             unsafe { Sheet::at(self.0.as_ptr().expose_provenance(), self.0.len() * 8) }
         }
 

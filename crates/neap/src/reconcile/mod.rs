@@ -1,13 +1,14 @@
-//! What is charged, what the allocator believes to have, and what the kernel says is resident,
-//! beside each other.
+//! Reconciliation: charged bytes, neap's counters and resident memory by the kernel, side by side.
 //!
-//! Sits between a manager's counters, the state of every page, and the kernel's view of the process
-//! ([`neap_os::mappings`]). Each resident byte is put to a [`Source`]; where neap has a count of
-//! its own, that stands beside the kernel's, so a drift has a name. The same sums are made for
-//! another process, which tells its part by a [report](crate::map_report). Allocates nothing; takes
-//! the locks of the layers one at a time. Where there are groups the gate is closed, as fork does,
-//! while what is charged is compared with what is there; for another process only where that is
-//! soon done.
+//! # Design
+//! Each resident byte is attributed to a [`Source`]. Where neap has its own counter it stands
+//! beside the kernel's figure, so a drift has a name. For another process the same sums are made
+//! from its [report](crate::map_report). Allocates nothing.
+//!
+//! # Locking
+//! Takes the locks of the layers one at a time. Where there are groups the gate is closed, as for
+//! fork, while charges are compared with allocations; for another process only if that takes a few
+//! milliseconds.
 
 mod sources;
 mod tally;
@@ -29,11 +30,10 @@ use neap_percpu::Host;
 
 /// More ranges than a manager has.
 const RANGES: usize = 256;
-/// Looks at the gate: a tenth of a second; and where somebody else asks, some milliseconds.
+/// Looks at the gate: for a tenth of a second, and for some milliseconds if another process asks.
 const LOOKS: u32 = 2000;
 const FEW_LOOKS: u32 = 50;
-/// Where somebody else asks, and there are more bytes in slabs, nobody is stopped: some
-/// milliseconds.
+/// Most bytes in slabs for which another process's request may close the gate: some milliseconds.
 const SOON_DONE: u64 = 64 << 20;
 
 impl<P: Platform> Core<P> {
@@ -70,7 +70,7 @@ impl<P: Platform> Core<P> {
         believed.iter().for_each(|&(source, bytes)| books.believed[source as usize] = bytes);
     }
 
-    /// Calls `each` with everything that is mapped. Inside the gate.
+    /// Calls `each` with every mapping. Inside the gate.
     pub(crate) fn each_range(&self, mm: &Mm<P>, each: &mut dyn FnMut(Range)) {
         let mut tell = |of, start, length| each(Range { start, length, of });
         self.objects.each_mapping(&mut |part, start, length| {
@@ -103,8 +103,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// What this manager believes, without what is there of objects and runs that somebody pays
-    /// for: nobody is stopped for it. Not inside the gate.
+    /// Returns this manager's counters, without the sums of allocations that a group pays for.
+    /// Stops no thread. Not inside the gate.
     pub(crate) fn books(&self) -> Books {
         let mut books = Books::BLANK;
         if let Some(core) = self.core_if_open() {
@@ -115,8 +115,8 @@ impl<P: Platform> Mm<P> {
         books
     }
 
-    /// The same for another process. With that where it takes some milliseconds at most; never in a
-    /// program's `call`, which is not to wait.
+    /// Returns the counters for another process. Includes the sums of charged allocations if that
+    /// takes some milliseconds at most. Never in a `call` of the program, which must not wait.
     pub(crate) fn books_for_others(&self, call: bool) -> Books {
         let mut books = self.books();
         if !call && books.believed[Source::Slabs as usize] <= SOON_DONE {
@@ -132,9 +132,8 @@ impl<P: Platform> Mm<P> {
         books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
     }
 
-    /// What is there that somebody pays for, and what is charged at the same moment: who allocates
-    /// or frees waits meanwhile, unless a thread on an isolated CPU might have to; then it stays
-    /// unknown.
+    /// Counts charged allocations, and charges at the same moment. Threads that allocate or free
+    /// wait meanwhile. Does nothing while a thread on an isolated CPU might have to wait.
     fn count_payable(&self, books: &mut Books, looks: u32) {
         let Some(core) = self.core_if_open() else { return };
         if self.groups_if_made().is_none() || core.objects.platform.is_isolated_cpu_in_use() {
@@ -154,11 +153,11 @@ impl<P: Platform> Mm<P> {
         self.reopen_after_fork();
     }
 
-    /// Compares what is charged, what this manager believes to have, and what the kernel says is
-    /// resident in the process. Takes some milliseconds, more for an arena of many gibibytes. What
-    /// other threads do meanwhile is seen in a part of the numbers. Where there are groups, threads
-    /// that allocate or free wait while what is charged is compared with what is there: a look at
-    /// every object that somebody pays for.
+    /// Compares charges, this manager's counters, and the kernel's view of resident memory. Takes
+    /// some milliseconds, more for an arena of many gibibytes.
+    ///
+    /// Changes by other threads meanwhile show in a part of the numbers. Where there are groups,
+    /// threads that allocate or free wait while every charged object is counted.
     ///
     /// ```
     /// let kept = vec![1_u8; 1 << 20];
@@ -169,7 +168,7 @@ impl<P: Platform> Mm<P> {
     /// ```
     ///
     /// # Errors
-    /// What the kernel answered where `/proc/self/smaps` cannot be read.
+    /// The kernel's error if `/proc/self/smaps` cannot be read.
     pub fn reconcile(&self) -> Result<Reconciliation, Errno> {
         let view = Mappings::own()?;
         let (mut ranges, mut count) = ([Range { start: 0, length: 0, of: Source::Arena }; RANGES], 0);
@@ -208,7 +207,7 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// A mapping that nobody tells of would be taken for the program's own.
+    /// A mapping that is not reported would be taken for the program's own.
     #[test]
     fn all_that_is_mapped_is_told_and_nothing_twice() {
         for nodes in [&[0, 0][..], &[0, 1, 2, 1]] {
