@@ -1,21 +1,18 @@
 //! neap's own thread: when there is one, how it is woken, and how it ends.
 //!
 //! # Design
-//! - A call that allocates or frees never makes it. It is made by [`Mm::start_background`], which
-//!   the preload library calls
-//!   when the program makes its first thread, and by calls that ask for something that only a thread can do: a registered
-//!   shrinker, a subscription, a charge that is waited for.
-//! - A process with one thread has none otherwise. There, and where the system refuses one, ticks
-//!   are made from within calls
-//!   ([`maintenance`](crate::maintenance)).
-//! - It ticks while anything is cached. Then it sleeps without a deadline until a call that goes
-//!   the slow way wakes it.
-//! - It ends with the main thread ([`Mm::end_background`]), since the C library counts it: the
-//!   process would not end with the
-//!   last of the program's threads.
+//! - A call that allocates or frees never makes the thread. [`Mm::start_background`] does, which
+//!   the preload library calls when the program makes its first thread. So do calls for work that
+//!   only a thread can do: registering a shrinker, a subscription, a charge that waits.
+//! - A process with one thread has none otherwise. There, and where the system refuses a thread,
+//!   calls tick ([`maintenance`](crate::maintenance)).
+//! - The thread ticks while anything is cached. Then it sleeps without a deadline, until a slow
+//!   call wakes it.
+//! - It ends with the main thread ([`Mm::end_background`]): the C library counts it, so the process
+//!   would not end with the last of the program's threads.
 //!
 //! # Locking
-//! None. The state says what the thread is about to do; it sleeps on the
+//! None. The state says what the thread does next; it sleeps on the
 //! [helper's](neap_objects::helper) bell.
 
 use crate::maintenance::Tick;
@@ -25,28 +22,28 @@ use neap_base::platform::{Errno, Platform};
 use neap_percpu::PerCpuData;
 use neap_reclaim::without_reclaim;
 
-/// No thread, and none was asked for.
+/// No thread, and none was requested.
 const ABSENT: u32 = 0;
 /// Ticking.
 const AWAKE: u32 = 2;
 /// Sleeping until woken.
 const ASLEEP: u32 = 3;
-/// None can be had (a sandbox) or none is wanted.
+/// No thread can be made (a sandbox), or none is wanted.
 const NEVER: u32 = 4;
-/// Ticking, and about to sleep if nothing happens meanwhile.
+/// Ticking, and about to sleep unless memory is cached meanwhile.
 const DROWSY: u32 = 5;
 /// It has ended for good.
 const ENDED: u32 = 6;
 
-/// What the thread and the calls that wake it share.
+/// State shared by the thread and the calls that wake it.
 #[derive(Debug)]
 pub(crate) struct Background {
     state: AtomicU32,
-    /// A call wants the thread to come soon.
+    /// A call has requested a tick.
     soon: AtomicBool,
     /// The thread is to end.
     ending: AtomicBool,
-    /// The thread for who joins it; 0 for none.
+    /// The handle by which the thread is joined; 0 for none.
     id: AtomicUsize,
 }
 
@@ -60,7 +57,7 @@ impl Background {
         }
     }
 
-    /// In a forked child there is no thread; one may be made again.
+    /// Forgets the thread, in a forked child; another one may be made.
     pub(crate) fn forget(&self) {
         if self.state.load(Ordering::Relaxed) != NEVER {
             self.state.store(ABSENT, Ordering::Relaxed);
@@ -69,12 +66,12 @@ impl Background {
         self.id.store(0, Ordering::Relaxed);
     }
 
-    /// Whether there is a thread to tick, or to be woken.
+    /// Whether there is a thread that ticks or can be woken.
     pub(crate) fn has_thread(&self) -> bool {
         matches!(self.state.load(Ordering::Relaxed), AWAKE | ASLEEP | DROWSY)
     }
 
-    /// Whether it ticks, and will look once more at what is cached from now on.
+    /// Whether it ticks, and will look again at memory that is cached from now on.
     #[inline]
     fn is_awake(&self) -> bool {
         // Relaxed: the states only tell what to do next.
@@ -98,17 +95,17 @@ impl Background {
 
     /// Whether the thread sleeps until it is woken.
     pub(crate) fn is_asleep(&self) -> bool {
-        // Acquire pairs with the Release of who wakes it.
+        // Acquire pairs with the Release in `keep_awake`, by the thread that wakes it.
         self.state.load(Ordering::Acquire) == ASLEEP
     }
 
-    /// Whether the thread was wanted soon since this was last asked.
+    /// Whether a tick was requested since the last call.
     pub(crate) fn is_wanted_soon(&self) -> bool {
         // Acquire pairs with the Release in `come_soon`.
         self.soon.swap(false, Ordering::Acquire)
     }
 
-    /// The state in a word.
+    /// The state as a word.
     pub(crate) fn state(&self) -> &'static str {
         match self.state.load(Ordering::Relaxed) {
             AWAKE | DROWSY => "awake",
@@ -120,8 +117,7 @@ impl Background {
 }
 
 impl<P: Platform> Core<P> {
-    /// What follows every call that went the slow way: wakes the thread, or ticks in its place. Not
-    /// inside the gate.
+    /// Follows every slow call: wakes the thread, or ticks in its place. Not inside the gate.
     #[inline]
     pub(crate) fn after(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
@@ -139,9 +135,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// What follows a call for per-CPU data: wakes the thread, or does its work in its place where
-    /// that is wanted now. Not inside the gate. A caller that is in a `hurry` leaves the work to
-    /// others where there is no thread.
+    /// Follows a call for per-CPU data: wakes the thread, or does due work in its place. A caller
+    /// in a `hurry` does no work if there is no thread. Not inside the gate.
     pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, hurry: bool) {
         let background = &self.background;
         if hurry && !background.has_thread() {
@@ -155,8 +150,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Lets the thread come soon, from within anything: it is woken if it sleeps, and its nap ends.
-    /// Where there is none it is the next call that ticks.
+    /// Requests an early tick: wakes the thread, or ends its nap. Callable in any context. Without
+    /// a thread a later call ticks.
     pub(crate) fn come_soon(&self) {
         self.background.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
         self.background.keep_awake();
@@ -164,10 +159,10 @@ impl<P: Platform> Core<P> {
     }
 
     /// Makes the thread, if there is none and one may be made. Returns whether it did. Not inside
-    /// the gate, and not from within a call that allocates or frees.
+    /// the gate, nor in a call that allocates or frees.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let Background { state, id, .. } = &self.background;
-        // Who makes it says AWAKE at once: it will be.
+        // AWAKE before the thread exists: it will be.
         if mm.hooks.spawn.is_none()
             || state.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
@@ -182,18 +177,18 @@ impl<P: Platform> Core<P> {
             }
             Err(error) => {
                 self.objects.helper.set_present(false);
-                // A limit of threads that was met is one for a moment.
+                // A reached limit of threads may be temporary.
                 state.store(if error == Errno::AGAIN { ABSENT } else { NEVER }, Ordering::Relaxed);
                 false
             }
         }
     }
 
-    /// Makes a thread of neap's own. No group is charged for what that allocates in this thread,
-    /// and no cache is asked to shrink for it, as far as that can be:
-    /// 1. A thread in a group at its limit makes the reclaimer that is to make room. 2. The C
-    ///    library allocates for that,
-    ///    under preload by this very manager. 3. That charge would post a job, and wait for the thread of 1.
+    /// Makes a thread of neap's. Its allocations in this thread are charged to no group, and ask no
+    /// cache to shrink, as far as possible. Else:
+    /// 1. A thread in a group at its limit makes the reclaimer that is to make room.
+    /// 2. The C library allocates for that, under preload by this very manager.
+    /// 3. That charge posts a job, and waits for the thread of step 1.
     pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<usize, Errno> {
         let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
         let before = mm.enter(None);
@@ -202,10 +197,10 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Empties the stacks of all CPUs for allocations that may not fence.
+    /// Drains the stacks of all CPUs for allocations that may not fence.
     pub(crate) fn help(&self, mm: &Mm<P>) {
         self.objects.helper.serve(|| {
-            // Who asks may be inside, and a fork waits for it.
+            // Tried only: the asking thread may be inside the gate, and a fork wait for it.
             let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
             let used = self.objects.slots.used();
             used.iter().take_while(|_| !mm.gate.is_closed()).for_each(|cpu| _ = self.objects.drain_cpu(cpu, |_| true));
@@ -215,25 +210,25 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Makes neap's thread if it may have one (`NEAP=background:off`) and has none: about two
-    /// seconds after a burst the memory of it is back with the system then, also if all threads are
+    /// Makes neap's thread, if there is none and the options allow one (not `NEAP=background:off`).
+    /// With it, the memory of a burst is released about two seconds later, even if all threads are
     /// idle. Returns whether there is one.
     ///
-    /// The preload library calls this when the program makes a thread. Other programs call it where
-    /// they have made their threads, and not while they hold a lock that an allocation may need:
-    /// making a thread allocates. A child of `fork` has none, and calls it again.
+    /// The preload library calls this when the program makes a thread. Other programs call it after
+    /// they have made their threads, and not while they hold a lock that an allocation may take:
+    /// making a thread allocates. A child of `fork` has no thread, and calls it again.
     pub fn start_background(&self) -> bool {
         let Some(core) = self.core() else { return false };
         core.make_thread(self) || core.background.has_thread()
     }
 
-    /// Ends neap's thread for good, and calls `join` with what its making answered to wait for it.
-    /// Memory goes back from within calls from now on.
+    /// Ends neap's thread for good, and calls `join` with its handle to wait for it. From now on
+    /// calls release memory.
     pub(crate) fn end_background(&self, join: impl FnOnce(usize)) {
         let Some(core) = self.core_if_open() else { return };
         let Background { state, ending, id, .. } = &core.background;
         ending.store(true, Ordering::Release); // Pairs with the Acquire in `is_ending`.
-        // None is made from here on.
+        // No thread is made from here on.
         _ = state.compare_exchange(ABSENT, ENDED, Ordering::Relaxed, Ordering::Relaxed);
         core.objects.helper.set_present(false);
         core.objects.helper.ring();
@@ -244,18 +239,24 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// What the thread does: ticks while there is anything to give back, then sleeps until it is
-    /// woken.
+    /// Body of the thread: ticks while there is memory to release, then sleeps until woken.
     pub(crate) fn background(&self) {
         let Some(core) = self.core_if_open() else { return };
         let state = &core.background.state;
         let interval = u64::from(core.options.interval) * 1_000_000;
         let mut nap = interval;
         while core.nap(self, nap) {
-            // What is cached from here on turns DROWSY back into AWAKE, so it is not slept over:
-            // 1. This thread says DROWSY. 2. It looks at CPU 0. 3. A thread frees on CPU 0 and says
-            //    AWAKE. 4. This thread finds the rest empty, but not DROWSY any more, and ticks
-            //    again. SeqCst: before every look of the tick. Pairs with the load in `after`.
+            // Caching memory from here on turns DROWSY back into AWAKE, so the thread does not
+            // sleep over it:
+            //
+            // | this thread | thread B |
+            // |---|---|
+            // | 1. stores DROWSY | |
+            // | 2. looks at CPU 0 | |
+            // | | 3. frees on CPU 0, stores AWAKE |
+            // | 4. finds the rest empty, but AWAKE: ticks again | |
+            //
+            // SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
             let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();
@@ -267,7 +268,7 @@ impl<P: Platform> Mm<P> {
             }
             self.ticked();
             core.sleep_until_woken(self);
-            // Woken by a request, it is not what the word says.
+            // A request may have woken the thread, without a change of the state.
             state.store(AWAKE, Ordering::Relaxed);
         }
         state.store(ENDED, Ordering::Relaxed);

@@ -1,20 +1,24 @@
-//! What another process is told about the chunks of per-CPU data: numbers and maps, as words in the
-//! page of numbers.
+//! The report on the chunks of per-CPU data for another process: words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and the walk over the chunks. A report
-//! begins at the chunk that was asked for and ends where the page does, so a large instance takes
-//! several; each chunk is of one moment. Writing one takes some tens of microseconds and no memory
-//! but the page's, which is touched before any lock is taken.
+//! # Design
+//! It answers a request ([`requests`](crate::requests)). A report begins at the requested chunk and
+//! ends where the page does, so a large instance takes several reports; each chunk is of one
+//! moment. Writes only to the page, which is touched before any lock is taken.
 //!
-//! A report, in words of 64 bits: whether there is per-CPU data; chunks in this report; the chunk
-//! to ask for next, all bits set if there is none; then the layout (0 for rows, 1 for CPU by CPU),
-//! CPUs, groups, columns, bytes of a page, pages of a chunk, grains of a chunk, bytes of a grain
-//! for each CPU and for each group; of all chunks populated pages, empty ones of the reserve, empty
-//! ones of chunks that are isolated, the size of the reserve, bytes allocated, bytes of rows,
-//! allocations, rows, owners, chunks. Then for each chunk its number; its list (a slot, or 64 for
-//! sidelined, 65 for free, 66 for to depopulate); 1 if it is isolated; bytes for each CPU in rows
-//! and in the longest free run; populated and empty pages; allocations; the map of populated pages;
-//! the map of grains in rows.
+//! # Format
+//! Words of 64 bits:
+//!
+//! 1. whether there is per-CPU data; chunks in this report; the next chunk to request, all bits set
+//!    if there is none;
+//! 2. the layout (0 for rows, 1 for CPU by CPU), CPUs, groups, columns, bytes of a page, pages of a
+//!    chunk, grains of a chunk, bytes of a grain for each CPU and for each group;
+//! 3. of all chunks: populated pages, empty ones of the reserve, empty ones of chunks that are
+//!    isolated, the size of the reserve, bytes allocated, bytes of rows, allocations, rows, owners,
+//!    chunks;
+//! 4. for each chunk: its number; its list (a slot, or 64 for sidelined, 65 for free, 66 for to
+//!    depopulate); 1 if it is isolated; bytes for each CPU in rows and in the longest free run;
+//!    populated and empty pages; allocations; the map of populated pages; the map of grains in
+//!    rows.
 
 use crate::pen::{self, Pen};
 use core::sync::atomic::AtomicU64;
@@ -25,8 +29,8 @@ pub const HEAD: usize = 22;
 /// Words of a chunk before its maps.
 pub const CHUNK: usize = 8;
 
-/// Writes a report on the chunks from `from` on into `words`, of which there are at least [`HEAD`].
-/// Takes the instance's locks, one after the other.
+/// Writes a report on the chunks from `from` on into `words`, at least [`HEAD`] of them. Takes the
+/// instance's locks, one after the other.
 pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[AtomicU64]) {
     pen::touch(words);
     let Some(data) = data else { return };
@@ -133,9 +137,9 @@ mod tests {
             assert_eq!(seen, expected);
             assert!(room > 3 * size || reports == chunks.div_ceil((room / size).max(1)) || room < size);
         }
-        // SAFETY: nobody uses them.
+        // SAFETY: each allocation is freed once, and no thread uses it.
         handles.into_iter().for_each(|handle| assert!(unsafe { data.free(handle) }.is_ok()));
-        // SAFETY: as above.
+        // SAFETY: all allocations were freed, and no thread uses the instance.
         unsafe { data.close(&machine) };
     }
 }

@@ -1,14 +1,16 @@
-//! The time that callbacks may take: it stands still while the gate is closed.
+//! The clock of callbacks: it stands still while the gate is closed.
 //!
-//! Sits between fork, which closes the gate, and whoever watches over callbacks. A callback that
-//! allocates waits at the gate while a large process forks, and so does who watches it; that is not
-//! the callback's fault. One word: while time runs, how long it has stood so far; while it stands,
-//! when it stopped, and a bit that says so. So a moment is read by two looks at one word, and
-//! nobody waits. Who closes the gate changes it, and nobody else does.
+//! # Design
+//! A callback that allocates waits at the gate while a large process forks, and so does the thread
+//! that watches it. That time must not count for the callback.
+//!
+//! The clock is one word. While it runs, the word is the total time that it stood. While it stands,
+//! the word is the time when it stopped, with a bit set. A reader loads the word twice, and never
+//! waits. Only the thread that closes the gate changes the word.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// It stands.
+/// Bit of a clock that stands.
 const STANDS: u64 = 1 << 63;
 
 /// A clock that can be stopped.
@@ -16,7 +18,7 @@ const STANDS: u64 = 1 << 63;
 pub(crate) struct FairClock(AtomicU64);
 
 impl FairClock {
-    /// The time, by that of another clock.
+    /// Returns the time, by that of another clock.
     pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
         loop {
             let word = self.0.load(Ordering::Acquire); // Pairs with the Release in `stop` and `go`.
@@ -24,15 +26,16 @@ impl FairClock {
                 return word & !STANDS;
             }
             let time = now().saturating_sub(word);
-            // 1. It runs. 2. It is stopped, and goes on. 3. `now` is read: the time of 2 would
-            //    count.
+            // The second load detects a stop in between:
+            // 1. The clock runs. 2. It is stopped, and goes on. 3. `now` is read: the time of step
+            //    2 would count.
             if self.0.load(Ordering::Relaxed) == word {
                 return time;
             }
         }
     }
 
-    /// Stops it, if it runs. By who has closed the gate.
+    /// Stops it, if it runs. By the thread that has closed the gate.
     pub(crate) fn stop(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS == 0 {
@@ -40,7 +43,7 @@ impl FairClock {
         }
     }
 
-    /// Lets it go on, if it stands. By who opens the gate, before that.
+    /// Lets it go on, if it stands. By the thread that opens the gate, before that.
     pub(crate) fn go(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS != 0 {

@@ -1,43 +1,42 @@
-//! Closing a manager for fork, and opening it again.
-//!
-//! Sits between the process's hooks and gate, sequences, CPU locks and the time that callbacks may
-//! take. See [`process`](crate::process) for the whole.
+//! Closing a manager for fork, and opening it again: gate, sequences, CPU locks, and the clock of
+//! callbacks. See [`process`](crate::process) for the whole.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_os::clock;
 
-/// Looks at the gate with a mere yield in between, before naps.
+/// Looks at the gate with only a yield in between, before naps.
 const YIELDS: u32 = 20;
 
 /// Nanoseconds of a nap.
 const NAP: u64 = 50_000;
 
-/// Naps for an Atomic CPU's lock, at most: about a second. This thread may hold it itself.
+/// Most naps for an Atomic CPU's lock: about a second. This thread may hold it itself.
 const LOCK_NAPS: u32 = 10_000;
-/// Each is patience for so many looks at the gate.
+/// Looks at the gate that one such nap counts as.
 const LOCK_NAP: u32 = 10;
 
 impl<P: Platform> Mm<P> {
-    /// Closes the gate and the sequences: when this returns every object and page is in exactly one
-    /// structure and no lock is held but those of Atomic stacks, by this thread. `patience` is
-    /// asked, after so many looks in vain, whether to wait on for cold paths. Where that ends
-    /// before they do, or one is this thread's own, interrupted by a signal handler that forks, the
-    /// sequences stay as they are: rows and locks may be in use.
+    /// Closes the gate and the sequences. Afterwards every object and page is in exactly one
+    /// structure, and no lock is held but those of Atomic stacks, by this thread.
+    ///
+    /// `patience` gets the number of vain looks, and says whether to wait on for slow paths. If it
+    /// ends first, or a slow path is this thread's own, interrupted by a signal handler that forks,
+    /// then the sequences stay open: rows and locks may be in use.
     pub(crate) fn close_for_fork(&self, patience: &dyn Fn(u32) -> bool) {
         self.wait_until_opened();
         if self.gate.close_again() {
             return;
         }
         let Some(core) = self.core_if_open() else {
-            // Nobody is inside. In vain, so that nothing else is opened again that is made
-            // meanwhile.
+            // No thread is inside. `close_in_vain`, so that opening leaves alone a core that is
+            // made meanwhile.
             self.gate.close_in_vain();
             return;
         };
-        // Most cold paths are over in a microsecond; one whose thread was preempted takes as long
-        // as the scheduler lets it wait.
+        // Most slow paths take a microsecond. One of a preempted thread takes as long as the
+        // scheduler lets it wait.
         let mut seen = 0;
         let stop_clock = || _ = core.reclaim.get().inspect(|reclaim| reclaim.clock.stop(clock::precise()));
         let empty = self.gate.close(|| {
@@ -60,14 +59,15 @@ impl<P: Platform> Mm<P> {
             naps < LOCK_NAPS && patience(naps * LOCK_NAP)
         };
         if empty && core.objects.slots.close_table(&core.objects.platform, wait).is_err() {
-            // No fence, or a lock that is never free: a sequence lasts a few instructions, so after
-            // some turns of others it has ended. Not proved.
+            // No fence, or a lock that is never free. A sequence has a few instructions, so it has
+            // ended after some turns of other threads. Not proved.
             (0..YIELDS).for_each(|_| core.objects.platform.pause());
         }
     }
 
-    /// Opens both again, or leaves that to the fork that this one has interrupted; `false` where
-    /// nothing is closed: this is such a fork's end in the child of one that has interrupted it.
+    /// Opens both again, or leaves that to the fork that this one has interrupted. Returns `false`
+    /// if nothing is closed: then this is such a fork's end, in the child of the fork that
+    /// interrupted it.
     pub(crate) fn reopen_after_fork(&self) -> bool {
         if !self.gate.is_closed_by_me() {
             return false;
@@ -79,14 +79,14 @@ impl<P: Platform> Mm<P> {
             if self.gate.is_empty() {
                 core.objects.slots.open_table(&core.objects.platform);
             }
-            // Before the gate: whoever closes it next stops a clock that runs.
+            // Before the gate opens: the next thread that closes it stops a running clock.
             core.reclaim.get().inspect(|reclaim| reclaim.clock.go(clock::precise()));
         }
         self.gate.open();
         true
     }
 
-    /// The same in the child, where nobody else exists.
+    /// Opens both again in the child, which has one thread, and forgets all other threads.
     pub(crate) fn reopen_in_child(&self) {
         self.forget_opener();
         if let Some(core) = self.core_if_open() {
@@ -103,7 +103,7 @@ impl<P: Platform> Mm<P> {
             unsafe { grouped.forget_others() };
         }
         if let Some(reclaiming) = self.reclaiming_if_made() {
-            // SAFETY: as above.
+            // SAFETY: the child has no other thread, and the forking one is no reader.
             unsafe { reclaiming.forget_others() };
         }
         self.reopen_after_fork();

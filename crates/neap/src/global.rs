@@ -1,6 +1,4 @@
-//! `Neap`: the process's memory manager as Rust's global allocator.
-//!
-//! Sits between Rust's collections and [`PROCESS`]. No state of its own.
+//! [`Neap`]: the process's memory manager as Rust's global allocator. No state of its own.
 
 use crate::process::PROCESS;
 use core::alloc::{GlobalAlloc, Layout};
@@ -17,7 +15,7 @@ use core::alloc::{GlobalAlloc, Layout};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Neap;
 
-// SAFETY: the manager hands out every byte once, on the alignment asked for, and unwinds never.
+// SAFETY: the manager hands out every byte once, on the requested alignment, and never unwinds.
 unsafe impl GlobalAlloc for Neap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -26,7 +24,8 @@ unsafe impl GlobalAlloc for Neap {
 
     #[inline]
     unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` came from this allocator and is no longer used (the contract of
+        // `dealloc`).
         unsafe { PROCESS.free(pointer) }
     }
 
@@ -37,7 +36,8 @@ unsafe impl GlobalAlloc for Neap {
 
     #[inline]
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` came from this allocator with the alignment of `layout`, and is no
+        // longer used if the call succeeds (the contract of `realloc`).
         unsafe { PROCESS.reallocate_aligned(pointer, size, layout.align()) }
     }
 }

@@ -1,18 +1,23 @@
-//! What another process is told about memory groups: numbers, as words in the page of numbers.
+//! The report on memory groups for another process: words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and the tree. A report begins at the slot
-//! that was asked for and ends where the page does, so many groups take several; each group is of
-//! one moment. The last reports have, instead of groups, what is charged and nobody uses, all of
-//! one moment, and then what is booked under ids of groups that are gone. Nothing is allocated.
+//! # Design
+//! It answers a request ([`requests`](crate::requests)). A report begins at the requested slot and
+//! ends where the page does, so many groups take several reports; each group is of one moment. The
+//! last reports have other entries: charged bytes that are not in use, all of one moment, then
+//! bytes booked under ids of deleted groups. Allocates nothing.
 //!
-//! A report, in words of 64 bits: whether there are groups; entries in this report; the slot to ask
-//! for next, all bits set if there is none; what the entries are (0: groups, 1: what is left);
-//! groups in the tree, dying ones, slots, ids in use; bytes of memory for all that; fences. Then
-//! for each group its id; its parent's, 0 for the root; bytes charged, and the most there were; its
-//! bounds, by [`Bound`]; bytes charged to it alone, by [`Kind`]; events, by [`Event`]; how long its
-//! name is, and the name. Or for each entry of what is left the group that has it; bytes; and the
-//! id that they are booked under if its group is gone, 0 for bytes that are stocked or kept by
-//! caches, one entry for all of a group.
+//! # Format
+//! Words of 64 bits:
+//!
+//! 1. whether there are groups; entries in this report; the next slot to request, all bits set if
+//!    there is none; the kind of entries (0: groups, 1: unused bytes);
+//! 2. groups in the tree, dying groups, slots, ids in use; bytes of memory for them; fences;
+//! 3. for each group: its id; its parent's, 0 for the root; bytes charged, and their maximum; its
+//!    bounds, by [`Bound`]; bytes charged to it alone, by [`Kind`]; events, by [`Event`]; length of
+//!    its name, and the name;
+//! 4. or for each entry of unused bytes: the group that has them; bytes; the id that they are
+//!    booked under if its group is gone, 0 for all bytes of a group that are stocked or kept by
+//!    caches.
 
 use crate::memory_groups::Grouped;
 use crate::pen::{self, Pen};
@@ -24,15 +29,15 @@ use neap_groups::{Bound, Event, Info, Kind, LONGEST_NAME};
 pub const HEAD: usize = 10;
 /// Words of a group.
 pub const GROUP: usize = 5 + Bound::ALL.len() + Kind::ALL.len() + Event::ALL.len() + LONGEST_NAME / 8;
-/// Words of what is left.
+/// Words of an entry of unused bytes.
 pub const LEFT: usize = 3;
-/// What is added to a slot to be told what nobody uses of groups from there on, and to an id's
-/// index for groups that are gone.
+/// Added to a slot to request unused bytes of groups from there on, and to an id's index for
+/// deleted groups.
 pub const ASK_LEFT: u32 = 1 << 30;
 const ASK_GONE: u32 = ASK_LEFT | 1 << 29;
 
-/// Writes a report on the groups from slot `from` on, or on what is left, into `words`, of which
-/// there are at least [`HEAD`]. Takes the tree's locks, one group after the other. Inside the gate.
+/// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least
+/// [`HEAD`] of them. Takes the tree's locks, one group after the other. Inside the gate.
 pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[AtomicU64]) {
     pen::touch(words);
     let Some(grouped) = grouped else { return };
@@ -125,7 +130,7 @@ mod tests {
         blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
         let gone = tenants.split_off(8);
         gone.iter().for_each(|&tenant| groups.delete(tenant).unwrap());
-        // Three entries a report: as of more groups than fit one.
+        // Three entries a report, as for more groups than fit one.
         let words: Vec<AtomicU64> = (0..HEAD + 3 * LEFT).map(|_| AtomicU64::new(0)).collect();
         let (mut left, mut from) = (Vec::new(), ASK_LEFT);
         while from != u32::MAX {
@@ -143,7 +148,7 @@ mod tests {
             let told: Vec<u64> = of(0, tenant).collect();
             assert_eq!((charged > 0, groups.used(tenant), told), (true, Ok(0), [charged].to_vec()), "{left:?}");
         }
-        // What is booked under those that are gone is their parent's, and nobody uses it either.
+        // Bytes booked under deleted groups are their parent's, and also unused.
         let inherited: u64 = gone.iter().map(|&id| of(2, id).sum::<u64>()).sum();
         assert!(gone.iter().all(|&id| of(2, id).count() == 1) && inherited >= 8 * 100 * 208, "{left:?}");
         let charged = |id| groups.info(id).unwrap().charged;

@@ -1,7 +1,7 @@
-//! A value that is made when it is first asked for, and stays where it is.
+//! A value that is made at first use, and stays in place.
 //!
-//! Sits in a manager, for parts that most programs never ask for. Without it: one load for each
-//! look. One mutex, for making it; whoever may fork meanwhile keeps forks away.
+//! For parts of a manager that most programs never use. Each look costs one load. One mutex, for
+//! making it; the caller keeps forks away meanwhile.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -16,7 +16,8 @@ pub(crate) struct Lazy<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: `value` is written once, before `made` says so.
+// SAFETY: `value` is written once, under `making`, before `made` is set; from then on it is only
+// shared.
 unsafe impl<T: Send + Sync> Sync for Lazy<T> {}
 
 impl<T> Lazy<T> {
@@ -24,15 +25,15 @@ impl<T> Lazy<T> {
         Lazy { made: AtomicBool::new(false), making: Mutex::new(()), value: UnsafeCell::new(MaybeUninit::uninit()) }
     }
 
-    /// The value, if there is one.
+    /// Returns the value, if it was made.
     #[inline]
     pub(crate) fn get(&self) -> Option<&T> {
-        // Acquire pairs with the Release in `get_or_make`. SAFETY: the flag says that it is
-        // initialised.
+        // Acquire pairs with the Release in `get_or_make`. SAFETY: `made` is set after the value
+        // was initialised.
         self.made.load(Ordering::Acquire).then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
-    /// The value, which is made where there is none.
+    /// Returns the value. Makes it if need be.
     ///
     /// # Errors
     /// That of `make`; the next call tries again.
@@ -42,8 +43,8 @@ impl<T> Lazy<T> {
             return Ok(value);
         }
         let value = make()?;
-        // SAFETY: only whoever has the mutex writes it, once, and nobody reads it before the flag
-        // says so.
+        // SAFETY: the thread holds the mutex, and `made` is not set, so the value was not written
+        // and no other thread reads it.
         let value = unsafe { (*self.value.get()).write(value) };
         self.made.store(true, Ordering::Release); // Pairs with the Acquire in `get`.
         Ok(value)

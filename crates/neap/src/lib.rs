@@ -1,9 +1,8 @@
 //! neap: a memory manager for Linux processes.
 //!
-//! Sits on top of objects and pages and below whoever allocates: `neap-malloc` (the C library's
-//! malloc family), [`Neap`] (Rust's global allocator) and tests, which make managers of any shape
-//! with [`mm::Mm`]. Locks are those of the layers below; the order in which memory is given up for
-//! an allocation is one function, `Core::retry`.
+//! Used by `neap-malloc` (the C library's malloc family), [`Neap`] (Rust's global allocator), and
+//! tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers below.
+//! One function, `Core::make_room_for`, has the order in which caches give memory to an allocation.
 #![no_std]
 #![deny(missing_docs)]
 

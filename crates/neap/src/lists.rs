@@ -1,8 +1,6 @@
-//! The lists of a manager: LRU lists on its groups, kept from forks by the gate, tidied up by
-//! maintenance.
+//! The LRU lists of a manager, on its groups: guarded by the fork gate, tidied up by maintenance.
 //!
-//! Sits between [`Mm`] and `neap-reclaim`. What is not asked for costs a deletion of a group one
-//! lock, and a tick one. No lock of its own.
+//! Unused, they cost one lock when a group is deleted, and one in a tick. No lock of its own.
 
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -13,7 +11,7 @@ use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_reclaim::lru::{Lists, Site};
 
-/// The lists of a manager: what [`lru`](crate::lru) stands on.
+/// The lists of a manager, for [`lru`](crate::lru).
 #[derive(Debug)]
 pub struct Listed<'m, P: Platform> {
     grouped: Grouped<'m, P>,
@@ -29,7 +27,7 @@ impl<P: Platform> Clone for Listed<'_, P> {
 impl<P: Platform> Copy for Listed<'_, P> {}
 
 impl<P: Platform> Mm<P> {
-    /// The manager's lists, with its groups, which are made where there are none yet.
+    /// Returns the manager's lists. Makes its groups if need be.
     ///
     /// # Errors
     /// [`Denied::NoMemory`].
@@ -39,13 +37,13 @@ impl<P: Platform> Mm<P> {
         Ok(Listed { grouped, lists: &core.lists })
     }
 
-    /// The same, if there are groups.
+    /// Returns the manager's lists, if there are groups.
     #[inline]
     pub fn lists_if_made(&self) -> Option<Listed<'_, P>> {
         Some(Listed { grouped: self.groups_if_made()?, lists: &self.core_if_open()?.lists })
     }
 
-    /// The proof that lists add up. The gate is closed, and nobody inside.
+    /// Verifies the lists. The gate is closed, and no thread inside.
     pub(crate) fn verify_lists(&self) -> Result<(), Finding> {
         let Some(listed) = self.lists_if_made() else { return Ok(()) };
         listed.site().verify().map_err(|finding| {
@@ -57,7 +55,7 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<'m, P: Platform> Listed<'m, P> {
-    /// What calls of lists are told.
+    /// Returns the context of calls of lists.
     #[inline]
     pub fn site(&self) -> Site<'_, Source<'m, P>> {
         Site { host: self.grouped.source(), groups: self.grouped.groups(), lists: self.lists }

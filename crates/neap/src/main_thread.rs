@@ -1,4 +1,4 @@
-//! The end of the main thread of a process that goes on.
+//! The end of the main thread while the process goes on.
 //!
 //! # Design
 //! A process ends with the last of its threads when the main thread has ended by `pthread_exit`,
@@ -18,12 +18,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use neap_os::own_thread::{self, Functions};
 use neap_os::thread;
 
-/// What only the manager of a process has.
+/// State of the process's manager alone.
 #[derive(Debug)]
 pub(crate) struct OfProcess {
     /// The C library's functions for threads.
     pub(crate) functions: Functions,
-    /// The key, by one more than its number; 0 for none.
+    /// The key plus one; 0 for none.
     key: AtomicU32,
 }
 
@@ -38,7 +38,7 @@ unsafe extern "C" {
     fn pthread_setspecific(key: u32, value: *const c_void) -> i32;
 }
 
-/// Has neap's threads end with the calling thread if that is the main one. One call at a time.
+/// Has neap's threads end with the calling thread, if that is the main thread. One call at a time.
 pub(crate) fn notice_end() {
     if thread::id() != thread::process_id() {
         return;
@@ -47,8 +47,8 @@ pub(crate) fn notice_end() {
     // Relaxed: written by the thread that makes neap's thread.
     if known.load(Ordering::Relaxed) == 0 {
         let mut key = 0;
-        // SAFETY: the destructor is a function of this library, which is never unloaded. A process
-        // has 1024 keys: where they are used up the end of the main thread goes unnoticed.
+        // SAFETY: the destructor is a function of this library, which is never unloaded. If all
+        // 1024 keys of the process are used, the end of the main thread goes unnoticed.
         if unsafe { pthread_key_create(&raw mut key, ended) } != 0 {
             return;
         }

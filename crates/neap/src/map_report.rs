@@ -1,18 +1,22 @@
-//! What another process is told, so that it can be compared with the kernel's view: what neap has
-//! mapped, what every page of the arena is, and what neap believes, as words in the page of
-//! numbers.
+//! The report on mappings, pages and counters for another process, which compares it with the
+//! kernel's view: words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and [`reconcile`](crate::reconcile). This
-//! process makes no system call for it: a sandbox may end it for opening a file, and who asks can
-//! look at its mappings from outside. A report begins at the piece of the arena that was asked for
-//! and ends where the page does; the first one has the rest as well. Each piece is of one moment.
-//! Nothing is allocated.
+//! # Design
+//! It answers a request ([`requests`](crate::requests)) of [`reconcile`](crate::reconcile). This
+//! process makes no system call for it: a sandbox may end it for opening a file, and the asker can
+//! read its mappings from outside. A report begins at the requested piece of the arena and ends
+//! where the page does; the first one has the rest as well. Each piece is of one moment. Allocates
+//! nothing.
 //!
-//! A report, in words of 64 bits: whether there is anything; the piece to ask for next, all bits
-//! set if there is none; bytes of a page; the arena's first address; the first piece, and pieces in
-//! this report; ranges in it; numbers in it. Then the numbers of [`Books`], in their order; for
-//! each range its start, its length and its [`Source`]; and for each piece a nibble for every page
-//! ([`Use`](neap_pages::Use)).
+//! # Format
+//! Words of 64 bits:
+//!
+//! 1. whether there is a manager; the next piece to request, all bits set if there is none; bytes
+//!    of a page; the arena's base; the first piece, and pieces in this report; ranges in it;
+//!    numbers in it;
+//! 2. the numbers of [`Books`], in their order;
+//! 3. for each range: start, length, [`Source`](crate::reconcile::Source);
+//! 4. for each piece: a nibble for every page ([`Use`](neap_pages::Use)).
 
 use crate::mm::Mm;
 use crate::pen::{self, Pen};
@@ -29,8 +33,8 @@ pub const RANGE: usize = 3;
 /// Words of a piece.
 pub const WORDS: usize = PIECE / 16;
 
-/// Writes a report on the pieces from `from` on, and on everything else if that is 0, into `words`.
-/// `books`: what is believed. Inside the gate.
+/// Writes a report on the pieces from `from` on into `words`; if `from` is 0, also the ranges, and
+/// the counters `books`. Inside the gate.
 pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words: &[AtomicU64]) {
     pen::touch(words);
     let Some(core) = mm.core_if_open() else { return };
@@ -59,8 +63,8 @@ pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words:
     debug_assert!(pen.at() == HEAD);
 }
 
-/// Writes what neap has mapped into the numbers, for who asks a process that does not answer.
-/// Inside the gate.
+/// Writes neap's mappings into the numbers, for an asker that gets no answer to requests. Inside
+/// the gate.
 pub(crate) fn describe<P: Platform>(mm: &Mm<P>, text: &mut impl Write) -> fmt::Result {
     let (mut separator, mut answer) = ("", text.write_str("\"mappings\":["));
     if let Some(core) = mm.core_if_open() {

@@ -1,9 +1,8 @@
 //! Options: one variable, `NEAP=key:value,key:value`.
 //!
-//! Sits between the environment and an instance. Parsing allocates nothing and refuses nothing: a
-//! key or a value that is not known is reported once, by name, on standard error, and left out,
-//! because a typing error must not stop a server from starting. Where it must, `strict:on` or
-//! `NEAP_STRICT=1` makes the process exit with [`REFUSED`] instead.
+//! Parsing allocates nothing and refuses nothing. An unknown key or value is reported once, by
+//! name, on standard error, and ignored: a typing error must not stop a server from starting. With
+//! `strict:on` or `NEAP_STRICT=1` the process exits with [`REFUSED`] instead.
 //!
 //! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
 //! a test compares the table in `docs/guide/options.md` with it.
@@ -14,10 +13,10 @@ use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::write::{say, stop};
 
-/// When there is a thread that gives memory back.
+/// When there is a thread that releases memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Background {
-    /// Once the program has made a thread, or asks for what only a thread can do.
+    /// Once the program has made a thread, or requests work that only a thread can do.
     Threaded,
     /// From the start.
     Always,
@@ -25,14 +24,14 @@ pub enum Background {
     Never,
 }
 
-/// What an instance can be told.
+/// Options of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Restartable sequences where they work.
+    /// Use restartable sequences if they work.
     pub rseq: bool,
-    /// When there is a thread of neap's. Without it memory goes back from within ordinary calls.
+    /// When neap has a thread. Without it, ordinary calls release memory.
     pub background: Background,
-    /// Fresh memory as huge pages where much of it is used, or the system gives them to everybody.
+    /// Fresh memory as huge pages where much of it is used, or the system gives them to all memory.
     pub huge: bool,
     /// The most bytes that may be in use at a time; 0 for no limit.
     pub limit: u64,
@@ -40,10 +39,10 @@ pub struct Options {
     pub interval: u32,
     /// A page that `neap stat` reads.
     pub stat: bool,
-    /// The most pages that a CPU's page list keeps, where that is not to be found out.
+    /// Most pages that a CPU's page list keeps; `None`: tuned at run time.
     pub page_list_high: Option<u32>,
-    /// Nodes to make up, to which CPUs are dealt out; 0 for those that the machine has, 1 for no
-    /// difference between memory.
+    /// Number of simulated nodes, over which CPUs are spread; 0 for the machine's own, 1 to treat
+    /// all memory alike.
     pub nodes: u32,
     /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
@@ -51,17 +50,16 @@ pub struct Options {
     pub refuse: bool,
     /// Whether threads are put into groups of their own.
     pub groups: ThreadGroups,
-    /// Where pages that are handed out and come back are recorded ([`trace`](crate::trace)).
+    /// File for the record of pages that are handed out and come back ([`trace`](crate::trace)).
     pub trace: Path,
-    /// Whether the process ends where an option is not known.
+    /// Whether an unknown option ends the process.
     pub strict: bool,
 }
 
-/// Exit status of a process that is told something unknown and to be strict; that of `neap run` for
-/// its own failures.
+/// Exit status of a strict process with an unknown option; that of `neap run` for its own failures.
 pub const REFUSED: i32 = 125;
 
-/// Which groups an unmodified program's threads are in.
+/// The groups that an unmodified program's threads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadGroups {
     /// None.
@@ -102,11 +100,11 @@ impl Path {
 pub struct Description {
     /// The key.
     pub key: &'static str,
-    /// What may follow the colon.
+    /// The values that may follow the colon.
     pub values: &'static str,
-    /// What holds without it.
+    /// The value if the option is not given.
     pub default: &'static str,
-    /// What it does, and when to change it.
+    /// Its effect, and when to change it.
     pub text: &'static str,
 }
 
@@ -192,7 +190,7 @@ pub const DESCRIPTIONS: [Description; 13] = [
     },
 ];
 
-/// No key is longer.
+/// Length of the longest key.
 const LONGEST_KEY: usize = 14;
 
 /// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
@@ -234,7 +232,7 @@ fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
 }
 
 impl Options {
-    /// What holds where nothing is said.
+    /// The defaults.
     pub const DEFAULT: Options = Options {
         rseq: true,
         background: Background::Threaded,
@@ -251,7 +249,7 @@ impl Options {
         strict: false,
     };
 
-    /// Reads `text`, reporting what is wrong by `complain`.
+    /// Parses `text`, and reports errors to `complain`.
     ///
     /// ```
     /// use neap::options::Options;
@@ -275,8 +273,8 @@ impl Options {
         options
     }
 
-    /// The options in `NEAP`, complaints on standard error; the defaults for a program with more
-    /// rights than its user. Ends the process where there is a complaint and it is to be strict.
+    /// Returns the options in `NEAP`; reports errors on standard error. The defaults for a program
+    /// with more rights than its user. Ends the process at an error if it is to be strict.
     pub fn of_environment() -> Options {
         if neap_os::environment::is_privileged() {
             return Options::DEFAULT;

@@ -1,17 +1,20 @@
-//! neap's own caches as shrinkers: what is free is given up in the same walk as what programs
-//! cache, by the same arithmetic.
+//! neap's own caches as shrinkers, asked in the walk that asks the program's caches, by the same
+//! arithmetic.
 //!
-//! Sits between the registry of shrinkers, in which these are the first, and objects, pages and
-//! per-CPU data. They know nodes and no groups: what is free is charged to nobody, but for what
-//! caches keep for those who paid, which is put back before a group is asked (`Groups::drain`).
-//! What costs nothing to have again says so by 0 seeks, and gives half of what is left at each
-//! priority, so it is nearly gone before a program's cache is asked for much; what takes a system
-//! call and a page fault is dearer than an object of a program's.
+//! # Design
+//! They are the first in the registry. They know nodes, but no groups: free memory is charged to no
+//! group. Objects that caches keep charged are put back before a group is asked (`Groups::drain`).
 //!
-//! A callback enters the gate, so it waits for a fork, and holds the locks of what it empties for a
-//! batch at a time; nobody who runs passes holds any of these. It allocates nothing, stops where a
-//! fork waits, and releases nothing while an isolated CPU would be interrupted. What came back is
-//! seen by what the process uses: nothing is said of bytes.
+//! Memory that costs nothing to get again has 0 seeks. Half of the rest is given at each priority,
+//! so it is nearly gone before a program's cache is asked for much. Memory that takes a system call
+//! and a page fault costs more than an object of a program.
+//!
+//! A callback allocates nothing, stops when a fork waits, and releases nothing while that would
+//! interrupt an isolated CPU. It reports no bytes: usage shows them.
+//!
+//! # Locking
+//! A callback enters the gate, so it waits for a fork. It holds each lock of a cache for one batch.
+//! No thread that runs passes holds any of these locks.
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
@@ -22,7 +25,7 @@ use neap_os::stack;
 use neap_pages::Drain;
 use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, NotDone, ScanFn, Shrinkers, Spec, share};
 
-/// Seeks of what goes back to the system.
+/// Seeks of memory that is released to the OS.
 const RELEASE: u32 = 4 * DEFAULT_SEEKS;
 
 /// A cache of neap's own.
@@ -43,8 +46,8 @@ enum Cache {
 impl Cache {
     const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
 
-    /// What is registered for it: name, seeks, batch, and whether it makes room for an allocation,
-    /// within which it may be asked then.
+    /// Returns name, seeks, batch, and whether it makes room for an allocation, and may be asked
+    /// within one.
     fn nature(self) -> (&'static str, u32, u64, bool) {
         match self {
             Cache::Sheaves => ("neap:sheaves", 0, 64, true),
@@ -55,7 +58,7 @@ impl Cache {
         }
     }
 
-    /// How much there is on a node. Inside the gate.
+    /// Returns the number of objects on a node. Inside the gate.
     fn count<P: Platform>(self, core: &Core<P>, node: usize) -> u64 {
         match self {
             Cache::Sheaves => {
@@ -70,7 +73,7 @@ impl Cache {
         }
     }
 
-    /// Gives up about so many; answers how many were looked at, and gone. Inside the gate.
+    /// Frees about `wanted` objects. Returns how many were scanned, and freed. Inside the gate.
     fn scan<P: Platform>(self, core: &Core<P>, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> (u64, u64) {
         let (platform, pages) = (&core.objects.platform, core.objects.pages.node(node));
         let held = || stop() || core.objects.is_isolated_cpu_in_use();
@@ -109,14 +112,14 @@ impl Cache {
 }
 
 impl<P: Platform> Core<P> {
-    /// All CPUs that may cache something, this one last: it may need what it has again at once.
+    /// All CPUs that may cache memory, this one last: it may need its caches again at once.
     fn cpus(&self) -> impl Iterator<Item = usize> {
         let (cpus, here) = (self.objects.slots.cpus(), self.objects.platform.cpu());
         let used = self.used_cpus();
         (1..=cpus).map(move |step| (here + step) % cpus).filter(move |&cpu| used.contains(cpu))
     }
 
-    /// Of these, those whose nearest node that is.
+    /// The CPUs of [`Core::cpus`] whose nearest node is `node`.
     fn cpus_near(&self, node: usize) -> impl Iterator<Item = usize> {
         self.cpus().filter(move |&cpu| self.objects.pages.nearest_to(&self.objects.platform, cpu) == node)
     }
@@ -128,21 +131,21 @@ impl<P: Platform> Core<P> {
         objects
     }
 
-    /// Objects in the stacks of a CPU, about.
+    /// Approximate number of objects in the stacks of a CPU.
     fn in_stacks(&self, cpu: usize) -> u64 {
         let count = |class| u64::from(self.objects.slots.peek(&self.objects.platform, cpu, class).count);
         Class::all().map(count).sum()
     }
 
-    /// Puts about so many objects back into their slabs: from barns, of each class its part, and
-    /// where these do not have as many from stacks, CPU by CPU. Answers how many.
+    /// Moves about `wanted` objects to their slabs: from barns, each class in proportion, then from
+    /// stacks, CPU by CPU. Returns their number.
     fn put_back(&self, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> u64 {
         let (in_barns, mut done) = (self.in_barns(node), 0);
         let all: u64 = in_barns.iter().sum();
         for class in Class::all().filter(|class| in_barns[class.index()] > 0) {
             let part = share(wanted.min(all), in_barns[class.index()], all);
             let (sheaf, taken) = (u64::from(class.sheaf_capacity()), Cell::new(0));
-            // Before each sheaf.
+            // Called before each sheaf.
             let enough = || taken.replace(taken.get() + sheaf) >= part || stop();
             done += self.objects.trim_barn_on(node, class, true, &enough).0;
         }
@@ -156,18 +159,19 @@ impl<P: Platform> Core<P> {
 }
 
 unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: registered with a manager that stays; what is asked is the caller's, for the time of
-    // the call.
+    // SAFETY: `register` was given a manager that neither moves nor ends before the registry;
+    // `asked` is valid for the time of the call.
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
         let _inside = mm.gate.enter(core.objects.platform.cpu());
-        // Neap's own code alone, below calls that may have come far already.
+        // On a stack of its own: it runs neap's code only, below calls that may be deep already.
         stack::apart(|| Cache::ALL[CACHE].count(core, node)).unwrap_or(0)
     })
 }
 
 unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: `register` was given a manager that neither moves nor ends before the registry;
+    // `asked` is valid for the time of the call.
     let (mm, asked) = unsafe { (&*data.cast::<Mm<P>>(), &mut *asked) };
     let (looked, gone) = mm.core_if_open().map_or((0, 0), |core| {
         let _inside = mm.gate.enter(core.objects.platform.cpu());
@@ -178,13 +182,13 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
     gone
 }
 
-/// Registers all of them in a registry that nobody else has seen.
+/// Registers all of them in a registry that no other thread knows yet.
 ///
 /// # Errors
-/// As for [`Shrinkers::register_own`]: the registry is of no use then.
+/// Those of [`Shrinkers::register_own`]. The registry is unusable then.
 ///
 /// # Safety
-/// The manager neither moves nor goes before the registry is closed.
+/// The manager neither moves nor ends before the registry is closed.
 pub(crate) unsafe fn register<P: Platform>(mm: &Mm<P>, host: &impl Host, shrinkers: &Shrinkers) -> Result<(), NotDone> {
     let data = core::ptr::from_ref(mm).cast_mut().cast();
     let calls: [(CountFn, ScanFn); Cache::ALL.len()] = [

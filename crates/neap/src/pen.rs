@@ -1,18 +1,16 @@
-//! Words of a report, written one after the other.
-//!
-//! Sits between reports for other processes and the page of numbers, of which they get the part
+//! A writer of words, for reports to other processes: they get the part of the page of numbers
 //! behind the numbers. No locks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the next word goes. Those beyond the end are lost.
+/// A position in a report. Words beyond the end are lost.
 pub(crate) struct Pen<'a> {
     words: &'a [AtomicU64],
     at: usize,
 }
 
 impl Pen<'_> {
-    /// Begins at a word.
+    /// Begins at word `at`.
     pub(crate) fn new(words: &[AtomicU64], at: usize) -> Pen<'_> {
         Pen { words, at }
     }
@@ -28,7 +26,7 @@ impl Pen<'_> {
         words.into_iter().for_each(|word| self.write(word));
     }
 
-    /// The word that comes next.
+    /// The position of the next word.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
@@ -38,8 +36,8 @@ impl Pen<'_> {
     }
 }
 
-/// Sees to it that each page of the file is there, before a lock is taken, and that nothing is left
-/// of another report's beginning.
+/// Touches each page of the file, before a lock is taken, and clears the start of an earlier
+/// report.
 pub(crate) fn touch(words: &[AtomicU64]) {
     words.iter().step_by(512).for_each(|word| word.store(0, Ordering::Relaxed));
 }

@@ -1,12 +1,16 @@
-//! The process's memory manager: the one instance that `malloc` and [`Neap`](crate::Neap) stand
-//! for, and what the process does to it: first use, fork, threads.
+//! The process's memory manager: the one instance behind `malloc` and [`Neap`](crate::Neap), with
+//! its first use, forks and threads.
 //!
-//! Sits between the C library's hooks and [`Mm`]. Holds the only mutable static of the workspace.
-//! Everything else is told which instance it works on.
+//! Holds the only mutable static of the workspace. All other code is told which instance it works
+//! on.
 //!
-//! Fork: prepare takes the lock of the C library's streams, closes the gate, waits until nobody is
-//! in a cold path, closes the sequences and fences every CPU. Then every object is in exactly one
-//! structure and every mutex is free, so the child's copy is whole. Both sides open again.
+//! # Fork
+//! 1. The prepare handler takes the lock of the C library's streams.
+//! 2. It closes the gate, and waits until no thread is in a slow path.
+//! 3. It closes the sequences, and fences every CPU.
+//!
+//! Then every object is in exactly one structure and every mutex is free, so the child's copy is
+//! whole. Both processes open them again.
 
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
@@ -25,8 +29,8 @@ use neap_os::{environment, fork_handlers, stack, streams, thread};
 pub static PROCESS: OnPages<Mm<Linux>> =
     OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) }));
 
-/// A value at the start of a page, so that what of it lies at the start of one is known: see
-/// [`Hot`](neap_objects::hot::Hot). A static alone: a stack has no such values.
+/// A value at the start of a page, so that the page offsets of its fields are known: see
+/// [`Hot`](neap_objects::hot::Hot). For statics only: a value on a stack is not so aligned.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct OnPages<T>(T);
@@ -40,23 +44,22 @@ impl<T> Deref for OnPages<T> {
     }
 }
 
-/// Looks at the gate for two or three seconds, after which something is wrong with the thread that
-/// fork waits for.
+/// Looks at the gate in two or three seconds, after which fork reports the thread that it waits
+/// for.
 const FORK_LOOKS: u32 = 20_000;
-/// For some tenths of a second, where a thread that is inside forks, in a signal handler: others
-/// there may wait for a lock that it holds, and one that forks, too, for it.
+/// Looks at the gate for some tenths of a second, where a signal handler forks in a thread that is
+/// inside. Other threads inside may wait for a lock of that thread, or fork too and wait for it.
 const LOOKS_IN_VAIN: u32 = 2_000;
 
-/// The first use of a process, which may come from a small stack. Where memory for another one is
-/// refused, so is what is asked for.
+/// Opens the manager at its first use, which may be on a small stack. If no other stack can be
+/// mapped the allocation fails.
 fn open(mm: &Mm<Linux>) {
     let _ = stack::apart(|| open_apart(mm));
 }
 
 fn open_apart(mm: &Mm<Linux>) {
     let options = Options::of_environment();
-    // SAFETY: the one manager is a static. Where memory is refused every allocation fails and tries
-    // again.
+    // SAFETY: the one manager is a static. On failure every allocation fails, and tries again.
     let opened = unsafe { mm.open(machine(&options).with_own_thread(&PROCESS.own_thread), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
@@ -65,12 +68,12 @@ fn open_apart(mm: &Mm<Linux>) {
     }
 }
 
-/// Handlers that are registered later run before ours, while the gate is still open: they may wait
-/// for threads that wait for it. So ours are as early as can be: at the first use, which may be
-/// long before the library's turn to be initialised, or when it is loaded.
+/// Handlers that are registered later run before these, while the gate is open: they may wait for
+/// threads that need it. So these are registered as early as possible: at the first use, which may
+/// be long before the library is initialised, or when it is loaded.
 #[unsafe(link_section = "__at_load")]
 extern "C" fn register_fork_handlers() {
-    // Relaxed: only who is first.
+    // Relaxed: it only decides which call is first.
     if !PROCESS.has_fork_handlers.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         let error = unsafe { fork_handlers::register(before_fork, after_fork_in_parent, after_fork_in_child) };
@@ -93,7 +96,7 @@ extern "C" fn at_load() {
     }
 }
 
-/// Makes the thread that `background:on` asks for.
+/// Makes the thread if the option `background:on` asks for it.
 #[cold]
 fn start_if_asked() {
     if PROCESS.core().is_some_and(|core| core.options.background == Background::Always) {
@@ -101,7 +104,7 @@ fn start_if_asked() {
     }
 }
 
-/// The machine, as far as the options let it be known, and who is told what happens on it.
+/// Returns the machine with the options applied, and with the recorder of its events, if any.
 fn machine(options: &Options) -> Linux {
     let machine = Linux::probe().with_isolated(&options.isolated);
     let machine = if options.nodes == 0 { machine } else { machine.with_nodes(options.nodes as usize) };
@@ -133,7 +136,7 @@ fn spawn(mm: &Mm<Linux>, task: Task) -> Result<usize, Errno> {
         null_mut()
     }
     let functions = &mm.of_process.functions;
-    // SAFETY: the bodies work on a static; the number is no pointer.
+    // SAFETY: the bodies use a static only; the number is not dereferenced.
     let made = unsafe {
         match task {
             Task::Maintain => {
@@ -149,7 +152,7 @@ fn spawn(mm: &Mm<Linux>, task: Task) -> Result<usize, Errno> {
     made.map(|id| id as usize)
 }
 
-/// Makes the calling thread one of neap's own.
+/// Gives the calling thread the name and the CPUs of neap's own threads.
 fn settle(name: &CStr) {
     if let Some(core) = PROCESS.core_if_open() {
         own_thread::settle(name, &core.objects.platform.own_cpus());
@@ -160,7 +163,7 @@ extern "C" fn before_fork() {
     PROCESS.gate.close_by(close_all);
 }
 
-/// The lock of streams, the gate and the sequences.
+/// Closes streams, gate and sequences.
 fn close_all() {
     streams::lock();
     PROCESS.close_for_fork(&|looks| {
@@ -170,8 +173,8 @@ fn close_all() {
         if looks == FORK_LOOKS {
             say_if_heard(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
         }
-        // That thread has locks, or pages in hands, which a child would miss. The C library's fork
-        // waits for its own malloc's as long.
+        // That thread has locks, or pages in hands, which the child would miss. The C library's
+        // fork waits as long for its own malloc.
         true
     });
 }

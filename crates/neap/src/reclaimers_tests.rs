@@ -1,4 +1,4 @@
-//! Who waits for reclaimers, and who makes them: on a virtual machine, where tests are the
+//! Waiting for reclaimers, and making them: on a virtual machine, where the tests are the
 //! reclaimers.
 
 use crate::mm::{Hooks, Mm, Spawn, Task};
@@ -33,7 +33,7 @@ fn close(mut mm: Box<Machine>) {
     unsafe { mm.close() };
 }
 
-/// A thread that is not there.
+/// Makes no thread, and reports success.
 fn nobody(_: &Machine, _: Task) -> Result<usize, Errno> {
     Ok(1)
 }
@@ -43,9 +43,10 @@ unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
     unsafe { &*data.cast::<AtomicU64>() }.load(Relaxed)
 }
 
-/// Looks at all that it is asked to look at, and never says otherwise.
+/// Scans all that is requested, and never stops early.
 unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above; what is asked is the caller's.
+    // SAFETY: registered with a number, which outlives the shrinker; `asked` is valid for the time
+    // of the call.
     let (objects, to_scan) = unsafe { (&*data.cast::<AtomicU64>(), (*asked).to_scan) };
     let freed = objects.load(Relaxed).min(to_scan);
     objects.fetch_sub(freed, Relaxed);
@@ -60,7 +61,7 @@ fn spec(objects: &AtomicU64) -> Spec<'static> {
 
 /// A cache that is in no group.
 fn register(reclaiming: &Reclaiming<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId {
-    // SAFETY: tests close their managers before what callbacks get goes.
+    // SAFETY: tests close their managers before the data of callbacks ends.
     let id = unsafe { reclaiming.prepare(spec) }.unwrap();
     reclaiming.start(id).unwrap();
     id
@@ -93,7 +94,7 @@ fn who_finds_no_room_for_a_job_waits_for_it() {
 
 static ALLOCATED: AtomicU32 = AtomicU32::new(0);
 
-/// As the C library's, under preload: it allocates by the manager whose thread it makes.
+/// Like the C library's under preload: allocates by the manager whose thread it makes.
 fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
     for size in [100, 1 << 20] {
         let memory = mm.allocate(size);
@@ -101,7 +102,7 @@ fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
         // SAFETY: allocated above.
         unsafe { mm.free(memory) };
     }
-    // As where the budget has no more.
+    // As if the budget were used up.
     let asks = mm.core_if_open().and_then(|core| core.reclaim_for_budget(mm, 1)).is_some();
     let is_in_group = mm.group_of_thread().is_some();
     ALLOCATED.fetch_add(u32::from(asks) * 100 + u32::from(is_in_group) * 1000, Relaxed);
@@ -109,7 +110,7 @@ fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
 }
 
 /// 1. A thread in a group at its limit makes a reclaimer. 2. That allocates. 3. It is neither
-///    refused, nor waits for the thread of 1.
+///    refused, nor waits for the thread of step 1.
 #[test]
 fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     let objects = AtomicU64::new(1000);
@@ -172,7 +173,7 @@ fn a_limit_of_threads_is_not_one_for_ever() {
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// Never a thread that ticks, so that calls do.
+/// Makes reclaimers, but no thread that ticks, so that calls do.
 fn only_reclaimers(_: &Machine, task: Task) -> Result<usize, Errno> {
     if task == Task::Maintain {
         return Err(Errno::AGAIN);
@@ -256,8 +257,8 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
 
 static LOCKED_OUT: AtomicU32 = AtomicU32::new(0);
 
-/// Forks, as far as the gate is concerned, for longer than a callback may take; as another thread
-/// might, while this one waits at the gate.
+/// Closes the gate for longer than a callback may take, as a fork of another thread might while
+/// this one waits at the gate.
 unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked) -> u64 {
     // SAFETY: registered with a manager, which outlives it.
     let mm = unsafe { &*mm.cast::<Machine>() };

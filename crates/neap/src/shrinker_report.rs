@@ -1,21 +1,26 @@
-//! What another process is told about shrinkers: numbers, as words in the page of numbers.
+//! The report on shrinkers for another process: words in the page of numbers.
 //!
-//! Sits between a request ([`requests`](crate::requests)) and the registry, whose lock is not
-//! taken: a shrinker that is being unregistered waits for no report. It is gathered on the stack,
-//! outside the gate, and copied then. A report begins at the index that was asked for; many
-//! shrinkers take several. The groups of a shrinker that has many are asked for by themselves, from
-//! a number on. Nothing is allocated, and no callback is called: who wants to know how much there
-//! is asks for that by itself.
+//! # Design
+//! It answers a request ([`requests`](crate::requests)). Takes no lock of the registry, so
+//! unregistering waits for no report. It is gathered on the stack, outside the gate, and then
+//! copied. A report begins at the requested index; many shrinkers take several reports. The groups
+//! of a shrinker that has many are requested separately, from a number on. Allocates nothing, and
+//! calls no callback: counts have a request of their own.
 //!
-//! A report, in words of 64 bits: whether there are shrinkers; entries in this report; the index to
-//! ask for next, all bits set if there is none; reclaimer threads, and those that do not come back;
-//! waits for them, and those in vain; of direct, then of background passes how many, groups asked,
-//! objects looked at, objects freed, bytes; how often shrinkers were blamed, by [`Verdict`]. Then
-//! for each shrinker its id; flags (1: by node, 2: by group, 4: inline, 8: it is gone, and was
-//! blamed, 16: it has more groups than follow); seeks; batch; calls; objects looked at, and freed;
-//! nanoseconds; how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it
-//! does not come back; how long its name is, and the name; how many groups follow, and for each its
-//! id, the node, and what is deferred.
+//! # Format
+//! Words of 64 bits:
+//!
+//! 1. whether there are shrinkers; entries in this report; the next index to request, all bits set
+//!    if there is none;
+//! 2. reclaimers, and those that do not return; waits for them, and waits in vain;
+//! 3. for direct, then for background passes: passes, groups asked, objects scanned, objects freed,
+//!    bytes;
+//! 4. how often shrinkers were blamed, by [`Verdict`];
+//! 5. for each shrinker: its id; flags (1: by node, 2: by group, 4: inline, 8: it is gone, and was
+//!    blamed, 16: it has more groups than follow); seeks; batch; calls; objects scanned, and freed;
+//!    nanoseconds; how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it
+//!    does not return; length of its name, and the name; number of groups that follow, and for each
+//!    its id, the node, and deferred work.
 
 use crate::reclaiming::Reclaiming;
 use neap_base::Platform;
@@ -29,23 +34,23 @@ pub const HEAD: usize = 17 + Verdict::ALL.len();
 pub const SHRINKER: usize = 11 + Verdict::ALL.len() + LONGEST_NAME / 8;
 /// See [`SHRINKER`].
 pub const PLACE: usize = 3;
-/// Groups of a shrinker that one report tells.
+/// Most groups of a shrinker in one report.
 pub const MOST_PLACES: usize = 16;
 /// Words of a report.
 pub(crate) const WORDS: usize = 512;
 
-/// The flags.
+/// Flag: called for each node.
 pub const BY_NODE: u64 = 1;
-/// See [`BY_NODE`].
+/// Flag: called for groups.
 pub const BY_GROUP: u64 = 2;
-/// See [`BY_NODE`].
+/// Flag: may be called inline.
 pub const INLINE: u64 = 4;
-/// See [`BY_NODE`].
+/// Flag: gone, and was blamed.
 pub const GONE: u64 = 8;
-/// See [`BY_NODE`].
+/// Flag: has more groups than follow.
 pub const MORE: u64 = 16;
 
-/// Words, one behind the other. Those beyond the end are lost.
+/// Words written one after the other. Those beyond the end are lost.
 struct Draft<'w>(&'w mut [u64; WORDS], usize);
 
 impl Draft<'_> {
@@ -69,8 +74,8 @@ impl Draft<'_> {
     }
 }
 
-/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone and
-/// its groups behind so many. Outside the gate.
+/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone, and
+/// its groups after the first `skip`. Outside the gate.
 pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };
@@ -95,7 +100,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
         entries += 1;
     });
     if next == u64::MAX && skip == 0 {
-        // Those that are gone, as far as there is room.
+        // Blamed shrinkers that are gone, as far as there is room.
         reclaiming.each_culprit(|gone| {
             let mut is_there = false;
             reclaiming.each(|report| is_there |= report.id.to_bits() == gone.shrinker);
@@ -137,7 +142,7 @@ fn write_shrinker(draft: &mut Draft<'_>, report: &Report, blamed: Option<Culprit
     draft.write_name(report.name.as_str());
 }
 
-/// Answers whether there are more.
+/// Returns whether the shrinker has more groups.
 fn write_places<P: Platform>(
     draft: &mut Draft<'_>,
     reclaiming: &Reclaiming<'_, P>,

@@ -1,7 +1,6 @@
-//! What a manager tells about itself.
+//! Statistics of a manager, for mallinfo, tests and `neap stat`.
 //!
-//! Sits between the counters of the layers and whoever asks: mallinfo, tests, `neap stat`. Reads
-//! only; numbers of parts that go on working are of slightly different moments.
+//! Only reads. While other threads work, the parts are of slightly different moments.
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
@@ -10,26 +9,26 @@ use neap_objects::size_class::{CLASSES, Class};
 use neap_objects::slots::Kind;
 use neap_os::topology::CpuSet;
 
-/// Where the bytes are.
+/// Bytes of a manager by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Address space that memory was handed out of so far.
     pub mapped_bytes: u64,
-    /// In the program's hands: objects by the size of their class, and runs of pages.
+    /// Used by the program: objects by the size of their class, and runs of pages.
     pub used_bytes: u64,
-    /// Free objects: in sheaves, and in slabs that are partly used, but for what lies in holes.
+    /// Free objects: on stacks, in sheaves, and in slabs that are partly used, without holes.
     pub cached_bytes: u64,
     /// Free pages that are resident.
     pub free_bytes: u64,
-    /// Pages of per-CPU data in which something is.
+    /// Pages of per-CPU data that hold data.
     pub per_cpu_bytes: u64,
-    /// Pages of per-CPU data in which nothing is: the reserve, and what is on its way back.
+    /// Populated pages of per-CPU data without data: the reserve, and pages about to be released.
     pub per_cpu_free_bytes: u64,
-    /// Of what is in the program's hands: vectors that say who pays for objects.
+    /// Part of the used bytes: vectors of owners.
     pub owner_vectors: u64,
     /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless
-    /// some got lost. While other threads allocate, parts are read at different moments, and it may
-    /// be a little more or less.
+    /// some were lost. While other threads allocate, parts are read at different moments, and it
+    /// may differ a little.
     pub unaccounted_bytes: i64,
 }
 
@@ -42,27 +41,27 @@ pub struct ClassNumbers {
     pub slabs: u32,
     /// Pages of these slabs.
     pub pages: u64,
-    /// Of these, pages without objects that the system has.
+    /// Holes: pages of these slabs without objects, which were released.
     pub holes: u64,
-    /// Objects there are in these slabs.
+    /// Objects that these slabs have room for.
     pub objects: u64,
-    /// Free, in slabs.
+    /// Free objects in slabs.
     pub in_slabs: u64,
-    /// Free, in the barn.
+    /// Free objects in barns.
     pub in_barn: u64,
-    /// Free, in the sheaves of CPUs.
+    /// Free objects on the stacks of CPUs.
     pub in_slots: u64,
 }
 
 impl<P: Platform> Core<P> {
-    /// Counts a run of `new` bytes that took the place of one of `old` bytes; 0 for none.
+    /// Counts a run of `new` bytes in place of one of `old` bytes; 0 for none.
     pub(crate) fn count_run(&self, new: usize, old: usize) {
         let new = new.next_multiple_of(self.objects.pages.page_size());
-        // Relaxed: a number. It wraps around zero where the free is counted first.
+        // Relaxed: statistics. It wraps below zero if the free is counted first.
         self.run_bytes.fetch_add(new.wrapping_sub(old) as u64, Ordering::Relaxed);
     }
 
-    /// The numbers of one class.
+    /// Returns the numbers of one class.
     pub(crate) fn class_numbers(&self, class: Class) -> ClassNumbers {
         let objects = &self.objects;
         let mut in_slots = 0;
@@ -90,21 +89,21 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Classes that may have slabs: none where no page is handed out. Before the first allocation
-    /// the numbers are written without a look at any class.
+    /// Classes that may have slabs: none if no page is handed out. Before the first allocation the
+    /// numbers are written without a look at any class.
     pub(crate) fn classes_with_slabs(&self) -> impl Iterator<Item = Class> {
         let any = (0..self.objects.pages.nodes()).any(|node| self.objects.pages.node(node).used() > 0);
         Class::all().filter(move |_| any)
     }
 
-    /// CPUs that have stacks or page lists: no other caches anything.
+    /// CPUs that have stacks or page lists. No other CPU caches anything.
     pub(crate) fn used_cpus(&self) -> CpuSet {
         let mut used = self.objects.slots.used();
         used.insert_all(&self.objects.pages.listed_cpus());
         used
     }
 
-    /// Where the bytes are.
+    /// Returns the bytes by state.
     pub(crate) fn usage(&self) -> Usage {
         let page = self.objects.pages.page_size() as u64;
         let pages = self.objects.pages.statistics();
@@ -119,7 +118,7 @@ impl<P: Platform> Core<P> {
         }
         let handed_out = u64::from(pages.used.saturating_sub(pages.listed)) * page;
         let draining = pages.travelling.saturating_sub(pages.releasing);
-        // Relaxed: a number.
+        // Relaxed: statistics.
         let owned = (slab_pages + u64::from(draining)) * page + self.run_bytes.load(Ordering::Relaxed);
         let (per_cpu_bytes, per_cpu_free_bytes) = self.per_cpu.bytes();
         Usage {
@@ -136,14 +135,14 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Where the bytes are; zeroes before the first allocation.
+    /// Returns the bytes by state; zeroes before the first allocation.
     pub fn usage(&self) -> Usage {
         let Some(core) = self.core_if_open() else { return Usage::default() };
         let _inside = self.gate.enter(core.objects.platform.cpu());
         core.usage()
     }
 
-    /// The numbers of every class, by class; class 0 is not one.
+    /// Returns the numbers of every class. Class 0 does not exist.
     pub fn classes(&self) -> [ClassNumbers; CLASSES] {
         let mut numbers = [ClassNumbers::default(); CLASSES];
         if let Some(core) = self.core_if_open() {
@@ -153,27 +152,26 @@ impl<P: Platform> Mm<P> {
         numbers
     }
 
-    /// The node that memory of this manager is of; `None` for other memory.
+    /// Returns the node of memory of this manager; `None` for other memory.
     pub fn node_of(&self, memory: *const u8) -> Option<usize> {
         let objects = &self.core_if_open()?.objects;
         objects.class_at(memory).map(|_| objects.node_of(memory))
     }
 
-    /// The pages of a node in numbers; `None` where there is no such node.
+    /// Returns the statistics of a node's pages; `None` if there is no such node.
     pub fn node(&self, node: usize) -> Option<neap_pages::Statistics> {
         let core = self.core_if_open().filter(|core| node < core.objects.pages.nodes())?;
         let _inside = self.gate.enter(core.objects.platform.cpu());
         Some(core.objects.pages.node(node).statistics())
     }
 
-    /// Which slots CPU 0 has, and so, if it is not isolated, all that are not; `None` before the
-    /// first allocation.
+    /// Returns the kind of slots of CPU 0 and, unless it is isolated, of all CPUs that are not.
+    /// `None` before the first allocation.
     pub fn kind(&self) -> Option<Kind> {
         self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
     }
 
-    /// Fences issued so far, each of which interrupted the CPUs that it was for if they ran the
-    /// process.
+    /// Number of fences so far. A fence interrupts its CPUs if they run the process.
     pub fn fences(&self) -> u32 {
         self.core_if_open().map_or(0, |core| core.objects.slots.counters().0)
     }
@@ -194,7 +192,8 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// Whatever becomes of an object that somebody pays for, by whichever way it is freed.
+    /// Checks the counter of vectors over the life of objects with owners, for each way of freeing
+    /// them.
     fn vectors_are_counted<P: Platform + Send>(platform: P) {
         const SIZE: usize = 1000;
         let mut mm: Box<Mm<P>> = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
@@ -212,7 +211,8 @@ mod tests {
         assert_eq!(mm.verify(0).unwrap().accounted, 1000);
         for &object in &objects {
             assert_eq!(mm.usable_size(object), class.size());
-            // SAFETY: as above.
+            // SAFETY: the object is this test's; each one is moved once, and the moved one freed
+            // once.
             unsafe {
                 assert_eq!(mm.reallocate(object, class.size()), object, "who pays goes on");
                 let moved = mm.reallocate(object, 5000);

@@ -1,9 +1,9 @@
-//! Groups for the threads of a program that knows of none: by name, or one each.
+//! Groups for the threads of a program that uses no groups itself: one by name, or one for each.
 //!
-//! Sits between an allocation that does not know its thread's group yet, or has nothing stocked,
-//! and the groups. Threads are named by and by, and some again and again, so a thread that needs a
-//! new stock is looked at again: it is in the group of the name that it has then. A group that was
-//! made for one thread goes with it, at a tick. No lock of its own.
+//! A thread comes here when its group is not known yet, or has nothing stocked. Programs name
+//! threads late, and some again. So a thread that needs a new stock is looked at again, and moves
+//! to the group of its current name. A group that was made for one thread is deleted at a tick
+//! after its thread has ended. No lock of its own.
 
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -33,9 +33,8 @@ fn name_of_thread(how: ThreadGroups) -> Line {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Lets the calling thread be in the group of its name, unless it has entered one by itself.
-    /// Once for each thread, and on a stack of its own: a new group is charged for, and what has to
-    /// be given up for that is far below.
+    /// Puts the calling thread into the group of its name, unless it has entered one itself. On a
+    /// stack of its own: a new group is charged, and reclaim for that goes deep.
     #[cold]
     pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
         let _ = stack::apart(|| self.put_into_group(how));
@@ -43,9 +42,8 @@ impl<P: Platform> Mm<P> {
 
     fn put_into_group(&self, how: ThreadGroups) {
         let Ok(grouped) = self.groups() else { return };
-        // Of the group that the thread is in: right below the root, or the root where none could be
-        // made, unless it is one that the thread has entered by itself. Nothing of one that is
-        // gone.
+        // Only if its group is directly below the root, or is the root because none could be made,
+        // unless the thread has entered it itself. Not if its group is gone.
         let mut now = None;
         if entered() != 0 {
             let Some(id) = self.group_of_thread() else { return };
@@ -66,7 +64,7 @@ impl<P: Platform> Mm<P> {
                 Err(Denied::Exists) => grouped.find(GroupId::ROOT, name),
                 made => made,
             };
-            // Where no group can be made the thread is charged to the root alone.
+            // If no group can be made the thread is charged to the root.
             self.enter(Some(made.unwrap_or(GroupId::ROOT)));
         }
     }
@@ -84,10 +82,10 @@ impl<P: Platform> Grouped<'_, P> {
         let mut child = self.next_child(GroupId::ROOT, None);
         while let Some(id) = child {
             child = self.next_child(GroupId::ROOT, Some(id));
-            // Not by its name, which the program may have given to one of its own.
+            // Not by its name, which may be that of a group of the program.
             let (groups, source) = self.parts();
             if groups.thread_of(source, id).is_some_and(|thread| !thread::exists(thread)) {
-                // One with groups of the program's own below it stays.
+                // A group with groups of the program below it stays.
                 let _ = self.delete(id);
             }
         }

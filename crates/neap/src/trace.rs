@@ -1,22 +1,27 @@
-//! The trace: every block and run of pages that is handed out or comes back, in a file that `neap
-//! lab replay` reads.
+//! The trace: a record of every block and run of pages that is handed out or comes back, in a file
+//! that `neap lab replay` reads.
 //!
-//! Sits between the page layer, which tells the platform of each, and the file that the option
-//! `trace:` names. A thread claims a place by one atomic addition and has the kernel copy the event
-//! into a shared mapping of the file; there is no lock, no buffer and nothing to write out, so a
-//! program that is killed leaves all but the events that its threads were at. A copy by the kernel
-//! fails where the file was cut short, and the recording ends; a store would end the program.
-//! Without the option it is one branch where blocks of pages are handed out, and nothing where
-//! objects are.
+//! # Design
+//! The option `trace:` names the file. The page layer reports each event to the platform's
+//! recorder. A thread claims a place by one atomic addition, and has the kernel copy the event into
+//! a shared mapping of the file. There is no lock and no buffer, so a killed program loses only
+//! events that its threads were writing. If the file was cut short, the kernel's copy fails and the
+//! recording ends; a store would end the program. Without the option, it costs one branch where
+//! blocks of pages are handed out, and nothing for objects.
 //!
-//! The file is 64 MiB long from the beginning, on disk too, and holds 4194300 events. When it is
-//! full it says so, and nothing more is recorded. It is of one process, which its beginning names:
-//! a file that is there already is used only by the process that it is of (`neap run` makes it for
-//! the program that it becomes; where that executes another program, the recording begins again),
-//! every other process leaves it alone. It has to be its user's own, with one name, and no symbolic
-//! link. A forked child records nothing, however it is forked: the page that says where the file is
-//! reads as zeroes there. While the file is on a disk the kernel writes it out now and then, for
-//! which it interrupts CPUs that run the process, isolated ones too; not in `/dev/shm`.
+//! The file has 64 MiB from the beginning, on disk too, and holds 4194300 events. When it is full a
+//! flag in its header is set, and nothing more is recorded. It belongs to the process that its
+//! header names:
+//!
+//! * An existing file is used only by the process that it belongs to; every other process ignores
+//!   it. `neap run` makes it for the program that it executes. If that program executes another
+//!   one, the recording begins again.
+//! * It must be its user's own, with one name, and no symbolic link.
+//! * A forked child records nothing, however it is forked: the page with the file's address reads
+//!   as zeroes there.
+//!
+//! The kernel writes a file on a disk out from time to time, and interrupts CPUs that run the
+//! process for that, isolated ones too. It does not for `/dev/shm`.
 //!
 //! The format, all numbers little endian:
 //!
@@ -27,11 +32,12 @@
 //!                    u32: the first page   u32: bits 0 to 30 how many pages, bit 31 set if they come back
 //! ```
 //!
-//! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are in
-//! the order of their times; of those at the same time, in the order of their places. A place whose
-//! time is zero was claimed and not written. A block is noted after it was handed out, and before
-//! it comes back, so between two events that hand out a page is one that takes it back. A run that
-//! is made longer or shorter where it is is no event.
+//! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are
+//! ordered by time; those of the same time by place. A place with a time of zero was claimed, but
+//! not written.
+//!
+//! A block is noted after it was handed out, and before it comes back. So between two events that
+//! hand out a page is one that takes it back. A run that is resized in place is no event.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -47,7 +53,7 @@ const LENGTH: usize = 64 << 20;
 /// Nanoseconds that an event's time can be: three days.
 const LATEST: u64 = (1 << 48) - 2;
 
-/// What a file begins with that a process is to record into.
+/// Returns the first bytes of a file that a process is to record into.
 pub fn claim(process: u32) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -58,16 +64,16 @@ pub fn claim(process: u32) -> [u8; 12] {
 /// Bytes in front of the places, and of a place.
 const HEADER: usize = 64;
 const PLACE: usize = 16;
-/// Where in the header it stands that the file is full.
+/// Offset of the flag in the header that the file is full.
 const FULL: usize = 20;
 
-/// Where the events of a process go. All zeroes, it is nowhere.
+/// A recording. All zeroes: none.
 #[derive(Debug)]
 pub(crate) struct Trace {
     /// Address of the file's bytes; 0 before and after the recording.
     address: AtomicUsize,
     process: AtomicU32,
-    /// Not taken from the file, which others may write to.
+    /// Not read from the file, which other processes may write to.
     places: AtomicU32,
     claimed: AtomicU32,
     begun: AtomicU64,
@@ -77,22 +83,23 @@ impl Trace {
     /// Begins a recording in `length` bytes at an address, all of them zero.
     ///
     /// # Errors
-    /// What the first store answered; nothing is recorded then.
+    /// The error of the first store; then nothing is recorded.
     ///
     /// # Safety
-    /// Nothing else is there as long as this is used.
+    /// The memory is used by nothing else as long as this is used.
     unsafe fn begin<P: Platform>(&self, address: usize, length: usize, platform: &P) -> Result<(), Errno> {
         let (process, places) = (thread::process_id(), ((length - HEADER) / PLACE) as u32);
         let begun = clock::precise();
         let mut header = [0; HEADER];
         header[..12].copy_from_slice(&claim(process));
         header[12..16].copy_from_slice(&places.to_le_bytes());
-        // Each may be written; those that are not have no time.
+        // Each place counts as written; those that are not have no time.
         header[16..20].copy_from_slice(&places.to_le_bytes());
         header[24..26].copy_from_slice(&(platform.cpus() as u16).to_le_bytes());
         header[26] = platform.page_size().ilog2() as u8;
         header[32..40].copy_from_slice(&begun.to_le_bytes());
-        // SAFETY: the id is this process's; as the caller promises.
+        // SAFETY: the id is this process's, and the memory is used by nothing else (the caller's
+        // promise).
         unsafe { store(process, [(address, &header), (address, &[])]) }?;
         self.process.store(process, Ordering::Relaxed);
         self.places.store(places, Ordering::Relaxed);
@@ -101,9 +108,9 @@ impl Trace {
         Ok(())
     }
 
-    /// Ends the recording; answers where it was, to one thread.
+    /// Ends the recording, and returns its address; to one thread only.
     fn end(&self) -> Option<usize> {
-        // Relaxed: only which thread is the one that ends it.
+        // Relaxed: it only decides which thread ends the recording.
         Some(self.address.swap(0, Ordering::Relaxed)).filter(|&address| address != 0)
     }
 }
@@ -117,7 +124,7 @@ impl Recorder for Trace {
         }
         let since = clock::precise().saturating_sub(self.begun.load(Ordering::Relaxed)).min(LATEST);
         let (process, places) = (self.process.load(Ordering::Relaxed), self.places.load(Ordering::Relaxed));
-        // It does not come around to 0: a thread that sees it at `places` ends the recording.
+        // It does not wrap to 0: a thread that reads `places` or more ends the recording.
         let place = self.claimed.fetch_add(1, Ordering::Relaxed);
         if place >= places {
             if self.end().is_some() {
@@ -131,7 +138,7 @@ impl Recorder for Trace {
         let at = address + HEADER + place as usize * PLACE;
         let what = u64::from(pages.min(i32::MAX as u32)) << 32 | u64::from(freed) << 63 | u64::from(pfn.0);
         let when = (since + 1) << 16 | cpu as u64 & 0xffff;
-        // The time last: a reader that finds it finds the whole event.
+        // The time last: a reader that finds it sees the whole event.
         let parts: [(usize, &[u8]); 2] = [(at + 8, &what.to_le_bytes()), (at, &when.to_le_bytes())];
         // SAFETY: the id is this process's, or that of one that it shares its memory with; the
         // place is below the number of places that lie behind the header.
@@ -141,18 +148,18 @@ impl Recorder for Trace {
     }
 }
 
-/// Out of line: a message needs more stack than recording does.
+/// Out of line: formatting needs more stack than recording does.
 #[cold]
 #[inline(never)]
 fn say_cut_short() {
     say_if_heard(format_args!("the recording ends: its file was cut short"));
 }
 
-/// Begins this process's recording in the file at `path`; `None` where that is of another process,
-/// which lives.
+/// Begins this process's recording in the file at `path`. `None` if the file belongs to another
+/// living process.
 ///
 /// # Errors
-/// `EXIST` where it is something else; otherwise what stands in the way.
+/// `EXIST` if it is another file; else the error of the system.
 pub(crate) fn open<P: Platform>(path: &CStr, platform: &P) -> Result<Option<&'static Trace>, Errno> {
     let process = thread::process_id();
     let file = match File::make(path) {
@@ -172,12 +179,12 @@ pub(crate) fn open<P: Platform>(path: &CStr, platform: &P) -> Result<Option<&'st
     let own = platform.map(platform.page_size())?;
     let recording = memory::keep_from_children(own, platform.page_size()).and_then(|()| file.map_zeroes(LENGTH));
     let address = recording.inspect_err(|_| {
-        // SAFETY: mapped above, and nobody knows of it.
+        // SAFETY: mapped above, and known to no other thread.
         unsafe { platform.unmap(own, platform.page_size()) }
     })?;
-    // SAFETY: mapped above, for good; zeroes are a trace that is nowhere.
+    // SAFETY: mapped above, and never unmapped; zeroes are a valid trace.
     let trace = unsafe { &*core::ptr::with_exposed_provenance::<Trace>(own) };
-    // SAFETY: mapped a moment ago, for good.
+    // SAFETY: `map_zeroes` mapped it above, and it is never unmapped.
     unsafe { trace.begin(address, LENGTH, platform) }?;
     Ok(Some(trace))
 }
@@ -190,7 +197,7 @@ mod tests {
     use std::vec::Vec;
 
     fn nowhere() -> Trace {
-        // SAFETY: numbers.
+        // SAFETY: the fields are integers, for which zeroes are valid.
         unsafe { core::mem::zeroed() }
     }
 
@@ -200,7 +207,7 @@ mod tests {
         let words: Vec<AtomicU64> = (0..8 + 2 * places).map(|_| AtomicU64::new(0)).collect();
         let words: &'static [AtomicU64] = words.leak();
         let (address, length) = (words.as_ptr().expose_provenance(), words.len() * 8);
-        // SAFETY: atomics, which stay for good.
+        // SAFETY: the words were leaked, so they live forever, and are atomics.
         unsafe { trace.begin(address, length, &Virtual::new(4096, 3)) }.unwrap();
         (trace, words)
     }

@@ -1,8 +1,7 @@
-//! The proof that a whole manager adds up, at any moment.
+//! Verification of a whole manager, at any moment.
 //!
-//! Sits between a test and the proofs of objects, pages and per-CPU data. Closes the gate and the
-//! sequences as fork does, so that every object and page is in exactly one structure, and opens
-//! them again. Allocates nothing.
+//! Closes the gate and the sequences as fork does, so that every object and page is in exactly one
+//! structure, and opens them again. Allocates nothing.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -10,15 +9,16 @@ use neap_base::Platform;
 use neap_objects::size_class::Class;
 pub use neap_objects::verify::{Census, Finding};
 
-/// Looks at the gate: some ten seconds.
+/// Looks at the gate in some ten seconds.
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
-    /// Proves that every object, every page and all per-CPU data is in exactly one place and that
-    /// all counts are true; answers how many objects are where. Threads may go on meanwhile, and
-    /// wait where they need a slow path. `in_hands`: how many other threads there are, or were when
-    /// this process was forked, each of which may have been stopped with an object on its way
-    /// between a stack and itself.
+    /// Verifies that every object, every page and all per-CPU data is in exactly one place, and
+    /// that all counters are right. Returns the number of objects by place. Other threads may run
+    /// meanwhile, and wait where they need a slow path.
+    ///
+    /// `in_hands`: how many other threads there are, or were when this process was forked. Each may
+    /// have been stopped with an object between a stack and itself.
     ///
     /// # Errors
     /// The first [`Finding`].
@@ -30,7 +30,7 @@ impl<P: Platform> Mm<P> {
             let (census, run_pages) = objects.verify(in_hands)?;
             equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;
             let run_bytes = run_pages * objects.pages.page_size() as u64;
-            // Relaxed: whoever changed it has left the gate.
+            // Relaxed: a thread that changed it has left the gate since.
             Finding::unless_equal("bytes in runs", Class::NONE, 0, run_bytes, core.run_bytes.load(Relaxed))?;
             core.per_cpu.verify()?;
             self.verify_groups(in_hands)?;

@@ -1,8 +1,8 @@
-//! Waiting for room that is made by frees of small objects: they stay paid for while caches have
-//! them, and tell nobody.
+//! Waiting for room that frees of small objects make: the objects stay charged while caches have
+//! them, so the frees wake no waiter.
 //!
-//! Method: managers on a virtual machine, without a thread of their own, whose clock the tests turn
-//! on.
+//! Method: managers on a virtual machine, without a thread of their own. The tests advance its
+//! clock.
 
 use crate::mm::{Hooks, Mm};
 use crate::options::Options;
@@ -70,8 +70,8 @@ impl Full {
         }
     }
 
-    /// Has a thread wait for all that the limit allows, frees it while that waits, and lets time
-    /// pass. Nobody ticks.
+    /// Has a thread wait for all that the limit allows, frees it meanwhile, and advances the clock.
+    /// No thread ticks.
     fn free_for_thread(&self, deadline: u64) -> Result<(), Refusal> {
         let groups = self.mm.groups().unwrap();
         let (mut is_stuck, payer) = (false, self.payer());
@@ -99,7 +99,8 @@ impl Full {
         answer
     }
 
-    /// The same for a future, which is woken by a tick when so much time has passed.
+    /// Has a future wait for all that the limit allows, frees it meanwhile, advances the clock by
+    /// `pass`, and ticks. Returns the next poll.
     fn free_for_future(&self, deadline: u64, pass: u64) -> Poll<Result<u64, Refusal>> {
         Virtual::run_on(1);
         let groups = self.mm.groups().unwrap();
@@ -116,7 +117,7 @@ impl Full {
         poll()
     }
 
-    /// Whoever waited has all of it.
+    /// Checks that the waiter was charged with everything.
     fn end(mut self) {
         let groups = self.mm.groups().unwrap();
         assert_eq!((groups.used(self.group), self.waiters()), (Ok(MAX), 0));

@@ -2,12 +2,12 @@
 //! there is enough.
 //!
 //! # Design
-//! A thread that runs a pass has a [`Watch`], which asks its lane before each callback and tells it
-//! after. How much of a CPU's time a callback took is measured from a moment not long before it
-//! began: to ask for that is a system call.
+//! A thread that runs a pass has a [`Watch`], which asks its lane before each callback, and tells
+//! it after. The CPU time of a callback is measured from a moment shortly before it began: reading
+//! that clock is a system call.
 //!
 //! # Locking
-//! None of its own; what it blames a shrinker for is under the lanes' mutex, inside the gate.
+//! None of its own. Shrinkers are blamed under the lanes' mutex, inside the gate.
 
 use crate::reclaimers::Reclaim;
 use crate::reclaiming::Reclaiming;
@@ -17,7 +17,7 @@ use neap_os::clock;
 use neap_reclaim::reclaim::{BUDGET, Lane, SLACK, Verdict};
 use neap_reclaim::{Asked, Caller, EMPTY, STOP, ShrinkerId};
 
-/// More objects, or bytes, than anybody has.
+/// More objects, or bytes, than any cache has.
 const ABSURD: u64 = 1 << 48;
 
 /// Watches over callbacks of one pass.
@@ -26,9 +26,9 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
     lane: &'w Lane<'w>,
     deadline: u64,
     pub(crate) is_written_off: Cell<bool>,
-    /// A moment, and how much of a CPU's time this thread had taken by then.
+    /// A moment, and the CPU time of this thread by then.
     base: Cell<(u64, u64)>,
-    /// When the last callback ended, and what the last count said.
+    /// When the last callback ended, and the answer of the last count.
     ended: Cell<u64>,
     counted: Cell<u64>,
 }
@@ -39,7 +39,7 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
         Watch { reclaiming, lane, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
     }
 
-    /// How long one callback of a shrinker may take.
+    /// Returns how long one callback of a shrinker may take.
     fn budget_of(&self, id: ShrinkerId) -> u64 {
         match self.reclaiming.reclaim.shrinkers.budget_of(id) {
             0 => BUDGET,
@@ -48,7 +48,7 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
     }
 }
 
-/// A [`Watch`] of a visit, with what says whether there is enough.
+/// A [`Watch`] of a visit, with the function that decides whether enough was freed.
 pub(crate) struct Enough<'e, 'w, 'm, P: Platform, E> {
     pub(crate) watch: &'e Watch<'w, 'm, P>,
     pub(crate) enough: E,
@@ -71,7 +71,7 @@ impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
 impl<P: Platform> Caller for Watch<'_, '_, P> {
     fn began(&self, id: ShrinkerId, again: bool) -> bool {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
-        // To ask a clock is a system call.
+        // Reading a clock is a system call.
         let now = if again { self.ended.get() } else { self.reclaiming.moment() };
         if is_late || self.is_written_off.get() {
             return false;
@@ -100,20 +100,19 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
                 self.reclaiming.inside(|| lanes.overran(id.to_bits(), name, excess, now));
             }
         }
-        // So that little of what is measured next time is that of callbacks before.
+        // Keeps the CPU time of earlier callbacks in the next measurement small.
         if self.ended.get().saturating_sub(self.base.get().0) > SLACK / 2 {
             self.base.set((self.ended.get(), clock::of_thread()));
         }
         let is_count = asked.to_scan == 0;
         let objects = if answer >= EMPTY { 0 } else { answer };
-        // More than it was asked for, and more than it has just said that it has, nobody can have
-        // freed.
+        // No shrinker can have freed more than requested, and more than it has just counted.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
         if is_count {
             self.counted.set(objects);
         }
         let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
-        // What neap's own give goes as a whole: a sheaf, or what a CPU has.
+        // neap's own caches give whole units: a sheaf, or all of a CPU.
         if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
             self.reclaiming.blame(id, Verdict::Lied);
         }

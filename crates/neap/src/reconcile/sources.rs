@@ -1,13 +1,10 @@
-//! What memory is of: the names under which bytes are reconciled, and what a manager believes of
-//! each.
-//!
-//! Sits below the tally, and between a process and whoever it tells about itself. Only shapes:
-//! nothing is counted here.
+//! Sources of memory, under which bytes are reconciled, and a manager's counters of each. Only
+//! types: nothing is counted here.
 
 use neap_groups::Kind;
 use neap_pages::Use;
 
-/// What memory is of.
+/// The origin of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Source {
@@ -19,14 +16,13 @@ pub enum Source {
     Blocks,
     /// Pages in CPUs' lists.
     Listed,
-    /// Free pages that the system was not given.
+    /// Free pages that have memory.
     FreeBacked,
-    /// Free pages that the system has.
+    /// Free pages that were released.
     Free,
     /// Pages on their way to or from the system, or from a list.
     Travelling,
-    /// Memory that is handed out, where its pages cannot be looked at one by one, or changed
-    /// between two looks.
+    /// Pages of the arena that cannot be looked at one by one, or that changed between two looks.
     Arena,
     /// Frames, and maps of pages.
     PageTables,
@@ -38,13 +34,13 @@ pub enum Source {
     Lists,
     /// Stacks of objects, by CPU.
     Stacks,
-    /// What ticks remember.
+    /// The state of ticks.
     Ticks,
     /// Per-CPU data.
     PerCpuData,
     /// Tables of per-CPU data.
     PerCpuTables,
-    /// Groups, ids, stocks, those who wait and listen.
+    /// Groups, ids, stocks, waiters and listeners.
     Groups,
     /// The page of numbers.
     Numbers,
@@ -60,9 +56,9 @@ pub enum Source {
     Files,
     /// Memory that may be shared with other processes.
     Shared,
-    /// What the program has mapped for itself.
+    /// Memory that the program has mapped itself.
     Anonymous,
-    /// What the kernel gives every process.
+    /// Memory that the kernel maps into every process.
     Kernel,
 }
 
@@ -99,7 +95,7 @@ impl Source {
         Source::Kernel,
     ];
 
-    /// In words.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Source::Slabs => "slabs of objects",
@@ -145,7 +141,7 @@ impl Source {
     }
 }
 
-/// What is in slabs.
+/// The state of bytes in slabs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Held {
@@ -159,11 +155,11 @@ pub enum Held {
     InSlabs,
     /// The memory of sheaves.
     Sheaves,
-    /// Vectors that say who pays.
+    /// Vectors of owners.
     Vectors,
-    /// What is left at the end of slabs.
+    /// Ends of slabs that hold no object.
     Waste,
-    /// Pages of slabs that the system has: part of what is free in slabs, and of no slab's memory.
+    /// Released pages of slabs: a part of the free objects in slabs, without memory.
     Holes,
 }
 
@@ -182,7 +178,7 @@ impl Held {
         Held::Holes,
     ];
 
-    /// In words.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Held::InUse => "objects in use",
@@ -199,7 +195,7 @@ impl Held {
 
 const KINDS: usize = Kind::ALL.len();
 
-/// What a manager believes, in bytes; all bits set where it has no count.
+/// A manager's counters, in bytes; all bits set where it has none.
 #[derive(Clone, Copy, Debug)]
 pub struct Books {
     /// Resident, by [`Source`].
@@ -208,15 +204,15 @@ pub struct Books {
     pub held: [u64; HELD],
     /// Charged to groups and used, by [`Kind`].
     pub charged: [u64; KINDS],
-    /// What is there that somebody pays for, by [`Kind`].
+    /// Bytes of allocations with a payer, by [`Kind`].
     pub payable: [u64; KINDS],
 }
 
-/// No count.
+/// No counter.
 pub const NONE: u64 = u64::MAX;
 
 impl Books {
-    /// Nothing is known.
+    /// No counters.
     pub const BLANK: Books =
         Books { believed: [NONE; SOURCES], held: [0; HELD], charged: [0; KINDS], payable: [NONE; KINDS] };
 
@@ -227,13 +223,13 @@ impl Books {
     }
 }
 
-/// Something that neap has mapped.
+/// A mapping of neap's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// Its first byte.
     pub start: usize,
     /// Bytes.
     pub length: usize,
-    /// What it is; [`Source::Arena`] for the arena.
+    /// Its source; [`Source::Arena`] for the arena.
     pub of: Source,
 }

@@ -1,9 +1,8 @@
-//! The kernel's view of a process put beside what neap believes, source by source.
+//! The kernel's view of a process compared with neap's counters, source by source.
 //!
-//! Sits between mappings and pages, of this process or another, and the result, which is numbers
-//! and prints itself. Each resident byte is put to one source: what lies in neap's ranges by what
-//! they are, and the arena page by page; everything else by what the kernel says that the mapping
-//! is of. No locks; changes nothing.
+//! Each resident byte is attributed to one source. In neap's ranges that is the range's, and in the
+//! arena the page's; elsewhere it follows from the kernel's name of the mapping. Works for this
+//! process or another. No locks; changes nothing.
 
 use super::sources::{Books, Held, NONE, Range, SOURCES, Source};
 use core::fmt;
@@ -12,22 +11,22 @@ use neap_groups::Kind;
 use neap_os::mappings::{Mapping, Mappings};
 use neap_pages::{PIECE, Use};
 
-/// Puts what is resident to its sources.
+/// Attributes resident memory to sources.
 #[derive(Debug)]
 pub struct Tally<'r> {
     ranges: &'r [Range],
     books: Books,
     resident: [u64; SOURCES],
-    /// Resident in the arena, as the mappings say.
+    /// Resident in the arena, by the mappings.
     arena: u64,
     all: u64,
-    /// The file whose mappings are being met.
+    /// The file whose mappings are being read.
     file: File,
-    /// The end of the last mapping without rights, and without a name.
+    /// End of the last mapping without rights and without a name.
     guard: usize,
 }
 
-/// Mappings of a file that follow each other.
+/// Consecutive mappings of a file.
 #[derive(Clone, Copy, Debug, Default)]
 struct File {
     name: u64,
@@ -37,15 +36,15 @@ struct File {
 }
 
 impl<'r> Tally<'r> {
-    /// Nothing is known of the kernel's view yet.
+    /// Starts a tally without any mapping.
     pub fn new(ranges: &'r [Range], books: Books) -> Tally<'r> {
         Tally { ranges, books, resident: [0; SOURCES], arena: 0, all: 0, file: File::default(), guard: 0 }
     }
 
-    /// Goes through all mappings.
+    /// Reads all mappings.
     ///
     /// # Errors
-    /// Whatever reading answered.
+    /// The error of reading.
     pub fn look(&mut self, view: &Mappings) -> Result<(), Errno> {
         let present = |start: usize, end: usize| {
             let mut pages = 0_u64;
@@ -59,7 +58,7 @@ impl<'r> Tally<'r> {
         let &Mapping { start, end, resident, .. } = mapping;
         self.all += resident;
         let (mut rest, mut own) = (resident, false);
-        // The kernel joins mappings that lie beside each other and are alike, whoever made them.
+        // The kernel merges adjacent mappings that are alike, whichever code made them.
         for range in self.ranges {
             let (from, to) = (range.start.max(start), (range.start + range.length).min(end));
             if from < to {
@@ -73,13 +72,13 @@ impl<'r> Tally<'r> {
         self.foreign(mapping, rest, own);
     }
 
-    /// What is not neap's of a mapping, whose end may be neap's `own`.
+    /// Attributes the part of a mapping that is not neap's. `own`: its end is neap's.
     fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64, own: bool) {
         let &Mapping { start, end, rights: [read, write, execute, share], name, .. } = mapping;
         let private = share == b'p';
         let starts = |with: &[u8]| name.starts_with(with);
         let of = match name {
-            // Variables that are zero at first are behind those that are not.
+            // Zero-initialised variables follow the initialised ones.
             [] if private && start == self.file.end && self.file.executable => Source::Program,
             [] if private && write == b'w' && start == self.guard => Source::ThreadStacks,
             [] if private => Source::Anonymous,
@@ -119,12 +118,12 @@ impl<'r> Tally<'r> {
         self.file = File::default();
     }
 
-    /// Goes through the pages of a piece of the arena, of which is known what they are.
+    /// Reads the pages of a piece of the arena, with the uses that neap reports for them.
     pub fn look_at(&mut self, view: &Mappings, base: usize, page: usize, piece: u32, uses: &[u64]) {
         let length = PIECE * page;
         let start = base + piece as usize * length;
         let own = neap_os::memory::page_size() as u64;
-        // Where that cannot be seen, the arena's sum is all there is.
+        // If pages cannot be seen, only the arena's sum is known.
         let _ = view.each_present(start, length, &mut |address| {
             let of = Source::of_page(Use::of(uses, (address - start) / page));
             if of != Source::Arena {
@@ -133,18 +132,18 @@ impl<'r> Tally<'r> {
         });
     }
 
-    /// What came of it.
+    /// Ends the tally.
     pub fn end(mut self) -> Reconciliation {
         self.end_file();
         let by_page: u64 = self.resident[..Source::Arena as usize].iter().sum();
         if by_page == 0 && self.books.believed[Source::Slabs as usize] != NONE {
-            // Page by page nothing can be seen: then all together.
+            // No page could be seen: report the arena as a whole.
             let (states, rest) = self.books.believed.split_at_mut(Source::Arena as usize);
             rest[0] = states.iter().sum();
             states.fill(NONE);
         }
         self.resident[Source::Arena as usize] = self.arena.saturating_sub(by_page);
-        // Pages that were only read are in the page tables, and are no memory.
+        // Pages that were only read are in the page tables, but have no memory.
         let mut zeroes = by_page.saturating_sub(self.arena);
         let only_read = zeroes;
         for source in [Source::Runs, Source::Slabs, Source::FreeBacked, Source::Free] {
@@ -157,56 +156,56 @@ impl<'r> Tally<'r> {
     }
 }
 
-/// What is charged, believed and resident, in bytes.
+/// Charges, neap's counters and resident memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Reconciliation {
     books: Books,
     by_source: [u64; SOURCES],
     /// Resident in the whole process: the sum of all its mappings.
     pub resident: u64,
-    /// Pages of the arena that were read and never written to: not resident, though the page tables
-    /// have them. They have been taken off runs, and then off slabs and free pages.
+    /// Pages of the arena that were read, but never written to: not resident, though the page
+    /// tables have them. They are subtracted from runs, then from slabs and free pages.
     pub only_read: u64,
 }
 
 impl Reconciliation {
-    /// Resident, as the kernel says, of a source.
+    /// Resident bytes of a source, by the kernel.
     pub fn resident_of(&self, source: Source) -> u64 {
         self.by_source[source as usize]
     }
 
-    /// Resident, as neap believes, where it has a count of its own.
+    /// Resident bytes of a source by neap's own counter, if it has one.
     pub fn believed_of(&self, source: Source) -> Option<u64> {
         Some(self.books.believed[source as usize]).filter(|bytes| *bytes != NONE)
     }
 
-    /// What is in slabs.
+    /// Bytes in slabs.
     pub fn held(&self, held: Held) -> u64 {
         self.books.held[held as usize]
     }
 
-    /// What of a kind is charged to groups and used.
+    /// Bytes of a kind that are charged to groups, and used.
     pub fn charged(&self, kind: Kind) -> u64 {
         self.books.charged[kind as usize]
     }
 
-    /// What of a kind is there that somebody pays for, where that can be counted.
+    /// Bytes of allocations of a kind with a payer, if they could be counted.
     pub fn payable(&self, kind: Kind) -> Option<u64> {
         Some(self.books.payable[kind as usize]).filter(|bytes| *bytes != NONE)
     }
 
-    /// Resident bytes of a source that neap does not know of: more than it believes.
+    /// Resident bytes of a source beyond neap's counter.
     pub fn unexplained_of(&self, source: Source) -> u64 {
         self.believed_of(source).map_or(0, |believed| self.resident_of(source).saturating_sub(believed))
     }
 
-    /// Resident bytes that have a source, and where neap has a count of its own, are in that.
+    /// Resident bytes that have a source and, where neap has a counter, are within it.
     pub fn explained(&self) -> u64 {
         Source::ALL.iter().map(|&source| self.resident_of(source) - self.unexplained_of(source)).sum()
     }
 }
 
-/// Three tables: what is resident, what is in slabs, what is charged.
+/// Three tables: resident bytes, bytes in slabs, charged bytes.
 impl fmt::Display for Reconciliation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let drift = |is: u64, believed: u64| is.wrapping_sub(believed) as i64;
@@ -324,10 +323,10 @@ mod tests {
         let seen = tally(&ranges, &[(5, 30, b"rw-p", "", 12), (100, 200, b"rw-p", "", 50)], 4);
         let expected = [(Source::Arena, 50), (Source::Stacks, 4), (Source::Ticks, 4), (Source::Anonymous, 4)];
         assert_eq!(pages(&seen), expected);
-        // What neap has reserved and not opened guards nobody's stack.
+        // A range that neap has reserved, and not opened, is no guard of a stack.
         let part = [(10, 12, b"rw-p", "", 2), (12, 25, b"---p", "", 0), (25, 30, b"rw-p", "", 5)];
         assert_eq!(pages(&tally(&ranges, &part, 4)), [(Source::Stacks, 2), (Source::Anonymous, 5)]);
-        // Somebody's guard behind it is joined with it.
+        // A guard of the program behind it is merged with it.
         let part = [(10, 12, b"rw-p", "", 2), (12, 26, b"---p", "", 0), (26, 30, b"rw-p", "", 5)];
         assert_eq!(pages(&tally(&ranges, &part, 4)), [(Source::Stacks, 2), (Source::ThreadStacks, 5)]);
     }
